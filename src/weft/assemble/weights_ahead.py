@@ -13,6 +13,7 @@ from pathlib import Path
 
 from weft.config import EngineConfig
 from weft.errors import CheckpointError
+from weft.host import container_memory_limit_bytes
 from weft.models.safetensors_header import StoredTensor, read_header
 from weft.models.skipped import SKIPPED_PREFIXES
 
@@ -28,9 +29,16 @@ def bytes_ahead(config: EngineConfig, directory: Path) -> int:
                    for tensor in read_header(file).values()]
     except (CheckpointError, OSError):
         return 0
+    return min(sum(map(_packed_bytes, tensors)), _available_bytes() // 2)
+
+
+def _available_bytes() -> int:
+    """Within the container's limit. It waits for no other engine, as ``free_ram_bytes`` does."""
     import psutil
 
-    return min(sum(map(_packed_bytes, tensors)), int(psutil.virtual_memory().available) // 2)
+    available = int(psutil.virtual_memory().available)
+    limit = container_memory_limit_bytes()
+    return available if limit is None else min(available, limit)
 
 
 def _packs_on_cpu(config: EngineConfig) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from weft.assemble import weights_ahead
 from weft.assemble.weights_ahead import bytes_ahead
 from weft.config import EngineConfig
 
@@ -33,6 +34,13 @@ def write_headers(directory: Path) -> None:
 def test_matrices_of_the_language_model_count_in_12_bits(tmp_path: Path) -> None:
     write_headers(tmp_path)
     assert bytes_ahead(EngineConfig(device="cpu"), tmp_path) == MATRICES * 3 // 2
+
+
+def test_at_most_half_of_a_containers_memory_is_touched(tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    write_headers(tmp_path)
+    monkeypatch.setattr(weights_ahead, "container_memory_limit_bytes", lambda: MATRICES)
+    assert bytes_ahead(EngineConfig(device="cpu"), tmp_path) == MATRICES // 2
 
 
 @pytest.mark.parametrize("config", [{"device": "cuda"}, {"quantize": "int8"}, {"weights_cache": "cache"},
