@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.models.loading import load_model
+from weft.request import LOGPROBS_MAX, SamplingParams
 from weft.runner import reserve as reserve_module
 from weft.runner.graphs import EagerCapture
 from weft.runner.reserve import Reserve, measure_reserve
@@ -262,6 +264,29 @@ def test_what_is_measured_is_what_a_server_meets() -> None:
     plan = plan_arena(model.spec, 1 << 20)
     assert int(prompt.runs.page_table_RP.min()) >= plan.pages_per_frame, "its pages are not its slot's frame"
     assert reserve.in_words().endswith("0 B for CUDA graphs")
+
+
+def test_tokens_are_chosen_with_every_filter_and_with_logprobs_where_memory_is_measured(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled: list[SamplingParams] = []
+    scored: list[int] = []
+    admit, score = reserve_module.Sampler.admit, reserve_module.score
+
+    def admitted(sampler: Any, row: int, tokens: Any, known: int, sampling: SamplingParams,
+                 *more: Any) -> None:
+        sampled.append(sampling)
+        admit(sampler, row, tokens, known, sampling, *more)
+
+    monkeypatch.setattr(reserve_module.Sampler, "admit", admitted)
+    monkeypatch.setattr(reserve_module, "score", lambda logits, following, top: (
+        scored.append(top), score(logits, following, top))[1])
+    measured(7)
+    assert len(sampled) == 7, "every row"
+    for one in sampled:
+        assert one.logprobs == LOGPROBS_MAX
+        assert one.top_p < 1 < one.top_k
+        assert one.temperature * one.min_p > 0
+    assert set(scored) == {LOGPROBS_MAX}, "and of prompts"
 
 
 def test_graphs_are_budgeted_by_recording_two_of_them() -> None:
