@@ -18,8 +18,9 @@ Sizes and costs are those of Qwen3.5-397B-A17B on eight H100 with 20 GB each.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -121,14 +122,14 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=4000)
     parser.add_argument("--store", default="1TB@3GB/s")
     args = parser.parse_args()
-    followed, written = Followed(), list[str]()
+    followed, written = Followed(), io.StringIO()
     for owner, name, function in watched(followed):
         mock.patch.object(owner, name, function).start()
-    with mock.patch.object(sys.stdout, "write", written.append):
+    with contextlib.redirect_stdout(written):
         weft(["simulate", args.trace, "--limit", str(args.limit), "--model", "Qwen3.5-397B-A17B", "--tp", "8",
               "--quantize", "fp8", "--no-oracle", "--memory", "20GB", "--store", args.store,
               "--store-write", "24GB/s", "--policy", "value", "--json"])
-    report = json.loads("".join(written))
+    report = json.loads(written.getvalue())
     prompts, row = report["prompt_tokens"], report["results"][0]
     total, limit = row["cached_tokens"] / prompts, report["infinite"]["pages"]
     print(f"{'hits':10s} {100 * total:5.2f} %")
