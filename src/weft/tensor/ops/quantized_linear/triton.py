@@ -43,13 +43,14 @@ ADD = Blocks(256)
 DENSE, _DENSE_COLUMNS = Blocks(64), 128
 
 
-def blocks_of(rows: int) -> tuple[int, Blocks, int]:
-    """(BM, BN in Blocks, BK) for ``rows`` rows of x."""
+def blocks_of(rows: int, *, float32: bool = False) -> tuple[int, Blocks, int]:
+    """(BM, BN in Blocks, BK) for ``rows`` rows of x. Three stages of many float32 rows take 101 KiB of shared
+    memory, and some GPUs have 99."""
     if rows <= _FEW_ROWS:
         return 16, Blocks(32, warps=4, stages=4), 128
     if rows <= _SOME_ROWS:
         return 64, Blocks(64, warps=4, stages=3), 64
-    return 128, Blocks(64, warps=8, stages=3), 64
+    return 128, Blocks(64, warps=8, stages=2 if float32 else 3), 64
 
 
 def splits_of(rows: int, weight_rows: int, columns: int) -> ColumnSplits:
@@ -136,7 +137,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
         return F.linear(x, dense(weight, x.dtype), None if bias is None else bias.to(x.dtype))
     out = torch.empty((rows, weight.rows), dtype=x.dtype, device=x.device)
     if rows:
-        block_rows, blocks, depth = blocks_of(rows)
+        block_rows, blocks, depth = blocks_of(rows, float32=x.dtype == torch.float32)
         splits = splits_of(rows, weight.rows, weight.columns)
         split, unused = splits.count > 1, weight.scales if bias is None else bias
         sums = torch.empty((splits.count, rows, weight.rows), dtype=torch.float32,
@@ -177,7 +178,7 @@ def _products(called: str, pointers: dict[str, str], stored: dict[str, Any]) -> 
     """Of a square matrix of 4096 with few, some and many rows of x; the first is split."""
     variants = []
     for rows in (16, 256, 1000):
-        block_rows, blocks, depth = blocks_of(rows)
+        block_rows, blocks, depth = blocks_of(rows, float32=pointers["x"] == "*fp32")
         splits = splits_of(rows, 4096, 4096)
         out = {"out": "*fp32"} if splits.count > 1 else {}
         variants.append(compilation_of(
