@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import sqlite3
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -181,6 +182,34 @@ def test_a_file_of_the_first_version_is_read_and_written(tmp_path: Path) -> None
     assert not database.finish(stored("c", "b"), "me"), "it is finished"
     assert database.path("c", "me")[-1].items == b"new"
     assert database.totals()[0] == 3
+
+
+@pytest.mark.parametrize("statement", [
+    "SELECT count(*) FROM sqlite_master", "PRAGMA application_id", "PRAGMA user_version"])
+def test_a_file_that_is_created_meanwhile_is_not_of_another_program(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
+    """Just before ``statement`` another server creates the file, or waits for this one."""
+    path = tmp_path / "r.sqlite"
+    connect = sqlite3.connect
+    other = threading.Thread(target=lambda: opened(path).close())
+
+    def connected(*arguments: Any, **settings: Any) -> sqlite3.Connection:
+        monkeypatch.setattr(sqlite3, "connect", connect)
+        db: sqlite3.Connection = connect(*arguments, **settings)
+
+        def trace(text: str) -> None:
+            if text == statement and other.ident is None:
+                other.start()
+                other.join(0.5)
+
+        db.set_trace_callback(trace)
+        return db
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    opened(path).close()
+    assert other.ident is not None, "the statement ran"
+    other.join()
+    assert opened(path).totals() == (0, 0)
 
 
 def _write(path: Path, number: int) -> None:
