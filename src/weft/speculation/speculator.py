@@ -4,7 +4,8 @@
     settle   every proposal is scored against what the sequence said (chances); the followers move on
     observe  the step's seconds correct the costs
 
-For each sequence the proposal that promises most tokens competes. A grammar cuts every other source's
+For each sequence the proposal that promises most tokens competes. Sources are asked in order, up to one that
+is in the middle of a long match and fills the window. A grammar cuts every other source's
 proposal where it forbids the next token.
 
 A follower whose proposals are not drafted costs time on the host for nothing. After PATIENCE steps it pauses,
@@ -40,6 +41,7 @@ from weft.speculation.prediction import PredictionFollower
 from weft.speculation.proposal import SOURCES, Follower, Proposal, SourceName
 from weft.speculation.stats import SpeculationCounters, SpeculationStats
 from weft.speculation.suffix import AnswerLibrary, SuffixFollower
+from weft.speculation.text_index import LONG_MATCH
 from weft.speculation.tree import PrefixRoots, TreeFollower
 from weft.units import PAD
 
@@ -186,21 +188,21 @@ class Speculator:
             self._budget.rest()
             return {}
         best = [self._best(row) for row in rows]
-        if not any(survivals for _, survivals in best):
+        offers = [survivals for _, survivals in best]
+        if not any(offers):
             return {}
-        counts = choose([survivals for _, survivals in best], len(rows), self.costs)
+        counts = choose(offers, len(rows), self.costs)
         drafts: dict[int, tuple[int, ...]] = {}
-        for row, (asked, _), count in zip(rows, best, counts, strict=True):
-            if count:
-                assert asked is not None
-                assert asked.proposal is not None
+        others_draft = self._head is not None
+        usual = self._head.chances.expected(HEAD_DRAFTS_MAX) if self._head is not None else 0.0
+        for row, (asked, survivals), count in zip(rows, best, counts, strict=True):
+            if asked is not None and asked.proposal is not None and count:
                 self._by_key[row.key].drafted = asked
                 drafts[row.key] = asked.proposal.tokens[:count]
-        if self._head is not None and len(drafts) == len(rows):
-            usual = self._head.chances.expected(HEAD_DRAFTS_MAX)
-            self._others_draft = all(
-                asked is not None and asked.source != "mtp" and sum(survivals[:count]) > usual
-                for (asked, survivals), count in zip(best, counts, strict=True))
+                others_draft = others_draft and asked.source != "mtp" and sum(survivals[:count]) > usual
+            else:
+                others_draft = False
+        self._others_draft = others_draft
         return drafts
 
     def _is_hopeless(self, sequences: int) -> bool:
@@ -360,4 +362,6 @@ class Speculator:
             expected = sum(survivals)
             if expected > most:
                 best, best_survivals, most = asked, survivals, expected
+                if proposal.match >= LONG_MATCH and len(survivals) == count:
+                    break   # it is in the middle of a long match: the next sources would hardly promise more
         return best, best_survivals

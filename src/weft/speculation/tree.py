@@ -67,6 +67,8 @@ class TreeFollower:
     def extend(self, tokens: Sequence[int]) -> None:
         self._pending += tokens
         self._wait -= len(tokens)
+        if not self._copy:
+            return
         for token in tokens:
             if self._place < len(self._copy) and self._copy[self._place] == token:
                 self._place += 1
