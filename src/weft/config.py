@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from weft.config_check import check_fields, known_fields
 from weft.errors import ConfigError
-from weft.units import CHUNK_TOKENS
+from weft.units import CHUNK_TOKENS, parse_bytes
 
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizeChoice = Literal["none", "int8", "int4", "w8a8"]
@@ -35,7 +35,8 @@ STEP_TOKENS_CPU, STEP_TOKENS_GPU = 1024, 8192
 
 
 def _flag(default: Any, help: str, **more: Any) -> Any:
-    """``more``: ``positional``, and the ``least``, ``above`` and ``most`` of a number."""
+    """``more``: ``positional``, the ``least``, ``above`` and ``most`` of a number, and ``size`` of a text
+    that is a number of bytes, or of bytes a second."""
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -63,7 +64,7 @@ class EngineConfig:
                                          "otherwise refused.")
     memory: str | None = _flag(None, "Memory for KV pages and recurrent states together, such as 4GiB; "
                                      "default: 40 % of the RAM that is free once weights are loaded; on a "
-                                     "GPU, see --gpu-memory-fraction.")
+                                     "GPU, see --gpu-memory-fraction.", size=True)
     max_model_len: int | None = _flag(None, "Longest prompt + answer in tokens; default: the model's own.",
                                       least=1)
     max_num_seqs: int = _flag(256, "Most sequences that run at once.", least=1)
@@ -94,14 +95,15 @@ class EngineConfig:
     store_cache: str | None = _flag(None, "Directory in front of a bucket of --store; default: one under "
                                           "~/.cache/weft/store.")
     store_size: str | None = _flag(None, "Most bytes of the store, such as 100GB; default: half of what the "
-                                         "disk has free at the first start.")
-    store_write: str = _flag("200MB/s", "Most bytes a second that are written to the store.")
-    store_reserve: str = _flag("8GiB", "Bytes of the disk that the store leaves free.")
-    grammar_seconds: int = _flag(3, "CPU seconds that compiling the grammar of one request may take.")
-    grammar_memory: str = _flag("256MiB", "Memory that compiling the grammar of one request may take.")
+                                         "disk has free at the first start.", size=True)
+    store_write: str = _flag("200MB/s", "Most bytes a second that are written to the store.", size=True)
+    store_reserve: str = _flag("8GiB", "Bytes of the disk that the store leaves free.", size=True)
+    grammar_seconds: int = _flag(3, "CPU seconds that compiling the grammar of one request may take.",
+                                 least=1)
+    grammar_memory: str = _flag("256MiB", "Memory that compiling the grammar of one request may take.",
+                                size=True)
     grammar_cache: str = _flag("512MiB", "Memory of compiled grammars that are kept for later requests; "
-                                             "running "
-                                         "answers may hold as much again.")
+                                         "running answers may hold as much again.", size=True)
     seed: int = _flag(0, "Seed of the engine: of requests that bring none.")
     threads: int | None = _flag(None, "CPU threads of the model; default: all cores.", least=1,
                                 most=THREADS_MAX)
@@ -153,6 +155,9 @@ class EngineConfig:
         if self.store is not None and not self.prefix_cache:
             raise ConfigError(f"--store {self.store} needs the prefix cache, and --no-prefix-cache turns it "
                               "off", param="--store")
+        if parse_bytes(self.store_write.removesuffix("/s"), flag="--store-write") <= 0:
+            raise ConfigError(f"--store-write is {self.store_write!r}; it must be above 0 bytes a second",
+                              param="--store-write")
         if self.store_cache is not None and "://" not in (self.store or ""):
             raise ConfigError(f"--store-cache {self.store_cache} is the directory in front of a bucket, and "
                               f"--store is {self.store or 'not given'}", param="--store-cache")

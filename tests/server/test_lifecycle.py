@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from tests.server.running import RunningServer, eventually, running_server
+from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.server.config import DEFAULT_PORT, ServerConfig
-from weft.server.launch import bind
+from weft.server.launch import EXIT_CONFIG, bind, serve
 
 TURN = {"messages": [{"role": "user", "content": "sing"}], "max_tokens": 1500}
 
@@ -209,6 +210,23 @@ def test_a_flag_that_cannot_work_is_named(flags: dict[str, Any], flag: str) -> N
     with pytest.raises(ConfigError, match=flag) as caught:
         ServerConfig(**flags).check()
     assert caught.value.param == flag
+
+
+@pytest.mark.parametrize(("flags", "sentence"), [
+    ({"memory": "1x"}, "--memory '1x' is not a size"),
+    ({"store": "/store", "store_size": "9XB"}, "--store-size '9XB' is not a size"),
+    ({"store": "/store", "store_write": "0"}, "--store-write is '0'; it must be above 0 bytes a second"),
+    ({"speculate": "suffix,oracle"}, "'oracle' is no source of drafts"),
+    ({"grammar_seconds": 0}, "--grammar-seconds is 0; it must be at least 1"),
+    ({"threads": 0}, "--threads is 0")])
+def test_a_flag_of_the_engine_that_cannot_work_ends_the_start_before_the_port_is_open(
+        capsys: pytest.CaptureFixture[str], flags: dict[str, Any], sentence: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:   # opening it would be another error
+        port = busy.getsockname()[1]
+        assert serve(EngineConfig(**flags), ServerConfig(port=port)) == EXIT_CONFIG
+    printed = capsys.readouterr()
+    assert sentence in printed.err + printed.out
+    assert "listening" not in printed.out
 
 
 def test_a_host_that_is_not_ours_is_an_error_that_names_the_flag() -> None:

@@ -41,7 +41,6 @@ from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, plan_memory, ram_room
 from weft.assemble.speculation import loads_head, make_drafter
-from weft.assemble.store_flags import check_store_flags
 from weft.assemble.weights_ahead import bytes_ahead
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.engine.engine import EngineCore
@@ -103,10 +102,6 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     checkpoints = parse_checkpoints(config.checkpoints)
     check_policy(config.cache_policy)
     parse_sources(config.speculate)
-    if config.memory is not None:
-        parse_bytes(config.memory, flag="--memory")
-    parse_bytes(config.grammar_cache, flag="--grammar-cache")
-    check_store_flags(config)
     started = time.monotonic()
     name, directory = find_model(config, tell)
     _check_text_files(directory)

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.assemble.identity import weight_files
-from weft.assemble.store_flags import store_options
 from weft.config import EngineConfig
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
@@ -35,9 +34,10 @@ from weft.schedule.restore_prices import COPY_BYTES_S, RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
 from weft.store.identity import NamespaceIdentity, weights_digest
+from weft.store.options import StoreOptions
 from weft.store.store import open_store
 from weft.store.values import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE
-from weft.units import format_bytes
+from weft.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     """The tier of ``config.store``, and notes for the user. ``peers``: the other ranks, which copy their
     parts of each record. Raises ConfigError that names the directory."""
     assert config.store is not None
-    arena, options = memory.plan, store_options(config)
+    arena, options = memory.plan, _options(config)
     buffers = _buffers(arena, device, peers)
     limit = buffers.limit_bytes
     identity = _identity(config, name, directory, loaded, arena, buffers, kernels,
@@ -73,6 +73,14 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
                      step_bytes=GPU_STEP_BYTES if device.type == "cuda" else STEP_BYTES,
                      compressed=config.tp == 1)
     return tier, _notes(config.store, tier)
+
+
+def _options(config: EngineConfig) -> StoreOptions:
+    size = None if config.store_size is None else parse_bytes(config.store_size, flag="--store-size")
+    rate = parse_bytes(config.store_write.removesuffix("/s"), flag="--store-write")
+    reserve = parse_bytes(config.store_reserve, flag="--store-reserve")
+    return StoreOptions(capacity_bytes=size, write_bytes_per_second=float(rate), reserve_bytes=reserve,
+                        accept_inexact=not config.exact)
 
 
 def _buffers(arena: ArenaPlan, device: torch.device, peers: Peers | None) -> TransferBuffers:

@@ -48,6 +48,7 @@ from weft.server.client import ASSEMBLE
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, LAST_ANSWERS_S, http_server, raise_file_limit, set_up_logging
 from weft.server.service import Service, load_served_model
+from weft.speculation.proposal import parse_sources
 
 if TYPE_CHECKING:
     from weft.fleet.ray_fleet import RayFleet
@@ -65,6 +66,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
     console = Console(stderr=False, soft_wrap=True)
     try:
         server_config.check()
+        engine_config.check()
+        parse_sources(engine_config.speculate)
         listener = bind(server_config)
         progress = StartProgress(console)
         link = joining(server_config, console)
