@@ -11,12 +11,13 @@ import pytest
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.planning.geometries import find_geometry
 from weft.planning.model_plan import Asked, make_plan
+from weft.schedule.reuse import Reuse
 from weft.sim.cost import Fitted
 from weft.sim.replay import replay
 from weft.sim.report import Report
 from weft.sim.store_tier import StoreModel, parse_disk
 from weft.sim.synthetic import Library, document_traffic
-from weft.sim.traffic import Traffic
+from weft.sim.traffic import Traffic, TrafficRequest
 from weft.store.values import KvPiece, StagingBuffers
 from weft.store.virtual_disk import DiskModel
 from weft.store.virtual_store import VirtualStore
@@ -91,6 +92,34 @@ def test_latency_costs_time() -> None:
     assert near.store is not None
     assert far.store is not None
     assert far.store.fetch_s / far.store.restores > near.store.fetch_s / near.store.restores + 0.04
+
+
+@cache
+def burst() -> Traffic:
+    """24 documents, and later questions about all of them at once: more than memory holds."""
+    first = [TrafficRequest(2.0 * one, 3072, 1, tuple(range(6 * one, 6 * one + 6))) for one in range(24)]
+    again = [TrafficRequest(60.0 + 1e-3 * one, 3072 + 512, 40, (*first[one].blocks, 200 + one))
+             for one in range(24)]
+    return Traffic([*first, *again], block_tokens=512)
+
+
+def resumed() -> list[int]:
+    """Where the later questions resumed."""
+    report = replay(burst(), arena(), COST, store=store("100GB@50GB/s"))
+    assert report.store is not None
+    assert report.store.restores > 12
+    cached: list[int] = report.timeline.cached_tokens[24:].tolist()
+    return cached
+
+
+def test_what_was_read_stays_until_its_request_is_admitted() -> None:
+    assert resumed() == [3072] * 24
+
+
+def test_without_that_others_evict_it_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    monkeypatch.setattr(Reuse, "awaits", lambda *_: None)
+    assert resumed() != [3072] * 24
 
 
 # ---------------------------------------------------------------------- the disk

@@ -15,6 +15,9 @@ A fetch serves every request that waits for the same prefix. It ends for all of 
 price of computing (``restore_prices``), in the seconds of all requests that computing would delay. A request
 asks once: if its prefix is evicted between load and admission, it computes.
 
+What a request waits with, read or cached, is evicted last (``reuse``). Otherwise the loads of a burst evict
+one another before the requests are admitted.
+
 Requests further behind in the queue are looked at ahead of their turn, AHEAD_MAX of them. So the disk reads
 for them while the device computes for others.
 
@@ -276,8 +279,9 @@ class Restores:
         assert fetch.state is FetchState.READY
         fetch.state, fetch.loaded_in = FetchState.LOADING, step
 
-    def published(self, key: FetchKey) -> None:
-        """The lease of the load has closed; the tree has its pages and its state."""
+    def published(self, key: FetchKey) -> set[SeqId]:
+        """The lease of the load has closed; the tree has its pages and its state. Returns the requests that
+        waited for it."""
         fetch = self.fetches.pop(key)
         start, position = fetch.load.start, fetch.load.position
         self.counts.restores += 1
@@ -285,6 +289,7 @@ class Restores:
         self.counts.saved_s += self._prices.compute_s(start, position) - (self._clock() - fetch.began_s)
         self._ended.update(dict.fromkeys(fetch.seqs))
         self._loaded.append((fetch.loaded_in, fetch.load.buffer))
+        return fetch.seqs
 
     def forget(self, seq: SeqId) -> None:
         """``seq`` is admitted, or ended while it waited."""

@@ -6,6 +6,7 @@
                      copies    of running slots, where an answer has come to a position that it saves
     leaving          close with ``keep``: pages and the running slot are donated, not freed
     preempted        what the sequence leaves is evicted last, until it runs again or ends
+    read             what a store has brought for a request that waits is evicted last too
     waiting          a request whose prefix is being computed waits for it (prefix_sharing.py)
 
     step k      run [0, 1024) of A, taps at 448 and 960        B has the same 1000 tokens and waits
@@ -15,7 +16,7 @@
 Everything here follows from which sequences run and what memory matched. So a plan that is made twice is the
 same twice. With the cache off, every function here does nothing.
 
-Owns: which sequences have something to publish, and where preempted ones have left their prefix. Laws: L8
+Owns: which sequences have something to publish, and the prefixes of sequences that wait. Laws: L8
 (cached tokens are what memory matched, never more; each lost token has its reason), L9 (a tap without a free
 slot is left out, and nothing else changes).
 """
@@ -48,8 +49,8 @@ from weft.units import PAD, RowId, SeqId
 
 PREFIX_WAITS_MAX = 64
 """Waiting requests that one plan skips because they wait for a prefix in flight (law L11)."""
-AWAITED_MAX = 8
-"""Preempted sequences whose prefixes are evicted last, the best ranked ones (law L11)."""
+AWAITED_MAX = 32
+"""Waiting sequences whose prefixes are evicted last, the best ranked ones (law L11)."""
 
 
 class Reuse:
@@ -104,9 +105,10 @@ class Reuse:
                 step.draft.publish(seq.id, keep)
         step.draft.close(seq.id, keep=keep if donates else None)
 
-    def preempted(self, seq: Sequence) -> None:
-        """``seq`` waits again, and the cache has what it donated. A lookup leaves the last token out, because
-        it is always computed; here that token may be in flight."""
+    def awaits(self, seq: Sequence) -> None:
+        """``seq`` waits: preempted, for a read, or for its turn after one. What the cache has of it is
+        evicted last. A lookup leaves the last token out, because it is always computed. After a preemption
+        that token may be in flight."""
         known = seq.known()
         if seq.computed_before == known.size:
             known = np.append(known, np.int32(PAD))
@@ -120,7 +122,7 @@ class Reuse:
         self._hits.pop(seq.id, None)
 
     def awaited(self) -> list[NodeId]:
-        """What preempted sequences have left in the cache, best rank first."""
+        """What the cache has for preempted sequences and for reads, best rank first."""
         return [anchor for _, anchor in sorted(self._left.values())[:AWAITED_MAX]] if self._left else []
 
     def _donates(self, *, preempted: bool) -> bool:

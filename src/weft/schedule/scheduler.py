@@ -257,7 +257,10 @@ class Scheduler:
             self._decode_batch = None
         self.reuse.committed(plan)
         if self.store is not None:
-            self.store.committed(plan)
+            served = self.store.committed(plan)
+            for seq in self.waiting if served else ():
+                if seq.id in served:
+                    self.reuse.awaits(seq)
 
     def _commit_preempted(self, preempted: tuple[SeqId, ...]) -> None:
         for seq in list(self.running)[-len(preempted):]:
@@ -269,7 +272,7 @@ class Scheduler:
             self.rows.release(seq)
             seq.state = SeqState.WAITING
             self.waiting.add(seq)
-            self.reuse.preempted(seq)
+            self.reuse.awaits(seq)
         self._decode_batch = None
 
     def _commit_admissions(self, plan: StepPlan) -> None:

@@ -23,6 +23,7 @@ from weft.schedule.restores import FetchState, Restores
 from weft.schedule.store_writes import STEP_BYTES, StoreWrites
 from weft.schedule.tier_stats import TierStats
 from weft.store.protocol import Store
+from weft.units import SeqId
 
 
 class StoreTier:
@@ -75,15 +76,19 @@ class StoreTier:
             step.draft.close(fetch.lease, keep=fetch.tokens)
         step.closed_loads = tuple(loading)
 
-    def committed(self, plan: StepPlan) -> None:
+    def committed(self, plan: StepPlan) -> set[SeqId]:
+        """Returns the requests that wait for what memory has now: what a load has brought, or what a fetch
+        that begins goes on from."""
+        served = {wish.seq for wish in plan.store.wishes}
         for key in plan.store.closed:
-            self.restores.published(key)
+            served |= self.restores.published(key)
         for key in plan.store.loads:
             self.restores.loading(key, plan.step)
         for wish in plan.store.wishes:
             self.restores.begin(wish)
         self.writes.committed(plan.arena_work, plan.step,
                               [opening.match.anchor for opening in plan.reservation.opened])
+        return served
 
     def finished(self, plan: StepPlan) -> None:
         """``plan`` is computed, and so are all before it."""

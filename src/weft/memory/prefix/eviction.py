@@ -20,9 +20,9 @@ cached data is KV, and class 0 is plain LRU.
 If several slots share a frame, evicting one of them frees no frame. Among the next states that together would
 free one, a state at a leaf goes first: its KV goes with it, and that may be enough.
 
-``last`` names what will surely be used: by a preempted sequence, or by the head of the queue for which room
-is made. It goes when nothing else is left, and its KV is not compressed. It is deferred, never held, so no
-request waits for ever because of it.
+``last`` names what will surely be used: by a preempted sequence, by a request for which a store has read it,
+or by the head of the queue. It goes when nothing else is left, and its KV is not compressed. It is deferred,
+never held, so no request waits for ever because of it.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen checkpoint)
 in an overlay. It looks at no more nodes than it chooses, is told to spare, and are slots in a frame. It stops
