@@ -18,6 +18,9 @@
 // cache holds by then. Meanwhile the thread prefetches the S of its next item. Columns of 32 would be 128 bytes out of
 // each 512, which no prefetcher follows: half the speed. Sums have the same order.
 //
+// Runs of some tokens read such pieces of lines. There too a thread prefetches the piece of its next item, in the first
+// two passes over the one at hand. A replay (``out`` null) has the same passes without q and o.
+//
 // Before either, a pass over the tokens computes decays and betas from the model's gates (given ``decay``), or reads them
 // as they are.
 
@@ -45,22 +48,36 @@ WEFT_INLINE f32x16 delta_line(f32x16 line, float decay, f32x16 delta, float k) {
   return fused(delta, splat(k), line * decay);
 }
 
+// A part of a state that is read next, as many lines and columns as the one at hand; null: none is.
+template <class S, int WIDE>
+struct NextState {
+  static constexpr int kLines = static_cast<int>(WIDE * sizeof(S) / 4 + 1) / 2;  // of 64 bytes, half of a line
+  const S* from;
+  int64_t v_dim;
+  WEFT_INLINE void ask(int64_t i, int half) const {
+    if (from)
+      for (int line = 0; line < kLines; ++line)
+        __builtin_prefetch(reinterpret_cast<const char*>(from + i * v_dim) + (half * kLines + line) * 64, 0, 2);
+  }
+};
+
 // ``decays``: one for each line, or one. ``reader``: the next key times its decays.
 // ``element``: of the first number of the columns; ``key``: what this token's state is rounded by.
-template <class S, int WIDE, bool LINES>
+template <class S, int WIDE, bool LINES, bool READS>
 WEFT_INLINE void delta_token(float* state, int64_t element, int64_t v_dim, uint32_t key, int64_t k_dim, const float* k,
                              const float* q, const float* reader, const float* decays, const f32x16* delta,
-                             f32x16* out, f32x16* ahead) {
+                             f32x16* out, f32x16* ahead, const NextState<S, WIDE>& next_state) {
   f32x16 o[WIDE] = {}, a[WIDE] = {}, d[WIDE];
   for (int w = 0; w < WIDE; ++w) d[w] = delta[w];
   for (int64_t i = 0; i < k_dim; ++i) {
     const float decay = decays[LINES ? i : 0];
+    next_state.ask(i, 1);
     for (int w = 0; w < WIDE; ++w) {
       float* at = state + (i * WIDE + w) * 16;
       const f32x16 s = delta_line(load(at), decay, d[w], k[i]);
       const f32x16 next = rounded_state<S>(s, elements(element + i * v_dim + w * 16, 1), key);
       store(at, next);
-      o[w] = fused(s, splat(q[i]), o[w]);
+      if (READS) o[w] = fused(s, splat(q[i]), o[w]);
       a[w] = fused(next, splat(reader[i]), a[w]);
     }
   }
@@ -82,8 +99,10 @@ WEFT_INLINE void read_by(const float* key, const float* decays, int64_t k_dim, f
     store(reader + i, LINES ? load(key + i) * load(decays + i) : load(key + i) * decays[0]);
 }
 
+// ``next``: what the thread reads next, or null.
 template <class T, class S, int WIDE, bool LINES>
-void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Run& run, int64_t head, int64_t column) {
+void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Run& run, int64_t head, int64_t column,
+                   const S* next) {
   alignas(64) static thread_local float state[kMaxKeyDim * 16 * WIDE];
   alignas(64) float k[2][kMaxKeyDim], q[kMaxKeyDim], reader[kMaxKeyDim];
   const int64_t k_dim = args.k_dim, v_dim = args.v_dim, width = 16 * WIDE;
@@ -113,57 +132,61 @@ void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Ru
   };
   key_of(run.offset, k[0]);
   f32x16 ahead[WIDE] = {};
-  for (int64_t i = 0; i < k_dim; ++i)
+  NextState<S, WIDE> next_state = {next, v_dim};
+  for (int64_t i = 0; i < k_dim; ++i) {
+    next_state.ask(i, 0);
     for (int w = 0; w < WIDE; ++w)
       ahead[w] = fused(load(state + (i * WIDE + w) * 16), splat(reader[i]), ahead[w]);
+  }
   size_t tap = 0;
   for (int64_t t = 0; t < run.length; ++t) {
     const int64_t token = run.offset + t;
-    unit(row(args.q, token, key_head), k_dim, args.scale, q);
+    if (args.out) unit(row(args.q, token, key_head), k_dim, args.scale, q);
     if (t + 1 < run.length) key_of(token + 1, k[(t + 1) & 1]);
     const float beta = gates.betas[token * args.heads + head];
     const T* v = row(args.v, token, head) + column;
     f32x16 delta[WIDE], out[WIDE];
     for (int w = 0; w < WIDE; ++w) delta[w] = (load(v + 16 * w) - ahead[w]) * beta;
     const uint32_t key = state_key(run.start + t, args.kind.layer);
-    delta_token<S, WIDE, LINES>(state, element, v_dim, key, k_dim, k[t & 1], q, reader, decays_of(token), delta, out,
-                                ahead);
-    T* to = static_cast<T*>(args.out) + (token * args.heads + head) * v_dim + column;
-    for (int w = 0; w < WIDE; ++w) store(to + 16 * w, out[w]);
+    if (args.out) {
+      delta_token<S, WIDE, LINES, true>(state, element, v_dim, key, k_dim, k[t & 1], q, reader, decays_of(token), delta,
+                                        out, ahead, next_state);
+      T* to = static_cast<T*>(args.out) + (token * args.heads + head) * v_dim + column;
+      for (int w = 0; w < WIDE; ++w) store(to + 16 * w, out[w]);
+    } else {
+      delta_token<S, WIDE, LINES, false>(state, element, v_dim, key, k_dim, k[t & 1], q, reader, decays_of(token),
+                                         delta, out, ahead, next_state);
+    }
+    next_state.from = nullptr;
     for (; tap < run.taps.size() && run.taps[tap].offset == t + 1; ++tap) keep(run.taps[tap].slot);
   }
   if (run.slot != kPad && run.keeps) keep(run.slot);
 }
 
-// 16 WIDE columns of a head for a run of one token, in place. ``next``: what the thread reads next, as many lines.
+// 16 WIDE columns of a head for a run of one token, in place. ``to`` null: a replay.
 template <class T, class S, int WIDE, bool LINES>
 WEFT_INLINE void delta_decode(S* state, bool fresh, int64_t element, int64_t v_dim, uint32_t key, int64_t k_dim,
                               const float* k, const float* q, const float* reader, const float* decays, float beta,
-                              const T* v, T* to, const S* next) {
-  constexpr int kLines = static_cast<int>(WIDE * sizeof(S) / 4 + 1) / 2;  // of 64 bytes, half of a line of the state
-  const auto ask = [&](int64_t i, int half) {
-    if (next)
-      for (int line = 0; line < kLines; ++line)
-        __builtin_prefetch(reinterpret_cast<const char*>(next + i * v_dim) + (half * kLines + line) * 64, 0, 2);
-  };
+                              const T* v, T* to, const NextState<S, WIDE>& next_state) {
   f32x16 o[WIDE] = {}, ahead[WIDE] = {}, d[WIDE];
   if (!fresh)
     for (int64_t i = 0; i < k_dim; ++i) {
-      ask(i, 0);
+      next_state.ask(i, 0);
       for (int w = 0; w < WIDE; ++w) ahead[w] = fused(load(state + i * v_dim + w * 16), splat(reader[i]), ahead[w]);
     }
   for (int w = 0; w < WIDE; ++w) d[w] = (load(v + 16 * w) - ahead[w]) * beta;
   for (int64_t i = 0; i < k_dim; ++i) {
     const float decay = decays[LINES ? i : 0];
-    ask(i, 1);
+    next_state.ask(i, 1);
     for (int w = 0; w < WIDE; ++w) {
       S* at = state + i * v_dim + w * 16;
       const f32x16 s = delta_line(fresh ? splat(0) : load(at), decay, d[w], k[i]);
       store(at, rounded_state<S>(s, elements(element + i * v_dim + w * 16, 1), key));
-      o[w] = fused(s, splat(q[i]), o[w]);
+      if (to) o[w] = fused(s, splat(q[i]), o[w]);
     }
   }
-  for (int w = 0; w < WIDE; ++w) store(to + 16 * w, o[w]);
+  if (to)
+    for (int w = 0; w < WIDE; ++w) store(to + 16 * w, o[w]);
 }
 
 // ``next``: the state of the head that comes next, or null.
@@ -178,18 +201,19 @@ void delta_head(const GatedDeltaArgs& args, const DeltaGates& gates, const Run& 
   const float* const decays = gates.decays + (token * args.heads + head) * (LINES ? k_dim : 1);
   const float beta = gates.betas[token * args.heads + head];
   const T* v = row(args.v, head);
-  T* to = static_cast<T*>(args.out) + (token * args.heads + head) * v_dim;
+  T* to = args.out ? static_cast<T*>(args.out) + (token * args.heads + head) * v_dim : nullptr;
   const uint32_t key = state_key(run.start, args.kind.layer);
   alignas(64) float k[kMaxKeyDim], q[kMaxKeyDim], reader[kMaxKeyDim];
   unit(row(args.k, key_head), k_dim, 1.0f, k);
-  unit(row(args.q, key_head), k_dim, args.scale, q);
+  if (to) unit(row(args.q, key_head), k_dim, args.scale, q);
   read_by<LINES>(k, decays, k_dim, reader);
   int64_t column = 0;
   const auto columns = [&](auto wide) {
     constexpr int WIDE = decltype(wide)::value;
     for (; column + 16 * WIDE <= v_dim; column += 16 * WIDE)
       delta_decode<T, S, WIDE, LINES>(state + column, run.fresh, first + column, v_dim, key, k_dim, k, q, reader,
-                                      decays, beta, v + column, to + column, next ? next + column : nullptr);
+                                      decays, beta, v + column, to ? to + column : nullptr,
+                                      {next ? next + column : nullptr, v_dim});
   };
 #if defined(__AVX512F__)
   columns(std::integral_constant<int, 8>());
@@ -266,15 +290,24 @@ void gated_delta_of(const GatedDeltaArgs& args) {
   const int64_t columns = args.v_dim / wide;
   const double lines = static_cast<double>(args.k_dim * wide / 16);
   const double each = static_cast<double>(tokens) / static_cast<double>(more.size() + 1);
-  pool.for_each(static_cast<int64_t>(more.size()) * args.heads * columns, lines * (3.0 + each), [&](int64_t item) {
+  const auto columns_of = [&](int64_t item) -> const S* {
+    if (item == Pool::kNone) return nullptr;
+    const Run& run = *more[item / columns / args.heads];
+    if (run.fresh || run.slot == kPad) return nullptr;
+    return static_cast<const S*>(args.state) + run.slot * args.slot_stride +
+           item / columns % args.heads * args.k_dim * args.v_dim + item % columns * wide;
+  };
+  pool.for_each_ahead(static_cast<int64_t>(more.size()) * args.heads * columns, lines * (3.0 + each),
+                      [&](int64_t item, int64_t next) {
+    const FlushDenormals flush;
     const int64_t column = item % columns * wide, head = item / columns % args.heads;
     const Run& run = *more[item / columns / args.heads];
 #if defined(__AVX512F__)
     if constexpr (kStaysFloat)
-      if (wide == 64) return delta_columns<T, S, 4, LINES>(args, gates, run, head, column);
+      if (wide == 64) return delta_columns<T, S, 4, LINES>(args, gates, run, head, column, columns_of(next));
 #endif
-    if (wide == 32) delta_columns<T, S, 2, LINES>(args, gates, run, head, column);
-    else delta_columns<T, S, 1, LINES>(args, gates, run, head, column);
+    if (wide == 32) delta_columns<T, S, 2, LINES>(args, gates, run, head, column, columns_of(next));
+    else delta_columns<T, S, 1, LINES>(args, gates, run, head, column, columns_of(next));
   });
   const auto state_of = [&](int64_t item) {
     return static_cast<const S*>(args.state) + one[item / args.heads]->slot * args.slot_stride +
@@ -282,6 +315,7 @@ void gated_delta_of(const GatedDeltaArgs& args) {
   };
   const double nanoseconds = static_cast<double>(args.k_dim * args.v_dim) * 0.2;
   pool.for_each_ahead(static_cast<int64_t>(one.size()) * args.heads, nanoseconds, [&](int64_t item, int64_t next) {
+    const FlushDenormals flush;
     delta_head<T, S, LINES>(args, gates, *one[item / args.heads], item % args.heads,
                             next == Pool::kNone ? nullptr : state_of(next));
   });

@@ -89,7 +89,7 @@ void GatedDeltaLayer::run(const Runs& runs, const Projected& projected, const Sl
   args.decay = decay;
   args.dt_bias = dt_bias;
   args.beta_scale = beta_scale;
-  args.out = const_cast<void*>(o.data);
+  args.out = out ? const_cast<void*>(o.data) : nullptr;
   args.state = state.data;
   args.kind = {state.dtype, layer};
   args.slot_stride = state.slot_stride;
@@ -122,7 +122,7 @@ void Mamba2Layer::run(const Runs& runs, const Projected& projected, const SlotVi
   args.a = a;
   args.d = d;
   args.dt_bias = dt_bias;
-  args.out = const_cast<void*>(y.data);
+  args.out = out ? const_cast<void*>(y.data) : nullptr;
   args.state = state.data;
   args.kind = {state.dtype, layer};
   args.slot_stride = state.slot_stride;

@@ -61,6 +61,7 @@ void mamba1_of(const Mamba1Args& args) {
   const double nanoseconds = static_cast<double>(args.state_dim) *
                              (15.0 + 5.0 * static_cast<double>(tokens) / static_cast<double>(runs.size() + 1));
   Pool::instance().for_each(static_cast<int64_t>(runs.size()) * blocks, nanoseconds, [&](int64_t item) {
+    const FlushDenormals flush;
     with_state_type(args.kind.dtype, [&](auto* number) {
       using S = std::remove_pointer_t<decltype(number)>;
       mamba1_channels<T, S>(args, runs[item / blocks], item % blocks * 16);

@@ -30,8 +30,8 @@ struct Mamba2Tokens {
 };
 
 // ROWS rows of the state from ``row`` on, and of each 16 WIDE numbers from ``n`` on, through ``count`` tokens. ``next``:
-// null, or a state of which the same part will be read soon.
-template <class S, int ROWS, int WIDE>
+// null, or a state of which the same part will be read soon. Without READS: a replay, of which y is no matter.
+template <class S, int ROWS, int WIDE, bool READS>
 WEFT_INLINE void mamba2_block(S* state, int64_t n_dim, int64_t element, int64_t row, int64_t n, int64_t count,
                               const S* next, Mamba2Tokens& of) {
   f32x16 s[ROWS][WIDE];
@@ -45,24 +45,25 @@ WEFT_INLINE void mamba2_block(S* state, int64_t n_dim, int64_t element, int64_t 
     const float decay = of.decays[t];
     f32x16 y[ROWS], added[ROWS];
     for (int r = 0; r < ROWS; ++r) {
-      y[r] = n ? load(of.y[t][row + r]) : splat(0);
+      y[r] = READS && n ? load(of.y[t][row + r]) : splat(0);
       added[r] = splat(of.added[t][row + r]);
     }
     for (int w = 0; w < WIDE; ++w) {
-      const f32x16 b = load(of.b[t] + n + 16 * w), c = load(of.c[t] + n + 16 * w);
+      const f32x16 b = load(of.b[t] + n + 16 * w), c = READS ? load(of.c[t] + n + 16 * w) : b;
       for (int r = 0; r < ROWS; ++r) {
         const f32x16 line = fused(b, added[r], s[r][w] * decay);
         s[r][w] = rounded_state<S>(line, elements(element + (row + r) * n_dim + n + 16 * w, 1), of.keys[t]);
-        y[r] = fused(line, c, y[r]);
+        if (READS) y[r] = fused(line, c, y[r]);
       }
     }
-    for (int r = 0; r < ROWS; ++r) store(of.y[t][row + r], y[r]);
+    if (READS)
+      for (int r = 0; r < ROWS; ++r) store(of.y[t][row + r], y[r]);
   }
   for (int r = 0; r < ROWS; ++r)
     for (int w = 0; w < WIDE; ++w) store(state + (row + r) * n_dim + n + 16 * w, s[r][w]);
 }
 
-template <class S, int WIDE>
+template <class S, int WIDE, bool READS>
 WEFT_INLINE void mamba2_blocks(S* state, int64_t n_dim, int64_t element, int64_t rows, int64_t* n, int64_t count,
                                const S* next, Mamba2Tokens& of) {
 #if defined(__AVX512F__)
@@ -73,9 +74,20 @@ WEFT_INLINE void mamba2_blocks(S* state, int64_t n_dim, int64_t element, int64_t
   for (; *n + 16 * WIDE <= n_dim; *n += 16 * WIDE) {
     int64_t row = 0;
     for (; row + together <= rows; row += together)
-      mamba2_block<S, together, WIDE>(state, n_dim, element, row, *n, count, next, of);
-    for (; row < rows; ++row) mamba2_block<S, 1, WIDE>(state, n_dim, element, row, *n, count, next, of);
+      mamba2_block<S, together, WIDE, READS>(state, n_dim, element, row, *n, count, next, of);
+    for (; row < rows; ++row) mamba2_block<S, 1, WIDE, READS>(state, n_dim, element, row, *n, count, next, of);
   }
+}
+
+// All numbers of ``rows`` rows.
+template <class S, bool READS>
+WEFT_INLINE void mamba2_rows(S* state, int64_t n_dim, int64_t element, int64_t rows, int64_t count, const S* next,
+                             Mamba2Tokens& of) {
+  int64_t n = 0;
+  mamba2_blocks<S, 8, READS>(state, n_dim, element, rows, &n, count, next, of);
+  mamba2_blocks<S, 4, READS>(state, n_dim, element, rows, &n, count, next, of);
+  mamba2_blocks<S, 2, READS>(state, n_dim, element, rows, &n, count, next, of);
+  mamba2_blocks<S, 1, READS>(state, n_dim, element, rows, &n, count, next, of);
 }
 
 // Of all tokens: [tokens, heads] each.
@@ -99,7 +111,7 @@ void mamba2_tokens(const Mamba2Args& args, const Mamba2Steps& steps, const Run& 
       const T *b = row(args.b, token, group), *c = row(args.c, token, group);
       for (int64_t n = 0; n < n_dim; n += 16) {
         store(of.b[t] + n, load(b + n));
-        store(of.c[t] + n, load(c + n));
+        if (args.out) store(of.c[t] + n, load(c + n));
       }
     }
     of.keys[t] = state_key(run.start + begin + t, args.kind.layer);
@@ -109,11 +121,8 @@ void mamba2_tokens(const Mamba2Args& args, const Mamba2Steps& steps, const Run& 
     store(of.added[t], values * steps.steps[token * args.heads + head]);
   }
   const int64_t element = (head * args.head_dim + first) * n_dim;
-  int64_t n = 0;
-  mamba2_blocks<S, 8>(state, n_dim, element, rows, &n, count, next, of);
-  mamba2_blocks<S, 4>(state, n_dim, element, rows, &n, count, next, of);
-  mamba2_blocks<S, 2>(state, n_dim, element, rows, &n, count, next, of);
-  mamba2_blocks<S, 1>(state, n_dim, element, rows, &n, count, next, of);
+  if (!args.out) return mamba2_rows<S, false>(state, n_dim, element, rows, count, next, of);
+  mamba2_rows<S, true>(state, n_dim, element, rows, count, next, of);
   for (int64_t t = 0; t < count; ++t) {
     const int64_t token = run.offset + begin + t;
     T* out = static_cast<T*>(args.out) + (token * args.heads + head) * args.head_dim + first;
@@ -129,9 +138,9 @@ WEFT_INLINE void row_blocks(const Mamba2Args& args, const Body& body) {
     body(first, args.head_dim - first < kRowsOfItem ? args.head_dim - first : kRowsOfItem);
 }
 
-// All tokens of a run, for a head.
+// All tokens of a run, for a head. ``next``: the state that comes next, or null.
 template <class T, class S>
-void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& run, int64_t head) {
+void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& run, int64_t head, const S* next) {
   static thread_local Mamba2Tokens of;
   static thread_local std::vector<S> held;
   const int64_t numbers = args.head_dim * args.state_dim;
@@ -149,7 +158,7 @@ void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& ru
     if (tap < run.taps.size() && run.taps[tap].offset < end) end = run.taps[tap].offset;
     row_blocks(args, [&](int64_t first, int64_t rows) {
       mamba2_tokens<T, S>(args, steps, run, t, end - t, head, first, rows, state + first * args.state_dim,
-                          nullptr, first > 0, of);
+                          t == 0 && next ? next + first * args.state_dim : nullptr, first > 0, of);
     });
     for (; tap < run.taps.size() && run.taps[tap].offset == end; ++tap)
       std::memcpy(static_cast<void*>(slots + run.taps[tap].slot * args.slot_stride), state, sizeof(S) * numbers);
@@ -209,8 +218,14 @@ void mamba2_of(const Mamba2Args& args) {
   const int64_t head_numbers = args.head_dim * args.state_dim;
   const double nanoseconds = static_cast<double>(head_numbers) / 16.0 *
                              (2.0 + static_cast<double>(tokens) / static_cast<double>(more.size() + 1));
-  pool.for_each(static_cast<int64_t>(more.size()) * args.heads, nanoseconds, [&](int64_t item) {
-    mamba2_head<T, S>(args, steps, *more[item / args.heads], item % args.heads);
+  const auto head_of = [&](int64_t item) -> const S* {
+    if (item == Pool::kNone || more[item / args.heads]->fresh || more[item / args.heads]->slot == kPad) return nullptr;
+    return static_cast<const S*>(args.state) + more[item / args.heads]->slot * args.slot_stride +
+           item % args.heads * head_numbers;
+  };
+  pool.for_each_ahead(static_cast<int64_t>(more.size()) * args.heads, nanoseconds, [&](int64_t item, int64_t next) {
+    const FlushDenormals flush;
+    mamba2_head<T, S>(args, steps, *more[item / args.heads], item % args.heads, head_of(next));
   });
   const int64_t fit = kDecodeBytes / (head_numbers * static_cast<int64_t>(sizeof(S))), heads = fit > 1 ? fit : 1;
   const int64_t parts = (args.heads + heads - 1) / heads;
@@ -220,6 +235,7 @@ void mamba2_of(const Mamba2Args& args) {
   };
   pool.for_each_ahead(static_cast<int64_t>(one.size()) * parts, static_cast<double>(heads * head_numbers) * 0.2,
                       [&](int64_t item, int64_t next) {
+    const FlushDenormals flush;
     const int64_t begin = item % parts * heads, end = begin + heads < args.heads ? begin + heads : args.heads;
     mamba2_decode<T, S>(args, steps, *one[item / parts], begin, end, next == Pool::kNone ? nullptr : state_of(next));
   });

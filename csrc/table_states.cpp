@@ -1,5 +1,6 @@
 #include "table.hpp"
 
+#include "flush_denormals.hpp"
 #include "kv_numbers.inl"
 #include "rounding.inl"
 #include "gated_delta.inl"
