@@ -85,3 +85,14 @@ def test_another_one_at_the_same_path_never_hits(
         right, other = life(model, None, **settings), life(model, store, **settings)
     assert other[:2] == (right[0], 0)
     assert re.search(r"nothing of this model, [0-9]+ checkpoints of others", other[2][0])
+
+
+@pytest.mark.parametrize("target", ["weft.store.identity.ARITHMETIC_VERSION", "torch.__version__"])
+def test_another_version_of_the_arithmetic_never_hits(
+        target: str, place: tuple[Path, Path, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an update a state of before is not the one that this version computes."""
+    model, store, cold = place
+    monkeypatch.setattr(target, "999")
+    tokens, cached, notes = life(model, store)
+    assert (tokens, cached) == (cold, 0)
+    assert re.search(r"nothing of this model, [0-9]+ checkpoints of others", notes[0])

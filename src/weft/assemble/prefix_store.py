@@ -8,8 +8,8 @@
 With several ranks, rank 0 alone opens the store. Buffers are shared memory then, with a part for each rank.
 
 The identity has everything that decides what a page and a state mean: weights, config.json, the layout of
-pages and slots, dtypes, the quantised form, the kernels and on a CPU their threads. Two engines that differ
-in any of it never read each other's records.
+pages and slots, dtypes, the quantised form, the kernels, the versions of their arithmetic and of torch, and on
+a CPU the threads. Two engines that differ in any of it never read each other's records.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from weft.ranks.shared_buffers import SharedBuffers
 from weft.schedule.restore_prices import COPY_BYTES_S, RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
+from weft.store import identity
 from weft.store.identity import NamespaceIdentity, weights_digest
 from weft.store.options import StoreOptions
 from weft.store.store import open_store
 from weft.store.values import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE
+from weft.tensor.torch_import import import_torch
 from weft.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -61,9 +63,9 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     arena, options = memory.plan, _options(config)
     buffers = _buffers(arena, device, peers)
     limit = buffers.limit_bytes
-    identity = _identity(config, name, directory, loaded, arena, buffers, kernels,
-                         threads=0 if device.type == "cuda" else threads)
-    store = open_store(config.store, identity, replace(
+    owner = _identity(config, name, directory, loaded, arena, buffers, kernels,
+                      threads=0 if device.type == "cuda" else threads)
+    store = open_store(config.store, owner, replace(
         options, queue_bytes=limit, forms=_forms(config, arena), cache_directory=config.store_cache))
     flops = GPU_FLOPS if device.type == "cuda" else threads * CPU_FLOPS_THREAD
     copy_bytes_s = GPU_LINK_BYTES_S if device.type == "cuda" else COPY_BYTES_S
@@ -127,10 +129,15 @@ def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     return NamespaceIdentity(
         model=name, weights=weights_digest(files),
         architecture=_plain_json(asdict(loaded.spec)), rope=rope, kv_dtype=arena.kv_dtype,
-        state_dtype=config.state_dtype, quantised=loaded.weights_form, arithmetic=kernels,
+        state_dtype=config.state_dtype, quantised=loaded.weights_form, arithmetic=_arithmetic(kernels),
         grain_bytes=buffers.page_bytes, state_bytes=buffers.slot_bytes,
         more={"config": hashlib.sha256(text).hexdigest(), "quantize_inputs": config.quantize_inputs,
               "threads": threads, "layout": _plain_json(layout_of(arena)), **ranks})
+
+
+def _arithmetic(kernels: str) -> str:
+    """torch computes what no kernel of weft does, and another version of it may sum in another order."""
+    return f"{kernels} {identity.ARITHMETIC_VERSION}, torch {import_torch().__version__}"
 
 
 def layout_of(arena: ArenaPlan) -> dict[str, Any]:

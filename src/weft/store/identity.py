@@ -27,6 +27,9 @@ from typing import Any
 
 LAYOUT_VERSION = 1
 """Of the bytes inside records: grows when pages or states are laid out another way."""
+ARITHMETIC_VERSION = 2
+"""Of the numbers inside records: grows when a kernel rounds or sums in another way. Otherwise a new version of
+weft would go on from states of an old one, which it would compute with other bits."""
 SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
 _READ_BYTES = 8 << 20
@@ -38,8 +41,9 @@ NAMESPACES_FOLDER = "namespaces"
 class NamespaceIdentity:
     """What must be equal for records to mean the same. Values are JSON: texts, numbers, lists, mappings.
 
-    ``model``: a name to show; it is not part of the digest. ``arithmetic``: the kernel set, where two sets
-    round differently. ``grain_bytes``: KV of 16 tokens. ``state_bytes``: one state."""
+    ``model``: a name to show; it is not part of the digest. ``arithmetic``: the kernel set and the versions
+    of its arithmetic, where two of them round differently. ``grain_bytes``: KV of 16 tokens. ``state_bytes``:
+    one state."""
 
     model: str
     weights: str
