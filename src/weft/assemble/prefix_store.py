@@ -8,8 +8,8 @@
 With several ranks, rank 0 alone opens the store. Buffers are shared memory then, with a part for each rank.
 
 The identity has everything that decides what a page and a state mean: weights, config.json, the layout of
-pages and slots, dtypes, the quantised form, the kernels, the versions of their arithmetic and of torch, and on
-a CPU the threads. Two engines that differ in any of it never read each other's records.
+pages and slots, dtypes and the quantised form. It has the kernels, the version of their arithmetic, that of
+torch, and on a CPU the threads. Two engines that differ in any of it never read each other's records.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from typing import Any
 LAYOUT_VERSION = 1
 """Of the bytes inside records: grows when pages or states are laid out another way."""
 ARITHMETIC_VERSION = 2
-"""Of the numbers inside records: grows when a kernel rounds or sums in another way. Otherwise a new version of
-weft would go on from states of an old one, which it would compute with other bits."""
+"""Of the numbers inside records: grows when a kernel rounds or sums in another way. A new version must not
+go on from states of an old one. It would compute them with other bits."""
 SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
 _READ_BYTES = 8 << 20
