@@ -33,4 +33,14 @@ void FusedBlock::short_conv(const Runs& runs, const Projected& x, const ConvWeig
   });
 }
 
+void FusedBlock::replay_short_conv(const Runs& again, const Projected& logged, const ConvWeights& conv,
+                                   const SlotView& window) const {
+  const int64_t channels = second.weight.in, bytes = logged.dtype == Dtype::bfloat16 ? 2 : 4;
+  const Rows gate = {logged.data, logged.stride, 1, logged.dtype};
+  const Rows x = {static_cast<const char*>(logged.data) + channels * bytes, logged.stride, 1, logged.dtype};
+  const Projected dropped = fused_buffer(1, logged, channels);
+  kernels().conv({&again, x, gate, {}, conv.weight, conv.bias, conv.dtype, false, const_cast<void*>(dropped.data),
+                  window.data, window.slot_stride, channels, conv.kernel, window.dtype});
+}
+
 }  // namespace weft

@@ -43,6 +43,9 @@ struct FusedBlock {
   void swiglu(const Projected& x, void* out) const;
   void short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window,
                   void* out) const;
+  // logged: columns B and x. Windows alone are computed.
+  void replay_short_conv(const Runs& again, const Projected& logged, const ConvWeights& conv,
+                         const SlotView& window) const;
 };
 
 }  // namespace weft

@@ -46,7 +46,67 @@ void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const s
   }
 }
 
+// A row of a stage's log: ``width`` numbers of the stage's projection, without ``gap_width`` from ``gap`` on.
+struct LogRow {
+  int64_t width, gap, gap_width;
+};
+
+LogRow log_row(const Stage& stage) {
+  switch (stage.core) {
+    case Core::short_conv: {
+      const int64_t channels = stage.fused->second.weight.in;
+      return {2 * channels, channels, channels};
+    }
+    case Core::gated_delta: {
+      const auto& layer = *static_cast<const GatedDeltaLayer*>(stage.layer);
+      const int64_t values = layer.heads * layer.v_dim, channels = 2 * layer.k_heads * layer.k_dim + values;
+      return {channels + 2 * layer.heads, channels, values};
+    }
+    case Core::mamba2: {
+      const auto& layer = *static_cast<const Mamba2Layer*>(stage.layer);
+      const int64_t inner = layer.heads * layer.head_dim;
+      return {inner + 2 * layer.groups * layer.state_dim + layer.heads, 0, inner};
+    }
+    default: return {0, 0, 0};
+  }
+}
+
+int64_t bytes_of(Dtype dtype) { return dtype == Dtype::bfloat16 ? 2 : 4; }
+
+void replay_stage(const Stage& stage, const Runs& again, const Projected& logged) {
+  if (stage.core == Core::gated_delta)
+    static_cast<const GatedDeltaLayer*>(stage.layer)->run(again, logged, stage.first, stage.second, stage.number, nullptr);
+  if (stage.core == Core::mamba2)
+    static_cast<const Mamba2Layer*>(stage.layer)->run(again, logged, stage.first, stage.second, stage.number, nullptr);
+  if (stage.core == Core::short_conv) stage.fused->replay_short_conv(again, logged, stage.conv, stage.first);
+}
+
 }  // namespace
+
+int64_t FusedDecoder::log_token_bytes(Dtype dtype) const {
+  int64_t width = 0;
+  for (const Stage& stage : stages) width += log_row(stage).width;
+  return width * bytes_of(dtype);
+}
+
+void FusedDecoder::log(Runs& runs, Dtype dtype, char* to) const {
+  const int64_t bytes = bytes_of(dtype);
+  for (const Stage& stage : stages) {
+    const LogRow row = log_row(stage);
+    if (row.width == 0) continue;
+    runs.logs.push_back({stage.first.data, to, row.width * bytes, row.gap * bytes, row.gap_width * bytes});
+    to += runs.log_rows * row.width * bytes;
+  }
+}
+
+void FusedDecoder::replay(const Runs& again, Dtype dtype, const char* log, int64_t rows) const {
+  for (const Stage& stage : stages) {
+    const int64_t width = log_row(stage).width;
+    if (width == 0) continue;
+    replay_stage(stage, again, {log, width, rows, dtype});
+    log += rows * width * bytes_of(dtype);
+  }
+}
 
 void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
                 int64_t table_stride, void* out) const {

@@ -39,6 +39,16 @@ struct FusedDecoder {
   // x: [T, D], not changed; out: [T, D] dense, after the last norm
   void run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
            int64_t table_stride, void* out) const;
+
+  // The log of a step with windows has a part for each stage with a state, one after the other: a row for each token
+  // in a window. Bytes of a token in all parts:
+  int64_t log_token_bytes(Dtype dtype) const;
+
+  // The next ``run`` over ``runs`` fills the log ``to``.
+  void log(Runs& runs, Dtype dtype, char* to) const;
+
+  // The states alone, over a log of ``rows`` rows; the offsets of ``again`` are rows of it.
+  void replay(const Runs& again, Dtype dtype, const char* log, int64_t rows) const;
 };
 
 }  // namespace weft

@@ -140,7 +140,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 10;
+  m.attr("INTERFACE") = 11;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -341,5 +341,15 @@ NB_MODULE(_native, m) {
         return FusedDecoder{scale, {norm_weights(last), plus_one}, {}};
       }))
       .def("add", &add_stage)
+      .def("log_token_bytes", [](const FusedDecoder& decoder, int dtype) {
+        return decoder.log_token_bytes(static_cast<Dtype>(dtype));
+      })
+      .def("log", [](const FusedDecoder& decoder, Runs& runs, int dtype, Address to) {
+        decoder.log(runs, static_cast<Dtype>(dtype), at<char>(to));
+      })
+      .def("replay", [](const FusedDecoder& decoder, const Runs& again, int dtype, Address log, int64_t rows) {
+        nb::gil_scoped_release unlocked;
+        decoder.replay(again, static_cast<Dtype>(dtype), at<const char>(log), rows);
+      })
       .def("run", &run_fused_decoder);
 }

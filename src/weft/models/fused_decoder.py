@@ -29,7 +29,8 @@ from weft.models.blocks.short_conv import ShortConvBlock
 from weft.models.layer import DecoderLayer
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock
-from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.inputs import LayerCache, Runs, StepInputs
+from weft.tensor.replay_log import LoggedRuns, ReplayLog
 
 _FEW_ROWS = 16
 """Quantised weights may go another way from this many on."""
@@ -87,9 +88,7 @@ class FusedDecoder:
             out_TD = self._room = torch.empty(x_TD.shape, dtype=x_TD.dtype)
         runs = inputs.runs
         if runs.log is not None:
-            for layer, cache in zip(self._layers, caches, strict=False):
-                if isinstance(layer.mixer, (GatedDeltaBlock, Mamba2Block, ShortConvBlock)):
-                    layer.mixer.log(x_TD, runs, cache)
+            _log(bound, runs, runs.log, x_TD.dtype)
         bound.run(native.runs_of(runs), native.projected_of(x_TD),
                   [_addresses(rotated[rope]) for rope in self._rotated], *native.page_table_of(runs),
                   out_TD.data_ptr())
@@ -137,6 +136,19 @@ class FusedDecoder:
                       staged.first, staged.second, staged.scales, staged.number, rope_index)
             held += fused, staged.layer
         return held
+
+
+def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
+    """The next run of ``bound`` fills ``log``, and one crossing replays it."""
+    code, rows = native.DTYPES[dtype], log.rows
+    room = torch.empty(rows * bound.log_token_bytes(code), dtype=torch.uint8)
+    bound.log(native.runs_of(runs), code, room.data_ptr())
+
+    def replay(again: LoggedRuns) -> None:
+        bound.replay(native.extension().Runs(again.rows, again.starts, again.lengths, again.slots,
+                                             [False] * len(again.slots), []), code, room.data_ptr(), rows)
+
+    log.fill(replay, room)
 
 
 def _plain(layer: DecoderLayer) -> bool:

@@ -30,6 +30,7 @@ from weft.request import TokenLogprobs
 from weft.runner.sampler import Sampler
 from weft.schedule.plan import StepPlan
 from weft.tensor.inputs import Runs
+from weft.tensor.replay_log import LoggedRuns
 from weft.units import PAD
 
 Int64s = npt.NDArray[np.int64]
@@ -107,6 +108,11 @@ def _rows_at(logits_XV: torch.Tensor, at: Int64s) -> torch.Tensor:
 def replay(runs: Runs, counts: Sequence[int]) -> None:
     """The states of the windows of ``runs`` after ``counts`` tokens each."""
     assert runs.log is not None, "a step without windows"
+    at = slice(runs.decode_count, runs.decode_count + len(counts))
+    runs.log.replay_filled(LoggedRuns([offset - runs.log.first for offset in runs.offsets[at]],
+                                      runs.starts[at], list(counts), runs.slots[at]))
+    if not runs.log.has_notes:
+        return
     if len(counts) == 1:
         _replay_alone(runs, counts[0])
         return

@@ -15,8 +15,11 @@ Preemption, donation, checkpoints and moves need no rule of their own. Each wind
 writes it once, whatever its length.
 
 An op notes what it consumed: ``note`` copies rows, ``room`` is memory that a kernel fills. A layer with a
-gate on its output logs its projection without that gate: no state depends on it. A kernel that writes every
-slot runs inside ``state_rows.restored``, which saves the states of windows and puts them back.
+gate on its output logs its projection without that gate: no state depends on it. A decoder that computes all
+layers in one crossing fills one memory (``fill``), and replays them in one crossing as well.
+
+A kernel that writes every slot runs inside ``state_rows.restored``, which saves the states of windows and
+puts them back.
 
 Rejected: a checkpoint slot for each drafted token (a state of Qwen3.5-397B weighs 192 MB, its log 1.1 MB a
 token). A log that waits for the next step: it saves one pass over the state, and makes every slot stale. A
@@ -26,11 +29,23 @@ preemption, a copy and a step without drafts would each have to know of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 Replay = Callable[..., object]
 """(rows of each logged input, runs): the op over states that the replay holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRuns:
+    """The right part of each window, where it lies in a log. By window: the row of its first token, its
+    position, the tokens that are right, the slot."""
+
+    rows: list[int]
+    starts: list[int]
+    lengths: list[int]
+    slots: list[int]
 
 
 class ReplayLog:
@@ -39,11 +54,18 @@ class ReplayLog:
     def __init__(self, first: int, rows: int) -> None:
         self.first, self.rows = first, rows
         self._entries: list[tuple[Replay, tuple[torch.Tensor, ...]]] = []
+        self._filled: list[tuple[Callable[[LoggedRuns], None], torch.Tensor]] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes of the logged inputs."""
-        return sum(x.nbytes for _, inputs in self._entries for x in inputs)
+        return (sum(x.nbytes for _, inputs in self._entries for x in inputs)
+                + sum(room.nbytes for _, room in self._filled))
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether single ops noted what they consumed."""
+        return bool(self._entries)
 
     def note(self, replay: Replay, *inputs_T: torch.Tensor) -> None:
         """An op consumes ``inputs_T`` [T, ...] now; ``replay`` is the same op."""
@@ -55,6 +77,15 @@ class ReplayLog:
         room = torch.empty((self.rows, width), dtype=dtype)
         self._entries.append((replay, (room,)))
         return room
+
+    def fill(self, replay: Callable[[LoggedRuns], None], room: torch.Tensor) -> None:
+        """A decoder fills ``room`` with the rows of all its layers; ``replay`` is all their ops."""
+        self._filled.append((replay, room))
+
+    def replay_filled(self, runs: LoggedRuns) -> None:
+        """Every decoder again."""
+        for replay, _ in self._filled:
+            replay(runs)
 
     def replay(self, rows: torch.Tensor | slice, runs: object) -> None:
         """Every op again, over the logged ``rows`` (an int64 index or a slice): the tokens of ``runs``."""

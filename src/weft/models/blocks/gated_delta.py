@@ -20,8 +20,8 @@ from weft.families.architecture import GatedDelta
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
-from weft.tensor.inputs import LayerCache, Runs, StepInputs
-from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, gated_delta_layer, log, run_fused, staged
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, gated_delta_layer, run_fused, staged
 
 
 @dataclass(slots=True)
@@ -59,10 +59,6 @@ class GatedDeltaBlock:
         o_TC = gated_delta_layer(self.project(x_TD), self.core, state["conv"], state["recurrent"],
                                  inputs.runs, cache.layer)
         return self.out(inputs.asked_of(o_TC))
-
-    def log(self, x_TD: torch.Tensor, runs: Runs, cache: LayerCache) -> None:
-        """A stack is about to run this part over ``runs``, whose log copies its projection."""
-        log(x_TD.dtype, self.core, cache.state["conv"], cache.state["recurrent"], runs, cache.layer)
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""

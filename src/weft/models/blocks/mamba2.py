@@ -20,8 +20,8 @@ from weft.families.architecture import Mamba2
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Projection, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
-from weft.tensor.inputs import LayerCache, Runs, StepInputs
-from weft.tensor.ops.mamba2_layer import Mamba2Weights, log, mamba2_layer, run_fused, staged
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.mamba2_layer import Mamba2Weights, mamba2_layer, run_fused, staged
 
 
 @dataclass(slots=True)
@@ -65,10 +65,6 @@ class Mamba2Block:
         y_TC = mamba2_layer(projected, self.core, cache.state["conv"], cache.state["recurrent"], inputs.runs,
                             cache.layer)
         return self.out(inputs.asked_of(y_TC))
-
-    def log(self, x_TD: torch.Tensor, runs: Runs, cache: LayerCache) -> None:
-        """A stack is about to run this part over ``runs``, whose log copies its projection."""
-        log(x_TD.dtype, self.core, cache.state["conv"], cache.state["recurrent"], runs, cache.layer)
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""

@@ -15,8 +15,8 @@ from weft.families.architecture import ShortConv
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
-from weft.tensor.inputs import LayerCache, Runs, StepInputs
-from weft.tensor.ops.short_conv import log, run_fused, short_conv, staged
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.short_conv import run_fused, short_conv, staged
 
 
 @dataclass(slots=True)
@@ -41,10 +41,6 @@ class ShortConvBlock:
                 return y_TD
         y_TC = short_conv(self.project(x_TD), self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
         return self.out(inputs.asked_of(y_TC))
-
-    def log(self, x_TD: torch.Tensor, runs: Runs, cache: LayerCache) -> None:
-        """A stack is about to run this part over ``runs``, whose log copies its projection."""
-        log(x_TD.dtype, self.conv, self.conv_bias, cache.state["conv"], runs)
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""

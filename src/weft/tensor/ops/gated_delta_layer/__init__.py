@@ -9,7 +9,7 @@ from weft.tensor.inputs import Runs
 from weft.tensor.ops.gated_delta_layer import native, unfused
 from weft.tensor.ops.gated_delta_layer.unfused import GatedDeltaWeights
 
-__all__ = ["GatedDeltaWeights", "gated_delta_layer", "log", "run_fused", "staged"]
+__all__ = ["GatedDeltaWeights", "gated_delta_layer", "run_fused", "staged"]
 
 
 def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
@@ -29,12 +29,6 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
     if native.supported(projected_TW, weights, window_SCW, state_SHKV):
         return native.gated_delta_layer(projected_TW, weights, window_SCW, state_SHKV, runs, layer)
     return unfused.gated_delta_layer(projected_TW, weights, window_SCW, state_SHKV, runs, layer)
-
-
-def log(dtype: torch.dtype, weights: GatedDeltaWeights, window_SCW: torch.Tensor, state_SHKV: torch.Tensor,
-        runs: Runs, layer: int) -> None:
-    """The fused decoder is about to run this layer over ``runs``, whose log copies its projection."""
-    native.log(dtype, weights, window_SCW, state_SHKV, runs, layer)
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,

@@ -9,7 +9,7 @@ from weft.tensor.inputs import Runs
 from weft.tensor.ops.mamba2_layer import native, unfused
 from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
 
-__all__ = ["Mamba2Weights", "log", "mamba2_layer", "run_fused", "staged"]
+__all__ = ["Mamba2Weights", "mamba2_layer", "run_fused", "staged"]
 
 
 def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
@@ -29,12 +29,6 @@ def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW:
     if native.supported(projected_TW, weights, window_SCW, state_SHPN):
         return native.mamba2_layer(projected_TW, weights, window_SCW, state_SHPN, runs, layer)
     return unfused.mamba2_layer(projected_TW, weights, window_SCW, state_SHPN, runs, layer)
-
-
-def log(dtype: torch.dtype, weights: Mamba2Weights, window_SCW: torch.Tensor, state_SHPN: torch.Tensor,
-        runs: Runs, layer: int) -> None:
-    """The fused decoder is about to run this layer over ``runs``, whose log copies its projection."""
-    native.log(dtype, weights, window_SCW, state_SHPN, runs, layer)
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,

@@ -36,12 +36,6 @@ def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torc
     return unfused.short_conv(projected_TJ, weight_CK, bias_C, window_SCW, runs)
 
 
-def log(dtype: torch.dtype, weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: torch.Tensor,
-        runs: Runs) -> None:
-    """The fused decoder is about to run this layer over ``runs``, whose log copies its projection."""
-    native.log(dtype, weight_CK, bias_C, window_SCW, runs)
-
-
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
               window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
     """``fused.second(short_conv(fused.first(x), ...))``; None if the kernels cannot fuse it."""
