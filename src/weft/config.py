@@ -97,6 +97,9 @@ class EngineConfig:
     store_size: str | None = _flag(None, "Most bytes of the store, such as 100GB; default: half of what the "
                                          "disk has free at the first start.", size=True)
     store_write: str = _flag("200MB/s", "Most bytes a second that are written to the store.", size=True)
+    store_pack: Literal["auto", "on", "off"] = _flag(
+        "auto", "Pack exact records of the store without rounding (needs weft[store]); auto: where a GPU "
+                "computes.")
     store_reserve: str = _flag("8GiB", "Bytes of the disk that the store leaves free.", size=True)
     grammar_seconds: int = _flag(3, "CPU seconds that compiling the grammar of one request may take.",
                                  least=1)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from weft.assemble.identity import weight_files
 from weft.config import EngineConfig
+from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
 from weft.memory.transfer_buffers import BufferPlaces, TransferBuffers, buffer_limit
@@ -33,11 +34,13 @@ from weft.ranks.shared_buffers import SharedBuffers
 from weft.schedule.restore_prices import COPY_BYTES_S, RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
-from weft.store import identity
+from weft.store import identity, packing
 from weft.store.identity import NamespaceIdentity, weights_digest
 from weft.store.options import StoreOptions
+from weft.store.packed_store import PackedStore
+from weft.store.protocol import Store
 from weft.store.store import open_store
-from weft.store.values import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE
+from weft.store.values import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE, PACKED
 from weft.tensor.torch_import import import_torch
 from weft.units import format_bytes, parse_bytes
 
@@ -65,15 +68,24 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     limit = buffers.limit_bytes
     owner = _identity(config, name, directory, loaded, arena, buffers, kernels,
                       threads=0 if device.type == "cuda" else threads)
-    store = open_store(config.store, owner, replace(
+    store: Store = open_store(config.store, owner, replace(
         options, queue_bytes=limit, forms=_forms(config, arena), cache_directory=config.store_cache))
+    packed: PackedStore | None = None
+    if config.store_pack == "on" and not packing.is_available():
+        raise ConfigError("--store-pack on needs the package zstandard: pip install 'weft[store]'",
+                          param="--store-pack")
+    if packing.is_available():
+        packs = config.store_pack == "on" or (config.store_pack == "auto" and device.type == "cuda")
+        store = packed = PackedStore(store, buffers.page_bytes, buffers.slot_bytes, queue_bytes=limit,
+                                     packs=packs)
     flops = GPU_FLOPS if device.type == "cuda" else threads * CPU_FLOPS_THREAD
     copy_bytes_s = GPU_LINK_BYTES_S if device.type == "cuda" else COPY_BYTES_S
     prices = RestorePrices(2 * loaded.weights_bytes / 2 / flops, copy_bytes_s=copy_bytes_s)
     tier = StoreTier(store, memory, buffers, prices, clock, exact=config.exact,
                      write_bytes_s=options.write_bytes_per_second,
                      step_bytes=GPU_STEP_BYTES if device.type == "cuda" else STEP_BYTES,
-                     compressed=config.tp == 1)
+                     compressed=config.tp == 1,
+                     stored_share=(lambda: 1.0) if packed is None else lambda: packed.stored_share)
     return tier, _notes(config.store, tier)
 
 
@@ -97,10 +109,11 @@ def _buffers(arena: ArenaPlan, device: torch.device, peers: Peers | None) -> Tra
 def _forms(config: EngineConfig, arena: ArenaPlan) -> frozenset[int]:
     """Of the records that this engine reads. Codes lie across pages, so a record of several ranks has
     none."""
+    exact = {EXACT_FORM, PACKED} if packing.is_available() else {EXACT_FORM}
     if config.exact or config.tp > 1:
-        return frozenset({EXACT_FORM})
+        return frozenset(exact)
     kv_form = INT4_KV if arena.compressed_kv_dtype == "int4" else INT8_KV
-    return frozenset({EXACT_FORM, *({kv_form} if arena.compressed_kv_bytes else ()),
+    return frozenset({*exact, *({kv_form} if arena.compressed_kv_bytes else ()),
                       *({INT8_STATE} if arena.compressed_pages else ())})
 
 

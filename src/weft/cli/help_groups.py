@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
               "tool_parser"),
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
     "Cache": ("prefix_cache", "checkpoints", "exact", "compress_kv", "cache_policy", "count_salt", "store",
-              "store_size", "store_write", "store_reserve", "store_cache"),
+              "store_size", "store_write", "store_pack", "store_reserve", "store_cache"),
     "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "max_queued_requests", "overlap",
                    "speculate", "speculate_max", "grammar_seconds", "grammar_memory", "grammar_cache"),
     "Server": ("host", "port", "log_level", "access_log", "otlp_endpoint", "drain_timeout",

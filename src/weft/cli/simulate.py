@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from weft.sim.store_tier import StoreModel
     from weft.sim.study import OnStudyProgress, Study
     from weft.sim.traffic import Traffic
+    from weft.store.virtual_disk import PackingModel
 
 DEFAULT_MEMORY = "20GB,40GB,80GB"
 DEFAULT_DEVICE = "H100"
@@ -60,6 +61,9 @@ DEFAULT_DEVICE = "H100"
     click.Option(["--store-write"], default="200MB/s", show_default=True,
                  help="Most bytes that the store writes in a second, as `weft serve --store-write`; reads go "
                       "first."),
+    click.Option(["--store-pack"], type=click.Choice(["auto", "off"]), default="auto", show_default=True,
+                 help="Packed records, as `weft serve --store-pack` where a GPU computes. A replay as "
+                      "recorded packs none."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model."),
     click.Option(["--device"], help=f"The device: {', '.join(one.name for one in DEVICES.values())}. "
@@ -177,6 +181,7 @@ def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]
     from weft.planning.model_plan import Asked, make_plan
     from weft.sim.cost import roofline
     from weft.sim.model_load import model_load
+    from weft.sim.store_tier import packing_of
 
     name, config = find_config(more["model"], more["revision"])
     sizes = _sizes(memory or DEFAULT_MEMORY)
@@ -202,9 +207,11 @@ def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]
     words = [f"{name}: {format_bytes(plan.kv_token_bytes)} of KV a token, "
              f"{format_bytes(plan.state_bytes)} of state a sequence{where}", _cost_words(cost)]
     whole = make_plan(name, config, replace(asked, tp=1))
-    page_bytes = plan_arena(whole.spec, max(sizes), kv_dtype=kv_dtype).page_bytes
-    return Setup(name, sizes, plans, cost, length_max, words, plan_for,
-                 stores=_stores(more, page_bytes, whole.state_bytes, ranks=tp))
+    arena = plan_arena(whole.spec, max(sizes), kv_dtype=kv_dtype)
+    packing = packing_of(arena.kv_dtype, "float32") if more["store_pack"] == "auto" else None
+    stores = _stores(more, arena.page_bytes, whole.state_bytes, ranks=tp, packing=packing)
+    return Setup(name, sizes, plans, cost, length_max, words + _packing_words(stores), plan_for,
+                 stores=stores)
 
 
 def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
@@ -227,17 +234,29 @@ def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str
                  _stores(more, arena.page_bytes, arena.slot_bytes))
 
 
-def _stores(more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: int = 1
-            ) -> list[StoreModel | None]:
-    """The stores of --store, for pages and states of all ranks together."""
+def _packing_words(stores: list[StoreModel | None]) -> list[str]:
+    """What the replay takes packing for; nothing without a store that packs."""
+    from weft.store.virtual_disk import NO_PACKING
+
+    return list(dict.fromkeys(
+        f"stored KV is packed to {one.packing.kv:.0%} and states to {one.packing.state:.0%} of their bytes, "
+        f"at {one.packing.pack_bytes_s / 1e9:.1f} GB/s, and unpacked at "
+        f"{one.packing.unpack_bytes_s / 1e9:.1f} GB/s" for one in stores if one is not None and one.packing != NO_PACKING))
+
+
+def _stores(more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: int = 1,
+            packing: PackingModel | None = None) -> list[StoreModel | None]:
+    """The stores of --store, for pages and states of all ranks together. ``packing``: None for none."""
     from weft.sim.store_tier import StoreModel, parse_disk
+    from weft.store.virtual_disk import NO_PACKING
 
     rate = parse_bytes(more["store_write"].removesuffix("/s"), flag="--store-write")
     if rate <= 0:
         raise ConfigError(f"--store-write is {more['store_write']!r}; it must be above 0 bytes a second",
                           param="--store-write")
     disks = {text: parse_disk(text, rate) for text in _several(more["store"], "--store")}
-    return [None if disk is None else StoreModel(text, disk, page_bytes, state_bytes, ranks)
+    return [None if disk is None else StoreModel(text, disk, page_bytes, state_bytes, ranks,
+                                                 packing or NO_PACKING)
             for text, disk in disks.items()]
 
 

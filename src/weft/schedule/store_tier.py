@@ -29,17 +29,19 @@ from weft.units import SeqId
 class StoreTier:
     """``exact``: prefixes that were compressed once are not used. ``write_bytes_s``: the pace of writes, 0
     for none. ``clock`` returns seconds and never goes back. ``step_bytes``: what a step with runs copies for
-    the store at most. ``compressed``: compressed parts are written as they are."""
+    the store at most. ``compressed``: compressed parts are written as they are. ``stored_share``: bytes on
+    the disk for a byte of a put."""
 
     def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
                  clock: Callable[[], float], *, exact: bool, write_bytes_s: float = 0.0,
-                 step_bytes: int = STEP_BYTES, compressed: bool = True) -> None:
+                 step_bytes: int = STEP_BYTES, compressed: bool = True,
+                 stored_share: Callable[[], float] = lambda: 1.0) -> None:
         self.store = store
         self.buffers = buffers
         self.prices = prices
         self.restores = Restores(store, buffers, prices, clock, exact=exact)
         self.writes = StoreWrites(store, memory, buffers, prices, clock, write_bytes_s=write_bytes_s,
-                                  step_bytes=step_bytes, compressed=compressed)
+                                  step_bytes=step_bytes, compressed=compressed, stored_share=stored_share)
 
     @property
     def has_step(self) -> bool:

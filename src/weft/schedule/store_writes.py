@@ -93,11 +93,11 @@ class _Job:
 
 class StoreWrites:
     """``write_bytes_s``: 0 for no limit. ``compressed``: checkpoints with compressed parts are written
-    too."""
+    too. ``stored_share``: bytes on the disk for a byte of a put."""
 
     def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
                  clock: Callable[[], float], *, write_bytes_s: float, step_bytes: int = STEP_BYTES,
-                 compressed: bool = True) -> None:
+                 compressed: bool = True, stored_share: Callable[[], float] = lambda: 1.0) -> None:
         self.counts = WriteCounts()
         self.draining = False
         """The engine ends: write whatever is worth it now, without a pace."""
@@ -123,6 +123,7 @@ class StoreWrites:
         self._kv_form = INT4_KV if plan.compressed_kv_dtype == "int4" else INT8_KV
         self._compressed_kv_bytes = plan.compressed_kv_bytes * buffers.page_bytes // max(1, plan.page_bytes)
         self._compressed = compressed
+        self._stored_share = stored_share
         memory.take_new_checkpoints()
 
     @property
@@ -269,7 +270,7 @@ class StoreWrites:
         if self._write_bytes_s:
             # Time that passed between two looks counts, so a step between them does not slow the pace.
             self._paced_until_s = (max(self._paced_until_s, self._clock() - PACE_SLACK_S)
-                                   + size_bytes / self._write_bytes_s)
+                                   + size_bytes * self._stored_share() / self._write_bytes_s)
         return True
 
     def _is_share(self, size_bytes: int) -> bool:

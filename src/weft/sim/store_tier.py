@@ -31,7 +31,7 @@ from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES
 from weft.sim.cost import CostModel
-from weft.store.virtual_disk import DiskModel
+from weft.store.virtual_disk import NO_PACKING, DiskModel, PackingModel
 from weft.store.virtual_store import VirtualStore
 from weft.units import parse_bytes
 
@@ -39,6 +39,13 @@ LATENCY_S = 1e-3
 LINK_BYTES_S = 25e9
 """A PCIe 4 link with 16 lanes."""
 _GUESS_TOKENS = 1024
+PACKED_SHARES = {"bfloat16": 0.69, "float32": 0.86}
+"""Packed bytes over bytes in memory, by dtype. ``benchmarks/store_packing`` measured them on KV and on states
+of delta nets, trained and random; these are the worst. Records in other dtypes count as they are."""
+PACK_BYTES_S, UNPACK_BYTES_S = 0.3e9, 0.6e9
+"""Of one thread, by the same."""
+PACK_THREADS = 16
+"""Those of a host of 64 cores (``packed_store``)."""
 NO_STORE = "none"
 
 
@@ -51,6 +58,7 @@ class StoreModel:
     page_bytes: int
     state_bytes: int
     ranks: int = 1
+    packing: PackingModel = NO_PACKING
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,12 @@ class StoreReport:
     written_bytes: int
     stored_bytes: int
     evicted: int
+
+
+def packing_of(kv_dtype: str, state_dtype: str) -> PackingModel:
+    """Packing beside a GPU, for records in these dtypes."""
+    return PackingModel(PACKED_SHARES.get(kv_dtype, 1.0), PACKED_SHARES.get(state_dtype, 1.0),
+                        PACK_THREADS * PACK_BYTES_S, PACK_THREADS * UNPACK_BYTES_S)
 
 
 def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
@@ -119,11 +133,12 @@ def tier_for(model: StoreModel, memory: Memory, cost: CostModel,
 
     buffers = TransferBuffers(model.page_bytes, model.state_bytes, limit_bytes=limit, allocate=allocate)
     exact = not (memory.plan.compressed_pages or memory.plan.compressed_kv_bytes)
-    store = VirtualStore(model.disk, clock, queue_bytes=limit, exact=exact)
+    store = VirtualStore(model.disk, clock, queue_bytes=limit, exact=exact, packing=model.packing)
     prices = RestorePrices(cost.prefill_s(0, _GUESS_TOKENS) / _GUESS_TOKENS, read_bytes_s=model.disk.bytes_s,
                            latency_s=model.disk.latency_s, copy_bytes_s=LINK_BYTES_S * model.ranks)
     tier = StoreTier(store, memory, buffers, prices, clock, exact=exact,
-                     write_bytes_s=model.disk.write_bytes_s, step_bytes=GPU_STEP_BYTES * model.ranks)
+                     write_bytes_s=model.disk.write_bytes_s, step_bytes=GPU_STEP_BYTES * model.ranks,
+                     stored_share=lambda: store.stored_share)
     return tier, store
 
 

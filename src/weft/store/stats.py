@@ -36,3 +36,6 @@ class StoreStats:
     remote: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     others: int = 0
+    raw_bytes: int = 0
+    packed_bytes: int = 0
+    """Of records that went through packing: before and after."""

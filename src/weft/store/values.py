@@ -41,8 +41,8 @@ GRAIN_TOKENS = 16
 RECORD_TOKENS_MAX = 256
 """Most tokens of a KV record."""
 
-EXACT_FORM, INT8_KV, INT4_KV, INT8_STATE = range(4)
-"""Forms of payloads: as the engine computes with them, or compressed by it."""
+EXACT_FORM, INT8_KV, INT4_KV, INT8_STATE, PACKED = range(5)
+"""Forms of payloads: as the engine computes with them, compressed by it, or packed without rounding."""
 
 EventKind = Literal["fetched", "damaged", "missing", "written", "dropped"]
 DropReason = Literal["queue_full", "store_full", "rate", "read_only", "disk_error", "disk_full", "parent",
@@ -52,7 +52,8 @@ DropReason = Literal["queue_full", "store_full", "rate", "read_only", "disk_erro
 @dataclass(frozen=True, slots=True)
 class StoredSpan:
     """KV record number ``record`` holds the KV of tokens [``start``, ``end``). ``form``: see ``KvPiece``.
-    ``entry``: where the store has it; it means nothing to others."""
+    ``entry``: where the store has it; it means nothing to others. ``stored_bytes``: what a read of it moves,
+    0 for ``payload_bytes``."""
 
     record: int
     entry: int
@@ -60,6 +61,7 @@ class StoredSpan:
     end: int
     payload_bytes: int
     form: int = 0
+    stored_bytes: int = 0
 
 
 class KvRows(NamedTuple):
@@ -91,10 +93,13 @@ class StoredPrefix:
     """The first ``position`` tokens as little-endian uint32."""
     remote: bool = False
     salt: str | None = field(default=None, repr=False)
+    stored_state_bytes: int = 0
+    """What a read of the state moves; 0 for ``state_bytes``."""
 
     def bytes_from(self, start: int) -> int:
         """Bytes that a fetch of [``start``, ``position``) reads."""
-        return self.state_bytes + sum(span.payload_bytes for span in self.spans if span.end > start)
+        return (self.stored_state_bytes or self.state_bytes) + sum(
+            span.stored_bytes or span.payload_bytes for span in self.spans if span.end > start)
 
     def rows_from(self, start: int, page_bytes: int) -> tuple[KvRows, ...]:
         """How a fetch of [``start``, ``position``) fills a buffer of pages: neighbours in one form follow one

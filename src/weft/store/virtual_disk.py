@@ -34,6 +34,20 @@ class DiskModel:
     write_bytes_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class PackingModel:
+    """What packing makes of records (``packed_store``). ``kv``, ``state``: stored bytes over bytes in memory.
+    ``pack_bytes_s`` and ``unpack_bytes_s``: bytes in memory, all threads together."""
+
+    kv: float = 1.0
+    state: float = 1.0
+    pack_bytes_s: float = inf
+    unpack_bytes_s: float = inf
+
+
+NO_PACKING = PackingModel()
+
+
 class VirtualDisk:
     """``now_s`` of every call never goes back."""
 

@@ -3,6 +3,7 @@
     match, offer, put    the index and the eviction of ``DirectoryStore``: the same code
     disk                 reads first, writes with the rest of the bandwidth (``virtual_disk``)
     poll                 the events whose time has come
+    packing              records are shorter by a given share; threads pack and unpack at given rates
 
 Left out, and with what effect: volumes (no space is lost to fragments), syncs and the ledger (small beside
 payloads), checksums (10 GB/s on one core), failures.
@@ -15,15 +16,16 @@ Rejected: ``DirectoryStore`` over a virtual disk (its threads wait for the real 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from math import inf
+from dataclasses import replace
+from math import ceil, inf
 
 from weft.store.eviction import EVICTED_SHARE, evict
 from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex
 from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of
-from weft.store.put_records import put_request, records_of
+from weft.store.put_records import PutRequest, put_request, records_of
 from weft.store.rows import root_chain, token_bytes
 from weft.store.stats import StoreStats
 from weft.store.values import (
@@ -36,20 +38,25 @@ from weft.store.values import (
     StoreEvent,
     Ticket,
 )
-from weft.store.virtual_disk import DiskModel, VirtualDisk
+from weft.store.virtual_disk import NO_PACKING, DiskModel, PackingModel, VirtualDisk
 
 NAMESPACE = b"simulated".ljust(16, b"\0")
 
 
 class VirtualStore:
     """``clock`` returns seconds. ``queue_bytes``: puts that wait; more are refused. ``exact``: rounded bytes
-    do not match."""
+    do not match. ``packing``: of exact records."""
 
     def __init__(self, disk: DiskModel, clock: Callable[[], float], *, queue_bytes: int,
-                 exact: bool = True) -> None:
+                 exact: bool = True, packing: PackingModel = NO_PACKING) -> None:
         self.fetch_s = 0.0
         """Seconds from request to arrival, summed over fetches."""
         self._disk = VirtualDisk(disk)
+        self._packing = packing
+        self._packed_until_s = 0.0
+        self._packing_puts: deque[tuple[float, Ticket]] = deque()
+        """Puts that threads pack, and when they are done."""
+        self._raw_bytes = self._packed_bytes = 0
         self._clock = clock
         self._exact = exact
         self._queue_bytes_max = queue_bytes
@@ -68,7 +75,13 @@ class VirtualStore:
     def next_event_s(self) -> float:
         """When ``poll`` next has an event; infinity for never."""
         arrival_s = self._arrivals[0][0] if self._arrivals else inf
-        return min(arrival_s, self._disk.next_written_s)
+        packed_s = self._packing_puts[0][0] if self._packing_puts else inf
+        return min(arrival_s, packed_s, self._disk.next_written_s)
+
+    @property
+    def stored_share(self) -> float:
+        """Bytes that the disk writes for a byte of a put, so far."""
+        return self._packed_bytes / self._raw_bytes if self._raw_bytes else 1.0
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         content = token_bytes(tokens)
@@ -86,7 +99,8 @@ class VirtualStore:
             self._later(now_s, StoreEvent(ticket, "missing", "evicted"), ())
             return ticket
         nbytes = prefix.bytes_from(start)
-        end_s = self._disk.read(nbytes, now_s)
+        unpacked_bytes = nbytes / min(self._packing.kv, self._packing.state)
+        end_s = self._disk.read(nbytes, now_s) + unpacked_bytes / self._packing.unpack_bytes_s
         entries = tuple(entry for entry, _ in entries_of(prefix))
         self._pins.update(entries)
         self._fetched_bytes += nbytes
@@ -112,6 +126,8 @@ class VirtualStore:
             return self._refusal("parent")
         request = put_request(base, content, kv, state, exact=exact, seconds=seconds, state_form=state_form,
                               namespace=NAMESPACE, salt=_salt_key(salt))
+        raw_bytes = request.nbytes
+        request = self._packed(request)
         if self._queued_bytes + request.nbytes > self._queue_bytes_max:
             return self._refusal("queue_full")
         blocks = sum(blocks_for(len(payload)) for payload in request.payloads)
@@ -123,12 +139,18 @@ class VirtualStore:
         self._used_blocks += blocks
         self._queued_bytes += request.nbytes
         ticket = self._new_ticket()
-        self._disk.write(ticket, request.nbytes, self._clock())
+        self._raw_bytes += raw_bytes
+        self._packed_bytes += request.nbytes
+        begin_s = max(self._packed_until_s, self._clock())
+        self._packed_until_s = begin_s + raw_bytes / self._packing.pack_bytes_s
+        self._packing_puts.append((self._packed_until_s, ticket))
         self._writes[ticket] = request.nbytes, tuple(record.entry for record in records)
+        self._begin_writes()
         return ticket
 
     def poll(self) -> list[StoreEvent]:
         now_s, events = self._clock(), list[StoreEvent]()
+        self._begin_writes()
         for ticket in self._disk.written(now_s):
             nbytes, written = self._writes.pop(ticket)
             self._index.make_durable(written)
@@ -153,6 +175,22 @@ class VirtualStore:
 
     def close(self) -> None:
         """Nothing to end."""
+
+    def _packed(self, request: PutRequest) -> PutRequest:
+        """``request`` with the sizes of packed records."""
+        def part(payload: memoryview, share: float, form: int) -> memoryview:
+            return payload if form else payload[:ceil(len(payload) * share)]
+
+        pieces = tuple(replace(one, payload=part(one.payload, self._packing.kv, one.form))
+                       for one in request.pieces)
+        return replace(request, pieces=pieces,
+                       state=part(request.state, self._packing.state, request.state_form))
+
+    def _begin_writes(self) -> None:
+        """Puts that are packed by now go to the disk."""
+        while self._packing_puts and self._packing_puts[0][0] <= self._clock():
+            _, ticket = self._packing_puts.popleft()
+            self._disk.write(ticket, self._writes[ticket][0], self._clock())
 
     def _has_room(self, blocks: int, base: KvChain) -> bool:
         """Whether ``blocks`` more fit, perhaps after eviction, which spares ``base``."""

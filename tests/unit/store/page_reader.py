@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
+import zstandard
 
 _ROW = struct.Struct("<BBHIQQIIQQ16sQQQ16s16sfIIIQ")
 assert _ROW.size == 144
@@ -95,6 +96,8 @@ def _prefixes(directory: Path, content: bytes, tokens: bytes) -> list[Prefix]:
         if any(xxhash.xxh3_128_digest(payload) != one.checksum
                for payload, one in zip(payloads, (*path, row), strict=True)):
             continue
+        payloads = [_unpacked(payload) if one.form == 4 else payload
+                    for payload, one in zip(payloads, (*path, row), strict=True)]
         ids = b"".join(tokens[one.tokens_at:one.tokens_at + 4 * one.tokens] for one in path)
         if _chain(path, tokens) != row.chain:
             continue
@@ -102,6 +105,29 @@ def _prefixes(directory: Path, content: bytes, tokens: bytes) -> list[Prefix]:
                              b"".join(payloads[:-1]), payloads[-1],
                              not any(one.flags & 1 for one in (*path, row))))
     return answer
+
+
+def _unpacked(content: bytes) -> bytes:
+    decoded, at = b"", 16
+    while len(decoded) < struct.unpack_from("<Q", content, 8)[0]:
+        word = struct.unpack_from("<I", content, at)[0]
+        encoding, chunk = word >> 30, content[at + 4:at + 4 + word % (1 << 30)]
+        at += 4 + len(chunk)
+        if encoding == 0:
+            decoded += chunk
+            continue
+        count = min(1 << 20, struct.unpack_from("<Q", content, 8)[0] - len(decoded)) // (2 * encoding)
+        frame = count * (2 * encoding - 1)
+        exponents = zstandard.ZstdDecompressor().decompress(chunk[frame:])
+        for number, exponent in enumerate(exponents):
+            if encoding == 1:
+                rest = chunk[number]
+                decoded += struct.pack("<H", rest >> 7 << 15 | exponent << 7 | rest & 127)
+            else:
+                low, high = struct.unpack_from("<H", chunk, 2 * number)[0], chunk[2 * count + number]
+                decoded += struct.pack("<I", high >> 7 << 31 | exponent << 23 | (high & 127) << 16 | low)
+    assert xxhash.xxh3_64_intdigest(decoded) == struct.unpack_from("<Q", content)[0]
+    return decoded
 
 
 def _is_volume(number: int, volume: bytes) -> bool:

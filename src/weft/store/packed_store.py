@@ -1,0 +1,356 @@
+"""``PackedStore``: a store whose exact records are packed before they are put, and unpacked behind a fetch.
+
+    put    --threads pack parts of 8 MiB--> (poll) Store.put of packed records       in the order of the puts
+    fetch  --Store.fetch into a spare buffer--> (poll) threads unpack --> event      verified twice
+    offer  what the store has, and what puts that are being packed will bring
+    match  the store's answer, in the sizes that the engine has in memory
+
+The store below knows packed records as one more form (PACKED). So volumes, checksums, eviction and buckets
+are as without packing. A record that does not shrink is put as it is. Compressed forms of the engine pass
+through.
+
+Laws: L8, L9 (packing delays no step; a put whose parent was refused is dropped), L11 (bytes that wait are
+bounded by ``queue_bytes``).
+
+Rejected: packing in the write thread (a place is taken by its size, and the size is known only afterwards);
+packing in the step that copies (300 to 500 MB/s on one core); places shrunk afterwards (holes that the next
+record does not fit).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from weft.store.packing import CHUNK_BYTES, HEADER_BYTES, PackingError, join_parts, pack_part, unpack
+from weft.store.prefixes import places_of
+from weft.store.protocol import Store
+from weft.store.rows import token_bytes
+from weft.store.stats import StoreStats
+from weft.store.values import (
+    EXACT_FORM,
+    GRAIN_TOKENS,
+    PACKED,
+    KvPiece,
+    PrefixTokens,
+    PutOffer,
+    StagingBuffers,
+    StoredPrefix,
+    StoreEvent,
+    Ticket,
+)
+from weft.units import ceil_div
+
+PART_BYTES = 8 * CHUNK_BYTES
+THREADS_MAX = 16
+CPUS_PER_THREAD = 4
+"""One thread packs for so many cores of the host: the others belong to the engine."""
+FINAL_PACKING_S = 5.0
+_FIRST_TICKET = 1 << 48
+"""Tickets of puts that are packed begin here; those of the store below stay under it."""
+
+
+def threads_for(cpus: int | None) -> int:
+    return max(1, min(THREADS_MAX, (cpus or 1) // CPUS_PER_THREAD))
+
+
+@dataclass(slots=True)
+class _Put:
+    """A put that is being packed: the payloads of its records, and their parts as far as they are done."""
+
+    ticket: Ticket
+    salt: str | None
+    tokens: bytes
+    kv: list[KvPiece]
+    state: memoryview
+    state_form: int
+    exact: bool
+    seconds: float
+    left: int = 0
+    parts: list[list[bytes | None]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    packed: list[bytes | None] | None = None
+    """By record, once all are done; None where packing gained nothing."""
+
+    @property
+    def payloads(self) -> list[memoryview]:
+        return [*(piece.payload for piece in self.kv), self.state]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.payloads))
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedPrefix(StoredPrefix):
+    """A prefix in the sizes of memory. ``below``: the same as the store has it."""
+
+    below: StoredPrefix | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A fetch of packed records. ``spare``: the bytes as they are stored, from token ``begin`` on."""
+
+    prefix: UnpackedPrefix
+    start: int
+    into: StagingBuffers
+    spare: StagingBuffers
+    event: StoreEvent | None = None
+    left: int = 0
+    failed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class PackedStore:
+    """``grain_bytes`` and ``state_bytes`` of an exact record in memory. ``packs`` False: only what is packed
+    already is unpacked. ``clock`` measures fetches."""
+
+    def __init__(self, store: Store, grain_bytes: int, state_bytes: int, *, queue_bytes: int,
+                 packs: bool = True, threads: int | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.store = store
+        self.raw_bytes = self.packed_bytes = 0
+        """Of records that were packed so far: before and after."""
+        self._grain_bytes = grain_bytes
+        self._state_bytes = state_bytes
+        self._queue_bytes = queue_bytes
+        self._packs = packs
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(threads or threads_for(os.cpu_count()), "store-pack")
+        self._puts: deque[_Put] = deque()
+        self._waiting_bytes = 0
+        self._outer: dict[Ticket, Ticket] = {}
+        """Tickets of the store below, and those that the engine knows."""
+        self._fetches: dict[Ticket, _Fetch] = {}
+        self._unpacking: list[_Fetch] = []
+        self._damaged = 0
+        self._ticket = _FIRST_TICKET
+
+    @property
+    def changes(self) -> int:
+        return self.store.changes
+
+    @property
+    def stored_share(self) -> float:
+        """Bytes that a store writes for a byte of a put, as far as that is known."""
+        return self.packed_bytes / self.raw_bytes if self.raw_bytes else 1.0
+
+    # ------------------------------------------------------------------ reading
+
+    def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
+        below = self.store.match(salt, tokens, above)
+        if below is None or not _has_packed(below):
+            return below
+        spans = tuple(span if span.form != PACKED else replace(
+            span, form=EXACT_FORM, stored_bytes=span.payload_bytes,
+            payload_bytes=ceil_div(span.end - span.start, GRAIN_TOKENS) * self._grain_bytes)
+            for span in below.spans)
+        state_bytes, form, stored = below.state_bytes, below.state_form, 0
+        if form == PACKED:
+            state_bytes, form, stored = self._state_bytes, EXACT_FORM, below.state_bytes
+        return UnpackedPrefix(below.checkpoint, below.entry, below.position, spans, state_bytes, form,
+                              below.exact, below.tokens, below.remote, below.salt,
+                              stored_state_bytes=stored, below=below)
+
+    def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
+        if not isinstance(prefix, UnpackedPrefix) or prefix.below is None:
+            return self.store.fetch(prefix, start, into)
+        wanted = [span for span in prefix.below.spans if span.end > start]
+        spare = StagingBuffers(np.empty(sum(span.payload_bytes for span in wanted), np.uint8).data,
+                               np.empty(prefix.below.state_bytes, np.uint8).data)
+        begin = wanted[0].start if wanted else start
+        ticket = self.store.fetch(prefix.below, begin, spare)
+        self._fetches[ticket] = _Fetch(prefix, start, into, spare)
+        return ticket
+
+    def _unpack(self, fetch: _Fetch, event: StoreEvent) -> None:
+        """The stored bytes have arrived: threads fill the buffers of the engine."""
+        prefix, below = fetch.prefix, fetch.prefix.below
+        assert below is not None
+        into = fetch.into.kv.cast("B")
+        tasks: list[Callable[[], None]] = []
+        at, stored = 0, {}
+        for span in below.spans:
+            if span.end > fetch.start:
+                stored[span.record] = fetch.spare.kv.cast("B")[at:at + span.payload_bytes], span.form
+                at += span.payload_bytes
+        for span, at, length in places_of(prefix, fetch.start, fetch.into.page_bytes):
+            source, form = stored[span.record]
+            tasks.append(_task(source, form, into[at:at + length], span.payload_bytes))
+        state = fetch.into.state.cast("B")[:prefix.state_bytes]
+        tasks.append(_task(fetch.spare.state.cast("B"), below.state_form, state, prefix.state_bytes))
+        fetch.event, fetch.left = event, len(tasks)
+        self._unpacking.append(fetch)
+        for task in tasks:
+            self._threads.submit(_run, fetch, task)
+
+    # ------------------------------------------------------------------ writing
+
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
+              exact: bool) -> PutOffer | None:
+        offer = self.store.offer(salt, tokens, position, exact=exact)
+        if offer is None or not self._puts:
+            return offer
+        content = token_bytes(tokens[:position])
+        for put in self._puts:
+            if put.salt != salt or (exact and not put.exact):
+                continue
+            if put.tokens == content:
+                return None
+            ends = [piece.end for piece in put.kv
+                    if piece.end % GRAIN_TOKENS == 0 or 4 * piece.end == len(content)]
+            covered = max((end for end in ends if offer.start < end <= position
+                           and put.tokens[:4 * end] == content[:4 * end]), default=offer.start)
+            above = len(put.tokens) // 4 if content.startswith(put.tokens) else 0
+            offer = PutOffer(covered, position, max(offer.above, above))
+        return offer
+
+    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
+            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+        self._ticket += 1
+        put = _Put(Ticket(self._ticket), salt, token_bytes(tokens[:position]),
+                   [KvPiece(one.start, one.end, one.payload.cast("B"), one.form) for one in kv],
+                   state.cast("B"), state_form, exact, seconds)
+        forms = [*(piece.form for piece in put.kv), state_form]
+        if not self._puts and not (self._packs and EXACT_FORM in forms):
+            return self.store.put(salt, tokens, position, kv, state, exact=exact, seconds=seconds,
+                                  state_form=state_form)
+        if self._waiting_bytes + put.nbytes > self._queue_bytes:
+            return None
+        self._waiting_bytes += put.nbytes
+        self._puts.append(put)
+        tasks = []
+        for record, (payload, form) in enumerate(zip(put.payloads, forms, strict=True)):
+            packs = self._packs and form == EXACT_FORM
+            parts = range(0, len(payload), PART_BYTES) if packs else range(0)
+            put.parts.append([None] * len(parts))
+            tasks += [(record, number, payload[at:at + PART_BYTES]) for number, at in enumerate(parts)]
+        put.left = len(tasks)
+        if not tasks:
+            put.packed = [None] * len(forms)
+        for record, number, part in tasks:
+            self._threads.submit(_pack, put, record, number, part)
+        return put.ticket
+
+    def _put_packed(self, put: _Put) -> StoreEvent | None:
+        """Every record of ``put`` is packed. An event if the store refuses it."""
+        assert put.packed is not None
+        self._waiting_bytes -= put.nbytes
+        pieces = [piece if packed is None else replace_payload(piece, packed)
+                  for piece, packed in zip(put.kv, put.packed[:-1], strict=True)]
+        last = put.packed[-1]
+        state, form = (put.state, put.state_form) if last is None else (memoryview(last), PACKED)
+        ticket = self.store.put(put.salt, np.frombuffer(put.tokens, "<u4").astype(np.int32),
+                                len(put.tokens) // 4, pieces, state, exact=put.exact, seconds=put.seconds,
+                                state_form=form)
+        self.raw_bytes += put.nbytes
+        self.packed_bytes += sum(len(piece.payload) for piece in pieces) + len(state)
+        if ticket is None:
+            return StoreEvent(put.ticket, "dropped", "refused")
+        self._outer[ticket] = put.ticket
+        return None
+
+    # ------------------------------------------------------------------ between steps
+
+    def poll(self) -> list[StoreEvent]:
+        events = self._pass_on()
+        for event in self.store.poll():
+            fetch = self._fetches.pop(event.ticket, None)
+            outer = self._outer.pop(event.ticket, None)
+            if fetch is not None and event.kind == "fetched":
+                self._unpack(fetch, event)
+            else:
+                events.append(event if outer is None else replace(event, ticket=outer))
+        done = [fetch for fetch in self._unpacking if not fetch.left]
+        self._unpacking = [fetch for fetch in self._unpacking if fetch not in done]
+        for fetch in done:
+            assert fetch.event is not None
+            self._damaged += fetch.failed
+            events.append(replace(fetch.event, kind="damaged", reason="packing") if fetch.failed
+                          else fetch.event)
+        return events
+
+    def _pass_on(self) -> list[StoreEvent]:
+        """Puts that are packed go to the store, the oldest first."""
+        events = []
+        while self._puts and self._puts[0].packed is not None:
+            refused = self._put_packed(self._puts.popleft())
+            if refused is not None:
+                events.append(refused)
+        return events
+
+    def stats(self) -> StoreStats:
+        stats = self.store.stats()
+        damaged = {**stats.damaged, "packing": self._damaged} if self._damaged else stats.damaged
+        return replace(stats, queued_bytes=stats.queued_bytes + self._waiting_bytes, damaged=damaged,
+                       raw_bytes=self.raw_bytes, packed_bytes=self.packed_bytes)
+
+    def close(self) -> None:
+        end_s = time.monotonic() + FINAL_PACKING_S
+        while self._puts and time.monotonic() < end_s:
+            self._pass_on()
+            time.sleep(0.001)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.store.close()
+
+
+def replace_payload(piece: KvPiece, packed: bytes) -> KvPiece:
+    return KvPiece(piece.start, piece.end, memoryview(packed), PACKED)
+
+
+def _has_packed(prefix: StoredPrefix) -> bool:
+    return prefix.state_form == PACKED or any(span.form == PACKED for span in prefix.spans)
+
+
+def _pack(put: _Put, record: int, number: int, part: memoryview) -> None:
+    """One part of one record, in a thread. The last one joins all parts."""
+    with contextlib.suppress(PackingError, MemoryError):  # then the record is put as it is
+        put.parts[record][number] = pack_part(part)
+    with put.lock:
+        put.left -= 1
+        if put.left:
+            return
+    joined: list[bytes | None] = []
+    for payload, parts in zip(put.payloads, put.parts, strict=True):
+        joined.append(_joined(payload, [part for part in parts if part is not None], len(parts)))
+    put.packed = joined
+
+
+def _joined(payload: memoryview, parts: list[bytes], count: int) -> bytes | None:
+    """The packed form of ``payload`` if all of its ``count`` parts are there and it is shorter."""
+    with contextlib.suppress(MemoryError):
+        if count and len(parts) == count and HEADER_BYTES + sum(map(len, parts)) < len(payload):
+            return join_parts(payload, parts)
+    return None
+
+
+def _task(source: memoryview, form: int, target: memoryview, whole_bytes: int) -> Callable[[], None]:
+    """Fills ``target`` with the last bytes of a record of ``whole_bytes``."""
+    def run() -> None:
+        if form != PACKED:
+            target[:] = source[len(source) - len(target):]
+        elif len(target) == whole_bytes:
+            unpack(source, target)
+        else:
+            whole = np.empty(whole_bytes, np.uint8)
+            unpack(source, whole.data)
+            target[:] = whole.data[whole_bytes - len(target):]
+    return run
+
+
+def _run(fetch: _Fetch, task: Callable[[], None]) -> None:
+    try:
+        task()
+    except (PackingError, MemoryError):
+        fetch.failed = True
+    with fetch.lock:
+        fetch.left -= 1
