@@ -7,6 +7,7 @@ bytes are wrong is noticed, and another salt finds nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,14 @@ import torch
 
 from tests.fixtures.memory_store import Contents, MemoryStore
 from tests.oracle.serving import Answer, Serving, directory, loaded
+from weft.assemble import assemble
+from weft.config import EngineConfig
+from weft.errors import ConfigError
 from weft.models.loading import LoadedModel, load_model
-from weft.request import SamplingParams
+from weft.request import Request, SamplingParams
 from weft.store.identity import NamespaceIdentity
 from weft.store.options import StoreOptions
+from weft.store.packed_store import PackedStore
 from weft.store.protocol import Store
 from weft.store.store import open_store
 
@@ -45,6 +50,11 @@ def disk_store(path: Path, serving: Serving) -> Store:
 
 def serving(family: str, path: Path, model: LoadedModel | None = None) -> Serving:
     return Serving(family, cache=True, model=model, store=lambda one: disk_store(path, one))
+
+
+def packed_serving(family: str, path: Path, model: LoadedModel, *, packs: bool) -> Serving:
+    return Serving(family, cache=True, model=model, store=lambda one: PackedStore(
+        disk_store(path, one), one.arena.page_bytes, one.arena.slot_bytes, queue_bytes=1 << 30, packs=packs))
 
 
 def first_and_next(engine: Serving, salt: str = "") -> list[Answer]:
@@ -87,6 +97,60 @@ def test_bfloat16_comes_back_bit_for_bit(family: str, tmp_path: Path) -> None:
     after.core.close()
     assert again.cached_tokens == warm.cached_tokens > 0
     assert same(again, warm)
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "bfloat16"), ("qwen3_5", "bfloat16"),
+                                               ("granite", "float32"), ("falcon_mamba", "float32")])
+def test_packed_records_come_back_bit_for_bit(family: str, dtype: str, tmp_path: Path) -> None:
+    """A packed life, and one that goes on from it with plain records."""
+    model = load_model(directory(family), dtype=dtype)
+    before = packed_serving(family, tmp_path, model, packs=True)
+    before.run([PROMPT], SHORT)
+    [warm] = before.run([PROMPT], SHORT)
+    before.core.close()
+    assert before.core.store is not None
+    stats = before.core.store.store.stats()
+    assert 0 < stats.packed_bytes < 0.95 * stats.raw_bytes
+    after = packed_serving(family, tmp_path, model, packs=False)
+    [again] = after.run([PROMPT], SHORT)
+    [longer] = after.run([[*PROMPT, *NEXT_TURN]], SHORT)
+    after.core.close()
+    assert again.cached_tokens == warm.cached_tokens > 0
+    assert same(again, warm)
+    last = packed_serving(family, tmp_path, model, packs=True)
+    [longer_again] = last.run([[*PROMPT, *NEXT_TURN]], SHORT)
+    last.core.close()
+    assert longer_again.cached_tokens > longer.cached_tokens - len(NEXT_TURN)
+    assert longer_again.tokens == longer.tokens
+
+
+def test_the_flag_packs_and_auto_reads_what_it_packed(tmp_path: Path) -> None:
+    prompt = Request(request_id="one", prompt_tokens=PROMPT, sampling=SHORT)
+    for pack, restored in (("on", 0), ("auto", 1)):
+        core = assemble(EngineConfig(model=str(directory("lfm2")), store=str(tmp_path), memory="64MiB",
+                                     store_pack=pack, store_size="64MiB", store_reserve="0",
+                                     device="cpu")).core
+        core.submit(prompt)
+        while core.has_work:
+            core.step()
+        core.write_all(20.0)
+        assert core.store is not None
+        stats, counts = core.store.stats(), core.store.restores.counts
+        core.close()
+        assert counts.restores == restored
+        assert (stats.store.packed_bytes < stats.store.raw_bytes) == (pack == "on")
+
+
+def test_packing_without_its_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.store.packing.is_available", lambda: False)
+    config = EngineConfig(model=str(directory("lfm2")), store=str(tmp_path), memory="64MiB", device="cpu",
+                          store_size="64MiB", store_reserve="0")
+    with pytest.raises(ConfigError, match=r"--store-pack on needs .*weft\[store\]"):
+        assemble(replace(config, store_pack="on"))
+    core = assemble(config).core
+    assert core.store is not None
+    assert not isinstance(core.store.store, PackedStore)
+    core.close()
 
 
 def test_another_salt_finds_nothing_in_the_store(tmp_path: Path) -> None:

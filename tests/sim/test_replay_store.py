@@ -19,7 +19,7 @@ from weft.sim.store_tier import StoreModel, parse_disk
 from weft.sim.synthetic import Library, document_traffic
 from weft.sim.traffic import Traffic, TrafficRequest
 from weft.store.values import KvPiece, StagingBuffers
-from weft.store.virtual_disk import DiskModel
+from weft.store.virtual_disk import DiskModel, PackingModel
 from weft.store.virtual_store import VirtualStore
 
 COST = Fitted(fixed_s=5e-3, token_s=1e-4, pair_s=0.0, decode_s=1e-4, context_s=1e-9)
@@ -184,6 +184,27 @@ def test_a_fetch_of_an_evicted_prefix_is_missing() -> None:
     disk.fetch(prefix, 0, StagingBuffers(memoryview(bytearray()), memoryview(bytearray())))
     clock.now_s = 2.0
     assert sorted(event.kind for event in disk.poll()) == ["missing", "written"]
+
+
+def test_a_packed_store_holds_more_and_reads_less() -> None:
+    packed = StoreModel("1GB", store("1GB@10GB/s").disk, arena().page_bytes, arena().slot_bytes,
+                        packing=PackingModel(0.7, 0.85, 4e9, 8e9))
+    plain, smaller = ran("1GB@10GB/s"), replay(traffic(), arena(), COST, store=packed)
+    assert plain.store is not None
+    assert smaller.store is not None
+    assert smaller.store.evicted < plain.store.evicted
+    assert smaller.store.written_bytes < 0.9 * plain.store.written_bytes
+    assert smaller.cached_tokens > plain.cached_tokens
+
+
+def test_packing_takes_its_time() -> None:
+    slow = StoreModel("slow", store().disk, arena().page_bytes, arena().slot_bytes,
+                      packing=PackingModel(1.0, 1.0, 5e6, 5e6))
+    report = replay(traffic(), arena(), COST, store=slow)
+    assert report.store is not None
+    plain = ran("100GB@10GB/s").store
+    assert plain is not None
+    assert report.store.written_bytes < 5e6 * report.virtual_s + 1e9 < plain.written_bytes
 
 
 def test_the_store_is_part_of_the_hash() -> None:

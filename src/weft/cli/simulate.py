@@ -241,7 +241,8 @@ def _packing_words(stores: list[StoreModel | None]) -> list[str]:
     return list(dict.fromkeys(
         f"stored KV is packed to {one.packing.kv:.0%} and states to {one.packing.state:.0%} of their bytes, "
         f"at {one.packing.pack_bytes_s / 1e9:.1f} GB/s, and unpacked at "
-        f"{one.packing.unpack_bytes_s / 1e9:.1f} GB/s" for one in stores if one is not None and one.packing != NO_PACKING))
+        f"{one.packing.unpack_bytes_s / 1e9:.1f} GB/s"
+        for one in stores if one is not None and one.packing != NO_PACKING))
 
 
 def _stores(more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: int = 1,

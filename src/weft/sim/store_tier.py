@@ -99,7 +99,7 @@ def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
     if capacity_bytes <= 0:
         raise ConfigError(f"--store {text!r}: its size must be above 0", param="--store")
     bytes_s, latency_s = parse_rate(rate)
-    return DiskModel(capacity_bytes, bytes_s, latency_s, min(float(write_bytes_s), bytes_s))
+    return DiskModel(capacity_bytes, bytes_s, latency_s, float(write_bytes_s))
 
 
 def parse_rate(text: str) -> tuple[float, float]:
