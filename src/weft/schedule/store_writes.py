@@ -1,14 +1,18 @@
 """Writes: computed checkpoints go to the store, piece by piece, beside the steps and never inside them.
 
     commit      a sequence saves a checkpoint           --> candidates, the most valuable first
-    (poll)      worth it, not stored, a buffer is free   --> a job: node, tokens, transfer buffer
-    each plan   some pages of the job, its state first   --> ``ArenaWork`` stores, after the runs
+    (poll)      worth it, not stored, a buffer is free   --> jobs: node, tokens, transfer buffer
+    each plan   some pages of the jobs, a state first    --> ``ArenaWork`` stores, after the runs
     (finished)  every page is in the buffer              --> Store.put
     (poll)      written, or dropped                      --> the buffer is free
 
-One job copies at a time. A step with runs copies at most ``step_bytes`` of KV, another step IDLE_STEPS times
-that. Between two steps the node is looked up again: its pages may have moved. A node that was evicted before
-its job was done ends the job, which is counted. One that was compressed meanwhile is a candidate again.
+Jobs copy in the order in which they began. A step with runs copies at most ``step_bytes`` and one state,
+another step IDLE_STEPS times as much KV. The first job may fill it. What it leaves is for the next ones, up
+to JOBS_MAX: a step of prefills computes several states, and memory may evict them a step later. A checkpoint
+that shares KV with a job waits for its put, so the same KV is stored once.
+
+Between two steps the node is looked up again: its pages may have moved. A node that was evicted before its
+job was done ends the job, which is counted. One that was compressed meanwhile is a candidate again.
 
 Compressed KV and states are written as they are, codes and scales, with the mark of rounded data. Their
 packed pages are copied like any pages. A record is then a slice of the buffer. Compression makes a checkpoint
@@ -30,16 +34,19 @@ buffers are bounded; ``write_bytes_s`` paces jobs).
 
 Rejected: writing at eviction (kill -9 would lose everything; and the bytes are gone after the step, while a
 copy takes several, so an eviction would have to wait for the write, against L9); views of the arena for the
-store's threads (see ``transfer_buffers``); several jobs at once (they would share the same bytes of each
-step).
+store's threads (see ``transfer_buffers``); one job in each step (states wait for their turn until memory
+evicts them, beside a disk that is idle).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 from heapq import heapify, heappop, heappush, heappushpop
 from math import inf
+
+import numpy as np
 
 from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
 from weft.memory.memory import Memory
@@ -70,8 +77,18 @@ IDLE_STEPS = 8
 """A step without runs copies as much as so many steps with runs."""
 CANDIDATES_MAX = 4096
 LOOKS_PER_POLL = 8
+JOBS_MAX = 8
+"""Jobs that copy at once (law L11)."""
 PACE_SLACK_S = 1.0
 """An idle time up to this long may be made up for."""
+
+
+class _Begin(Enum):
+    """What became of a candidate: a job or nothing more to do, no buffer, or KV that a job is storing."""
+
+    DONE = "done"
+    NO_ROOM = "no room"
+    SHARES = "shares"
 
 
 @dataclass(slots=True)
@@ -112,7 +129,8 @@ class StoreWrites:
         self._age = 0
         self._skipped: dict[NodeId, bool] = {}
         """Candidates that were not worth writing, in order of age."""
-        self._job: _Job | None = None
+        self._jobs: list[_Job] = []
+        self._finished_step = 0
         self._puts: dict[Ticket, BufferId] = {}
         self._step_bytes = step_bytes
         self._paced_until_s = 0.0
@@ -129,34 +147,47 @@ class StoreWrites:
     @property
     def has_step(self) -> bool:
         """Whether a step would copy something."""
-        return self._job is not None and self._job.last_step < 0
+        return any(job.last_step < 0 for job in self._jobs)
 
     @property
     def is_waiting(self) -> bool:
         """Something is left to write, and time or the store must pass first."""
-        return bool(self._puts or self._job or self._candidates)
+        return bool(self._puts or self._jobs or self._candidates)
 
     @property
     def next_look_s(self) -> float:
         """When ``look`` may begin a job; infinity while only an event of the store can change that."""
-        if self._job is not None or not self._candidates or self._is_full:
+        if not self._candidates or self._is_full or not self._has_turn:
             return inf
         return max(self._clock(), self._paced_until_s)
 
     # ------------------------------------------------------------------ in a plan: reads only
 
     def work(self, *, idle: bool) -> tuple[tuple[PageTransfer, ...], tuple[StateTransfer, ...]]:
-        """The next stores of the job. ``idle``: the step has no runs."""
-        job = self._job
-        if job is None or job.last_step >= 0:
-            return (), ()
-        form = self._memory.checkpoint_contents(job.contents.node, job.contents.start)
-        if form is None or form.form != job.contents.form:
-            return (), ()  # the next poll ends the job
-        most = max(1, self._step_bytes * (IDLE_STEPS if idle else 1) // max(1, self._buffers.page_bytes))
-        pages = PageTransfer(job.buffer, job.copied, form.pages[job.copied:job.copied + most])
-        states = () if job.has_state or form.slot < 0 else (StateTransfer(job.buffer, form.slot),)
-        return (pages,) if pages.pages else (), states
+        """The next stores of the jobs. ``idle``: the step has no runs."""
+        pages: list[PageTransfer] = []
+        states: list[StateTransfer] = []
+        left = self._step_bytes * (IDLE_STEPS if idle else 1) + self._buffers.slot_bytes
+        for job in self._jobs:
+            form = None
+            if job.last_step < 0:
+                form = self._memory.checkpoint_contents(job.contents.node, job.contents.start)
+            if form is None or form.form != job.contents.form:
+                continue  # all is copied, or the next poll ends the job
+            state_bytes = 0 if job.has_state or form.slot < 0 else self._buffers.slot_bytes
+            is_first = not pages and not states
+            if left < state_bytes and not is_first:
+                break
+            most = max(int(is_first), (left - state_bytes) // max(1, self._buffers.page_bytes))
+            copied = form.pages[job.copied:job.copied + most]
+            if copied:
+                pages.append(PageTransfer(job.buffer, job.copied, copied))
+            if state_bytes:
+                states.append(StateTransfer(job.buffer, form.slot))
+            left -= state_bytes + len(copied) * self._buffers.page_bytes
+            if left <= 0:
+                break
+        return tuple(pages), tuple(states)
 
     # ------------------------------------------------------------------ by a commit, and between steps
 
@@ -170,19 +201,20 @@ class StoreWrites:
         for node in (*resumed, *states, *kv):
             if self._skipped.pop(node, False):
                 self._add(node)
-        job = self._job
-        if job is not None and work.stores:
-            job.copied += sum(len(one.pages) for one in work.page_stores)
-            job.has_state |= bool(work.state_stores)
-            if job.copied == len(job.contents.pages):
+        if not work.stores:
+            return
+        stored = {one.buffer for one in work.state_stores}
+        copied = {one.buffer: len(one.pages) for one in work.page_stores}
+        for job in self._jobs:
+            job.has_state |= job.buffer in stored
+            job.copied += copied.get(job.buffer, 0)
+            if (job.buffer in stored or job.buffer in copied) and job.copied == len(job.contents.pages):
                 job.last_step = step
 
     def finished(self, step: int) -> None:
         """Steps up to ``step`` are computed."""
-        job = self._job
-        if job is not None and 0 <= job.last_step <= step:
-            self._job = None
-            self._put(job)
+        self._finished_step = step
+        self._put_copied()
 
     def take(self, event: StoreEvent) -> None:
         buffer = self._puts.pop(event.ticket, None)
@@ -193,24 +225,41 @@ class StoreWrites:
             self.counts.dropped += event.kind != "written"
 
     def look(self) -> None:
-        """End a job whose node is gone; begin the next one."""
-        job = self._job
-        if job is not None:
+        """End jobs whose node is gone; begin the next ones."""
+        for job in list(self._jobs):
             if job.last_step < 0 and not self._goes_on(job):
+                self._jobs.remove(job)
                 self._buffers.free(job.buffer)
-                self._job = None
-            return
+        self._put_copied()
+        later: list[tuple[float, int, NodeId]] = []
         for _ in range(LOOKS_PER_POLL):
-            if self._job is not None or not self._candidates:
-                return
+            if not self._candidates or not self._has_turn:
+                break
             if self._clock() < self._paced_until_s and not self.draining:
-                return
+                break
             _, age, node = heappop(self._candidates)
             first = heappushpop(self._candidates, (-self._priority(node), age, node))
-            self._is_full = not self._begin(first[2])
+            began = self._begin(first[2])
+            self._is_full = began is _Begin.NO_ROOM
+            if began is not _Begin.DONE:
+                later.append(first)
             if self._is_full:
-                heappush(self._candidates, first)
-                return
+                break
+        for one in later:
+            heappush(self._candidates, one)
+    def _put_copied(self) -> None:
+        """Jobs that are copied go to the store, in their order."""
+        while self._jobs and 0 <= self._jobs[0].last_step <= self._finished_step:
+            self._put(self._jobs.pop(0))
+
+    @property
+    def _has_turn(self) -> bool:
+        """Whether one more job would copy something in the next step with runs."""
+        left = self._step_bytes + self._buffers.slot_bytes
+        for job in self._jobs:
+            left -= (len(job.contents.pages) - job.copied) * self._buffers.page_bytes
+            left -= 0 if job.has_state else self._buffers.slot_bytes
+        return len(self._jobs) < JOBS_MAX and (not self._jobs or left >= max(1, self._buffers.slot_bytes))
 
     def _goes_on(self, job: _Job) -> bool:
         """Whether the checkpoint of ``job`` is what it was."""
@@ -239,15 +288,17 @@ class StoreWrites:
             heapify(self._candidates)
             self.counts.lost += 1
 
-    def _begin(self, node: NodeId) -> bool:
-        """Make ``node`` the job if it is worth it. False: it has to wait for a buffer."""
+    def _begin(self, node: NodeId) -> _Begin:
+        """Make a job of ``node`` if it is worth it."""
         form = self._memory.checkpoint_contents(node)
         if form is None or (not self._compressed and form.has_compressed):
             self.counts.lost += 1
-            return True
+            return _Begin.DONE
         offer = self._store.offer(form.salt or None, form.tokens, form.position, exact=form.exact)
         if offer is None:
-            return True
+            return _Begin.DONE
+        if not _is_apart(self._jobs, form, offer.start):
+            return _Begin.SHARES
         if offer.start:
             form = self._memory.checkpoint_contents(node, offer.start)
             assert form is not None
@@ -255,28 +306,30 @@ class StoreWrites:
         size_bytes = self._buffers.bytes_for(pages)
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
-            return True
+            return _Begin.DONE
         uses = self._expected_uses(form)
         read_bytes = (ceil_div(form.position - offer.above, PAGE_TOKENS) * self._buffers.page_bytes
                       + (0 if offer.above else self._buffers.slot_bytes))
         if self._prices.worth_of_write_s(offer.above, form.position, read_bytes, size_bytes, uses) <= 0:
             self.counts.skipped += 1
             self._skip(node)
-            return True
+            return _Begin.DONE
         if not self._buffers.has_room(pages) or not self._is_share(size_bytes):
-            return False
+            return _Begin.NO_ROOM
         buffer, saved_s = self._buffers.add(pages), self._prices.compute_s(0, form.position)
-        self._job = _Job(form, buffer, saved_s)
+        has_work = form.pages or form.slot >= 0
+        self._jobs.append(_Job(form, buffer, saved_s, last_step=-1 if has_work else 0))
         if self._write_bytes_s:
             # Time that passed between two looks counts, so a step between them does not slow the pace.
             self._paced_until_s = (max(self._paced_until_s, self._clock() - PACE_SLACK_S)
                                    + size_bytes * self._stored_share() / self._write_bytes_s)
-        return True
+        return _Begin.DONE
 
     def _is_share(self, size_bytes: int) -> bool:
         """Whether buffers that wait to be written leave half of the limit to restores, or this one is
         alone."""
-        held_bytes = sum(self._buffers[buffer].nbytes for buffer in self._puts.values())
+        held_bytes = sum(self._buffers[buffer].nbytes
+                         for buffer in (*self._puts.values(), *(job.buffer for job in self._jobs)))
         return not held_bytes or held_bytes + size_bytes <= self._buffers.limit_bytes // 2
 
     def _expected_uses(self, form: CheckpointContents) -> float:
@@ -321,3 +374,10 @@ class StoreWrites:
                 pieces.append(KvPiece(start, end, payload.data if self._has_pages else memoryview(b""), form))
                 start = end
         return pieces
+
+
+def _is_apart(jobs: Iterable[_Job], contents: CheckpointContents, start: int) -> bool:
+    """Whether none of ``jobs`` has KV of ``contents`` behind ``start``: it would be stored twice."""
+    end = start + PAGE_TOKENS
+    return not any(job.contents.salt == contents.salt
+                   and np.array_equal(job.contents.tokens[:end], contents.tokens[:end]) for job in jobs)

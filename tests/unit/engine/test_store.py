@@ -174,6 +174,33 @@ def test_a_skipped_checkpoint_is_written_once_a_request_resumes_at_it(used: bool
     assert bool(kept.checkpoints) == used
 
 
+def test_checkpoints_of_several_prompts_are_copied_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those of one prompt one after the other: their KV would be copied twice."""
+    kept = contents(Rig())
+    store = MemoryStore(kept)
+    rig = Rig(cache=True, store=store, step_tokens_max=512, checkpoints=parse_checkpoints("every:64"))
+    prompts = [[(number + 7 * token) % 89 + 5 for token in range(139)] for number in range(3)]
+    for number, prompt in enumerate(prompts):
+        rig.submit(f"p{number}", prompt)
+    tier, in_steps = rig.core.store, list[list[bytes]]()
+    assert tier is not None
+    work = tier.writes.work
+
+    def watched(*, idle: bool) -> object:
+        in_steps.append([job.contents.tokens[:16].tobytes() for job in tier.writes._jobs])
+        return work(idle=idle)
+
+    monkeypatch.setattr(tier.writes, "work", watched)
+    rig.run()
+    rig.core.write_all(5.0)
+    assert rig.core.failure is None, rig.core.failure
+    assert max(map(len, in_steps)) >= 2
+    assert all(len(set(first)) == len(first) for first in in_steps)
+    assert max(len({one.buffer for one in plan.arena_work.page_stores}) for plan in rig.plans) >= 2
+    for prompt in prompts:
+        assert store.match(None, prompt, 0) is not None
+
+
 def test_a_part_of_the_prefix_in_memory_is_not_read_again() -> None:
     kept, cold = stored()
     store = MemoryStore(kept)
