@@ -1,10 +1,13 @@
 // The float products of a table against sums in double precision, without Python: for an instruction set of another
 // machine under an emulator (tests/aarch64.sh). float32 and bfloat16 tiles; rows alone give the bits of rows together.
+// Where an Arm CPU multiplies pairs of bfloat16, the bits are those of its manual, in plain C++. 12 bits have the bits of
+// plain tiles.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <vector>
 
+#include "pack_twelve_bit.hpp"
 #include "table.hpp"
 
 namespace weft {
@@ -74,6 +77,183 @@ void check(int64_t out, int64_t in, WeightForm form, Dtype dtype, double toleran
     }
 }
 
+// Weights with some that are odd, NaN among them in the last row.
+void check_twelve_bits(int64_t out, int64_t in) {
+  std::mt19937 dice(static_cast<unsigned>(out + 7 * in));
+  std::normal_distribution<float> normal;
+  const int64_t most = 40, tiles = (out + 31) / 32 * 2;
+  std::vector<bf16> weight(static_cast<size_t>(out * in)), x(static_cast<size_t>(most * in));
+  for (bf16& number : weight) narrow(&number, normal(dice) * (dice() % 300 ? 1 : 0x1p40f));
+  for (bf16& number : x) narrow(&number, normal(dice));
+  weight.back().bits = 0x7FC0;
+  std::vector<const uint16_t*> rows(static_cast<size_t>(tiles * 16));
+  for (int64_t row = 0; row < out; ++row) rows[static_cast<size_t>(row)] = &weight[static_cast<size_t>(row * in)].bits;
+  std::vector<uint8_t> highs(static_cast<size_t>(tiles * 16)), units(static_cast<size_t>(tiles * in * 24));
+  const auto odd_words = pack_twelve_bit(rows.data(), tiles, in, tiles * 16 * in, false, highs.data(), units.data());
+  std::vector<int64_t> odd(static_cast<size_t>(odd_words->size()));
+  odd_words->write(odd.data());
+  const std::vector<bf16> plain_tiles = in_tiles(weight, out, in);
+  std::vector<bf16> plain(static_cast<size_t>(most * out)), squeezed(plain);
+  std::vector<float> bias(static_cast<size_t>(out), 0.5f);
+  const auto multiply = [&](int64_t count, bool twelve_bit) {
+    LinearArgs args{};
+    args.x = x.data();
+    args.x_stride = in;
+    args.x_dtype = Dtype::bfloat16;
+    args.rows = count;
+    args.weight.in = in;
+    args.weight.out = out;
+    args.weight.form = twelve_bit ? WeightForm::bfloat16_twelve_bit : WeightForm::bfloat16_tiles;
+    args.weight.data = twelve_bit ? static_cast<const void*>(units.data()) : plain_tiles.data();
+    args.weight.scales = highs.data();
+    args.weight.odd = odd.data();
+    args.bias = bias.data();
+    args.out = twelve_bit ? squeezed.data() : plain.data();
+    tables::WEFT_TABLE::linear(args);
+    return std::memcmp(plain.data(), squeezed.data(), static_cast<size_t>(count * out) * sizeof(bf16)) == 0;
+  };
+  for (int64_t count : {int64_t{1}, int64_t{2}, int64_t{6}, int64_t{7}, int64_t{13}, most}) {
+    multiply(count, false);
+    if (!multiply(count, true)) fail("12 bits have other bits than plain tiles", count, out, in);
+  }
+  for (uint8_t& high : highs) high = static_cast<uint8_t>(high ^ 1);  // the control
+  if (multiply(most, true)) fail("other upper bytes give the same bits: the check sees nothing", most, out, in);
+}
+
+// Experts in tiles: a token alone has its bits among others, and another token has others.
+void check_experts(int64_t dim, int64_t width) {
+  std::mt19937 dice(static_cast<unsigned>(dim + width));
+  std::normal_distribution<float> normal;
+  const int64_t experts = 3, choices = 2, tokens = 23, plain = static_cast<int64_t>(WeightForm::bfloat16_tiles);
+  const auto noise = [&](int64_t count) {
+    std::vector<bf16> numbers(static_cast<size_t>(count));
+    for (bf16& number : numbers) narrow(&number, normal(dice));
+    return numbers;
+  };
+  std::vector<std::vector<bf16>> matrices;
+  std::vector<ExpertTiles> gate_up, down;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    matrices.push_back(in_tiles(noise(2 * width * dim), 2 * width, dim));
+    matrices.push_back(in_tiles(noise(dim * width), dim, width));
+  }
+  for (size_t i = 0; i < matrices.size(); ++i)
+    (i % 2 ? down : gate_up).push_back({matrices[i].data(), nullptr, nullptr, plain});
+  const std::vector<bf16> x = noise(tokens * dim);
+  std::vector<bf16> together(static_cast<size_t>(tokens * dim)), alone(together);
+  std::vector<int64_t> ids;
+  for (int64_t token = 0; token < tokens; ++token)
+    for (int64_t choice = 0; choice < choices; ++choice) ids.push_back((token / 4 + choice) % experts);
+  const std::vector<float> weights(ids.size(), 0.5f);
+  const auto run = [&](int64_t first, int64_t count, bf16* out) {
+    MoeArgs args{};
+    args.x = x.data() + first * dim;
+    args.x_stride = dim;
+    args.x_dtype = Dtype::bfloat16;
+    args.tokens = count;
+    args.choices = choices;
+    args.experts = experts;
+    args.ids = ids.data() + first * choices;
+    args.weights = weights.data();
+    args.gate_up.in = args.down.out = dim;
+    args.gate_up.out = 2 * width;
+    args.down.in = width;
+    args.gate_up_tiles = gate_up.data();
+    args.down_tiles = down.data();
+    args.gated = true;
+    args.out = out;
+    tables::WEFT_TABLE::moe(args);
+  };
+  run(0, tokens, together.data());
+  for (int64_t token = 0; token < tokens; ++token) run(token, 1, alone.data() + token * dim);
+  const size_t bytes = alone.size() * sizeof(bf16), row = static_cast<size_t>(dim) * sizeof(bf16);
+  if (std::memcmp(alone.data(), together.data(), bytes)) fail("a token has other bits beside others", tokens, dim, width);
+  if (!std::memcmp(alone.data(), alone.data() + dim, row)) fail("two tokens have the same bits", tokens, dim, width);
+}
+
+// Arm's bfdot, as the manual has it without FPCR.EBF. Products are exact. Each of two sums is rounded to odd: an inexact
+// one ends in a 1, whichever neighbour that is. Denormal inputs and results are zeros.
+float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+
+float product(bf16 a, bf16 b) {
+  const double exact = static_cast<double>(flushed(widen(a))) * static_cast<double>(flushed(widen(b)));
+  return std::fabs(exact) < 0x1p-126 ? std::copysign(0.0f, static_cast<float>(exact)) : static_cast<float>(exact);
+}
+
+float odd_sum(float a, float b) {
+  const double x = static_cast<double>(a), y = static_cast<double>(b);
+  double total = x + y;
+  const double part = total - x, rest = (x - (total - part)) + (y - part);  // total + rest is exact
+  uint64_t bits;
+  std::memcpy(&bits, &total, sizeof bits);
+  if (rest != 0 && !(bits & 1)) total = std::nextafter(total, rest > 0 ? INFINITY : -INFINITY);
+  if (std::fabs(total) < 0x1p-126) return std::copysign(0.0f, static_cast<float>(total));
+  std::memcpy(&bits, &total, sizeof bits);
+  const uint64_t lost = bits & 0x1FFFFFFF;
+  bits -= lost;
+  std::memcpy(&total, &bits, sizeof bits);
+  float result = static_cast<float>(total);  // exact
+  uint32_t narrow_bits;
+  std::memcpy(&narrow_bits, &result, sizeof narrow_bits);
+  if (lost) narrow_bits |= 1;
+  std::memcpy(&result, &narrow_bits, sizeof result);
+  return result;
+}
+
+// Rows of ordinary numbers, of numbers with denormal products, and of denormals. A bias leaves of one row's sums what
+// float32 rounded, so bfloat16 shows their last bits.
+void check_pairs(int64_t out, int64_t in) {
+  std::mt19937 dice(static_cast<unsigned>(out + in));
+  std::normal_distribution<float> normal;
+  const int64_t most = 13;
+  const auto noise = [&](int64_t rows) {
+    std::vector<bf16> numbers(static_cast<size_t>(rows * in));
+    for (int64_t i = 0; i < rows * in; ++i)
+      narrow(&numbers[static_cast<size_t>(i)], normal(dice) * (i / in % 3 == 0 ? 1 : i / in % 3 == 1 ? 0x1p-64f : 0x1p-126f));
+    return numbers;
+  };
+  const std::vector<bf16> weight = noise(out), x = noise(most), tiles = in_tiles(weight, out, in);
+  std::vector<float> sums(static_cast<size_t>(most * out)), fused_sums(sums), bias(static_cast<size_t>(out));
+  for (int64_t row = 0; row < most; ++row)
+    for (int64_t to = 0; to < out; ++to) {
+      float sum = 0, other = 0;
+      for (int64_t i = 0; i < in; i += 2) {
+        const bf16* const of_x = x.data() + row * in + i;
+        const bf16* const of_w = weight.data() + to * in + i;
+        sum = odd_sum(sum, odd_sum(product(of_x[0], of_w[0]), product(of_x[1], of_w[1])));
+        for (int j = 0; j < 2; ++j) other = std::fma(widen(of_x[j]), widen(of_w[j]), other);
+      }
+      sums[static_cast<size_t>(row * out + to)] = sum;
+      fused_sums[static_cast<size_t>(row * out + to)] = other;
+    }
+  std::vector<bf16> got(static_cast<size_t>(most * out));
+  LinearArgs args{};
+  args.x = x.data();
+  args.x_stride = in;
+  args.x_dtype = Dtype::bfloat16;
+  args.weight.data = tiles.data();
+  args.weight.form = WeightForm::bfloat16_tiles;
+  args.weight.in = in;
+  args.weight.out = out;
+  args.bias = bias.data();
+  args.out = got.data();
+  int64_t seen = 0;
+  for (int64_t of : {0, 1, 2, 3})
+    for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 13}) {
+      for (int64_t to = 0; to < out; ++to) bias[static_cast<size_t>(to)] = -sums[static_cast<size_t>(of * out + to)];
+      args.rows = rows;
+      tables::WEFT_TABLE::linear(args);
+      for (int64_t at = 0; at < rows * out; ++at) {
+        const float offset = bias[static_cast<size_t>(at % out)];
+        bf16 expected, other;
+        narrow(&expected, sums[static_cast<size_t>(at)] + offset);
+        narrow(&other, fused_sums[static_cast<size_t>(at)] + offset);
+        seen += expected.bits != other.bits;
+        if (got[static_cast<size_t>(at)].bits != expected.bits) return fail("a sum of pairs is not the manual's", rows, out, in);
+      }
+    }
+  if (in > 2 && seen == 0) fail("another order gives the same bits: the check sees nothing", most, out, in);
+}
+
 }  // namespace
 }  // namespace weft
 
@@ -84,7 +264,20 @@ int main() {
       check<float>(out, in, WeightForm::float32_tiles, Dtype::float32, 1e-5);
       check<bf16>(out, in, WeightForm::bfloat16_tiles, Dtype::bfloat16, 8e-3);
     }
+  if (tables::WEFT_TABLE::has_twelve_bit_products())
+    for (int64_t out : {1, 16, 33, 130})
+      for (int64_t in : {8, 64, 104, 1024}) check_twelve_bits(out, in);
+  check_experts(64, 32);
+  check_experts(98, 40);
+  const char* how = "";
+#if defined(__aarch64__)
+  const bool pairs = getauxval(AT_HWCAP2) & 1ul << 14;
+  how = pairs ? ", by products of pairs" : ", by widened weights";
+  if (pairs)
+    for (int64_t out : {1, 16, 33, 130})
+      for (int64_t in : {2, 64, 98, 512}) check_pairs(out, in);
+#endif
   if (failures) return 1;
-  std::printf("products are right, and rows alone have the bits of rows together\n");
+  std::printf("products are right, and rows alone have the bits of rows together%s\n", how);
   return 0;
 }

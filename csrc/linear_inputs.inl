@@ -28,6 +28,18 @@ bool has_bf16_dot() {
   static const bool has = __builtin_cpu_supports("avx512bf16");
   return has;
 }
+#elif defined(__aarch64__)
+#define WEFT_BF16 __attribute__((target("arch=armv8.2-a+bf16")))
+bool has_vnni() { return false; }
+bool has_bf16_dot() {
+#if defined(__linux__)
+  constexpr unsigned long kHalves = 1ul << 14;  // HWCAP2_BF16: FEAT_BF16
+  static const bool has = getauxval(AT_HWCAP2) & kHalves;
+  return has;
+#else
+  return false;
+#endif
+}
 #else
 bool has_vnni() { return false; }
 bool has_bf16_dot() { return false; }
@@ -117,7 +129,9 @@ struct Prepared {
 bool in_tiles(WeightForm form) { return form == WeightForm::int8 || form == WeightForm::int4; }
 
 Inputs inputs_for(const Weight& weight, bool exact) {
+#if defined(__AVX512F__)
   if (weight.form == WeightForm::bfloat16 && has_bf16_dot()) return Inputs::halves;
+#endif
   return in_tiles(weight.form) && !exact && has_vnni() ? Inputs::codes : Inputs::floats;
 }
 

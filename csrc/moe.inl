@@ -7,26 +7,11 @@
 //     4   (expert, 64 rows of down)              expert_out, float32
 //     5   each token                             its choices weighted and added, in the router's order
 //
-// Nothing is rounded between 1 and 5 but what the kernel's form of inputs rounds. Experts in float tiles: moe_tiles.inl.
+// Nothing is rounded between 1 and 5 but what the kernel's form of inputs rounds. Experts in float tiles,
+// and codes where a matrix unit multiplies them: moe_tiles.inl.
 
 namespace weft {
 namespace {
-
-// ``weight`` is the first of a stack of ``experts`` that lie one after the other.
-Weight expert_of(const Weight& weight, int64_t expert) {
-  Weight one = weight;
-  const auto move = [&](const void* from, int64_t bytes) { return static_cast<const uint8_t*>(from) + expert * bytes; };
-  if (!in_tiles(weight.form)) {
-    one.data = move(weight.data, weight.out * weight.in * (weight.form == WeightForm::bfloat16 ? 2 : 4));
-    return one;
-  }
-  const int64_t tiles = (weight.out + kTile - 1) / kTile, lines = (weight.in + kLine - 1) / kLine;
-  const int64_t numbers = tiles * ((lines * kLine + weight.group - 1) / weight.group) * kTile;
-  one.data = move(weight.data, tiles * lines * kTile * kLine / (weight.form == WeightForm::int8 ? 1 : 2));
-  one.scales = move(weight.scales, numbers * (weight.half_scales ? 2 : 4));
-  if (weight.zeros) one.zeros = weight.zeros + expert * numbers;
-  return one;
-}
 
 // body(group, first row of W, rows of W) for each expert hit and each 64 rows.
 template <class Body>
@@ -102,6 +87,10 @@ void moe_in(const MoeArgs& args) {
 
 void moe(const MoeArgs& args) {
   if (args.gate_up_tiles) return args.x_dtype == Dtype::bfloat16 ? tiled_moe<bf16>(args) : tiled_moe<float>(args);
+#if defined(__AVX512F__)
+  if (in_tiles(args.gate_up.form) && args.x_dtype == Dtype::bfloat16 && matrix_unit() != MatrixUnit::none)
+    return tiled_moe<bf16>(args);
+#endif
   if (args.x_dtype == Dtype::bfloat16) moe_in<bf16>(args);
   else moe_in<float>(args);
 }

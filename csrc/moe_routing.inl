@@ -1,4 +1,4 @@
-// Pairs of a token and an expert, sorted by expert, and the activation between an expert's two products.
+// Pairs of a token and an expert, sorted by expert; one expert of a stack; the activation between its two products.
 
 namespace weft {
 namespace {
@@ -11,6 +11,22 @@ WEFT_INLINE f32x16 activated(f32x16 x, Activation activation) {
   }
   for (int i = 0; i < 16; ++i) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118654752f));
   return x;
+}
+
+// ``weight`` is the first of a stack of ``experts`` that lie one after the other.
+Weight expert_of(const Weight& weight, int64_t expert) {
+  Weight one = weight;
+  const auto move = [&](const void* from, int64_t bytes) { return static_cast<const uint8_t*>(from) + expert * bytes; };
+  if (!in_tiles(weight.form)) {
+    one.data = move(weight.data, weight.out * weight.in * (weight.form == WeightForm::bfloat16 ? 2 : 4));
+    return one;
+  }
+  const int64_t tiles = (weight.out + kTile - 1) / kTile, lines = (weight.in + kLine - 1) / kLine;
+  const int64_t numbers = tiles * ((lines * kLine + weight.group - 1) / weight.group) * kTile;
+  one.data = move(weight.data, tiles * lines * kTile * kLine / (weight.form == WeightForm::int8 ? 1 : 2));
+  one.scales = move(weight.scales, numbers * (weight.half_scales ? 2 : 4));
+  if (weight.zeros) one.zeros = weight.zeros + expert * numbers;
+  return one;
 }
 
 struct ExpertRows {

@@ -1,4 +1,5 @@
-// Mixture of experts whose matrices lie in float tiles, plain or in 12 bits: products of many experts as one job.
+// Mixture of experts whose matrices lie in float tiles, plain or in 12 bits: products of many experts as one job. int8
+// and int4 too, where a matrix unit multiplies their codes by bfloat16 (code_pieces.inl).
 //
 //     pairs (token, choice) sorted by expert     e0 e0 e3 e3 e3 e7
 //     1   x of each pair                         rows beside each other, so that an expert's are one matrix
@@ -46,6 +47,11 @@ void items_of_products(const std::vector<LinearArgs>& products) {
         return few_tiles<X>(args, tile, tile + kOutTiles < tiles ? tile + kOutTiles : tiles, 0, args.rows);
       }
     }
+#elif defined(__aarch64__)
+    if (args.weight.form == WeightForm::bfloat16_twelve_bit) {
+      if constexpr (std::is_same_v<T, bf16>)
+        return squeezed_tiles<X>(args, tile, tile + kOutTiles < tiles ? tile + kOutTiles : tiles, 0, args.rows);
+    }
 #endif
     const Weight* const next = after == Pool::kNone ? nullptr : &products[static_cast<size_t>(after / items)].weight;
     const char* const ahead = !next || next->form == WeightForm::bfloat16_twelve_bit
@@ -61,6 +67,8 @@ void run_products(TiledMoeStep<bf16>& step) {
 #if defined(__AVX512F__)
   if (matrix_unit() != MatrixUnit::none)
     return matrix_products(step.products.data(), static_cast<int64_t>(step.products.size()));
+#endif
+#if defined(WEFT_BF16)
   if (has_bf16_dot()) return items_of_products<bf16, bf16>(step.products);
 #endif
   // The rows of all products lie beside each other.
@@ -78,19 +86,23 @@ void run_products(TiledMoeStep<bf16>& step) {
   items_of_products<bf16, float>(step.products);
 }
 
-// x [pairs][in] times the matrix of each pair's expert -> out [pairs][size.out].
+Weight in_own_tiles(const Weight& size, const ExpertTiles& own) {
+  Weight weight = size;
+  weight.data = own.data;
+  weight.form = static_cast<WeightForm>(own.form);
+  weight.scales = own.highs;
+  weight.odd = own.odd;
+  return weight;
+}
+
+// x [pairs][in] times the matrix of each pair's expert -> out [pairs][size.out]. ``tiles``: null for a stack of codes.
 template <class T>
 void expert_products(TiledMoeStep<T>& step, const std::vector<T>& x, const Weight& size, const ExpertTiles* tiles,
                      std::vector<T>& out, Dtype dtype) {
   step.products.clear();
   if (out.size() < step.pairs.size() * static_cast<size_t>(size.out)) out.resize(step.pairs.size() * static_cast<size_t>(size.out));
   for (const ExpertRows& group : step.groups) {
-    const ExpertTiles& own = tiles[group.expert];
-    Weight weight = size;
-    weight.data = own.data;
-    weight.form = static_cast<WeightForm>(own.form);
-    weight.scales = own.highs;
-    weight.odd = own.odd;
+    const Weight weight = tiles ? in_own_tiles(size, tiles[group.expert]) : expert_of(size, group.expert);
     step.products.push_back({x.data() + group.first * size.in, size.in, dtype, group.count, weight, nullptr, false,
                              out.data() + group.first * size.out});
   }

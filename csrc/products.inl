@@ -4,6 +4,7 @@ namespace weft {
 namespace {
 
 void linear(const LinearArgs& args) {
+  if (!args.rows) return;
   switch (args.weight.form) {
     case WeightForm::float32_tiles: return tile_products<float, float>(args);
     case WeightForm::bfloat16_tiles:
@@ -11,13 +12,21 @@ void linear(const LinearArgs& args) {
       if (matrix_unit() != MatrixUnit::none) return matrix_products(&args, 1);
 #endif
       return bf16_tile_products(args);
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
     case WeightForm::bfloat16_twelve_bit:
+#if defined(__AVX512F__)
       if (matrix_unit() != MatrixUnit::none) return matrix_products(&args, 1);
+#endif
       return twelve_bit_products(args);
 #endif
     case WeightForm::int8_both:
       return args.x_dtype == Dtype::bfloat16 ? byte_products<bf16>(args) : byte_products<float>(args);
+    case WeightForm::int8:
+    case WeightForm::int4:
+#if defined(__AVX512F__)
+      if (matrix_unit() != MatrixUnit::none && args.x_dtype == Dtype::bfloat16) return matrix_products(&args, 1);
+#endif
+      [[fallthrough]];
     default: return args.x_dtype == Dtype::bfloat16 ? linear_in<bf16>(args) : linear_in<float>(args);
   }
 }

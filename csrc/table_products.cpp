@@ -1,16 +1,21 @@
+#include "flush_denormals.hpp"
 #include "matrix_unit.hpp"
 #include "table.hpp"
 
+// Each over some of those before it.
 #include "linear_inputs.inl"
-#include "linear.inl"  // over linear_inputs.inl
-#include "w8a8.inl"   // over linear.inl
-#include "tiles.inl"  // over linear.inl
-#include "twelve_bit.inl"  // over tiles.inl
-#include "matrix_products.inl"  // over twelve_bit.inl
-#include "products.inl"  // over all of them
+#include "linear.inl"
+#include "w8a8.inl"
+#include "tiles.inl"
+#include "twelve_bit.inl"
+#include "twelve_bit_neon.inl"
+#include "matrix_pieces.inl"
+#include "code_pieces.inl"
+#include "matrix_products.inl"
+#include "products.inl"
 #include "moe_routing.inl"
-#include "moe_tiles.inl"  // over tiles.inl to products.inl
-#include "moe.inl"    // over linear.inl
+#include "moe_tiles.inl"
+#include "moe.inl"
 
 namespace weft::tables::WEFT_TABLE {
 
@@ -19,7 +24,7 @@ WEFT_GIVES(widen_weight, WidenArgs)
 WEFT_GIVES(moe, MoeArgs)
 bool has_byte_products() { return has_vnni(); }
 bool has_twelve_bit_products() {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
   return true;
 #else
   return false;

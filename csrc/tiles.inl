@@ -1,5 +1,5 @@
 // Matrix products y = x W^T of float weights in tiles, on every CPU. bfloat16 has two kernels: products of pairs
-// (AVX512-BF16), or, elsewhere, weights widened to float32 in registers and rows of x widened once before.
+// (AVX512-BF16, FEAT_BF16 of Arm), or, elsewhere, weights widened to float32 in registers and rows of x widened before.
 //
 //     tile   column 0 of 16 rows | column 1 of 16 rows | ...       64 bytes each, one stream from memory
 //            (bfloat16: columns 0-1, columns 2-3, ...)
@@ -158,14 +158,88 @@ WEFT_BF16 void tile_sums(const bf16* tiles, int64_t tile_stride, const bf16* x, 
     for (int t = 0; t < TILES; ++t) sums[r][t] = (f32x16)acc[r][t];
   store_sums<bf16, ROWS, TILES>(out, sums);
 }
+#elif defined(__aarch64__)
+// Of four rows of W, and of a row of x.
+WEFT_BF16 inline float32x4_t dot_of_pair(float32x4_t sums, uint32x4_t pairs, const bf16* x) {
+  uint32_t two;
+  std::memcpy(&two, x, sizeof two);
+  return vbfdotq_f32(sums, vreinterpretq_bf16_u32(pairs), vreinterpretq_bf16_u32(vdupq_n_u32(two)));
+}
+
+// ROWS rows of x times a tile by products of pairs (FEAT_BF16). bfmmla multiplies 2 rows of x and 2 rows of W by 4
+// columns: each sum gets what two bfdot add, one after the other. So bfdot gives a last row or pair the same bits.
+//
+//     bfdot   sum = odd(sum + odd(x0 w0 + x1 w1))     odd: an inexact result ends in a 1; denormals are zeros
+template <int ROWS, int TILES, int LINES>
+WEFT_BF16 void tile_sums(const bf16* tiles, int64_t, const bf16* x, int64_t x_stride, int64_t in, const char* ahead,
+                         const TileOut<bf16>& out) {
+  static_assert(TILES == 1);
+  constexpr int kBoth = ROWS / 2, kQuarters = kTile / 4;
+  float32x4_t blocks[kBoth ? kBoth : 1][2 * kQuarters];  // of two rows of x and two of W
+  float32x4_t sums[ROWS][kQuarters];
+  const uint32_t* line = reinterpret_cast<const uint32_t*>(tiles);
+#pragma GCC unroll 8
+  for (int both = 0; both < kBoth; ++both)
+#pragma GCC unroll 8
+    for (int of = 0; of < 2 * kQuarters; ++of) blocks[both][of] = vdupq_n_f32(0);
+#pragma GCC unroll 4
+  for (int q = 0; q < kQuarters; ++q) sums[ROWS - 1][q] = vdupq_n_f32(0);
+  int64_t i = 0;
+  for (; i + 4 <= in; i += 4, line += 2 * kTile) {
+    fetch_ahead<LINES>(ahead, i / 2);
+    fetch_ahead<LINES>(ahead, i / 2 + 1);
+    bfloat16x8_t of_x[kBoth ? kBoth : 1];
+#pragma GCC unroll 8
+    for (int both = 0; both < kBoth; ++both) {
+      uint64_t fours[2];
+      std::memcpy(&fours[0], x + 2 * both * x_stride + i, sizeof fours[0]);
+      std::memcpy(&fours[1], x + (2 * both + 1) * x_stride + i, sizeof fours[1]);
+      of_x[both] = vreinterpretq_bf16_u64(vcombine_u64(vcreate_u64(fours[0]), vcreate_u64(fours[1])));
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < kQuarters; ++q) {
+      const uint32x4_t first = vld1q_u32(line + 4 * q), second = vld1q_u32(line + kTile + 4 * q);
+      const bfloat16x8_t low = vreinterpretq_bf16_u32(vzip1q_u32(first, second));
+      const bfloat16x8_t high = vreinterpretq_bf16_u32(vzip2q_u32(first, second));
+#pragma GCC unroll 8
+      for (int both = 0; both < kBoth; ++both) {
+        blocks[both][2 * q] = vbfmmlaq_f32(blocks[both][2 * q], of_x[both], low);
+        blocks[both][2 * q + 1] = vbfmmlaq_f32(blocks[both][2 * q + 1], of_x[both], high);
+      }
+      if constexpr (ROWS % 2) {
+        sums[ROWS - 1][q] = dot_of_pair(sums[ROWS - 1][q], first, x + (ROWS - 1) * x_stride + i);
+        sums[ROWS - 1][q] = dot_of_pair(sums[ROWS - 1][q], second, x + (ROWS - 1) * x_stride + i + 2);
+      }
+      __asm__ volatile("" ::: "memory");  // else the compiler loads all quarters first, and sums leave the registers
+    }
+  }
+#pragma GCC unroll 8
+  for (int both = 0; both < kBoth; ++both)
+#pragma GCC unroll 4
+    for (int q = 0; q < kQuarters; ++q) {
+      const float64x2_t low = vreinterpretq_f64_f32(blocks[both][2 * q]);
+      const float64x2_t high = vreinterpretq_f64_f32(blocks[both][2 * q + 1]);
+      sums[2 * both][q] = vreinterpretq_f32_f64(vtrn1q_f64(low, high));
+      sums[2 * both + 1][q] = vreinterpretq_f32_f64(vtrn2q_f64(low, high));
+    }
+  if (i < in)
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+      for (int q = 0; q < kQuarters; ++q)
+        sums[r][q] = dot_of_pair(sums[r][q], vld1q_u32(line + 4 * q), x + r * x_stride + i);
+  f32x16 rows[ROWS][TILES];
+  std::memcpy(rows, sums, sizeof rows);
+  store_sums<bf16, ROWS, TILES>(out, rows);
+}
 #endif
 
-// T: the dtype of weights and outputs, X: of x.
+// T: the dtype of weights and outputs, X: of x. Rows [row, row + rows) times TILES tiles that lie at ``tiles``; their rows of
+// W begin with tile ``tile``.
 template <class T, class X, int TILES, int LINES>
-void tile_rows(const LinearArgs& args, int64_t tile, int64_t row, int rows, const char* ahead) {
+void tile_rows_at(const LinearArgs& args, const T* tiles, int64_t tile, int64_t row, int rows, const char* ahead) {
   const Weight& weight = args.weight;
   const int64_t stride = weight.in * kTile, x_stride = args.x_stride, in = weight.in, at = tile * kTile;
-  const T* tiles = static_cast<const T*>(weight.data) + tile * stride;
   const X* x = static_cast<const X*>(args.x) + row * x_stride;
   const TileOut<T> out = {static_cast<T*>(args.out) + row * weight.out + at, weight.out, weight.out - at,
                           args.bias ? args.bias + at : nullptr};
@@ -177,6 +251,12 @@ void tile_rows(const LinearArgs& args, int64_t tile, int64_t row, int rows, cons
     case 5: if constexpr (kTileRows >= 5) tile_sums<5, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
     default: if constexpr (kTileRows >= 6) tile_sums<6, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
   }
+}
+
+template <class T, class X, int TILES, int LINES>
+void tile_rows(const LinearArgs& args, int64_t tile, int64_t row, int rows, const char* ahead) {
+  const T* const tiles = static_cast<const T*>(args.weight.data) + tile * args.weight.in * kTile;
+  tile_rows_at<T, X, TILES, LINES>(args, tiles, tile, row, rows, ahead);
 }
 
 // Rows [row, end) of x, in blocks of nearly one size (8 are 4 and 4), times the tiles of an item. ``next``: the tiles
@@ -237,7 +317,7 @@ void tile_products(const LinearArgs& args) {
 }
 
 void bf16_tile_products(const LinearArgs& args) {
-#if defined(__AVX512F__)
+#if defined(WEFT_BF16)
   if (has_bf16_dot()) return tile_products<bf16, bf16>(args);
 #endif
   with_widened_rows(args, tile_products<bf16, float>);

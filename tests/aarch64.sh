@@ -4,7 +4,8 @@
 #   tests/aarch64.sh [BUILD_FOLDER]
 #
 # Needs aarch64-linux-gnu-g++ and qemu-aarch64 (Debian: g++-aarch64-linux-gnu, qemu-user). Every kernel of the table is
-# compiled; the matrix products are also run (csrc/check_products.cpp). Speed is not measured: an emulator has none.
+# compiled; the matrix products are also run (csrc/check_products.cpp), on a CPU with products of pairs of bfloat16
+# (FEAT_BF16) and on one without. Speed is not measured: an emulator has none.
 set -eu
 cd "$(dirname "$0")/.."
 build=${1:-build/aarch64}
@@ -19,6 +20,12 @@ compile() {
   "$compiler" $flags -c "csrc/$1.cpp" -o "$build/$1.o"
 }
 compile table_products
-"$compiler" $flags -static -pthread csrc/check_products.cpp csrc/pool.cpp "$build/table_products.o" -o "$build/check_products"
-"$emulator" "$build/check_products"
+"$compiler" $flags -ffp-contract=off -static -pthread csrc/check_products.cpp csrc/pool.cpp csrc/pack_twelve_bit.cpp \
+  "$build/table_products.o" -o "$build/check_products"
+check() {  # an emulated CPU, and what its products must be made of
+  "$emulator" -cpu "$1" "$build/check_products" | tee "$build/check.log"
+  grep -q "$2" "$build/check.log" || { echo "$1: not $2" >&2; exit 1; }
+}
+check max "by products of pairs"
+check cortex-a57 "by widened weights"
 for part in table_rows table_conv table_states table_attention table kernels; do compile "$part"; done

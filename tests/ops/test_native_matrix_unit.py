@@ -7,22 +7,28 @@ process may use it. ``weft doctor`` names the unit, or why there is none: then A
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.ops.quantised import noise
+from tests.ops.quantised import weight as code_weight
 from tests.ops.test_byte_inputs import weight as byte_weight
 from tests.ops.test_tiled_linear import in_order
 from tests.ops.test_twelve_bit import made_of, with_odd_ones
 from weft.tensor import native
+from weft.tensor.fused_block import FusedBlock
+from weft.tensor.ops.moe import moe
+from weft.tensor.ops.moe import naive as naive_moe
 from weft.tensor.ops.quantized_linear import naive, quantized_linear
 from weft.tensor.ops.tiled_linear import tiled_linear
+from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiled import serves
 from weft.tensor.weights.twelve_bit import InTiles
 
-HAS_TILES = native.MISSING is None and native.extension().has_twelve_bit_products()
+HAS_TILES = native.MISSING is None and "x86_64_v4" in native.extension().instruction_set()
 UNITS = [unit for unit in native.matrix_units() if unit != "none"] if HAS_TILES else []
 FEW_ROWS = 8
 ROWS = [1, 2, 7, 8, 9, 16, 17, 33, 49]
@@ -135,6 +141,13 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     assert torch.equal(bits(got[others]), bits(clean[others]))
 
 
+def test_no_rows_are_no_work() -> None:
+    x, weight = noise(2, 0, 96, dtype=BF16), noise(1, 64, 96, dtype=BF16)
+    for product in (tiled_linear(x, in_order(weight)), tiled_linear(x, made_of(weight)),
+                    quantized_linear(x, of_codes("int4", 64, 96)), quantized_linear(x, byte_weight(64, 96))):
+        assert product.shape == (0, 64)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_byte_products_have_the_bits_of_the_naive_ones(dtype: torch.dtype) -> None:
     for rows_out, columns in ((64, 128), (33, 100), (130, 224), (16, 1000), (80, 260)):
@@ -161,3 +174,123 @@ def test_few_rows_by_other_sums_would_be_seen() -> None:
     many = tiled_linear(x, in_order(weight), bias)
     assert native.use_matrix_unit("none")
     assert not torch.equal(bits(tiled_linear(x[:FEW_ROWS], in_order(weight), bias)[3]), bits(many[3]))
+
+
+CODES = {"int8": (8, False, None), "int8 zeros": (8, True, 32), "int8 rows": (8, False, -1),
+         "int8 wide": (8, True, 320), "int4": (4, False, None), "int4 zeros": (4, True, 96),
+         "int4 rows": (4, False, -1)}
+"""Form -> bits, zeros, columns that share a scale: less than a chunk of 256, more, and no divisor of it."""
+each_code = pytest.mark.parametrize("form", CODES)
+
+
+def of_codes(form: str, *shape: int, exact: bool = False, seed: int = 0) -> QuantizedWeight:
+    bits, zeros, group = CODES[form]
+    return code_weight(bits, *shape, zeros=zeros, group=group, exact=exact, seed=seed)
+
+
+def codes_by_manual(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """A group's sum in the order of the manual; then sum x scale + total, rounded once."""
+    plain = weight.by_rows(0, weight.rows)
+    zeros = torch.tensor(128 if weight.bits == 8 else 8).expand(plain.scales.shape)
+    zeros = zeros if plain.zeros is None else plain.zeros
+    total = np.zeros((len(x), weight.rows), np.float32)
+    for group, first in enumerate(range(0, weight.columns, weight.group)):
+        last = min(first + weight.group, weight.columns)
+        numbers = plain.codes[:weight.rows, first:last].int() - zeros[:weight.rows, group, None].int()
+        sums = by_manual(x[:, first:last], numbers.to(BF16)).numpy().astype(np.longdouble)
+        scales = plain.scales[:weight.rows, group].numpy().astype(np.longdouble)
+        total = flushed((sums * scales + total).astype(np.float32))
+    return torch.from_numpy(total)
+
+
+@each_code
+@pytest.mark.parametrize(("rows_out", "columns"), [(33, 100), (66, 640)])
+def test_products_of_codes_have_the_order_of_the_manual(form: str, rows_out: int, columns: int) -> None:
+    if not native.extension().follows_manual():
+        return
+    weight, x = of_codes(form, rows_out, columns, exact=True), with_tiny_ones(2, 33, columns)
+    total, dense = codes_by_manual(x, weight), weight.dense()
+    seen = 0
+    for row in (0, 1, 2, 3):
+        bias = residue_bias(x, dense, row)
+        expected = (total + bias).to(BF16)
+        for rows in (1, 2, 33):
+            got = quantized_linear(x[:rows], weight, bias)
+            assert torch.equal(bits(got), bits(expected[:rows])), f"row {row} of {rows}"
+        before = native.matrix_unit()
+        assert native.use_matrix_unit("none")
+        seen += int((quantized_linear(x[:4], weight, bias)[row] != expected[row]).sum())
+        assert native.use_matrix_unit(before)
+    assert seen > 0, "another order gives the same bits: the test sees nothing"
+
+
+@each_code
+def test_a_row_of_a_product_of_codes_has_the_same_bits_in_any_batch(form: str) -> None:
+    """Also where its inputs could be rounded: a unit never does that to bfloat16."""
+    for rows_out, columns in ((50, 224), (34, 544)):
+        weight, x = of_codes(form, rows_out, columns), noise(2, max(ROWS), columns + 6, dtype=BF16)[:, 6:]
+        dense = weight.dense()
+        for row in (0, 3, 14, 40):
+            bias = residue_bias(x, dense, row)
+            assert float((x[row].double() @ dense.double().T + bias).abs().max()) < 1e-5
+            alone = quantized_linear(x[row:row + 1], weight, bias)[0]
+            assert float(alone.abs().max()) < 1e-3, "x was rounded"
+            for rows in (count for count in (2, 3, 4, 5, 16, 17, 33, 49) if count > row):
+                got = quantized_linear(x[:rows], replace(weight, exact=rows % 2 == 0), bias)
+                assert torch.equal(bits(got[row]), bits(alone)), f"row {row} of {rows}"
+
+
+def test_products_of_codes_by_another_unit_would_be_seen() -> None:
+    """The control of equal bits: few rows as a CPU without a unit multiplies them, many by the unit."""
+    weight, x = of_codes("int8 rows", 130, 1024, exact=True), noise(2, 33, 1024, dtype=BF16)
+    bias = residue_bias(x, weight.dense(), 3)
+    many = quantized_linear(x, weight, bias)
+    assert native.use_matrix_unit("none")
+    assert not torch.equal(bits(quantized_linear(x[:4], weight, bias)[3]), bits(many[3]))
+
+
+def test_what_is_not_finite_stays_in_its_row_of_a_product_of_codes() -> None:
+    weight, x = of_codes("int4", 64, 96), noise(2, 40, 96, dtype=BF16)
+    clean = quantized_linear(x, weight)
+    x[21, 5] = torch.nan
+    got = quantized_linear(x, weight)
+    assert got[21].isnan().all()
+    others = torch.arange(40) != 21
+    assert torch.equal(bits(got[others]), bits(clean[others]))
+
+
+def test_codes_meet_float32_rows_as_without_a_unit() -> None:
+    weight, x = of_codes("int8", 64, 256), noise(2, 70, 256)
+    with_unit = [quantized_linear(x[:rows], weight) for rows in (3, 70)]
+    assert native.use_matrix_unit("none")
+    for rows, got in zip((3, 70), with_unit, strict=True):
+        assert torch.equal(quantized_linear(x[:rows], weight), got)
+
+
+def test_a_fused_block_takes_codes_at_any_number_of_rows() -> None:
+    first, second = of_codes("int8", 128, 96, exact=True), of_codes("int4", 96, 64, exact=True)
+    x = noise(2, 40, 96, dtype=BF16)
+    assert FusedBlock(first, None, second, None).bound(x) is not None
+    assert native.use_matrix_unit("none")
+    assert FusedBlock(first, None, second, None).bound(x) is None, "oneDNN multiplies 40 rows without a unit"
+
+
+@pytest.mark.parametrize("form", ["int8", "int4 zeros"])
+def test_experts_of_codes_give_a_token_the_same_bits_in_any_batch(form: str) -> None:
+    experts, tokens, width, inner = 4, 40, 96, 48
+    gate_up, down = of_codes(form, experts, 2 * inner, width), of_codes(form, experts, width, inner, seed=3)
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.rand(tokens, experts, generator=generator).topk(2).indices
+    ids[7, 1] = -1
+    ids[:, 0] = torch.where(torch.arange(tokens) % 5 == 0, ids[:, 0], 3)
+    ids[:, 1] = torch.where(ids[:, 1] == 3, 2, ids[:, 1])
+    x, weights = noise(4, tokens, width, dtype=BF16), torch.rand(tokens, 2, generator=generator)
+    together = moe(x, ids, weights, gate_up, down)
+    truth = naive_moe.moe(x.double(), ids, weights, gate_up, down)
+    scale = float(truth.abs().max())
+    torch.testing.assert_close(together.double() / scale, truth / scale, rtol=2e-2, atol=3e-2)
+    for first, last in ((0, 1), (7, 8), (3, 20)):
+        part = moe(x[first:last], ids[first:last], weights[first:last], gate_up, down)
+        assert torch.equal(bits(part), bits(together[first:last]))
+    assert native.use_matrix_unit("none")
+    assert not torch.equal(bits(moe(x, ids, weights, gate_up, down)), bits(together))

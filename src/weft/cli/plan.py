@@ -55,8 +55,8 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
     click.Option(["--quantize"], type=QUANTIZE, default="none", show_default=True,
                  help="What matrices are stored in; none: as config.json says."),
     click.Option(["--twelve-bit/--no-twelve-bit"], default=None,
-                 help="Large bfloat16 matrices are in 12 bits, as on a CPU with AVX-512. Default: yes for "
-                      "the RAM of a machine with one, no for a size that is named."),
+                 help="Large bfloat16 matrices are in 12 bits, as on a CPU with AVX-512 or NEON. Default: "
+                      "yes for the RAM of a machine with one, no for a size that is named."),
     click.Option(["--max-model-len", "lengths"], type=click.IntRange(min=1), multiple=True,
                  help="Tokens of a sequence; may be given several times. Default: 4k, 32k, 128k and the "
                       "model's longest."),
@@ -194,7 +194,8 @@ def _packs_bfloat16() -> bool:
     """Whether this machine's CPU keeps bfloat16 in 12 bits, if the C++ kernels were built."""
     from weft.cli.machine import cpu_facts
 
-    return bool(cpu_facts()["features"]["avx512f"])
+    features = cpu_facts()["features"]
+    return bool(features["avx512f"] or features["asimd"])
 
 
 def _positive(text: str, flag: str) -> int:

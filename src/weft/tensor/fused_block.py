@@ -85,8 +85,8 @@ def _address(weight: Any, x_TD: torch.Tensor) -> int:
     if isinstance(weight, InTiles):
         return weight.body.data_ptr() if tiled.supported(x_TD, weight) else 0
     if isinstance(weight, QuantizedWeight):
-        served = quantized.supported(x_TD, weight) and not quantized.widened(x_TD.shape[0], weight)
-        return weight.codes.data_ptr() if served else 0
+        widened = quantized.widened(x_TD.shape[0], x_TD.dtype, weight)
+        return 0 if widened or not quantized.supported(x_TD, weight) else weight.codes.data_ptr()
     return 0
 
 

@@ -3,6 +3,7 @@
     few rows of x     the kernel, bound by the bytes of the weights
     many rows         with byte products: the kernel, bound by those products
                       without: blocks of weights dequantised (and transposed) to the dtype of x, then torch
+    a matrix unit     the kernel (csrc/code_pieces.inl) for any number of rows in bfloat16: x is never rounded
     byte_inputs       the kernel (csrc/w8a8.inl) for any number of rows: the form defines the arithmetic
 """
 
@@ -22,8 +23,6 @@ _BOTH = 6
 """The number of int8 with ``byte_inputs``."""
 _WIDENED_ROWS = 16
 """Least rows of x for which dequantising pays without byte products."""
-_MATRIX_UNIT_ROWS = 64
-"""Least rows of x for which a matrix unit (AMX) with bfloat16 is faster than byte products of vectors."""
 _BLOCK_ROWS = 512
 
 
@@ -41,7 +40,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
         x_RI = x_RI.contiguous()
     rows = x_RI.shape[0]
     assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
-    if widened(rows, weight):
+    if widened(rows, x.dtype, weight):
         out = _widened(x_RI, weight)
         return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], weight.rows)
     out = x_RI.new_empty(rows, weight.rows)
@@ -61,16 +60,17 @@ def weight_of(weight: QuantizedWeight) -> Any:
             0 if weight.zeros is None else weight.zeros.data_ptr(), weight.group, 0)
 
 
-def widened(rows: int, weight: QuantizedWeight) -> bool:
+def widened(rows: int, dtype: torch.dtype, weight: QuantizedWeight) -> bool:
     """Whether oneDNN multiplies ``rows`` rows of x by dequantised blocks."""
-    return rows >= _WIDENED_ROWS and not weight.byte_inputs and rows >= _widened_from(weight.exact)
+    if rows < _WIDENED_ROWS or weight.byte_inputs or by_matrix_unit(dtype):
+        return False
+    return weight.exact or not native.extension().has_byte_products()
 
 
-def _widened_from(exact: bool) -> int:
-    """Least rows of x for which oneDNN is faster."""
-    if exact or not native.extension().has_byte_products():
-        return _WIDENED_ROWS
-    return _MATRIX_UNIT_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 62
+def by_matrix_unit(dtype: torch.dtype) -> bool:
+    """Whether codes meet x as bfloat16, in the order of a matrix unit, for any number of rows."""
+    return (dtype == torch.bfloat16 and native.matrix_unit() != "none"
+            and "x86_64_v4" in native.extension().instruction_set())
 
 
 def _widened(x_RI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:

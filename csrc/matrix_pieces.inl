@@ -1,0 +1,186 @@
+// Pieces of products of bfloat16 tiles, plain or in 12 bits, where a matrix unit multiplies (matrix_unit.hpp). What
+// matrix_products.inl cuts a product into; code_pieces.inl has the pieces of int8 and int4.
+//
+//     few rows    up to 8 rows of x, if the unit follows the manual: vectors in the unit's order, at the speed of memory
+//     more rows   x is copied once into tiles of the unit; W lies in them already
+//
+//     piece    4 tiles of W, and rows of x that stay in the L2 cache
+//     chunk    256 columns of 2 tiles of W: 16 KB for the L1 cache. 12 bits are unpacked there, once for all rows of a
+//              piece. 2 blocks of 16 rows of x pass by, 16 KB each, and sums of 4 KB are added to
+//
+// Sums of a chunk go through memory in float32, which rounds nothing. So rows of x have the same bits whatever the cut,
+// and by vectors as by the unit: the order of a sum is the unit's in both.
+//
+//     32 columns    even = sum of w[2 i] x[2 i]      odd = sum of w[2 i + 1] x[2 i + 1]      fused, from zero
+//                   total = total + (even + odd)     denormals are zeros (MXCSR, for the time of a piece)
+//
+// Rejected: sums that stay in the unit for the whole width. W and x would both come out of the L2 cache, 64 bytes in a
+// cycle. Also rejected: tiles with fewer rows and columns at the edges. Zeros give the same sums.
+
+namespace weft {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int64_t kStepColumns = 32;
+constexpr int64_t kStepNumbers = kTileBytes / 2;
+constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
+constexpr int64_t kChunkSteps = 8;
+constexpr int64_t kMatrixPartBytes = 1 << 20;  // of x in a piece
+constexpr int64_t kMatrixPartRows = 128;       // at least: W is unpacked for each part
+
+struct alignas(64) Line {
+  uint16_t numbers[32];
+};
+
+int64_t steps_of(const Weight& weight) { return (weight.in + kStepColumns - 1) / kStepColumns; }
+
+// Tiles [tile, tile + count) of W, a chunk of steps at a time. Chunks are asked for in order.
+class TileChunks {
+ public:
+  TileChunks(const Weight& weight, int64_t tile, int count, Line* room) : weight_(weight), tile_(tile), count_(count), room_(room) {
+    if (packed())
+      for (int t = 0; t < count; ++t) odd_[t] = SqueezedTile(weight, tile + t).odd;
+  }
+
+  bool packed() const { return weight_.form == WeightForm::bfloat16_twelve_bit; }
+  int64_t stride() const { return stride_; }
+
+  // Steps [first, first + steps), all of them whole or one that is not.
+  const uint16_t* chunk(int64_t first, int64_t steps) {
+    const bool whole = (first + steps) * kStepColumns <= weight_.in;
+    if (!packed() && whole) {
+      stride_ = weight_.in * kTile;
+      return static_cast<const uint16_t*>(weight_.data) + tile_ * stride_ + first * kStepNumbers;
+    }
+    stride_ = steps * kStepNumbers;
+    if (!whole) std::memset(room_, 0, static_cast<size_t>(count_ * stride_ * 2));
+    for (int t = 0; t < count_; ++t) {
+      uint16_t* const to = room_->numbers + t * stride_;
+      if (packed()) unpack(t, first * kStepUnits, whole ? steps * kStepUnits : weight_.in / kUnitColumns - first * kStepUnits, to);
+      else std::memcpy(to, static_cast<const uint16_t*>(weight_.data) + ((tile_ + t) * weight_.in + first * kStepColumns) * kTile,
+                       static_cast<size_t>((weight_.in - first * kStepColumns) * kTile * 2));
+    }
+    return room_->numbers;
+  }
+
+ private:
+  void unpack(int t, int64_t unit, int64_t count, uint16_t* to) {
+    const SqueezedTile tile(weight_, tile_ + t);
+    const __m512i highs = tile.upper_bytes();
+    for (const int64_t end = unit + count; unit < end; ++unit, to += kUnitWords) {
+      const uint8_t* const from = tile.units + unit * kStepBytes;
+      Half halves[2];
+      for (int line = 0; line < 3; ++line) __builtin_prefetch(from + kFetchedAhead + line * 64, 0, 2);
+      if (__builtin_expect(*odd_[t] >> 16 < (unit + 1) * kUnitWords, 0)) {
+        odd_[t] = unpack_odd(tile, odd_[t], unit, halves);
+      } else {
+        halves[0] = unpacked<0>(from, highs);
+        halves[1] = unpacked<1>(from, highs);
+      }
+      for (int pair = 0; pair < kUnitPairs; ++pair)
+        _mm512_storeu_si512(to + pair * kPairWords, halves[pair / 2].pairs[pair % 2]);
+    }
+  }
+
+  const Weight& weight_;
+  int64_t tile_;
+  int count_;
+  Line* room_;
+  int64_t stride_ = 0;
+  const int64_t* odd_[2] = {};
+};
+
+// body(first, steps) for chunks of whole steps, then for a last step that is not whole.
+template <class Body>
+WEFT_INLINE void each_chunk(const Weight& weight, int64_t chunk, const Body& body) {
+  const int64_t whole = weight.in / kStepColumns;
+  for (int64_t first = 0; first < whole; first += chunk) body(first, whole - first < chunk ? whole - first : chunk);
+  if (whole * kStepColumns < weight.in) body(whole, 1);
+}
+
+// One tile of W times ROWS rows of x, added to sums [ROWS], in the order of a matrix unit.
+template <int ROWS>
+void few_row_sums(const uint16_t* w, const float* x, int64_t x_stride, int64_t steps, f32x16* sums) {
+  for (int64_t step = 0; step < steps; ++step, x += kStepColumns) {
+    f32x16 even[ROWS] = {}, odd[ROWS] = {};
+    for (int64_t pair = 0; pair < kTileSide; ++pair, w += kPairWords) {
+      const bf16* const pairs = reinterpret_cast<const bf16*>(w);
+      const f32x16 first = widened<0>(pairs), second = widened<1>(pairs);
+      for (int r = 0; r < ROWS; ++r) {
+        even[r] = fused(first, splat(x[r * x_stride + 2 * pair]), even[r]);
+        odd[r] = fused(second, splat(x[r * x_stride + 2 * pair + 1]), odd[r]);
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) sums[r] += even[r] + odd[r];
+  }
+}
+
+using FewRowSums = void (*)(const uint16_t*, const float*, int64_t, int64_t, f32x16*);
+constexpr FewRowSums kFewRowSums[kFewRows] = {few_row_sums<1>, few_row_sums<2>, few_row_sums<3>, few_row_sums<4>,
+                                              few_row_sums<5>, few_row_sums<6>, few_row_sums<7>, few_row_sums<8>};
+
+WEFT_INLINE void write_sum(const LinearArgs& args, int64_t row, int64_t tile, f32x16 sum) {
+  const int64_t at = tile * kTile, count = args.weight.out - at;
+  store_some(static_cast<bf16*>(args.out) + row * args.weight.out + at,
+             args.bias ? sum + load_some(args.bias + at, count) : sum, count);
+}
+
+void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_t end) {
+  alignas(64) Line room[2 * kChunkSteps * kTileBytes / 64];
+  f32x16 sums[2][kFewRows];
+  const int64_t rows = args.rows, width = steps_of(args.weight) * kStepColumns;
+  for (; tile < end; tile += 2) {
+    const int count = tile + 1 < end ? 2 : 1;
+    for (int t = 0; t < count; ++t)
+      for (int64_t r = 0; r < rows; ++r) sums[t][r] = splat(0);
+    {
+      const FlushDenormals flushed;
+      TileChunks w(args.weight, tile, count, room);
+      each_chunk(args.weight, w.packed() ? kChunkSteps : args.weight.in, [&](int64_t first, int64_t steps) {
+        const uint16_t* const chunk = w.chunk(first, steps);
+        for (int t = 0; t < count; ++t)
+          kFewRowSums[rows - 1](chunk + t * w.stride(), x + first * kStepColumns, width, steps, sums[t]);
+      });
+    }
+    for (int t = 0; t < count; ++t)
+      for (int64_t r = 0; r < rows; ++r) write_sum(args, r, tile + t, sums[t][r]);
+  }
+}
+
+// Rows [first, last) of x, whose tiles are ``x``, times tiles [tile, end).
+void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t last, int64_t tile, int64_t end) {
+  static thread_local std::vector<Line> sums_room;
+  alignas(64) Line room[2 * kChunkSteps * kTileBytes / 64];
+  const int64_t steps_in_all = steps_of(args.weight), blocks = (last - first + kTileSide - 1) / kTileSide;
+  const int64_t pairs = (blocks + 1) / 2;
+  const size_t lines = static_cast<size_t>(pairs * 4 * kSumNumbers * 4 / 64);
+  if (sums_room.size() < lines) sums_room.resize(lines);
+  float* const sums = reinterpret_cast<float*>(sums_room.data());
+  const uint16_t* const numbers = x->numbers + first / kTileSide * steps_in_all * kStepNumbers;
+  const TileKernels& unit = tile_kernels();
+  for (; tile < end; tile += 2) {
+    const int count = tile + 1 < end ? 2 : 1;
+    TileChunks w(args.weight, tile, count, room);
+    // With one pair of blocks nothing comes twice, so nothing has to stay in the L1 cache.
+    const int64_t chunk_steps = w.packed() || pairs > 1 ? kChunkSteps : steps_in_all;
+    unit.begin();
+    each_chunk(args.weight, chunk_steps, [&](int64_t begin, int64_t steps) {
+      const uint16_t* const chunk = w.chunk(begin, steps);
+      for (int64_t pair = 0; pair < pairs; ++pair)
+        unit.halves({numbers + (2 * pair * steps_in_all + begin) * kStepNumbers, chunk, steps_in_all * kStepNumbers,
+                     w.stride(), steps, 2 * pair + 1 < blocks ? 2 : 1, count, begin == 0,
+                     sums + pair * 4 * kSumNumbers});
+    });
+    unit.end();
+    for (int64_t block = 0; block < blocks; ++block)
+      for (int t = 0; t < count; ++t) {
+        const float* from = sums + (block / 2 * 4 + block % 2 * count + t) * kSumNumbers;
+        for (int64_t row = first + block * kTileSide; row < last && row < first + (block + 1) * kTileSide; ++row, from += kTile)
+          write_sum(args, row, tile + t, load(from));
+      }
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace weft
