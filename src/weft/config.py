@@ -73,7 +73,7 @@ class EngineConfig:
               "a GPU.", least=1)
     max_step_ms: int | None = _flag(None, "Milliseconds of a step in which answers are decoded: prefill "
                                           "chunks shrink to fit, so that answers flow; 0: no limit; default: "
-                                          "250 on a CPU, 100 on a GPU.", least=0)
+                                          "1000 on a CPU, 100 on a GPU.", least=0)
     max_queued_requests: int = _flag(1024, "Most requests waiting to run; more are turned away with 503.",
                                      least=1)
     prefix_cache: bool = _flag(True, "Keep what was computed, and start later requests from it.")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
+from benchmarks.serve import burst_cpu, gaps
 from benchmarks.serve.checkpoints import FAMILIES, Family, make_checkpoint
 from benchmarks.serve.compare import Side, alternate, compare, medians, ratios, same_prefix
-from benchmarks.serve.gaps import rows_of, table
+from benchmarks.serve.gaps import MeasuredServer, rows_of, table
 from benchmarks.serve.load import LoadPlan, Summary, percentile, run_load, summarise
 from weft.bench.client import Timing
 from weft.families import read_spec
@@ -69,14 +72,54 @@ def test_limits_are_held_against_transformers_gaps_and_the_throughput_without_a_
         return [summarise([Timing(0.0, [(1.0, 1), (1.0 + gap_s, 1)])], seconds=seconds)]
 
     rows = rows_of({"transformers": burst(0.1, 4.0), "0": burst(0.5, 2.0), "100": burst(0.19, 2.05),
-                    "25": burst(0.1, 3.0)})
+                    "25": burst(0.1, 3.0)}, cpu_s={"0": [3.0, 9.0, 4.0], "100": [5.0], "25": [8.0]})
     assert [row.limit_ms for row in rows] == [0, 25, 100]
     assert [row.gap_ratio for row in rows] == pytest.approx([5.0, 1.0, 1.9])
     assert [row.throughput_share for row in rows] == pytest.approx([1.0, 2 / 3, 2 / 2.05])
+    assert [row.cpu_share for row in rows] == pytest.approx([1.0, 0.5, 0.8])
     assert [row.holds for row in rows] == [False, False, True]
     shown = table(rows, medians(burst(0.1, 4.0))).splitlines()
     assert [line.split()[0] for line in shown[1:]] == ["no", "25", "100", "transformers"]
     assert [line.endswith("holds") for line in shown] == [False, False, False, True, False]
+
+
+def test_a_run_costs_the_cpu_time_of_the_servers_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def loaded(url: str, plan: LoadPlan) -> tuple[Summary, list[Timing]]:
+        until_s = time.process_time() + plan.output_tokens / 100
+        while time.process_time() < until_s:
+            pass
+        return summarise([], seconds=1.0), []
+
+    monkeypatch.setattr(gaps, "run_load", loaded)
+    server = MeasuredServer("http://127.0.0.1:1", psutil.Process())
+    for tokens in (30, 5):
+        server.run(LoadPlan(output_tokens=tokens))
+    assert server.cpu_s[0] >= 0.28, server.cpu_s
+    assert 0.03 <= server.cpu_s[1] < server.cpu_s[0], server.cpu_s
+
+
+def test_a_burst_in_one_process_is_cut_into_more_steps_by_a_limit(tmp_path: Path) -> None:
+    made = make_checkpoint("lfm2", "tiny", "float32", under=tmp_path)
+    plan = LoadPlan(requests=6, prompt_tokens=256, output_tokens=4, vocab_size=made.vocab_size)
+    results = {limit: [one] for limit, one in burst_cpu.bursts(made, [0, 1], plan, 1)}
+    [free], [limited] = results[0], results[1]
+    assert free.tokens == limited.tokens == 24
+    assert len(free.gaps_s) == 18
+    assert len(limited.mixed) > len(free.mixed) > 0
+    assert sum(tokens for tokens, _ in limited.mixed) < 6 * 256
+    lines = burst_cpu.burst_table(results).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["no", "1"]
+
+
+def test_a_grid_has_steps_of_decodes_alone_and_beside_prompts(tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(burst_cpu, "GRID_DECODES", (0, 2))
+    monkeypatch.setattr(burst_cpu, "GRID_TOKENS", (64, 320))
+    made = make_checkpoint("lfm2", "tiny", "float32", under=tmp_path)
+    best = burst_cpu.grid(made, 2)
+    assert set(best) == {(0, 64), (0, 320), (2, 0), (2, 64), (2, 320)}
+    assert best[0, 320] > best[0, 64] > 0
+    assert len(burst_cpu.grid_table(best).splitlines()) == 3
 
 
 def test_each_side_begins_a_round_in_turn() -> None:

@@ -78,7 +78,7 @@ OnProgress = Callable[[str], None]
 """Called with one line about the work of the moment."""
 
 EMBEDDED_MODEL = "weft-recall"
-MAX_STEP_MS_CPU, MAX_STEP_MS_GPU = 250, 100
+MAX_STEP_MS_CPU, MAX_STEP_MS_GPU = 1000, 100
 """Defaults of ``--max-step-ms``."""
 
 
