@@ -9,6 +9,8 @@ The store below knows packed records as one more form (PACKED). So volumes, chec
 are as without packing. A record that does not shrink is put as it is. Compressed forms of the engine pass
 through.
 
+Reads have threads of their own, so none waits behind a queue of puts.
+
 Laws: L8, L9 (packing delays no step; a put whose parent was refused is dropped), L11 (bytes that wait are
 bounded by ``queue_bytes``).
 
@@ -98,12 +100,15 @@ class UnpackedPrefix(StoredPrefix):
 
 @dataclass(slots=True)
 class _Fetch:
-    """A fetch of packed records. ``spare``: the bytes as they are stored, from token ``begin`` on."""
+    """A fetch of packed records. ``spare``: the bytes as they are stored. ``ended_s``: when all of them were
+    unpacked."""
 
     prefix: UnpackedPrefix
     start: int
     into: StagingBuffers
     spare: StagingBuffers
+    began_s: float
+    ended_s: float = 0.0
     event: StoreEvent | None = None
     left: int = 0
     failed: bool = False
@@ -125,7 +130,9 @@ class PackedStore:
         self._queue_bytes = queue_bytes
         self._packs = packs
         self._clock = clock
-        self._threads = ThreadPoolExecutor(threads or threads_for(os.cpu_count()), "store-pack")
+        count = threads or threads_for(os.cpu_count())
+        self._packers = ThreadPoolExecutor(count, "store-pack")
+        self._unpackers = ThreadPoolExecutor(count, "store-unpack")
         self._puts: deque[_Put] = deque()
         self._waiting_bytes = 0
         self._outer: dict[Ticket, Ticket] = {}
@@ -169,7 +176,7 @@ class PackedStore:
                                np.empty(prefix.below.state_bytes, np.uint8).data)
         begin = wanted[0].start if wanted else start
         ticket = self.store.fetch(prefix.below, begin, spare)
-        self._fetches[ticket] = _Fetch(prefix, start, into, spare)
+        self._fetches[ticket] = _Fetch(prefix, start, into, spare, self._clock())
         return ticket
 
     def _unpack(self, fetch: _Fetch, event: StoreEvent) -> None:
@@ -191,7 +198,7 @@ class PackedStore:
         fetch.event, fetch.left = event, len(tasks)
         self._unpacking.append(fetch)
         for task in tasks:
-            self._threads.submit(_run, fetch, task)
+            self._unpackers.submit(_run, fetch, task, self._clock)
 
     # ------------------------------------------------------------------ writing
 
@@ -238,7 +245,7 @@ class PackedStore:
         if not tasks:
             put.packed = [None] * len(forms)
         for record, number, part in tasks:
-            self._threads.submit(_pack, put, record, number, part)
+            self._packers.submit(_pack, put, record, number, part)
         return put.ticket
 
     def _put_packed(self, put: _Put) -> StoreEvent | None:
@@ -275,8 +282,8 @@ class PackedStore:
         for fetch in done:
             assert fetch.event is not None
             self._damaged += fetch.failed
-            events.append(replace(fetch.event, kind="damaged", reason="packing") if fetch.failed
-                          else fetch.event)
+            event = replace(fetch.event, seconds=fetch.ended_s - fetch.began_s)
+            events.append(replace(event, kind="damaged", reason="packing") if fetch.failed else event)
         return events
 
     def _pass_on(self) -> list[StoreEvent]:
@@ -299,7 +306,8 @@ class PackedStore:
         while self._puts and time.monotonic() < end_s:
             self._pass_on()
             time.sleep(0.001)
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._packers, self._unpackers):
+            threads.shutdown(wait=True, cancel_futures=True)
         self.store.close()
 
 
@@ -347,10 +355,11 @@ def _task(source: memoryview, form: int, target: memoryview, whole_bytes: int) -
     return run
 
 
-def _run(fetch: _Fetch, task: Callable[[], None]) -> None:
+def _run(fetch: _Fetch, task: Callable[[], None], clock: Callable[[], float]) -> None:
     try:
         task()
     except (PackingError, MemoryError):
         fetch.failed = True
     with fetch.lock:
+        fetch.ended_s = clock()
         fetch.left -= 1

@@ -24,7 +24,7 @@ from tests.unit.store.contents import (
 )
 from weft.store.packed_store import PackedStore, threads_for
 from weft.store.packing import PackingError, join_parts, pack_part, unpack
-from weft.store.values import EXACT_FORM, PACKED
+from weft.store.values import EXACT_FORM, PACKED, StagingBuffers
 
 
 def packed(payload: bytes) -> bytes:
@@ -140,6 +140,23 @@ def test_kv_that_was_stored_before_packing_goes_on_packed(tmp_path: Path) -> Non
     assert [span.form for span in prefix.spans] == [EXACT_FORM, EXACT_FORM, PACKED, PACKED]
     for start in (0, 32, 512, 720):
         assert_hit(store, tokens, 900, start=start)
+    store.close()
+
+
+@pytest.mark.usefixtures("_numbers")
+def test_the_seconds_of_a_fetch_are_those_until_its_bytes_are_unpacked(tmp_path: Path) -> None:
+    """The price of a read counts them."""
+    now_s = iter(range(0, 10_000, 7))
+    store = PackedStore(opened(tmp_path), GRAIN_BYTES, STATE_BYTES, queue_bytes=1 << 30, threads=1,
+                        clock=lambda: next(now_s))
+    tokens = prompt(200)
+    written(store, tokens)
+    prefix = store.match(None, tokens, 0)
+    assert prefix is not None
+    into = StagingBuffers(memoryview(bytearray(13 * GRAIN_BYTES)), memoryview(bytearray(STATE_BYTES)))
+    event = event_of(store, store.fetch(prefix, 0, into))
+    assert event.kind == "fetched"
+    assert event.seconds == 14, "the begin, one record of KV, and the state"
     store.close()
 
 
