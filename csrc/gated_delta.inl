@@ -63,7 +63,7 @@ struct NextState {
 
 // ``decays``: one for each line, or one. ``reader``: the next key times its decays.
 // ``element``: of the first number of the columns; ``key``: what this token's state is rounded by.
-template <class S, int WIDE, bool LINES, bool READS>
+template <class S, int WIDE, bool LINES, bool READS, bool ASKS>
 WEFT_INLINE void delta_token(float* state, int64_t element, int64_t v_dim, uint32_t key, int64_t k_dim, const float* k,
                              const float* q, const float* reader, const float* decays, const f32x16* delta,
                              f32x16* out, f32x16* ahead, const NextState<S, WIDE>& next_state) {
@@ -71,7 +71,7 @@ WEFT_INLINE void delta_token(float* state, int64_t element, int64_t v_dim, uint3
   for (int w = 0; w < WIDE; ++w) d[w] = delta[w];
   for (int64_t i = 0; i < k_dim; ++i) {
     const float decay = decays[LINES ? i : 0];
-    next_state.ask(i, 1);
+    if (ASKS) next_state.ask(i, 1);
     for (int w = 0; w < WIDE; ++w) {
       float* at = state + (i * WIDE + w) * 16;
       const f32x16 s = delta_line(load(at), decay, d[w], k[i]);
@@ -132,7 +132,7 @@ void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Ru
   };
   key_of(run.offset, k[0]);
   f32x16 ahead[WIDE] = {};
-  NextState<S, WIDE> next_state = {next, v_dim};
+  const NextState<S, WIDE> next_state = {next, v_dim};
   for (int64_t i = 0; i < k_dim; ++i) {
     next_state.ask(i, 0);
     for (int w = 0; w < WIDE; ++w)
@@ -148,16 +148,18 @@ void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Ru
     f32x16 delta[WIDE], out[WIDE];
     for (int w = 0; w < WIDE; ++w) delta[w] = (load(v + 16 * w) - ahead[w]) * beta;
     const uint32_t key = state_key(run.start + t, args.kind.layer);
+    const auto pass = [&](auto reads, auto asks) {
+      delta_token<S, WIDE, LINES, decltype(reads)::value, decltype(asks)::value>(
+          state, element, v_dim, key, k_dim, k[t & 1], q, reader, decays_of(token), delta, out, ahead, next_state);
+    };
+    const bool asks = t == 0 && next;
     if (args.out) {
-      delta_token<S, WIDE, LINES, true>(state, element, v_dim, key, k_dim, k[t & 1], q, reader, decays_of(token), delta,
-                                        out, ahead, next_state);
+      asks ? pass(std::true_type(), std::true_type()) : pass(std::true_type(), std::false_type());
       T* to = static_cast<T*>(args.out) + (token * args.heads + head) * v_dim + column;
       for (int w = 0; w < WIDE; ++w) store(to + 16 * w, out[w]);
     } else {
-      delta_token<S, WIDE, LINES, false>(state, element, v_dim, key, k_dim, k[t & 1], q, reader, decays_of(token),
-                                         delta, out, ahead, next_state);
+      asks ? pass(std::false_type(), std::true_type()) : pass(std::false_type(), std::false_type());
     }
-    next_state.from = nullptr;
     for (; tap < run.taps.size() && run.taps[tap].offset == t + 1; ++tap) keep(run.taps[tap].slot);
   }
   if (run.slot != kPad && run.keeps) keep(run.slot);
