@@ -297,6 +297,8 @@ class Metrics:
         yield self._counter("store_damaged", "Prefixes whose stored bytes were wrong.", restores.damaged)
         yield self._counter("store_read_bytes", "Bytes read from the store.", store.fetched_bytes)
         yield self._counter("store_written_bytes", "Bytes written to the store.", store.written_bytes)
+        yield self._by("store_packing_bytes", "Bytes of records that went through packing.", "side",
+                       {"before": store.raw_bytes, "after": store.packed_bytes})
         yield self._by("store_writes", "Checkpoints that became candidates, by outcome.", "outcome",
                        {"written": writes.written, "dropped": writes.dropped, "skipped": writes.skipped,
                         "lost": writes.lost})
