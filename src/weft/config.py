@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from weft.config_check import check_fields, known_fields
 from weft.errors import ConfigError
-from weft.units import CHUNK_TOKENS, parse_bytes
+from weft.units import CHUNK_TOKENS
 
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizeChoice = Literal["none", "int8", "int4", "w8a8"]
@@ -35,8 +35,8 @@ STEP_TOKENS_CPU, STEP_TOKENS_GPU = 1024, 8192
 
 
 def _flag(default: Any, help: str, **more: Any) -> Any:
-    """``more``: ``positional``, the ``least``, ``above`` and ``most`` of a number, and ``size`` of a text
-    that is a number of bytes, or of bytes a second."""
+    """``more``: ``positional``; the ``least``, ``above`` and ``most`` of a number; ``size`` of a text that is
+    a number of bytes, ``rate`` of bytes a second."""
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -96,7 +96,7 @@ class EngineConfig:
                                           "~/.cache/weft/store.")
     store_size: str | None = _flag(None, "Most bytes of the store, such as 100GB; default: half of what the "
                                          "disk has free at the first start.", size=True)
-    store_write: str = _flag("200MB/s", "Most bytes a second that are written to the store.", size=True)
+    store_write: str = _flag("200MB/s", "Most bytes a second that are written to the store.", rate=True)
     store_pack: Literal["auto", "on", "off"] = _flag(
         "auto", "Pack exact records of the store without rounding (needs weft[store]); auto: where a GPU "
                 "computes.")
@@ -158,9 +158,6 @@ class EngineConfig:
         if self.store is not None and not self.prefix_cache:
             raise ConfigError(f"--store {self.store} needs the prefix cache, and --no-prefix-cache turns it "
                               "off", param="--store")
-        if parse_bytes(self.store_write.removesuffix("/s"), flag="--store-write") <= 0:
-            raise ConfigError(f"--store-write is {self.store_write!r}; it must be above 0 bytes a second",
-                              param="--store-write")
         if self.store_cache is not None and "://" not in (self.store or ""):
             raise ConfigError(f"--store-cache {self.store_cache} is the directory in front of a bucket, and "
                               f"--store is {self.store or 'not given'}", param="--store-cache")

@@ -23,7 +23,7 @@ from typing import Any, get_args, get_origin
 
 from weft.errors import ConfigError
 from weft.foreign import foreign_flag, foreign_sentence
-from weft.units import parse_bytes
+from weft.units import parse_byte_rate, parse_bytes
 
 
 def flag_name(field_name: str) -> str:
@@ -52,7 +52,9 @@ def check_fields(config: Any) -> None:
             flag = flag_name(declared.name)
             raise ConfigError(f"{flag} is {value!r}; {wrong}", param=flag)
         if "size" in declared.metadata:
-            parse_bytes(value.removesuffix("/s"), flag=flag_name(declared.name))
+            parse_bytes(value, flag=flag_name(declared.name))
+        if "rate" in declared.metadata:
+            parse_byte_rate(value, flag=flag_name(declared.name))
 
 
 def known_fields(config_type: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -75,6 +75,14 @@ def parse_bytes(text: str, *, flag: str) -> int:
     return count
 
 
+def parse_byte_rate(text: str, *, flag: str) -> int:
+    """``"200MB/s"`` or ``"200MB"`` -> bytes a second. Raises ConfigError, for 0 as well."""
+    rate = parse_bytes(text.removesuffix("/s"), flag=flag)
+    if rate <= 0:
+        raise ConfigError(f"{flag} is {text!r}; it must be above 0 bytes a second", param=flag)
+    return rate
+
+
 def format_bytes(count: int | float) -> str:
     """1536 -> '1.5 KiB'. For people; never parsed back."""
     for suffix, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

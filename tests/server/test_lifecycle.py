@@ -214,6 +214,7 @@ def test_a_flag_that_cannot_work_is_named(flags: dict[str, Any], flag: str) -> N
 
 @pytest.mark.parametrize(("flags", "sentence"), [
     ({"memory": "1x"}, "--memory '1x' is not a size"),
+    ({"memory": "4GiB/s"}, "--memory '4GiB/s' is not a size"),
     ({"store": "/store", "store_size": "9XB"}, "--store-size '9XB' is not a size"),
     ({"store": "/store", "store_write": "0"}, "--store-write is '0'; it must be above 0 bytes a second"),
     ({"speculate": "suffix,oracle"}, "'oracle' is no source of drafts"),

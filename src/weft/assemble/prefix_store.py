@@ -42,7 +42,7 @@ from weft.store.protocol import Store
 from weft.store.store import open_store
 from weft.store.values import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE, PACKED
 from weft.tensor.torch_import import import_torch
-from weft.units import format_bytes, parse_bytes
+from weft.units import format_bytes, parse_byte_rate, parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
 
 def _options(config: EngineConfig) -> StoreOptions:
     size = None if config.store_size is None else parse_bytes(config.store_size, flag="--store-size")
-    rate = parse_bytes(config.store_write.removesuffix("/s"), flag="--store-write")
+    rate = parse_byte_rate(config.store_write, flag="--store-write")
     reserve = parse_bytes(config.store_reserve, flag="--store-reserve")
     return StoreOptions(capacity_bytes=size, write_bytes_per_second=float(rate), reserve_bytes=reserve,
                         accept_inexact=not config.exact)

@@ -30,7 +30,7 @@ from weft.sim.cost import BANDWIDTH_SHARE, DEVICES, FLOPS_SHARE, STEP_FIXED_S
 from weft.sim.fleet_replay import REPLICAS_MAX, RESTART_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
 from weft.speculation.proposal import parse_sources
-from weft.units import format_bytes, parse_bytes
+from weft.units import format_bytes, parse_byte_rate, parse_bytes
 
 if TYPE_CHECKING:
     from weft.memory.frames.plan import ArenaPlan
@@ -251,10 +251,7 @@ def _stores(more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: i
     from weft.sim.store_tier import StoreModel, parse_disk
     from weft.store.virtual_disk import NO_PACKING
 
-    rate = parse_bytes(more["store_write"].removesuffix("/s"), flag="--store-write")
-    if rate <= 0:
-        raise ConfigError(f"--store-write is {more['store_write']!r}; it must be above 0 bytes a second",
-                          param="--store-write")
+    rate = parse_byte_rate(more["store_write"], flag="--store-write")
     disks = {text: parse_disk(text, rate) for text in _several(more["store"], "--store")}
     return [None if disk is None else StoreModel(text, disk, page_bytes, state_bytes, ranks,
                                                  packing or NO_PACKING)

@@ -126,6 +126,14 @@ def test_a_plain_step_is_measured_before_the_first_draft_and_now_and_then() -> N
     assert plain in range(5 * PLAIN_STEPS, 7 * PLAIN_STEPS)
 
 
+def test_a_source_in_the_middle_of_a_long_match_ends_the_asking() -> None:
+    """The prompt has the same text. It is asked once, before the prediction has matched."""
+    drafter = speculator("prediction", "suffix")
+    replayed(drafter, KnownText(FILE, FILE, prediction=FILE))
+    assert drafter.counters.proposed["prediction"] > 40
+    assert drafter.counters.proposed["suffix"] <= 2
+
+
 def test_counts_by_source_add_up() -> None:
     drafter = speculator()
     result = replayed(drafter, KnownText(FILE, edited(FILE, 0.05, 6), prediction=FILE))
