@@ -17,7 +17,8 @@ from statistics import median
 
 import numpy as np
 
-from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint, prefix_digests
+from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
+from weft.prefix_digests import prefix_digests
 from weft.router.protocol import ReplicaLoad, RoutedRequest
 from weft.router.seconds import Seconds
 from weft.units import PAGE_TOKENS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.arch.not_yet_clean import NOT_YET_CLEAN
 from tests.arch.rules import (
-    CLASS_METHODS_MAX,
     FILE_LINES_MAX,
     FUNCTION_LINES_MAX,
     ROOT,
@@ -37,13 +36,6 @@ def test_a_long_file_and_a_long_function_are_noticed() -> None:
     assert len(size_complaints([long_file])) == 1
     assert len(size_complaints([long_function])) == 1
     assert size_complaints([just_right]) == []
-
-
-def test_a_class_of_many_methods_is_noticed_unless_its_line_says_why() -> None:
-    methods = "".join(f"    def f{number}(self): pass\n" for number in range(CLASS_METHODS_MAX + 1))
-    assert len(size_complaints([Source("src/weft/a.py", f"class A:\n{methods}")])) == 1
-    assert size_complaints([Source("src/weft/a.py", f"class A:  # one method a command\n{methods}")]) == []
-    assert size_complaints([Source("src/weft/a.py", f"class A:\n{methods.rpartition('    def')[0]}")]) == []
 
 
 def test_nothing_is_named_for_what_it_is_not() -> None:
