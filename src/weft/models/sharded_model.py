@@ -1,19 +1,19 @@
-"""One rank's share of a model: its cuts, and where its layers meet those of the other ranks.
+"""A model over several ranks: where the layers of one rank meet those of the others.
 
-    whole Architecture --divide--> own Architecture (heads, channels, widths of this rank)
-          |                              |
-        Cutter: bytes of each tensor     family file, unchanged: builds blocks of the own sizes
-                                         |
-                        Summed(block): the block's output is a part of a sum over ranks
+    whole Architecture --rank_architecture--> own Architecture (heads, channels, widths of this rank)
+          |                                          |
+        Shard: bytes of each tensor           family file, unchanged: builds blocks of the own sizes
+                                                     |
+                              Summed(block): the block's output is a part of a sum over ranks
 
-A mixer or feed-forward of a rank is an ordinary block with fewer heads. Its last product has its columns
-cut, so what comes out is one term of a sum, and ``Summed`` adds the terms. Norms that span all heads and
-products inside a block whose columns are cut need a sum of their own: ``RankedNorm`` and ``summed``.
+A mixer or feed-forward of a rank is an ordinary block with fewer heads. The inputs of its last product are
+divided, so what comes out is one term of a sum, and ``Summed`` adds the terms. Norms that span all heads and
+products inside a block whose inputs are divided need a sum of their own: ``SharedNorm`` and ``summed``.
 
-The embedding and the head are cut by rows of the vocabulary. A rank looks up the tokens that it has, and
+The embedding and the head are divided by rows of the vocabulary. A rank looks up the tokens that it has, and
 zeros for the rest; the sum over ranks is exact. Logits are gathered, so every rank has all of them.
 
-Rejected: a model class per family for ranks (the blocks are the same); cutting the hidden stream between
+Rejected: a model class per family for ranks (the blocks are the same); dividing the hidden stream between
 layers (saves memory of prompts, costs the same bytes on the wire, and each norm needs two collectives).
 """
 
@@ -27,59 +27,47 @@ import torch
 
 from weft.errors import ConfigError
 from weft.families.architecture import Architecture, Attention
+from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, Projection
-from weft.models.cuts import Cutter, Part, RankPlace
 from weft.models.decoder import CausalModel, Lookup
 from weft.models.embedding import Embedding
 from weft.models.layer import DecoderLayer
 from weft.tensor.collectives import Collectives
 from weft.tensor.weights.twelve_bit import InTiles
 
-Divide = Callable[[Architecture], Architecture]
-
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """One rank of an engine, before it knows a model. ``divide``: a whole architecture -> that of one rank.
-    ``collectives``: over all ranks."""
+    """One rank of an engine, before it knows a model. ``collectives``: over all ranks."""
 
     place: RankPlace
-    divide: Divide
     collectives: Collectives
 
     def share(self, whole: Architecture) -> RankShare:
         """Raises ConfigError for an architecture that does not divide."""
-        if self.place.uneven(whole.vocab_size).count < 1:
+        if self.place.of_tokens(whole.vocab_size).count < 1:
             raise ConfigError(f"--tp is {self.place.size}, and the vocabulary of {whole.vocab_size} tokens "
                               f"leaves rank {self.place.rank} none", param="--tp")
-        return RankShare(self.place, self.collectives, self.divide(whole),
-                         Cutter.of(whole, self.place), whole)
+        return RankShare(self.place, self.collectives,
+                         rank_architecture(whole, self.place.size, ep=self.place.by_expert))
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """``architecture``: of this rank; ``whole``: of the model. ``cutter``: of the stored tensors."""
+    """One rank's share of a model. ``architecture``: of this rank."""
 
     place: RankPlace
     collectives: Collectives
     architecture: Architecture
-    cutter: Cutter
-    whole: Architecture
-
-    @property
-    def of_head(self) -> RankShare:
-        """Of the tensors of the head for multi-token prediction."""
-        assert self.whole.mtp is not None
-        return replace(self, cutter=Cutter.of_head(self.whole.mtp, self.place))
 
     def experts(self, count: int) -> range:
         """Of this rank, where experts are divided by their number."""
-        part = self.place.balanced(count)
+        part = self.place.of_experts(count)
         return range(part.begin, part.begin + part.count)
 
-    def vocabulary(self, rows: int) -> Part:
-        return self.place.uneven(rows)
+    def vocabulary(self, rows: int) -> ShardSpan:
+        return self.place.of_tokens(rows)
 
     def joined(self, layers: Sequence[DecoderLayer]) -> list[DecoderLayer]:
         """``layers`` whose mixers and feed-forwards are summed over ranks."""
@@ -94,11 +82,11 @@ class RankShare:
 
     def head_scales(self, scales: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """``scales`` by layer, [K and V, kv_heads] of the whole model -> of this rank's heads."""
-        own = {}
+        own, layers = {}, self.architecture.spec().layers
         for layer, scale in scales.items():
-            heads = scale.shape[1]
-            if self.architecture.spec().layers[layer].cached_heads != heads:
-                part = self.place.copied(heads)
+            heads, of_rank = scale.shape[1], layers[layer].cached_heads
+            if of_rank != heads:
+                part = self.place.of_units(of_rank, copies=of_rank * self.place.size // heads)
                 scale = scale[:, part.begin : part.begin + part.count]
             own[layer] = scale
         return own
@@ -186,7 +174,7 @@ class NormedBefore:
 class RankedEmbedding:
     """Rows ``part`` of an embedding of the whole vocabulary."""
 
-    def __init__(self, table: torch.Tensor | InTiles, part: Part, collectives: Collectives) -> None:
+    def __init__(self, table: torch.Tensor | InTiles, part: ShardSpan, collectives: Collectives) -> None:
         self._own = Embedding(table)
         self._part = part
         self._collectives = collectives
@@ -264,7 +252,7 @@ class RankedModel(CausalModel):
 
     def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
         own_XV = super().logits(hidden_XD)
-        each = self._share.place.uneven(self.architecture.vocab_size)
+        each = self._share.place.of_tokens(self.architecture.vocab_size)
         width = -(-each.total // self._share.place.size)
         padded = torch.nn.functional.pad(own_XV, (0, width - own_XV.shape[1]))
         parts = self._share.collectives.gather(padded.contiguous())

@@ -1,19 +1,20 @@
-"""One device's share of a model under tensor parallelism: geometry in, geometry out.
+"""Tensor parallelism as arithmetic: what one rank of several holds of a model. Geometry in, geometry out.
 
     heads, experts' width, channels      divided by tp, and must divide
-    experts themselves, with ``ep``      divided by their number, the last ranks may hold fewer
+    experts themselves, with ``ep``      divided by their number, spans differ by one at most
     KV heads, groups of Mamba-2          divided while there are enough; from then on each has a copy of one
-    hidden size, norms, routers          whole on every device
+    vocabulary                           spans of equal length, the last ones shorter
+    hidden size, norms, routers          whole on every rank
 
-That is how the field cuts (Shoeybi et al., 2019, for attention and feed-forward; grouped heads are replicated
+That is how the field shards (Shoeybi et al., 2019, for attention and feed-forward; grouped heads are copied
 as every engine with grouped-query attention does), so the figures compare. What is divided is named by field:
 a new mixer that calls its heads ``heads`` is divided without a word here, and one inside another is found.
-Rejected: dividing the bytes, which is wrong wherever something is replicated.
+Rejected: dividing the bytes, which is wrong wherever something is copied.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from weft.errors import ConfigError
@@ -21,14 +22,52 @@ from weft.families.architecture import Architecture, Attention, Experts, Mamba2
 from weft.units import ceil_div
 
 _DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width"})
-_REPLICATED: dict[type, str] = {Attention: "kv_heads", Mamba2: "groups"}
+_COPIED: dict[type, tuple[str, str]] = {
+    Attention: ("kv_heads", "kv_copies"), Mamba2: ("groups", "group_copies")}
+"""What ranks share once there are fewer than ranks, and the field that says how many share one."""
 TP_MAX = 64
 """Largest ``--tp`` that is looked at."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShardSpan:
+    """``count`` entries from ``begin`` on, of ``total``."""
+
+    total: int
+    begin: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Rank ``rank`` of ``size``. ``by_expert``: experts are divided by their number, not by their width."""
+
+    rank: int = 0
+    size: int = 1
+    by_expert: bool = False
+
+    def of_units(self, own: int, width: int = 1, copies: int = 1) -> ShardSpan:
+        """Of units of ``width`` entries, ``own`` a rank; ``copies`` neighbours hold the same.
+
+        Queries of neighbours need the same KV head. Choosing it by ``rank % heads`` gives numbers that look
+        right and are not (SGLang issue 30997); a test keeps that as its control."""
+        return ShardSpan(own * self.size // copies * width, self.rank // copies * own * width, own * width)
+
+    def of_tokens(self, count: int) -> ShardSpan:
+        """Of the vocabulary: spans of equal length, the last ones shorter."""
+        own = -(-count // self.size)
+        begin = min(self.rank * own, count)
+        return ShardSpan(count, begin, min(own, count - begin))
+
+    def of_experts(self, count: int) -> ShardSpan:
+        """Spans whose lengths differ by one at most: none is empty while there are as many as ranks."""
+        begin = self.rank * count // self.size
+        return ShardSpan(count, begin, (self.rank + 1) * count // self.size - begin)
+
+
 def rank_architecture(architecture: Architecture, tp: int, *, ep: bool = False) -> Architecture:
     """``architecture`` as one of ``tp`` (at least 1) devices holds it, the one with the most. ``ep``: experts
-    are divided by their number. ``vocab_size`` stays whole: see ``weights``. A head for multi-token
+    are divided by their number. ``vocab_size`` stays whole. A head for multi-token
     prediction that ``tp`` does not divide is left out.
 
     Raises ConfigError naming the numbers that ``tp`` does not divide, and the values of ``--tp`` that do.
@@ -78,12 +117,14 @@ def _share(record: Any, tp: int) -> Any:
     if not is_dataclass(record) or isinstance(record, type):
         return record
     changes: dict[str, Any] = {}
+    copied = _COPIED.get(type(record))
     for field in fields(record):
         value = getattr(record, field.name)
         if field.name in _DIVIDED and not _is_of_whole_experts(record, field.name):
             changes[field.name] = value // tp
-        elif field.name == _REPLICATED.get(type(record)):
+        elif copied is not None and field.name == copied[0]:
             changes[field.name] = max(1, value // tp)
+            changes[copied[1]] = max(1, tp // value)
         elif is_dataclass(value):
             changes[field.name] = _share(value, tp)
     return replace(record, **changes)
@@ -105,8 +146,8 @@ def _stuck_fields(record: Any, tp: int) -> list[str]:
         value = getattr(record, field.name)
         if _is_of_whole_experts(record, field.name):
             continue
-        replicated = field.name == _REPLICATED.get(type(record))
-        if (field.name in _DIVIDED or replicated) and value % tp and not (replicated and tp % value == 0):
+        copied = field.name == _COPIED.get(type(record), ("",))[0]
+        if (field.name in _DIVIDED or copied) and value % tp and not (copied and tp % value == 0):
             stuck.append(f"{type(record).__name__}.{field.name} {value}")
         elif is_dataclass(value):
             stuck += _stuck_fields(value, tp)
