@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sharing import sharing_scenario
+from tests.support.workload import EOS_IDS, VOCAB_SIZE, Arrival, Scenario, ScriptedCancel
 from weft.assemble import assemble
 from weft.config import EngineConfig, Sizes
 from weft.engine.engine import EngineCore
@@ -37,8 +39,6 @@ from weft.sim.cost import Fitted
 from weft.sim.recording import Recording, read_recording
 from weft.sim.replay import replay
 from weft.sim.report import Report
-from weft.sim.sharing import sharing_scenario
-from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Arrival, Scenario, ScriptedCancel
 
 COST = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
 
