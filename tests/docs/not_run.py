@@ -49,7 +49,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/gpu.md", "make "): SHELL,
     ("docs/gpu.md", "python -m tests.support.compile_gate"): LONG,
     ("docs/gpu.md", "PYTHONPATH=src python -m benchmarks.gpu_first_run"): GPU,
-    ("docs/gpu.md", "TRITON_INTERPRET=1 weft generate"): LONG,
+    ("docs/gpu.md", "TRITON_INTERPRET=1 WEFT_GPU_KERNELS=triton"): LONG,
     ("docs/kernels.md", "weft bench kernels"): LOAD,
     ("docs/kernels.md", "tests/aarch64.sh"): LONG,
     ("docs/kernels.md", "python -m benchmarks.step_python"): LONG,

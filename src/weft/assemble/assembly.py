@@ -364,4 +364,4 @@ def _grammar_compiler(config: EngineConfig, directory: Path, eos_ids: tuple[int,
                       vocab_size: int) -> GrammarCompiler:
     sandbox = grammar_sandbox(config, directory, eos_ids)
     return GrammarCompiler(None if sandbox is None else sandbox.read_tokenizer, eos_ids, vocab_size, sandbox,
-                           cache_bytes=parse_bytes(config.grammar_cache, flag="--grammar-cache"))
+                           cache_bytes=parse_bytes(config.grammar_cache, flag="limits.grammar_cache"))
