@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from weft.errors import ConfigError
-from weft.fleet.link_socket import tcp_address
+from weft.rpc.link_socket import tcp_address
+from weft.rpc.recording_target import RecordingTarget
 from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits
 from weft.server.origins import Origins
-from weft.server.recording_target import RecordingTarget
 from weft.server.responses.database import StoreLimits
 from weft.server.responses.store import default_path
 from weft.server.tenants import Quotas
