@@ -75,7 +75,7 @@ def test_a_waiter_is_woken_by_the_stall() -> None:
         ticks(monitor, clock, 2.0)
         return await asyncio.wait_for(waiter, 1)
 
-    assert "--stall-after" in asyncio.run(wait())
+    assert "limits.stall_after" in asyncio.run(wait())
 
 
 def test_beats_say_how_long_the_step_has_taken() -> None:

@@ -125,7 +125,7 @@ def test_the_file_ends_at_its_limit_and_serving_goes_on(
         finish(core, recorder)
     assert (tmp_path / "r.jsonl").stat().st_size <= 2500
     assert 0 < len(read(tmp_path / "r.jsonl").traffic) < 20
-    assert sum("--record-limit" in record.message for record in caplog.records) == 1
+    assert sum("limits.record_limit" in record.message for record in caplog.records) == 1
     assert core.stats().finished["length"] == 20
 
 
@@ -182,7 +182,7 @@ def test_the_flags_are_checked(tmp_path: Path) -> None:
     assert ServerConfig().recording() is None
     target = RecordingTarget(str(Path("a.jsonl").absolute()), 2_000_000)
     assert ServerConfig(record="a.jsonl", record_limit="2MB").recording() == target
-    with pytest.raises(ConfigError, match="--record-limit"):
+    with pytest.raises(ConfigError, match=r"limits\.record_limit"):
         ServerConfig(record="a.jsonl", record_limit="much").recording()
     (tmp_path / "r.jsonl").write_text("precious")
     with pytest.raises(ConfigError, match="there already"):

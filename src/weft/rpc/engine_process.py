@@ -71,7 +71,6 @@ from weft.rpc.messages import (
     Wake,
 )
 from weft.rpc.sleep_queue import SleepQueue
-from weft.tensor.torch_import import leave_out_meta_kernels
 
 if TYPE_CHECKING:
     from weft.rpc.recorder import Recorder
@@ -349,7 +348,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     gc.disable()
-    leave_out_meta_kernels()
     _code = main()
     sys.stderr.flush()
     os._exit(_code)  # unloading torch module by module takes a second or two
