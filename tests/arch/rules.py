@@ -50,9 +50,9 @@ ARROWS: dict[str, set[str]] = {
     "eval": {"base", "text"},
     "embedded": {"base"},
     "bench": BELOW_EDGES,
-    "rpc": BELOW_EDGES | {"server"},
-    "server": BELOW_EDGES | {"server", "fleet", "rpc"},
-    "fleet": BELOW_EDGES | {"server", "rpc"},
+    "rpc": BELOW_EDGES,
+    "server": BELOW_EDGES | {"fleet", "rpc"},
+    "fleet": BELOW_EDGES | {"rpc"},
     "cli": BELOW_EDGES | EDGES,
     "__main__": {"cli"},
 }

@@ -73,7 +73,7 @@ def test_the_names_that_the_http_process_needs_not_are_names_of_modules() -> Non
 
 
 ENGINE = """
-import weft.server.engine_process
+import weft.rpc.engine_process
 from weft.assemble.assembly import assemble
 from weft.config import EngineConfig
 
