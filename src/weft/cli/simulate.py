@@ -12,9 +12,9 @@ Everything is computed by ``weft.sim``; here are the flags, the progress bar, an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ import click
 
 from weft.cli.flags import FlagCommand
 from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE, find_config, stored_as
-from weft.cli.simulate_setup import Setup
 from weft.errors import ConfigError
 from weft.router.routers import DEFAULT_ROUTER, ROUTERS
 from weft.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
@@ -30,7 +29,7 @@ from weft.sim.cost import BANDWIDTH_SHARE, DEVICES, FLOPS_SHARE, STEP_FIXED_S
 from weft.sim.fleet_replay import REPLICAS_MAX, RESTART_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
 from weft.speculation.proposal import parse_sources
-from weft.units import format_bytes, parse_byte_rate, parse_bytes
+from weft.units import CHUNK_TOKENS, format_bytes, parse_byte_rate, parse_bytes
 
 if TYPE_CHECKING:
     from weft.memory.frames.plan import ArenaPlan
@@ -40,6 +39,11 @@ if TYPE_CHECKING:
     from weft.sim.study import OnStudyProgress, Study
     from weft.sim.traffic import Traffic
     from weft.store.virtual_disk import PackingModel
+if TYPE_CHECKING:
+    from weft.memory.frames.plan import ArenaPlan
+    from weft.sim.cost import CostModel
+    from weft.sim.store_tier import StoreModel
+
 
 DEFAULT_MEMORY = "20GB,40GB,80GB"
 DEFAULT_DEVICE = "H100"
@@ -114,7 +118,7 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
     from weft.sim.trace_files import read_trace
 
     if plot is not None:
-        from weft.cli.simulate_plot import check_plot
+        from weft.cli.simulate_view import check_plot
 
         check_plot(plot)
     arms = [find_arm(name) for name in _several(policy, "--policy")]
@@ -150,7 +154,7 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
         if speculated is not None:
             show_speculation(speculated)
     if plot is not None:
-        from weft.cli.simulate_plot import draw
+        from weft.cli.simulate_view import draw
 
         draw(plot, f"{Path(trace).stem}, {setup.model}", study)
     return 0
@@ -329,3 +333,18 @@ def _progress(runs: int) -> Iterator[OnStudyProgress | None]:
         yield show
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served.
+    ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size. ``stores``:
+    those of --store, None without."""
+
+    model: str
+    sizes: list[int]
+    plans: list[ArenaPlan]
+    cost: CostModel
+    length_max: int
+    words: list[str]
+    plan_for: Callable[[int], ArenaPlan]
+    grid_tokens: int = CHUNK_TOKENS
+    stores: Sequence[StoreModel | None] = (None,)
