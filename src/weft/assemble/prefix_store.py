@@ -41,7 +41,6 @@ from weft.store.packed_store import PackedStore
 from weft.store.protocol import Store
 from weft.store.store import open_store
 from weft.store.values import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE, PACKED
-from weft.tensor.torch_import import import_torch
 from weft.units import format_bytes, parse_byte_rate, parse_bytes
 
 if TYPE_CHECKING:
@@ -150,7 +149,9 @@ def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
 
 def _arithmetic(kernels: str) -> str:
     """torch computes what no kernel of weft does, and another version of it may sum in another order."""
-    return f"{kernels} {identity.ARITHMETIC_VERSION}, torch {import_torch().__version__}"
+    import torch
+
+    return f"{kernels} {identity.ARITHMETIC_VERSION}, torch {torch.__version__}"
 
 
 def layout_of(arena: ArenaPlan) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from typing import Literal
 
 from weft.config_check import debug, flag, limit, setting_name
 from weft.errors import ConfigError
-from weft.fleet.link_socket import tcp_address
+from weft.rpc.link_socket import tcp_address
+from weft.rpc.recording_target import RecordingTarget
 from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits
 from weft.server.origins import Origins
-from weft.server.recording_target import RecordingTarget
 from weft.server.responses.database import StoreLimits
 from weft.server.responses.store import default_path
 from weft.server.tenants import Quotas

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import zmq
 
-from weft.server.heartbeat import STEP_FACTOR, HeartMonitor, StepClock, beat_every_s, start_beating
-from weft.server.messages import Beat, Report
+from weft.rpc.heartbeat import STEP_FACTOR, HeartMonitor, StepClock, beat_every_s, start_beating
+from weft.rpc.messages import Beat, Report
 
 
 class Clock:

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.rpc.test_engine_loop import Loop
 from tests.server.running import eventually
 from tests.server.scripted_engine import build, write_model_directory
-from tests.server.test_engine_loop import Loop
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
 from weft.request import Request, SamplingParams
-from weft.server import recorder as recorder_module
+from weft.rpc import recorder as recorder_module
+from weft.rpc.engine_process import start_recording
+from weft.rpc.messages import Cancel, Launch
+from weft.rpc.recorder import Recorder
+from weft.rpc.recording_target import RecordingTarget
 from weft.server.config import ServerConfig
-from weft.server.engine_process import start_recording
-from weft.server.messages import Cancel, Launch
-from weft.server.recorder import Recorder
-from weft.server.recording_target import RecordingTarget
 from weft.sim.recording import Recording, read_recording
 from weft.sim.trace_files import read_trace
 

@@ -31,7 +31,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from weft.server.messages import Beat
+from weft.rpc.messages import Beat
 
 STEP_FACTOR = 30
 """A step may take this many times ``stall_after_s``: 5 minutes by default, as a first step compiles
