@@ -21,7 +21,7 @@ import click
 
 from weft.cli.flags import FlagCommand
 from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE
-from weft.cli.simulate_setup import Setup, setup_of, several
+from weft.cli.simulate_setup import DEFAULT_DEVICE, DEFAULT_MEMORY, Setup, setup_of, several
 from weft.errors import ConfigError
 from weft.router.routers import DEFAULT_ROUTER, ROUTERS
 from weft.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from weft.sim.recording import Recording
     from weft.sim.study import OnStudyProgress, Study
     from weft.sim.traffic import Traffic
-if TYPE_CHECKING:
-    pass
 
 
 
