@@ -28,11 +28,11 @@ from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
 from weft.memory.prefix.value import cost_fit
 from weft.request import Request, SamplingParams
+from weft.rpc.recorder import Recorder
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.work import work_of
-from weft.server.recorder import Recorder
 from weft.sim.arms import Arm, find_arm, prefill_cost
 from weft.sim.clock import VirtualClock
 from weft.sim.cost import Fitted
