@@ -27,7 +27,7 @@ from weft.server.protocol import ChatBody, refuse_stream_fields, stream_usage
 from weft.server.service import Service
 from weft.server.sse import DONE, sse_line
 from weft.server.turn import ChatTurn, PreparedTurn, prepare_turn
-from weft.text.blocks import Block, BlockEvent, text_of
+from weft.text.blocks import AnswerBlock, BlockEvent, text_of
 from weft.text.chat_request import ConversationFields
 from weft.text.predicted import predicted_text
 
@@ -199,7 +199,7 @@ class ChatJob:
         return chat_logprobs(piece.logprobs, self._turn.model.tokenizer, self._namer, self._top)
 
 
-def _call(block: Block, text: str) -> ToolCall:
+def _call(block: AnswerBlock, text: str) -> ToolCall:
     if block.kind == "custom_call":
         return ToolCall(id=block.call_id, type="custom", custom=CustomInput(name=block.name, input=text))
     return ToolCall(id=block.call_id, type="function", function=Function(name=block.name, arguments=text))

@@ -26,7 +26,7 @@ from weft.server.service import ServedModel, Service
 from weft.server.structured import grammar_of
 from weft.server.truncation import check_truncation, truncated
 from weft.text.bad_words import banned_sequences
-from weft.text.blocks import Block, BlockEvent
+from weft.text.blocks import AnswerBlock, BlockEvent
 from weft.text.chat_request import ConversationFields, KnownPrefix
 from weft.text.dialect import AnswerPlan
 
@@ -76,7 +76,7 @@ class PreparedTurn:
         """What a piece of an answer brings; each piece is read once, in order."""
         return self._readers[piece.index].read(piece.text, piece.tokens, piece.finish_reason)
 
-    def read_whole(self, piece: Piece) -> list[Block]:
+    def read_whole(self, piece: Piece) -> list[AnswerBlock]:
         """``piece``: all of an answer."""
         self.read(piece)
         return self._readers[piece.index].blocks

@@ -20,7 +20,7 @@ BlockKind = Literal["reasoning", "text", "call", "custom_call"]
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class AnswerBlock:
     """``index`` numbers the blocks of an answer, ``call_index`` its calls. ``is_complete`` is set when the
     block stops: an answer that was cut may have half a text, or half of the arguments of a call."""
 
@@ -47,7 +47,7 @@ class BlockEvent:
     """``block`` may be further than its event: at its start it may have text already."""
 
     phase: Literal["start", "delta", "stop"]
-    block: Block
+    block: AnswerBlock
     delta: str = ""
 
 
@@ -55,10 +55,10 @@ class BlockWriter:
     """One per answer. ``blocks``: all so far; ``take`` gives each event out once."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[AnswerBlock] = []
         self.call_count = 0
         """Complete calls."""
-        self._open: Block | None = None
+        self._open: AnswerBlock | None = None
         self._events: list[BlockEvent] = []
 
     def take(self) -> list[BlockEvent]:
@@ -70,12 +70,12 @@ class BlockWriter:
             return
         block = self._open
         if block is None or block.kind != kind:
-            block = self._start(Block(kind, len(self.blocks)))
+            block = self._start(AnswerBlock(kind, len(self.blocks)))
         self._delta(block, text)
 
     def call(self, delta: CallDelta) -> None:
         if delta.name is not None:
-            self._start(Block("custom_call" if delta.is_custom else "call", len(self.blocks), delta.index,
+            self._start(AnswerBlock("custom_call" if delta.is_custom else "call", len(self.blocks), delta.index,
                               delta.call_id or "", delta.name))
         assert self._open is not None
         self._delta(self._open, delta.arguments)
@@ -90,19 +90,19 @@ class BlockWriter:
             self._events.append(BlockEvent("stop", self._open))
             self._open = None
 
-    def _start(self, block: Block) -> Block:
+    def _start(self, block: AnswerBlock) -> AnswerBlock:
         self.stop()
         self.blocks.append(block)
         self._events.append(BlockEvent("start", block))
         self._open = block
         return block
 
-    def _delta(self, block: Block, text: str) -> None:
+    def _delta(self, block: AnswerBlock, text: str) -> None:
         if text:
             block.parts.append(text)
             self._events.append(BlockEvent("delta", block, text))
 
 
-def text_of(blocks: Iterable[Block], kind: BlockKind) -> str:
+def text_of(blocks: Iterable[AnswerBlock], kind: BlockKind) -> str:
     """Of all blocks of this kind."""
     return "".join(block.text for block in blocks if block.kind == kind)

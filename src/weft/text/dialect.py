@@ -22,7 +22,7 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.blocks import Block, BlockEvent, BlockWriter
+from weft.text.blocks import AnswerBlock, BlockEvent, BlockWriter
 from weft.text.grammars import NO_FORCING, behind_reasoning
 from weft.text.reasoning import (
     ReasoningFormat,
@@ -67,7 +67,7 @@ class AnswerReader:
         """Tokens up to the end of the reasoning, its markers too."""
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[AnswerBlock]:
         return self._writer.blocks
 
     def read(self, text: str, tokens: Sequence[int], finish_reason: str | None) -> list[BlockEvent]:

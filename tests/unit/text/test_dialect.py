@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.constrained import tokenizer, write
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.blocks import Block, text_of
+from weft.text.blocks import AnswerBlock, text_of
 from weft.text.chat import ChatMessage, ChatTemplate
 from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.grammars import choice_grammar, json_grammar
@@ -53,7 +53,7 @@ def conversation(call_id: str) -> list[ChatMessage]:
             ChatMessage(role="assistant", content="Sunny."), ChatMessage(role="user", content="Thanks.")]
 
 
-def blocks_of(plan: AnswerPlan, text: str) -> list[Block]:
+def blocks_of(plan: AnswerPlan, text: str) -> list[AnswerBlock]:
     reader = plan.reader(eager=False)
     reader.read(text, [], "stop")
     return reader.blocks

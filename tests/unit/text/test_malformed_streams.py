@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.constrained import tokenizer
-from weft.text.blocks import Block, text_of
+from weft.text.blocks import AnswerBlock, text_of
 from weft.text.chat import ChatTemplate
 from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.tools.definitions import ToolChoice, read_tools
@@ -111,7 +111,7 @@ def answer(rng: random.Random, family: str) -> Answer:
     return made
 
 
-def read(plan: AnswerPlan, pieces: list[str], *, eager: bool) -> list[Block]:
+def read(plan: AnswerPlan, pieces: list[str], *, eager: bool) -> list[AnswerBlock]:
     """The blocks, which the events add up to."""
     reader = plan.reader(eager=eager)
     events = [event for at, piece in enumerate(pieces)
@@ -139,7 +139,7 @@ def plain(text: str) -> str:
     return "".join(text.split())
 
 
-def shown(blocks: list[Block]) -> list[tuple[str, str, str]]:
+def shown(blocks: list[AnswerBlock]) -> list[tuple[str, str, str]]:
     return [(block.kind, block.name, block.text) for block in blocks]
 
 

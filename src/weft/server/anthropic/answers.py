@@ -29,7 +29,7 @@ from weft.server.ids import random_id
 from weft.server.service import Service
 from weft.server.sse import named_event
 from weft.server.turn import PreparedTurn, prepare_turn
-from weft.text.blocks import Block, BlockEvent
+from weft.text.blocks import AnswerBlock, BlockEvent
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _encoder = msgspec.json.Encoder()
@@ -103,7 +103,7 @@ def _event(event: BlockEvent) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": index, "delta": delta}
 
 
-def _block(block: Block, text: str) -> dict[str, Any]:
+def _block(block: AnswerBlock, text: str) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": ""}
     if block.kind == "text":

@@ -22,7 +22,7 @@ from typing import Literal
 
 from weft.server.logprobs import ChatTokenLogprob
 from weft.server.responses.items import Item, item_id
-from weft.text.blocks import Block, BlockEvent, BlockKind
+from weft.text.blocks import AnswerBlock, BlockEvent, BlockKind
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -72,18 +72,18 @@ class OutputWriter:
 
     def empty_message(self, *, is_cut: bool) -> Iterator[Item]:
         """The output of an answer without blocks."""
-        block = Block("text", 0, is_complete=not is_cut)
+        block = AnswerBlock("text", 0, is_complete=not is_cut)
         yield from self._start(block)
         yield from self._stop(block)
 
-    def _start(self, block: Block) -> Iterator[Item]:
+    def _start(self, block: AnswerBlock) -> Iterator[Item]:
         self._logprobs = []
         self.items.append(self._item(block, "in_progress"))
         yield {"type": "response.output_item.added", "output_index": block.index, "item": self.items[-1]}
         if _NAMES[block.kind].part:
             yield {"type": "response.content_part.added", **self._place(block), "part": _part(block, "", [])}
 
-    def _stop(self, block: Block) -> Iterator[Item]:
+    def _stop(self, block: AnswerBlock) -> Iterator[Item]:
         names, place, logprobs = _NAMES[block.kind], self._place(block), self._logprobs
         self.items[-1] = item = self._item(block, "completed" if block.is_complete else "incomplete")
         name = {"name": block.name} if block.kind == "call" else {}
@@ -93,11 +93,11 @@ class OutputWriter:
             yield {"type": "response.content_part.done", **place, "part": _part(block, block.text, logprobs)}
         yield {"type": "response.output_item.done", "output_index": block.index, "item": item}
 
-    def _place(self, block: Block) -> Item:
+    def _place(self, block: AnswerBlock) -> Item:
         part = {"content_index": 0} if _NAMES[block.kind].part else {}
         return {"item_id": self.items[-1]["id"], "output_index": block.index, **part}
 
-    def _item(self, block: Block, status: Status) -> Item:
+    def _item(self, block: AnswerBlock, status: Status) -> Item:
         names, text = _NAMES[block.kind], "" if status == "in_progress" else block.text
         item: Item = {"type": names.item, "id": item_id(names.item, self._response_id, "o", block.index),
                       "status": status}
@@ -108,7 +108,7 @@ class OutputWriter:
                 "content": content}
 
 
-def _part(block: Block, text: str, logprobs: list[ChatTokenLogprob]) -> Item:
+def _part(block: AnswerBlock, text: str, logprobs: list[ChatTokenLogprob]) -> Item:
     of_text = {"annotations": [], "logprobs": logprobs} if block.kind == "text" else {}
     return {"type": _NAMES[block.kind].part, "text": text, **of_text}
 
