@@ -75,8 +75,8 @@ class BlockWriter:
 
     def call(self, delta: CallDelta) -> None:
         if delta.name is not None:
-            self._start(AnswerBlock("custom_call" if delta.is_custom else "call", len(self.blocks), delta.index,
-                              delta.call_id or "", delta.name))
+            kind: BlockKind = "custom_call" if delta.is_custom else "call"
+            self._start(AnswerBlock(kind, len(self.blocks), delta.index, delta.call_id or "", delta.name))
         assert self._open is not None
         self._delta(self._open, delta.arguments)
         if delta.complete:
