@@ -69,4 +69,4 @@ checked tests/oracle/test_engine_against_transformers.py -k "qwen3_5 or lfm2"
 
 echo "lowest: Triton $(bound triton) compiles the kernels"
 uv pip install --quiet --python "$python" --no-deps "triton==$(bound triton)"
-"$python" -m weft.tensor.gpu.compile_gate
+"$python" -m tests.support.compile_gate

@@ -154,7 +154,7 @@ def test_what_does_not_fit_stays_with_our_kernels(flashinfer: type[Paged], devic
 
 def test_it_is_an_error_to_ask_for_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_backend, "installed", lambda: False)
-    with pytest.raises(ConfigError, match="--attention-backend is flashinfer, which is not installed"):
+    with pytest.raises(ConfigError, match=r"debug\.attention_backend is flashinfer, which is not installed"):
         prefill_backend.choose("flashinfer")
     prefill_backend.choose("weft")
 

@@ -119,8 +119,8 @@ def meet(config: EngineConfig, folder: Path, rank: int, device: torch.device) ->
     try:
         return GroupCollectives.open(folder, rank, config.tp, device, config.rank_timeout)
     except RuntimeError as error:
-        raise RankLostError(f"rank {rank} did not meet the others within --rank-timeout "
-                            f"{config.rank_timeout:g} s: {error}", param="--rank-timeout") from error
+        raise RankLostError(f"rank {rank} did not meet the others within limits.rank_timeout "
+                            f"{config.rank_timeout:g} s: {error}", param="limits.rank_timeout") from error
 
 
 def group_of(config: EngineConfig, rank: int, collectives: GroupCollectives) -> RankGroup:

@@ -1,6 +1,7 @@
 """Flags made from config dataclasses: flag = config field = Python keyword = config file key.
 
     EngineConfig.max_model_len  ->  --max-model-len   WEFT_MAX_MODEL_LEN   max_model_len = 4096  (TOML)
+    ServerConfig.max_body_mb    ->                    WEFT_MAX_BODY_MB     [limits] max_body_mb = 128
                                        1st                 2nd                3rd             then the default
 
 One mechanism serves all three sources: click asks the command line, then the environment, then its
@@ -15,8 +16,10 @@ way it came, and an error says which way that was.
     T | None                  as T; None is "not given"
     metadata positional       an argument, and --x as well
 
-An unknown flag is looked up in ``foreign`` (flags of other engines), then among near names. So the answer to
-a wrong flag names the right one.
+A field with a ``table`` is a limit or a debug switch: it has a variable and a key of that table, and no flag.
+
+An unknown flag is looked up among the fields of tables, in ``foreign`` (flags of other engines), then among
+near names. So the answer to a wrong flag names the right one.
 """
 
 from __future__ import annotations
@@ -24,9 +27,8 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -37,11 +39,10 @@ from click.core import ParameterSource
 from weft.cli.help_groups import AS_FLAG, help_all_option, write_groups
 from weft.cli.variables import ENV_PREFIX, unknown_variables
 from weft.config import DTYPE_SPELLINGS
-from weft.config_check import flag_name
+from weft.config_check import TABLES, flag_name, setting_name, without_none
 from weft.foreign import foreign_flag, foreign_sentence
 
 ConfigT = TypeVar("ConfigT")
-
 
 
 class _ListItem(click.types.StringParamType):
@@ -56,6 +57,27 @@ class SpelledChoice(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         spelled = DTYPE_SPELLINGS.get(str(value).lower(), value)
         return super().convert(spelled if spelled in self.choices else value, param, ctx)
+
+
+class TableSetting(click.Option):
+    """A field of ``[limits]`` or ``[debug]``: click reads it from the variable and the file, never from the
+    command line."""
+
+    def __init__(self, declared: Field[Any], kind: click.ParamType[Any], **more: Any) -> None:
+        self.setting, self.table = setting_name(declared), declared.metadata["table"]
+        super().__init__([flag_name(declared.name), declared.name], type=kind, help=declared.metadata["help"],
+                         envvar=ENV_PREFIX + declared.name.upper(), default=declared.default,
+                         show_default=True, **more)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """No flag."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return f"'{self.setting}'"
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        _, text = super().get_help_record(ctx) or ("", "")
+        return f"{self.name} {self.make_metavar(ctx)}", text
 
 
 class FlagCommand(click.Command):
@@ -74,20 +96,27 @@ class FlagCommand(click.Command):
             self.params += parameters_of(config_type, positional=positional)
         if self.config_types:
             self.params += [_config_file_option(), help_all_option()]
-            self.epilog = (f"Each config flag is also an environment variable ({ENV_PREFIX}MAX_MODEL_LEN) "
-                           "and a key of the --config file (max_model_len). The command line wins, then the "
-                           "variable, then the file.")
+            self.epilog = (f"A flag is also a variable ({ENV_PREFIX}MAX_MODEL_LEN) and a key of the --config "
+                           "file (max_model_len); the command line wins, then the variable. Limits and debug "
+                           "switches are variables and keys alone.")
 
     @property
     def flag_names(self) -> list[str]:
         """Every ``--flag`` this command takes."""
-        return [opt for param in self.params if isinstance(param, click.Option)
+        return [opt for param in self.params
+                if isinstance(param, click.Option) and not isinstance(param, TableSetting)
                 for opt in (*param.opts, *param.secondary_opts) if opt.startswith("--")]
+
+    @property
+    def settings(self) -> dict[str, TableSetting]:
+        """The fields of tables, by their names."""
+        return {param.name: param for param in self.params if isinstance(param, TableSetting) and param.name}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.config_types:
             names = {f.name for config_type in self.config_types for f in fields(config_type)}
-            write_groups(ctx, formatter, self.get_params(ctx), names)
+            write_groups(ctx, formatter, self.get_params(ctx), names,
+                         {name: param.table for name, param in self.settings.items()})
         else:
             super().format_options(ctx, formatter)
 
@@ -121,6 +150,10 @@ class FlagCommand(click.Command):
         """
         heads = (arg.split("=", 1)[0] for arg in args)
         typed = next((head for head in heads if foreign_flag(head) and _could_be(name, head)), name)
+        moved = self.settings.get(typed.lstrip("-").removeprefix("no-").replace("-", "_"))
+        if moved is not None:
+            return (f"{typed} is no flag: it is {moved.setting} of the --config file (under "
+                    f"[{moved.table}]), or the variable {moved.envvar}")
         foreign = foreign_flag(typed)
         if foreign is not None:
             return foreign_sentence(typed, foreign)
@@ -149,11 +182,11 @@ def given_flags(ctx: click.Context, config_type: type) -> dict[str, Any]:
 
 
 def arguments_of(config: Any) -> list[str]:
-    """The command line that gives ``config`` again: what differs from the defaults, one flag each."""
+    """The command line that gives the flags of ``config`` again: one for each value that is no default."""
     arguments: list[str] = []
     for f in fields(config):
         value = getattr(config, f.name)
-        if value == f.default:
+        if value == f.default or "table" in f.metadata:
             continue
         if isinstance(value, bool):
             arguments.append(flag_name(f.name if value else "no_" + f.name))
@@ -163,9 +196,17 @@ def arguments_of(config: Any) -> list[str]:
     return arguments
 
 
+def variables_of(config: Any) -> dict[str, str]:
+    """The environment that gives the limits and debug switches of ``config`` again."""
+    return {ENV_PREFIX + f.name.upper(): str(value) for f in fields(config)
+            if "table" in f.metadata and (value := getattr(config, f.name)) != f.default}
+
+
 def _parameters(f: Field[Any], hint: Any, positional: bool) -> list[click.Parameter]:
     assert f.default is not MISSING, f"config field {f.name} has no default: flags are all optional"
-    inner = _without_none(hint)
+    inner = without_none(hint)
+    if "table" in f.metadata:
+        return [TableSetting(f, click.BOOL if inner is bool else _click_type(inner))]
     help_text, variable = f.metadata["help"], ENV_PREFIX + f.name.upper()
     default = f.default
     if inner is bool:
@@ -184,14 +225,6 @@ def _parameters(f: Field[Any], hint: Any, positional: bool) -> list[click.Parame
 def _could_be(name: str, head: str) -> bool:
     """Whether click, reading the argument ``head``, stops at the option ``name``."""
     return head == name or (not head.startswith("--") and name.removeprefix("-") in head)
-
-
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) in (typing.Union, types.UnionType):
-        rest = [arm for arm in get_args(hint) if arm is not type(None)]
-        assert len(rest) == 1, f"a flag has one type, not {hint}"
-        return rest[0]
-    return hint
 
 
 def _click_type(inner: Any) -> click.ParamType[Any]:
@@ -234,14 +267,26 @@ def _load_config_file(ctx: click.Context, param: click.Parameter, path: Path | N
         return
     command = ctx.command
     assert isinstance(command, FlagCommand)
-    known = {f.name for config_type in command.config_types for f in fields(config_type)}
+    known = {f.name: f.metadata.get("table")
+             for config_type in command.config_types for f in fields(config_type)}
     values: dict[str, Any] = {}
-    for key, value in _read_toml(path).items():
-        name = key.replace("-", "_")
+    for table, name, value in _settings_of(_read_toml(path)):
         if name not in known:
             raise click.UsageError(f"{path}: {command.unknown_flag(flag_name(name), ())}", ctx)
+        if known[name] != table:
+            place = f"under [{known[name]}]" if known[name] else "at the top, above every [table]"
+            raise click.UsageError(f"{path}: {name} belongs {place}", ctx)
         values[name] = value
     ctx.default_map = values
+
+
+def _settings_of(document: Mapping[str, Any]) -> Iterator[tuple[str | None, str, Any]]:
+    """(table or None, field, value) of every key of a config file."""
+    for key, value in document.items():
+        if key in TABLES and isinstance(value, dict):
+            yield from ((key, name.replace("-", "_"), one) for name, one in value.items())
+        else:
+            yield None, key.replace("-", "_"), value
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

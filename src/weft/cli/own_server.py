@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import IO
 
-from weft.cli.flags import arguments_of
+from weft.cli.flags import arguments_of, variables_of
 from weft.cli.variables import ENV_PREFIX
 from weft.config import EngineConfig
 from weft.errors import UserError, WeftError
@@ -46,7 +46,7 @@ def own_server(
     command = [sys.executable, "-m", "weft", "serve", f"--host={HOST}", f"--port={port}",
                "--log-level=warning", *arguments_of(config)]
     # The config is resolved already: variables must not be applied to it a second time.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)} | variables_of(config)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                                  start_new_session=True)

@@ -13,7 +13,7 @@ attempts again: a server that lives for months does not add up its bad days.
 The first restart comes at once. While engines live shorter than SHORT_LIFE_S, the delay doubles up to
 BACKOFF_MAX_S: a broken device or a full disk is not asked a hundred times a second.
 
-A stall (``weft.server.heartbeat``) ends the process too: its requests go on elsewhere, and a process that
+A stall (``weft.rpc.heartbeat``) ends the process too: its requests go on elsewhere, and a process that
 comes back after that could only give tokens twice.
 
 A replica on a joined machine (``machines``) is away while that machine cannot be reached. A lost machine uses
@@ -33,7 +33,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from weft.errors import EngineUnavailableError, UserError, WeftError
-from weft.server.client import EngineClient
+from weft.rpc.client import EngineClient
 
 ReplicaState = Literal["starting", "ready", "waiting", "away", "drained", "dead", "left"]
 Ending = Literal["died", "stalled"]

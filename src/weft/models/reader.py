@@ -203,7 +203,7 @@ class TensorReader(TensorSource):
         if not is_finite(tensor, stored.dtype):
             if not self._allow_nonfinite:
                 raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values; "
-                                      "--allow-nonfinite serves it nevertheless", param="model")
+                                      "debug.allow_nonfinite serves it nevertheless", param="model")
             self.nonfinite.append(stored.name)
         return tensor
 

@@ -175,7 +175,7 @@ class ChatTemplate:
                 count += len(part)
                 if count > self._chars_max:
                     raise RequestError(f"the chat template writes more than {self._chars_max} characters "
-                                       "(--template-chars)", param="messages")
+                                       "(limits.template_chars)", param="messages")
                 parts.append(part)
             return "".join(parts)
         except (RequestError, WorkBudgetError):

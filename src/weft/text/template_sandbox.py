@@ -113,7 +113,8 @@ class TemplateSandbox:
                 except TimeoutError:
                     lane.end()
                     return Refused("the chat template takes more than "
-                                   f"{self._seconds:g} s for these messages (--template-seconds)", "messages")
+                                   f"{self._seconds:g} s for these messages "
+                                   "(limits.template_seconds)", "messages")
                 except OSError:
                     lane.end()
                     return Refused("the chat template ended its process on these messages", "messages")

@@ -123,7 +123,7 @@ def test_what_is_given_up_here_is_written_or_refused_by_the_worker() -> None:
         assert template._inline is not None
         assert write(template, "hi").text == "<user>hi</><assistant>"
         assert len(write(template, *["x"] * 400).text) > 4000
-        with pytest.raises(RequestError, match=r"more than (1 s .*--template-seconds|1000000 characters)"):
+        with pytest.raises(RequestError, match=r"more than (1 s .*limits\.template_s|1000000 characters)"):
             write(template, "loop", *"x" * 99)
         assert write(template, "hi").text == "<user>hi</><assistant>"
         for content in ([{"type": "image_url"}], "\ud800"):

@@ -64,7 +64,7 @@ def test_the_sandbox_writes_what_the_template_writes_directly() -> None:
 
 
 @pytest.mark.parametrize(("content", "words"), [
-    ("loop", "more than 1 s .*--template-seconds"), ("many", "more than 1000000 characters"),
+    ("loop", "more than 1 s .*limits.template_seconds"), ("many", "more than 1000000 characters"),
     ("huge", "MemoryError|ended its process")])
 def test_a_rendering_beyond_a_limit_is_a_clear_error_and_the_next_one_works(content: str, words: str) -> None:
     with sandbox(SWITCH) as template:
@@ -90,7 +90,7 @@ def test_a_slow_conversation_does_not_hold_up_a_small_one() -> None:
         await asyncio.sleep(0.5)
         await template.write(turns("hi"), chars_cut=10**6)
         assert not slow.done()
-        with pytest.raises(RequestError, match="--template-seconds"):
+        with pytest.raises(RequestError, match=r"limits\.template_seconds"):
             await slow
 
     with sandbox(SWITCH, seconds=2.0) as template:

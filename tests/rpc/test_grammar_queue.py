@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.rpc.test_engine_loop import PROMPT, Loop
 from tests.server.scripted_engine import build, write_model_directory
-from tests.server.test_engine_loop import PROMPT, Loop
 from weft.config import EngineConfig
 from weft.engine.grammars import GrammarCompiler, TokenGrammar
 from weft.errors import QueueFullError
 from weft.request import Grammar, Request, SamplingParams
-from weft.server.grammar_queue import GrammarQueue
-from weft.server.messages import Cancel
+from weft.rpc.grammar_queue import GrammarQueue
+from weft.rpc.messages import Cancel
 from weft.text.grammars import regex_grammar
 
 

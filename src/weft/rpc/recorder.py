@@ -197,7 +197,7 @@ class _Writer:
         assert self._file is not None
         text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         if len(text) > self._left:
-            _log.warning("--record: %s is full and ends here; --record-limit sets how large it may grow",
+            _log.warning("--record: %s is full and ends here; limits.record_limit sets how large it may grow",
                          self._path)
             self.close()
             return False

@@ -27,9 +27,9 @@ import zmq.asyncio
 
 from weft.config import EngineConfig
 from weft.errors import WeftError
-from weft.server.loop_socket import LoopSocket
-from weft.server.messages import Command, Launch, Reply, Report
-from weft.server.recording_target import RecordingTarget
+from weft.rpc.loop_socket import LoopSocket
+from weft.rpc.messages import Command, Launch, Reply, Report
+from weft.rpc.recording_target import RecordingTarget
 
 _SOCKET_PATH_MAX = 90
 _encoder = msgspec.msgpack.Encoder()
@@ -155,7 +155,7 @@ class EngineLink:
         self._events = LoopSocket(events)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "weft.server.engine_process", stdin=asyncio.subprocess.PIPE,
+                sys.executable, "-m", "weft.rpc.engine_process", stdin=asyncio.subprocess.PIPE,
                 start_new_session=True, env={**os.environ, "OMP_WAIT_POLICY": "passive", **place.environment},
                 pass_fds=() if place.memory_turn is None else (place.memory_turn,))
         except BaseException:

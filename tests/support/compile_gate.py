@@ -1,11 +1,11 @@
 """Compiles every Triton kernel for GPUs ahead of time: a check for machines without a GPU.
 
-    python -m weft.tensor.gpu.compile_gate          the largest shape of each kernel, for the GPUs in turn
-    python -m weft.tensor.gpu.compile_gate --all    every shape that a kernel file lists, for each GPU
+    python -m tests.support.compile_gate          the largest shape of each kernel, for the GPUs in turn
+    python -m tests.support.compile_gate --all    every shape that a kernel file lists, for each GPU
 
-    src/weft/**/triton.py, *_kernels.py --compilations()--> signature, constants --> cubin for each GPU
-                                                                              shared memory <= an SM's
-                                                                              registers spilled: reported
+    src/weft: @triton.jit, compilations() --> signature, constants --> cubin for each GPU
+                                                                          shared memory <= an SM's
+                                                                          registers spilled: reported
 
 It finds what Triton's interpreter cannot: types that do not match, and shapes that a tensor core does not
 take. It also finds tiles that need more shared memory than a GPU has, an error of the first launch there. It
@@ -29,13 +29,13 @@ from math import prod
 from pathlib import Path
 from types import ModuleType
 
+import weft
 from weft.tensor.gpu.compilation import CAPABILITIES, SMALL_SHARED, SMALL_SHARED_BYTES, Compilation
 
 SHARED_MAX_BYTES = dict.fromkeys(CAPABILITIES, SMALL_SHARED_BYTES) | {80: 163 * 1024, 90: 227 * 1024,
                                                                      100: 227 * 1024}
 """Compute capability -> shared memory of one program."""
 WARP_THREADS = 32
-_KERNEL_FILE = re.compile(r"(triton|\w+_kernels)\.py")
 _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
 
 
@@ -53,9 +53,11 @@ class CompileResult:
 
 
 def kernel_modules() -> list[ModuleType]:
-    """The modules of weft that define Triton kernels."""
-    root = Path(__file__).resolve().parents[2]
-    files = [path for path in sorted(root.rglob("*.py")) if _KERNEL_FILE.fullmatch(path.name)
+    """The modules of weft that define Triton kernels; the rest of ``tensor/gpu`` is what they share."""
+    assert weft.__file__ is not None
+    root = Path(weft.__file__).parent
+    files = [path for path in sorted(root.rglob("*.py"))
+             if (path.parent.name != "gpu" or path.stem.endswith("_kernels"))
              and _DEFINES.search(path.read_text(encoding="utf-8"))]
     return [importlib.import_module(".".join(("weft", *path.relative_to(root).with_suffix("").parts)))
             for path in files]

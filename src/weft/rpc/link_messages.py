@@ -12,7 +12,7 @@
     SessionLost    -------------------------------------->  nothing is heard of the server
     LinkBeat       <------------------------------------->  every BEAT_S, in both directions
 
-Between them pass the messages of ``weft.server.messages``, unread: commands to the engine and its reports.
+Between them pass the messages of ``weft.rpc.messages``, unread: commands to the engine and its reports.
 """
 
 from __future__ import annotations

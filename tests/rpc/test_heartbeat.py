@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import zmq
 
-from weft.server.heartbeat import STEP_FACTOR, HeartMonitor, StepClock, beat_every_s, start_beating
-from weft.server.messages import Beat, Report
+from weft.rpc.heartbeat import STEP_FACTOR, HeartMonitor, StepClock, beat_every_s, start_beating
+from weft.rpc.messages import Beat, Report
 
 
 class Clock:
@@ -75,7 +75,7 @@ def test_a_waiter_is_woken_by_the_stall() -> None:
         ticks(monitor, clock, 2.0)
         return await asyncio.wait_for(waiter, 1)
 
-    assert "--stall-after" in asyncio.run(wait())
+    assert "limits.stall_after" in asyncio.run(wait())
 
 
 def test_beats_say_how_long_the_step_has_taken() -> None:

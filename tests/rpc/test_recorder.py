@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.rpc.test_engine_loop import Loop
 from tests.server.running import eventually
 from tests.server.scripted_engine import build, write_model_directory
-from tests.server.test_engine_loop import Loop
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
 from weft.request import Request, SamplingParams
-from weft.server import recorder as recorder_module
+from weft.rpc import recorder as recorder_module
+from weft.rpc.engine_process import start_recording
+from weft.rpc.messages import Cancel, Launch
+from weft.rpc.recorder import Recorder
+from weft.rpc.recording_target import RecordingTarget
 from weft.server.config import ServerConfig
-from weft.server.engine_process import start_recording
-from weft.server.messages import Cancel, Launch
-from weft.server.recorder import Recorder
-from weft.server.recording_target import RecordingTarget
 from weft.sim.recording import Recording, read_recording
 from weft.sim.trace_files import read_trace
 
@@ -125,7 +125,7 @@ def test_the_file_ends_at_its_limit_and_serving_goes_on(
         finish(core, recorder)
     assert (tmp_path / "r.jsonl").stat().st_size <= 2500
     assert 0 < len(read(tmp_path / "r.jsonl").traffic) < 20
-    assert sum("--record-limit" in record.message for record in caplog.records) == 1
+    assert sum("limits.record_limit" in record.message for record in caplog.records) == 1
     assert core.stats().finished["length"] == 20
 
 
@@ -182,7 +182,7 @@ def test_the_flags_are_checked(tmp_path: Path) -> None:
     assert ServerConfig().recording() is None
     target = RecordingTarget(str(Path("a.jsonl").absolute()), 2_000_000)
     assert ServerConfig(record="a.jsonl", record_limit="2MB").recording() == target
-    with pytest.raises(ConfigError, match="--record-limit"):
+    with pytest.raises(ConfigError, match=r"limits\.record_limit"):
         ServerConfig(record="a.jsonl", record_limit="much").recording()
     (tmp_path / "r.jsonl").write_text("precious")
     with pytest.raises(ConfigError, match="there already"):

@@ -20,7 +20,7 @@ from weft.engine.engine import EngineCore
 from weft.engine.sleep_state import Flushed, check_level, check_parts
 from weft.engine.sleeper import Sleeper, busy
 from weft.errors import AsleepError, BusyError, WeftError
-from weft.server.messages import Reply, Sleep, SleepOutcome, Wake
+from weft.rpc.messages import Reply, Sleep, SleepOutcome, Wake
 
 
 class SleepQueue:

@@ -34,7 +34,7 @@ NO_EPOCH = 0
 
 
 class BodyKind(IntEnum):
-    """What a body is: a message of ``link_messages``, or one of ``weft.server.messages`` as it came."""
+    """What a body is: a message of ``link_messages``, or one of ``weft.rpc.messages`` as it came."""
 
     LINK = 0
     ENGINE = 1

@@ -33,7 +33,7 @@ from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
 from weft.request import Request, TokenEvent
-from weft.server.recording_target import RecordingTarget
+from weft.rpc.recording_target import RecordingTarget
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -42,7 +42,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """``factory`` is "module:function"; the engine process calls it with an EngineConfig of ``config`` and
     ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: None for
     no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part
-    of the machine that is the engine's (``weft.server.engine_link.HostShare``). ``memory_turn``: the
+    of the machine that is the engine's (``weft.rpc.engine_link.HostShare``). ``memory_turn``: the
     descriptor of a file that the engines of one machine lock in turn (``weft.host``)."""
 
     factory: str

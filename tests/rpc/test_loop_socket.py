@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from weft.server.loop_socket import BURST, LoopSocket
+from weft.rpc.loop_socket import BURST, LoopSocket
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from tests.server.scripted_engine import build, write_model_directory
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.request import Request, SamplingParams, TokenEvent
-from weft.server.engine_process import EngineLoop, read_launch
-from weft.server.messages import Cancel, Command, Launch, Refusal, StepReport, Stop, Submit
-from weft.server.recorder import Recorder
+from weft.rpc.engine_process import EngineLoop, read_launch
+from weft.rpc.messages import Cancel, Command, Launch, Refusal, StepReport, Stop, Submit
+from weft.rpc.recorder import Recorder
 
 PROMPT = [104, 105]
 

@@ -24,9 +24,9 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from weft.errors import ConfigError, EngineUnavailableError
-from weft.fleet.link_frames import NO_EPOCH, BodyKind, FrameHeader, FrameNumbers
-from weft.fleet.link_keys import LinkKeys
-from weft.fleet.link_messages import (
+from weft.rpc.link_frames import NO_EPOCH, BodyKind, FrameHeader, FrameNumbers
+from weft.rpc.link_keys import LinkKeys
+from weft.rpc.link_messages import (
     BEAT_S,
     LINK_VERSION,
     SILENT_S,
@@ -39,7 +39,7 @@ from weft.fleet.link_messages import (
     decode,
     encode,
 )
-from weft.fleet.link_socket import link_options
+from weft.rpc.link_socket import link_options
 
 _REFUSED = (zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
             | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)

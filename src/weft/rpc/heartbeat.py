@@ -31,7 +31,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from weft.server.messages import Beat
+from weft.rpc.messages import Beat
 
 STEP_FACTOR = 30
 """A step may take this many times ``stall_after_s``: 5 minutes by default, as a first step compiles
@@ -115,11 +115,11 @@ class HeartMonitor:
             return None
         if self._silent_s > self._stall_after_s:
             return (f"the engine process has been silent for {self._silent_s:.1f} s; the bound is "
-                    f"{self._stall_after_s:g} s (--stall-after)")
+                    f"{self._stall_after_s:g} s (limits.stall_after)")
         step_s, bound_s = self._step_s + self._silent_s, STEP_FACTOR * self._stall_after_s
         if self._step_s and step_s > bound_s:
             return (f"the engine has been in one step for {step_s:.0f} s; the bound is {bound_s:g} s "
-                    f"({STEP_FACTOR} times --stall-after)")
+                    f"({STEP_FACTOR} times limits.stall_after)")
         return None
 
     async def stalled(self) -> str:

@@ -6,7 +6,7 @@
     lost()                      waits for the end of the process, or for a stall
 
 One task reads reports. One task waits for the process to end. One task watches the heartbeat
-(``weft.server.heartbeat``). Death has one path: ``_die(reason)`` fails every question and every later submit
+(``weft.rpc.heartbeat``). Death has one path: ``_die(reason)`` fails every question and every later submit
 with EngineUnavailableError, which is a 503 with the reason. A client is used for one process. The next
 process of the same replica gets a new one (``weft.fleet.replica``).
 """
@@ -28,9 +28,9 @@ from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
 from weft.memory.prefix.cache_shape import CacheShape
 from weft.request import Request, TokenEvent
-from weft.server.engine_link import ANYWHERE, EngineLink, HostShare, PendingReplies, ProcessLink
-from weft.server.heartbeat import HeartMonitor
-from weft.server.messages import (
+from weft.rpc.engine_link import ANYWHERE, EngineLink, HostShare, PendingReplies, ProcessLink
+from weft.rpc.heartbeat import HeartMonitor
+from weft.rpc.messages import (
     Beat,
     Cancel,
     Command,
@@ -48,7 +48,7 @@ from weft.server.messages import (
     Submit,
     Wake,
 )
-from weft.server.recording_target import RecordingTarget
+from weft.rpc.recording_target import RecordingTarget
 
 ASSEMBLE = "weft.assemble:assemble"
 STALL_AFTER_S = 10.0

@@ -1,5 +1,5 @@
 """``RecordingTarget``: where a server records its traffic. The engine process writes the file, by
-``weft.server.recorder``.
+``weft.rpc.recorder``.
 
 The engine process reads it without the flags of the server, whose module imports most of the HTTP side.
 """

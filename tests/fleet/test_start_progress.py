@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from weft.server.banner import StartProgress
+from weft.fleet.start_progress import StartProgress
 
 
 def test_the_last_line_is_always_shown() -> None:

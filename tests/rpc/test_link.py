@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from weft.errors import ConfigError
-from weft.fleet.link_frames import BodyKind, FrameGapError, FrameHeader, FrameNumbers
-from weft.fleet.link_keys import LinkKeys, new_token, read_or_create_token, read_token
-from weft.fleet.link_messages import LINK_VERSION, Hello
-from weft.fleet.link_socket import tcp_address
 from weft.fleet.machines import refusal_of
+from weft.rpc.link_frames import BodyKind, FrameGapError, FrameHeader, FrameNumbers
+from weft.rpc.link_keys import LinkKeys, new_token, read_or_create_token, read_token
+from weft.rpc.link_messages import LINK_VERSION, Hello
+from weft.rpc.link_socket import tcp_address
 from weft.server.config import ServerConfig
 
 

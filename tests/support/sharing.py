@@ -14,10 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from weft.config import Sizes
-from weft.engine.scripted import hashed_token, reference_tokens
-from weft.request import Request, SamplingParams
-from weft.sim.workload import (
+from tests.support.workload import (
     EOS_IDS,
     VOCAB_SIZE,
     Arrival,
@@ -26,6 +23,9 @@ from weft.sim.workload import (
     random_arena,
     random_cancels,
 )
+from weft.config import Sizes
+from weft.engine.scripted import hashed_token, reference_tokens
+from weft.request import Request, SamplingParams
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 LENGTH_MAX = 640

@@ -18,6 +18,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from tests.support.checkers import InFlight, Ledger, ProgressCheck
+from tests.support.trace import Trace, plan_bytes
+from tests.support.workload import EOS_IDS, VOCAB_SIZE, Scenario, ScriptedCancel
 from weft.engine.engine import EngineCore
 from weft.engine.scripted import ScriptedExecutor
 from weft.engine.sleep_state import Part
@@ -29,10 +32,7 @@ from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
-from weft.sim.checkers import InFlight, Ledger, ProgressCheck
 from weft.sim.clock import VirtualClock
-from weft.sim.trace import Trace, plan_bytes
-from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Scenario, ScriptedCancel
 from weft.speculation.drafter import Drafter
 from weft.store.protocol import Store
 

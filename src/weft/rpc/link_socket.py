@@ -10,7 +10,7 @@ import zmq
 import zmq.asyncio
 
 from weft.errors import ConfigError
-from weft.fleet.link_messages import BEAT_S, SILENT_S
+from weft.rpc.link_messages import BEAT_S, SILENT_S
 
 FRAME_BYTES_MAX = 1 << 30
 _PORT_MAX = 65535

@@ -1,4 +1,4 @@
-"""The engine's own process: ``python -m weft.server.engine_process``, started by ``weft.server.engine_link``.
+"""The engine's own process: ``python -m weft.rpc.engine_process``, started by ``weft.rpc.engine_link``.
 
     stdin:     one Launch message, then nothing; its end means that the parent is gone
     commands:  zmq PULL, read between two steps without waiting; waited for when there is no work
@@ -49,9 +49,9 @@ from weft.errors import RankLostError, RequestError, UserError, WeftError
 from weft.host import end_memory_turn, use_part_of_host
 from weft.memory.prefix.checkpoint_follower import CheckpointFollower
 from weft.request import Request, TokenEvent
-from weft.server.grammar_queue import GrammarQueue
-from weft.server.heartbeat import StepClock, start_beating
-from weft.server.messages import (
+from weft.rpc.grammar_queue import GrammarQueue
+from weft.rpc.heartbeat import StepClock, start_beating
+from weft.rpc.messages import (
     Cancel,
     Command,
     Fatal,
@@ -70,11 +70,10 @@ from weft.server.messages import (
     Submit,
     Wake,
 )
-from weft.server.sleep_queue import SleepQueue
-from weft.tensor.torch_import import leave_out_meta_kernels
+from weft.rpc.sleep_queue import SleepQueue
 
 if TYPE_CHECKING:
-    from weft.server.recorder import Recorder
+    from weft.rpc.recorder import Recorder
 
 _AUDIT_AFTER_MS = 100
 _GRAMMAR_LOOK_MS = 2
@@ -262,7 +261,7 @@ def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
     """Raises ConfigError where the file cannot be created."""
     if launch.record is None:
         return None
-    from weft.server.recorder import Recorder
+    from weft.rpc.recorder import Recorder
 
     target = launch.record
     return Recorder(Path(target.file), assembled.core, model=assembled.info.name, clock=time.monotonic,
@@ -349,7 +348,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     gc.disable()
-    leave_out_meta_kernels()
     _code = main()
     sys.stderr.flush()
     os._exit(_code)  # unloading torch module by module takes a second or two

@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.engine.rig import Rig
 from weft.errors import AsleepError
-from weft.server.messages import Reply, Sleep, SleepOutcome, Wake
-from weft.server.sleep_queue import SleepQueue
+from weft.rpc.messages import Reply, Sleep, SleepOutcome, Wake
+from weft.rpc.sleep_queue import SleepQueue
 
 
 class Queue:
