@@ -140,8 +140,8 @@ class Allocator:
             self.empty_cache()
         if wanted > self.free_bytes:
             raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {wanted / 2**20:.2f} MiB. GPU 0 has a total capacity of "
-                f"{self.total / 2**20:.2f} MiB of which {self.free_bytes / 2**20:.2f} MiB is free.")
+                f"CUDA out of memory. Tried to allocate {wanted / 2**20:.2f} MiB. GPU 0 has a total capacity "
+                f"of {self.total / 2**20:.2f} MiB of which {self.free_bytes / 2**20:.2f} MiB is free.")
         with torch.inference_mode(False):
             memory = torch.empty(wanted, dtype=torch.uint8)
         poison(memory)

@@ -116,6 +116,8 @@ class Card:
         """Specialisations of kernels, and where each came first."""
         self.workspaces: dict[tuple[int, StreamQueue], Storage] = {}
         self.serving = False
+        self.computes = True
+        """Without it work is asked for and does nothing: for a start that nobody looks at."""
         self.launches = self.replays = 0
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._copies: list[_HostCopy] = []
@@ -180,8 +182,8 @@ class Card:
 
         def checked() -> Any:
             if any(segment is not None and not segment.alive for segment in segments):
-                raise RuntimeError("CUDA error: an illegal memory access was encountered: the memory went back "
-                                   "to the driver")
+                raise RuntimeError("CUDA error: an illegal memory access was encountered: the memory went "
+                                   "back to the driver")
             return run()
 
         with self.lock:
@@ -192,7 +194,7 @@ class Card:
             capture = self.captures.get(queue)
             if capture is not None:
                 capture.works.append(work)
-            else:
+            elif self.computes:
                 self.order.enqueue(queue, work)
 
     def own_capture(self) -> Capture | None:
@@ -243,19 +245,22 @@ class Card:
         self._copies.append(copy)
         return copy
 
+    def copies_of(self, span: Span) -> list[_HostCopy]:
+        """Under way."""
+        return [copy for copy in self._copies if span[0] < copy.span[1] and copy.span[0] < span[1]]
+
     def end_copy(self, copy: _HostCopy) -> None:
         if copy in self._copies:
             self._copies.remove(copy)
 
     def host_touches(self, span: Span, *, writes: bool, where: str = "") -> None:
         """The host reads or writes these bytes now."""
-        if not self._copies:
-            return
-        for copy in list(self._copies):
-            if span[0] < copy.span[1] and copy.span[0] < span[1] and (copy.into or writes):
+        for copy in self.copies_of(span):
+            if copy.into or writes:
+                does, did = "writes" if writes else "reads", "writes" if copy.into else "reads"
                 self.report("reused" if writes else "early",
-                            f"the host {'writes' if writes else 'reads'} at {where or place_of_caller()} what the "
-                            f"copy at {copy.place} {'writes' if copy.into else 'reads'}, before its end")
+                            f"the host {does} at {where or place_of_caller()} what the copy at {copy.place} "
+                            f"{did}, before its end")
 
     # Libraries
 

@@ -12,10 +12,10 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from tests.emulated_gpu import launches, tensors
-from tests.emulated_gpu.card import CUDA, Capture, Card
 from tests.emulated_gpu.allocator import Pool
-from tests.emulated_gpu.tensors import Emulation, card
+from tests.emulated_gpu.card import CUDA, Capture, Card
 from tests.emulated_gpu.streams import Work
+from tests.emulated_gpu.tensors import Emulation, card
 from tests.gpu import quick_interpreter
 
 CARD_BYTES = 192 << 20
@@ -189,7 +189,7 @@ class _Runtime:
     """``torch.cuda.cudart()``"""
 
     @staticmethod
-    def cudaHostRegister(address: int, size: int, flags: int) -> int:  # noqa: N802
+    def cudaHostRegister(address: int, size: int, flags: int) -> int:
         import ctypes
 
         memory = torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
@@ -197,7 +197,7 @@ class _Runtime:
         return 0
 
     @staticmethod
-    def cudaHostUnregister(address: int) -> int:  # noqa: N802
+    def cudaHostUnregister(address: int) -> int:
         card().unpin(address)
         return 0
 

@@ -43,7 +43,7 @@ def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, *
     name = kernel.fn.__name__
     for at, value in enumerate([*args, *kwargs.values()]):
         if isinstance(value, torch.Tensor) and not isinstance(value, DeviceTensor):
-            raise ValueError(f"Pointer argument (at {at}) of {name} cannot be accessed from Triton (cpu tensor?)")
+            raise ValueError(f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?)")
     one = card()
     bound, specialization, options = _binder(kernel)(*args, **kwargs)
     one.compile((kernel.fn, str(specialization), str(sorted(options.items()))), name)

@@ -3,13 +3,13 @@
     stream A   a1  a2  record(e)  a3           the host waits for e: a1, a2 run; a3 does not
     stream B   b1  wait(e)  b2                 b2 runs behind a2; b1 at any time
 
-Nothing runs before the host waits for it, or before a queue is full (``DEPTH``, as the driver's). Then exactly
-what was waited for runs; with a seed, other streams' work runs in between.
+Nothing runs before the host waits for it, or before a queue is full (``DEPTH``, as the driver's). Then
+exactly what was waited for runs; with a seed, other streams' work runs in between.
 
-**Clocks.** Each work has a vector clock: for each stream the number of works that are ordered before it, by the
-order of its own stream, by events, and by waits of the host. Bytes remember who wrote and read them last. Work
-that touches bytes after another one that its clock does not have is reported with both places. This is what a
-thread sanitizer does, and it finds a missing event in any order of execution.
+**Clocks.** Each work has a vector clock: for each stream the number of works that are ordered before it, by
+the order of its own stream, by events, and by waits of the host. Bytes remember who wrote and read them last.
+Work that touches bytes after another one that its clock does not have is reported with both places. This is
+what a thread sanitizer does, and it finds a missing event in any order of execution.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Span = tuple[int, int]
 
 @dataclass(eq=False)
 class Work:
-    """``run`` computes on the host. ``reads``, ``writes``: the bytes, known before; ``run`` may return more of
-    both, known only then. ``after``: a work of another stream that comes first."""
+    """``run`` computes on the host. ``reads``, ``writes``: the bytes, known before; ``run`` may return more
+    of both, known only then. ``after``: a work of another stream that comes first."""
 
     name: str
     run: Callable[[], tuple[Sequence[Span], Sequence[Span]] | None]
@@ -141,7 +141,8 @@ class Order:
                 self.error = error
         queue.done = number
 
-    def _check(self, work: Work, stream: int, number: int, reads: Sequence[Span], writes: Sequence[Span]) -> None:
+    def _check(self, work: Work, stream: int, number: int, reads: Sequence[Span],
+               writes: Sequence[Span]) -> None:
         kept = []
         for old in self._touched:
             ordered = old.stream == stream or work.clock.get(old.stream, 0) >= old.number
@@ -149,8 +150,8 @@ class Order:
             if not ordered and (overlaps or (old.writes and any(
                     first < old.end and old.first < end for first, end in reads))):
                 verb, did = "writes" if overlaps else "reads", "written" if old.writes else "read"
-                self._report("order", f"{work.name} at {work.place} {verb} bytes that {old.what} has {did}, with "
-                                      "no event in between")
+                self._report("order", f"{work.name} at {work.place} {verb} bytes that {old.what} has {did}, "
+                                      "with no event in between")
             covered = any(first <= old.first and old.end <= end for first, end in writes)
             if not covered and any(queue.clock.get(old.stream, 0) < old.number for queue in self.queues
                                    if queue.number != old.stream):

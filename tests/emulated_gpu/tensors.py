@@ -3,9 +3,9 @@
     DeviceTensor    for torch a tensor on "meta" with another device: shapes, strides, no bytes
       .mem          the same tensor on the host, over the bytes of the card
 
-An operator's outputs get shapes from the meta device and memory from the allocator at once; its computation is
-work for the stream. Views are made at once. An operator that mixes devices raises, as on CUDA. Operators whose
-shapes follow from values, and those that bring values home, wait for the stream.
+An operator's outputs get shapes from the meta device and memory from the allocator at once; its computation
+is work for the stream. Views are made at once. An operator that mixes devices raises, as on CUDA. Operators
+whose shapes follow from values, and those that bring values home, wait for the stream.
 
 A tensor on "meta" that an operator makes by the options of a ``DeviceTensor`` is a ``DeviceTensor`` too. A
 wrapper that is on "cuda" for torch as well would end in its device guards, which this build has not got.
@@ -118,7 +118,8 @@ class DeviceTensor(torch.Tensor):
         return DeviceStorage(self.storage)
 
     def set_(self, source: Any, *rest: Any) -> torch.Tensor:  # type: ignore[override]
-        assert not rest and self.dtype == torch.uint8, "only a whole storage is emulated"
+        assert not rest, "only a whole storage is emulated"
+        assert self.dtype == torch.uint8, "as bytes"
         return DeviceTensor(_view_of(source.storage, torch.uint8, (source.storage.size,), (1,), 0),
                             source.storage)
 
@@ -126,8 +127,8 @@ class DeviceTensor(torch.Tensor):
         raise AssertionError("record_stream is not emulated")
 
     def numpy(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
-                        "host memory first.")
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+                        "tensor to host memory first.")
 
     __array__ = numpy
 
@@ -151,7 +152,8 @@ class Emulation(TorchDispatchMode):
 
 def _view_of(storage: Storage, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> torch.Tensor:
     if storage.block is None:
-        return torch.empty(0, dtype=dtype).as_strided(size, stride) if 0 in size else torch.empty(0, dtype=dtype)
+        nothing = torch.empty(0, dtype=dtype)
+        return nothing.as_strided(size, stride) if 0 in size else nothing
     flat = storage.block.segment.memory.view(dtype)
     return flat.as_strided(size, stride, (storage.block.offset + offset) // dtype.itemsize)
 
@@ -216,8 +218,7 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if func in BY_INDEX:
         args = _checked_indices(func, args)
     elif [one for one in on_host if one.dim()]:
-        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 "
-                           f"and cpu! (in {func})")
+        raise _mixed(func)
     if func in TO_PYTHON:
         card().wait(func.__name__)
         return func(*tree_map(_to_host, args), **kwargs)
@@ -230,12 +231,17 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     return _computed(func, args, kwargs, on_card)
 
 
+def _mixed(func: Any) -> RuntimeError:
+    return RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
+                        f"cuda:0 and cpu! (in {func})")
+
+
 def _on_the_host(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
     pinned = bool(kwargs.get("pin_memory"))
     if pinned:
         kwargs = kwargs | {"pin_memory": False}
     written = _written(func, args, kwargs)
-    for one in tensors if card()._copies else ():
+    for one in tensors if card()._copies and not func.is_view else ():
         card().host_touches(span_of(one), writes=any(one is other for other in written))
     made = func(*args, **kwargs)
     if pinned:
@@ -268,8 +274,11 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _viewed(func: Any, args: Any, kwargs: Any, base: DeviceTensor) -> Any:
-    views = func(*tree_map(_to_host, args), **{name: tree_map(_to_host, value) for name, value in kwargs.items()})
-    return tree_map(lambda one: DeviceTensor(one, base.storage) if isinstance(one, torch.Tensor) else one, views)
+    """A view is an inference tensor where its base is one, whatever the mode of now."""
+    views = func(*tree_map(_to_host, args), **tree_map(_to_host, kwargs))
+    with torch.inference_mode(base.is_inference()):
+        return tree_map(lambda one: DeviceTensor(one, base.storage) if isinstance(one, torch.Tensor) else one,
+                        views)
 
 
 def _host_kwargs(kwargs: Any) -> dict[str, Any]:
@@ -303,8 +312,8 @@ def _computed(func: Any, args: Any, kwargs: Any, on_card: list[DeviceTensor]) ->
     targets = [one.mem for one in tree_leaves(made) if isinstance(one, DeviceTensor)]
 
     def run() -> None:
-        results = [one for one in tree_leaves(func(*host_args, **host_kwargs)) if isinstance(one, torch.Tensor)]
-        for target, result in zip(targets, results, strict=True):
+        results = tree_leaves(func(*host_args, **host_kwargs))
+        for target, result in zip(targets, filter(torch.is_tensor, results), strict=True):
             target.copy_(result)
 
     card().enqueue(name, run, reads, targets)
@@ -348,7 +357,7 @@ def _masks(func: Any, args: Any) -> bool:
 def _checked_indices(func: Any, args: Any) -> Any:
     """Indices on the host are copied first, as CUDA does; anything else there is an error."""
     if not isinstance(args[0], DeviceTensor):
-        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+        raise RuntimeError("indices should be either on cpu or on the same device as the tensor (cpu)")
     indices = []
     for one in args[1]:
         if one is not None and not isinstance(one, DeviceTensor):
@@ -357,8 +366,7 @@ def _checked_indices(func: Any, args: Any) -> Any:
             one = held
         indices.append(one)
     if len(args) > 2 and args[2].dim() and not isinstance(args[2], DeviceTensor):
-        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 "
-                           f"and cpu! (in {func})")
+        raise _mixed(func)
     return (args[0], indices, *args[2:])
 
 
@@ -407,21 +415,25 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> Non
 
 def _copy_later(into: torch.Tensor, of: torch.Tensor, host: torch.Tensor, to_card: bool) -> None:
     """With pinned memory. Until it has ended, its source must not change, and its target is undefined."""
-    if card().own_capture() is not None:
-        card().enqueue("copy_", lambda: _nothing(into.copy_(of)), *(([], [into]) if to_card else ([of], [])))
-        return
-    if not to_card and host.is_contiguous() and host.nbytes > 1 and host.data_ptr() % 2 == 0:
-        poison(host.view(-1).view(torch.uint8))
-    before = host.clone()
     one = card()
-    one.host_touches(span_of(host), writes=not to_card)
+    spans = ([], [into]) if to_card else ([of], [])
+    if one.own_capture() is not None or not one.computes:
+        one.enqueue("copy_", lambda: _nothing(into.copy_(of)), *spans)
+        return
+    alone = not one.copies_of(span_of(host))   # another copy may change these bytes, in the stream's order
+    if alone and not to_card and host.is_contiguous() and host.nbytes > 1 and host.data_ptr() % 2 == 0:
+        poison(host.view(-1).view(torch.uint8))
+    before = _bytes_of(host).clone()
     copy = one.copy_of_host(host, into=not to_card)
 
     def run() -> None:
-        if not torch.equal(host.contiguous().view(-1).view(torch.uint8),
-                           before.contiguous().view(-1).view(torch.uint8)):
+        if alone and not torch.equal(_bytes_of(host), before):
             one.report("reused", f"the host wrote to the buffer of the copy at {copy.place} before its end")
         one.end_copy(copy)
         into.copy_(of)
 
-    one.enqueue("copy_", run, *(([host], [into]) if to_card else ([of], [host])))
+    one.enqueue("copy_", run, *spans)
+
+
+def _bytes_of(host: torch.Tensor) -> torch.Tensor:
+    return host.contiguous().view(-1).view(torch.uint8)
