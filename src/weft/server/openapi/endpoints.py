@@ -231,7 +231,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              access="operator", text="Takes a replica out of service. Its requests go on elsewhere.",
              answer=ReplicaList, parameters=(_REPLICA, _DRAIN_S, _RESTART), errors=(404, 409)),
     Endpoint(operation="start_replica", method="POST", path="/v1/replicas/{replica}/start", group="Operate",
-             access="operator", text="Starts a drained replica again.", answer=ReplicaList,
+             access="operator", text="Starts a drained or dead replica again.", answer=ReplicaList,
              parameters=(_REPLICA,), errors=(404, 409)),
     Endpoint(operation="sleep", method="POST", path="/sleep", group="Operate", access="operator",
              text="Gives memory back until /wake_up. Fields may be in the query instead.", body=SleepBody,

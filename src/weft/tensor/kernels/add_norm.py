@@ -8,7 +8,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launcher import launch
-from weft.tensor.ops.rms_norm.triton import normed, sizes
+from weft.tensor.kernels.rms_norm import normed, sizes
 
 
 def supported(x_TD: torch.Tensor, y_TD: torch.Tensor) -> bool:

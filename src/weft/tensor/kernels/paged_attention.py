@@ -65,7 +65,7 @@ from weft.tensor.gpu.softmax import (
     softmax_step,
 )
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.write_kv.triton import dense_rows, page_signature, pages_of
+from weft.tensor.kernels.write_kv import dense_rows, page_signature, pages_of
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
 BLOCK_BYTES = 16 << 10

@@ -23,12 +23,11 @@ from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import block_dim, rounded
 from weft.tensor.gpu.softmax import Gates
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
-from weft.tensor.ops.paged_attention.triton import DIM_MAX
-from weft.tensor.ops.paged_attention.triton import paged_attention as attend
-from weft.tensor.ops.rms_norm.triton import normed, rms_norm
-from weft.tensor.ops.rotary.triton import partner_of, rotated, tables_of
-from weft.tensor.ops.write_kv.triton import (
+from weft.tensor.kernels.paged_attention import DIM_MAX
+from weft.tensor.kernels.paged_attention import paged_attention as attend
+from weft.tensor.kernels.rms_norm import normed, rms_norm
+from weft.tensor.kernels.rotary import partner_of, rotated, tables_of
+from weft.tensor.kernels.write_kv import (
     MOVING,
     PLACE_SIGNATURE,
     TILE_TOKENS,
@@ -41,6 +40,7 @@ from weft.tensor.ops.write_kv.triton import (
     tile_tokens,
     write_rows,
 )
+from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
 
 
 def supported(projected_TW: torch.Tensor, core: AttentionCore) -> bool:

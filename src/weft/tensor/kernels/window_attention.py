@@ -31,7 +31,7 @@ from weft.tensor.gpu.pages import TRITON_TYPES, as_bits, block_dim, fp8_kind, pr
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import finish, softmax_step
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.write_kv.triton import dense_rows, stored
+from weft.tensor.kernels.write_kv import dense_rows, stored
 from weft.units import CHUNK_TOKENS, ceil_div
 
 BLOCK_BYTES = 16 << 10

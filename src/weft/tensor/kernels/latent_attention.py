@@ -45,9 +45,8 @@ from weft.tensor.gpu.pages import (
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import COMBINED_AT_ONCE, combine, finish, kv_splits_of, softmax_step
 from weft.tensor.inputs import Runs
-from weft.tensor.layout import k_rows
-from weft.tensor.ops.paged_attention.triton import split_tokens, splits_max
-from weft.tensor.ops.write_kv.triton import (
+from weft.tensor.kernels.paged_attention import split_tokens, splits_max
+from weft.tensor.kernels.write_kv import (
     MOVING,
     TILE_TOKENS,
     VARYING,
@@ -58,6 +57,7 @@ from weft.tensor.ops.write_kv.triton import (
     tile_tokens,
     write_rows,
 )
+from weft.tensor.layout import k_rows
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
 HEADS_AT_ONCE = 32

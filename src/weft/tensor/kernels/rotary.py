@@ -18,7 +18,7 @@ import triton.language as tl
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import block_dim
-from weft.tensor.ops.write_kv.triton import dense_rows
+from weft.tensor.kernels.write_kv import dense_rows
 from weft.units import ceil_div
 
 TOKENS = 16
