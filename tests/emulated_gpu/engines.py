@@ -16,8 +16,8 @@ from weft.request import Request, SamplingParams
 from weft.runner import reserve
 from weft.runner.torch_executor import TorchExecutor
 
-SMALL: dict[str, Any] = {"device": "cuda", "max_num_seqs": 4, "max_num_batched_tokens": 128,
-                         "max_model_len": 256, "threads": 1}
+SMALL: dict[str, Any] = {"device": "cuda", "max_num_seqs": 4, "max_num_batched_tokens": 64,
+                         "max_model_len": 256, "threads": 1, "speculate": "off"}
 
 
 @contextlib.contextmanager

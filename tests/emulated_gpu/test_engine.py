@@ -23,7 +23,7 @@ def assert_tokens_of_transformers(family: str, prompts: list[list[int]], made: l
 @pytest.mark.parametrize("family", ["qwen3"])
 def test_a_start_and_its_tokens(family: str) -> None:
     checkpoint(family)
-    with emulated() as card, started(card, family, max_num_batched_tokens=64) as engine:
+    with emulated() as card, started(card, family) as engine:
         assert engine.info.device == "cuda:0 (emulated)"
         assert any("CUDA graphs" in note for note in engine.info.notes)
         made = answers(engine.core, PROMPTS, GREEDY)

@@ -64,7 +64,8 @@ def test_a_scalar_of_the_host_travels_with_the_launch(card: Card) -> None:
     lambda y: y.sum().item(), lambda y: y.tolist(), lambda y: y.cpu(), lambda y: bool((y > 0).all()),
     lambda y: y.nonzero(), lambda y: y[y > 0], lambda y: torch.ones(3).copy_(y), lambda y: y.to("cpu"),
     lambda y: torch.ones(3).to(CUDA), lambda y: y.copy_(torch.ones(3)),
-    lambda y: torch.tensor([1], device=CUDA), lambda y: y.copy_(torch.ones(3), non_blocking=True), lambda y: torch.equal(y, y),
+    lambda y: torch.tensor([1], device=CUDA), lambda y: y.copy_(torch.ones(3), non_blocking=True),
+    lambda y: torch.equal(y, y),
     lambda y: torch.masked_select(y, y > 1), lambda y: y[torch.arange(2)]])
 def test_each_wait_is_counted_with_its_line(card: Card, looks: Callable[[torch.Tensor], Any]) -> None:
     y = on_card(1, 2, 3)
