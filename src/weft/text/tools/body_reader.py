@@ -1,8 +1,8 @@
-"""What readers of tool calls give out: calls in parts, as a stream shows them.
+"""What readers of tool calls give out: calls in deltas, as a stream shows them.
 
-    CallPart(name="get_time", arguments="")       a call begins
-    CallPart(arguments='{"zone": ')               more of its arguments, JSON text
-    CallPart(arguments='"UTC"}', complete=True)   it is whole
+    CallDelta(name="get_time")                     a call begins
+    CallDelta(arguments='{"zone": ')               more of its arguments, JSON text
+    CallDelta(arguments='"UTC"}', complete=True)   it is whole
 
 A reader takes the text between the markers of one envelope. It keeps all of that text and counts how much of
 it has become calls. Text that turns out to be no call is shown as content, so no character is lost.
@@ -15,21 +15,24 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class CallPart:
-    """``name`` is set on the first part of a call, ``complete`` on the last. ``call_id``: the one that the
-    model gave it, where its family writes ids."""
+class CallDelta:
+    """What a call gained. ``name`` is set on its first delta, ``complete`` on its last. ``call_id`` comes
+    with the name: the model's own where its family writes ids. ``index`` numbers the calls of an answer.
+    With ``is_custom``, ``arguments`` is the text of a custom tool."""
 
+    index: int = -1
+    call_id: str | None = None
     name: str | None = None
     arguments: str = ""
+    is_custom: bool = False
     complete: bool = False
-    call_id: str | None = None
 
 
 class BodyReader(ABC):
     """``close`` is the marker that ends the envelope, or None where the calls end by themselves.
 
     ``whole``: how many characters have become complete calls. ``emitted``: how many have been given out
-    in parts. ``end``: where the envelope ended, once it has. ``broken``: what comes is not a call.
+    in deltas. ``end``: where the envelope ended, once it has. ``broken``: what comes is not a call.
     """
 
     def __init__(self, close: str | None) -> None:
@@ -41,16 +44,16 @@ class BodyReader(ABC):
         self.broken = False
         self.call_count = 0
 
-    def push(self, text: str, *, last: bool = False) -> list[CallPart]:
+    def push(self, text: str, *, last: bool = False) -> list[CallDelta]:
         """``last``: nothing will follow. After it, ``end`` is set or ``broken`` is."""
         self.text += text
-        parts = self._read(last)
+        deltas = self._read(last)
         if last and self.end is None:
             self.broken = True
-        return parts
+        return deltas
 
     @abstractmethod
-    def _read(self, last: bool) -> list[CallPart]:
+    def _read(self, last: bool) -> list[CallDelta]:
         """Go on where the last call stopped."""
 
     def _completed(self, at: int) -> None:
