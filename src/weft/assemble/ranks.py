@@ -53,14 +53,14 @@ class StartedRanks:
             usual = min(usual, answer.usual_bytes)
         return ArenaRoom(most, min(usual, most), why)
 
-    def sampler(self, rows_max: int, vocab_size: int, device: torch.device, *, remote: bool) -> Any:
+    def sampler(self, rows_max: int, vocab_size: int, device: torch.device) -> Any:
         """Of rank 0."""
         from weft.ranks.samplers import LeadingSampler
         from weft.runner.sampler import Sampler
 
         if not self.shares_choice:
-            return Sampler(rows_max, vocab_size, device, remote=remote)
-        return LeadingSampler(self.group.collectives, rows_max, vocab_size, device, remote=remote)
+            return Sampler(rows_max, vocab_size, device)
+        return LeadingSampler(self.group.collectives, rows_max, vocab_size, device)
 
     def stats(self, own: TorchExecutor) -> RankStats:
         from weft.models.sharded_model import RankedModel
