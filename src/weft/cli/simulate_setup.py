@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from weft.units import CHUNK_TOKENS
 
 if TYPE_CHECKING:
+    from weft.costs.step import CostModel
     from weft.memory.frames.plan import ArenaPlan
-    from weft.sim.cost import CostModel
     from weft.sim.store_tier import StoreModel
 
 

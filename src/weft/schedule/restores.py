@@ -42,11 +42,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.costs.restore import RestorePrices
 from weft.memory.arena_work import CheckpointLoad
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import Match, StoreLoss
 from weft.schedule.plan import Int32s
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.sequence import Sequence
 from weft.schedule.store_step import FetchKey, FetchWish
 from weft.schedule.tier_stats import RestoreCounts

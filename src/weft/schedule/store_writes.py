@@ -48,13 +48,13 @@ from math import inf
 
 import numpy as np
 
+from weft.costs.restore import PRIOR_USES, RestorePrices
 from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
 from weft.memory.memory import Memory
 from weft.memory.prefix.checkpoint_contents import CheckpointContents
 from weft.memory.prefix.edge import COMPRESSED
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import NodeId
-from weft.schedule.restore_prices import PRIOR_USES, RestorePrices
 from weft.schedule.tier_stats import WriteCounts
 from weft.store.protocol import Store
 from weft.store.values import (
