@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from weft.cli.help_groups import FREQUENT, GROUPS
+from weft.cli.flags import FREQUENT, GROUPS
 from weft.cli.main import main
 from weft.config import EngineConfig
 from weft.config_check import flag_name

@@ -18,6 +18,13 @@ way it came, and an error says which way that was.
 
 A field with a ``table`` is a limit or a debug switch: it has a variable and a key of that table, and no flag.
 
+A typo in a config file is an error. A typo in a variable is a warning: variables also come from outside. A
+cluster that runs a service called ``weft`` sets WEFT_SERVICE_HOST in every container, and the command must
+start there. A variable that belongs to another command is known too.
+
+``--help`` fits two screens: the frequent flags in groups, the first sentence of each. ``--help-all`` shows
+every flag and every key of the config file whole.
+
 An unknown flag is looked up among the fields of tables, in ``foreign`` (flags of other engines), then among
 near names. So the answer to a wrong flag names the right one.
 """
@@ -28,7 +35,7 @@ import difflib
 import os
 import tomllib
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -36,13 +43,53 @@ from typing import Any, TypeVar, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from weft.cli.help_groups import AS_FLAG, help_all_option, write_groups
-from weft.cli.variables import ENV_PREFIX, unknown_variables
 from weft.config import DTYPE_SPELLINGS
 from weft.config_check import TABLES, flag_name, setting_name, without_none
 from weft.foreign import foreign_flag, foreign_sentence
 
 ConfigT = TypeVar("ConfigT")
+ENV_PREFIX = "WEFT_"
+COMMAND_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_URL"})
+"""Variables that options read and no config field has."""
+TEST_VARIABLES = frozenset({"WEFT_TEST_DEVICE", "WEFT_NATIVE_UNDER_TEST", "WEFT_FUZZ_SECONDS",
+                            "WEFT_FUZZ_ROUNDS", "WEFT_FUZZ_SEED", "WEFT_TEST_STOPPED_S"})
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Model": ("model", "revision", "dtype", "quantize", "weights_cache", "seed", "served_model_name",
+              "chat_template", "reasoning_parser", "tool_parser"),
+    "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
+    "Cache": ("prefix_cache", "checkpoints", "exact", "compress_kv", "store", "store_size", "store_cache"),
+    "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "max_queued_requests",
+                   "speculate"),
+    "Server": ("host", "port", "log_level", "access_log", "otlp_endpoint", "record", "record_tokens",
+               "response_store", "file_store", "replicas", "listen_engines", "token", "http_workers",
+               "ray", "ray_cpus", "ray_gpus"),
+    "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin", "tenant_by_key",
+                 "hide_cached_tokens", "show_text"),
+    "Device": ("device", "threads", "tp", "ep"),
+}
+FREQUENT = frozenset({
+    "model", "dtype", "quantize", "served_model_name", "memory", "max_model_len", "kv_dtype", "state_dtype",
+    "prefix_cache", "exact", "store", "store_size", "max_num_seqs", "max_queued_requests", "speculate",
+    "host", "port", "replicas", "listen_engines", "record", "api_key", "operator_key", "allowed_host",
+    "tenant_by_key", "device", "threads", "tp"})
+"""Fields that ``--help`` shows."""
+AS_FLAG = "_as_flag"
+"""Suffix of the hidden twin of a positional field: ``--model X`` beside ``MODEL``."""
+_SHOW_ALL = "weft.help_all"
+SAMPLING_FLAGS: dict[str, tuple[click.ParamType[Any], str]] = {
+    "max_tokens": (click.INT, "Most tokens of the answer."),
+    "temperature": (click.FLOAT, "0 takes the likeliest token; higher is more varied."),
+    "top_p": (click.FLOAT, "Choose among the likeliest tokens that together reach this probability."),
+    "top_k": (click.INT, "Choose among this many of the likeliest tokens; 0: all."),
+    "min_p": (click.FLOAT, "Drop tokens below this share of the likeliest one's probability."),
+    "repetition_penalty": (click.FLOAT, "Above 1, tokens of prompt and answer get less likely."),
+    "presence_penalty": (click.FLOAT, "Above 0, tokens of the answer get less likely, once each."),
+    "frequency_penalty": (click.FLOAT, "Above 0, tokens of the answer get less likely, each time."),
+    "min_tokens": (click.INT, "Fewest tokens before the model may end."),
+    "stop": (click.STRING, "End before this text; may be given several times."),
+}
+"""Field of SamplingParams -> type and help. A flag that is not given stays out of the request, so that the
+model's own generation defaults hold."""
 
 
 class _ListItem(click.types.StringParamType):
@@ -296,3 +343,81 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise click.UsageError(f"--config {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise click.UsageError(f"--config {path} is not TOML: {error}") from None
+
+
+def unknown_variables(environment: Iterable[str], own: Collection[str] = ()) -> str | None:
+    """The warning about names in ``environment`` that weft never reads, or None. ``own``: this command's."""
+    doubtful = sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in own
+                      and name not in COMMAND_VARIABLES | TEST_VARIABLES)
+    if not doubtful:
+        return None
+    known = known_variables() | set(own)
+    unknown = [name for name in doubtful if name not in known]
+    return "; ".join(_sentence(name, known) for name in unknown) or None
+
+
+def known_variables() -> set[str]:
+    """Every variable that a command reads."""
+    from weft.config import EngineConfig
+    from weft.server.config import ServerConfig
+
+    names = {ENV_PREFIX + f.name.upper() for config in (EngineConfig, ServerConfig) for f in fields(config)}
+    return names | COMMAND_VARIABLES
+
+
+def _sentence(name: str, known: Collection[str]) -> str:
+    tails = sorted(one.removeprefix(ENV_PREFIX) for one in known)
+    near = difflib.get_close_matches(name.removeprefix(ENV_PREFIX), tails, n=1, cutoff=0.6)
+    hint = f": did you mean {ENV_PREFIX}{near[0]}?" if near else ", so it is ignored"
+    return f"weft reads no environment variable {name}{hint}"
+
+
+def help_all_option() -> click.Option:
+    return click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
+                        help="Every flag, limit and debug switch, whole.")
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        ctx.meta[_SHOW_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def write_groups(
+    ctx: click.Context, formatter: click.HelpFormatter, params: Sequence[click.Parameter],
+    config_fields: Collection[str], tables: Mapping[str, str]
+) -> None:
+    """The options under their headings; those that are no field of a config under Options. ``tables``: of the
+    fields that are keys of the config file alone."""
+    show_all = ctx.meta.get(_SHOW_ALL, False)
+    headings = {name: heading for heading, names in GROUPS.items() for name in names if name in config_fields}
+    headings |= {name: f"Config file, [{table}]" for name, table in tables.items()}
+    rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Options", *headings.values())}
+    for param in params:
+        if isinstance(param, click.Argument):
+            continue
+        field = (param.name or "").removesuffix(AS_FLAG)
+        record = param.get_help_record(ctx)
+        if record is not None and (show_all or field not in headings or field in FREQUENT):
+            name, text = record
+            rows[headings.get(field, "Options")].append((name, text if show_all else _first_sentence(text)))
+    for heading, records in rows.items():
+        if records:
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _first_sentence(text: str) -> str:
+    """Without the default, which ``--help-all`` shows."""
+    return text.partition("  [default")[0].partition(". ")[0].partition("; ")[0].rstrip(".")
+
+
+def sampling_parameters() -> list[click.Parameter]:
+    return [click.Option([flag_name(name)], type=kind, help=sentence, multiple=name == "stop")
+            for name, (kind, sentence) in SAMPLING_FLAGS.items()]
+
+
+def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling fields that were given, ready for a request or for SamplingParams."""
+    return {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 RESTARTS = 5
 _LOOK_EVERY_S = 0.05
-_STATE_WORDS = {"dead": "gone", "away": "away"}
+_STATE_WORDS = {"dead": "dead, as its restarts are used up", "away": "away"}
 
 
 class Fleet:

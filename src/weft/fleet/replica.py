@@ -3,7 +3,7 @@
     starting --Ready--> ready --died, stalled--> waiting (backoff) --> starting --> ...
                           |                         |
                           |                         '-- restarts used up --> dead
-                          |--retire--> drained --revive--> starting
+                          |--retire--> drained --revive--> starting        a dead one too
                           '--its machine vanished--> away --it is back--> starting
 
 The first process of a replica has to start; its error is the server's. Later ones get ``restarts`` attempts.
@@ -122,8 +122,9 @@ class Replica:
         await self.engine.stop("the replica was drained")
 
     def revive(self) -> None:
-        """Starts a process on a drained replica."""
-        assert self.state == "drained"
+        """Starts a process on a drained or dead replica, which has all its attempts again."""
+        assert self.state in ("drained", "dead")
+        self.error, self._restarts_used, self._short_lives = None, 0, 0
         self._next_process()
         self.start()
 

@@ -12,7 +12,7 @@ loaded bytes as they know computed ones: one owner (L1), all or nothing (L2), on
 checkpoint with all of its KV (L8). If the cache has some of the tokens, the lease reads those in place.
 
 A fetch serves every request that waits for the same prefix. It ends for all of them at its deadline: the
-price of computing (``restore_prices``), in the seconds of all requests that computing would delay. A request
+price of computing (``costs.restore``), in the seconds of all requests that computing would delay. A request
 asks once: if its prefix is evicted between load and admission, it computes.
 
 What a request waits with, read or cached, is evicted last (``reuse``). Otherwise the loads of a burst evict

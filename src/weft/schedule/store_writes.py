@@ -18,7 +18,7 @@ Compressed KV and states are written as they are, codes and scales, with the mar
 packed pages are copied like any pages. A record is then a slice of the buffer. Compression makes a checkpoint
 cheaper, so one that was not worth its bytes is looked at again.
 
-A checkpoint is written if its expected uses save more than writing costs (``restore_prices``). The uses are
+A checkpoint is written if its expected uses save more than writing costs (``costs.restore``). The uses are
 those that the cache policy expects; it learns them from prompts that came back, evicted ones too. A policy
 without expectations counts PRIOR_USES and the hits so far. The candidate is looked at when its turn comes. If
 it is skipped and a sequence resumes at it later, it is a candidate again. A loaded checkpoint is no
