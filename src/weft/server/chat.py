@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.engine.choices import Piece
 from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
 from weft.server.generation import Usage
@@ -28,6 +27,7 @@ from weft.server.service import Service
 from weft.server.sse import DONE, sse_line
 from weft.server.turn import AnswerCall, ChatTurn, PreparedTurn, calls_of, prepare_turn
 from weft.text.chat_request import ConversationFields
+from weft.text.choices import Piece
 from weft.text.predicted import predicted_text
 from weft.text.tools.call_deltas import CallDelta
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from weft.engine.choices import Piece
 from weft.server.generation import Generation, Prompt, Usage
 from weft.server.protocol import SamplingFields, sampling_params
 from weft.server.service import ServedModel, Service
@@ -30,6 +29,7 @@ from weft.server.structured import grammar_of
 from weft.server.truncation import check_truncation, truncated
 from weft.text.bad_words import banned_sequences
 from weft.text.chat_request import ConversationFields, KnownPrefix
+from weft.text.choices import Piece
 from weft.text.dialect import AnswerPlan, Heard
 from weft.text.tools.call_deltas import CallDelta
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from weft.engine.choices import Piece
 from weft.errors import WeftError
 from weft.server.anthropic.protocol import MessagesBody, error_json
 from weft.server.anthropic.turns import cache_marked, messages_turn
@@ -28,6 +27,7 @@ from weft.server.errors import bug
 from weft.server.ids import random_id
 from weft.server.service import Service
 from weft.server.turn import PreparedTurn, calls_of, prepare_turn
+from weft.text.choices import Piece
 from weft.text.dialect import Heard
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
