@@ -84,7 +84,7 @@ test-ranks-gpu:
 
 # Every shape of every Triton kernel, compiled for each GPU of the gate: minutes, and no GPU.
 compile-gpu: install
-	@TRITON_INTERPRET=0 $(BIN)/python -m weft.tensor.gpu.compile_gate --all
+	@TRITON_INTERPRET=0 $(BIN)/python -m tests.support.compile_gate --all
 
 # The lowest versions that pyproject.toml states, in an environment of their own: ten minutes, and gigabytes.
 lowest:

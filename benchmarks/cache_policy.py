@@ -31,6 +31,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from tests.support.synthetic import Library, document_traffic, with_one_shots, with_scans
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.memory import Memory
 from weft.memory.prefix.value.policy import ValuePolicy
@@ -42,7 +43,6 @@ from weft.sim.model_load import model_load
 from weft.sim.oracle import Hindsight
 from weft.sim.report import Report
 from weft.sim.study import run_study
-from weft.sim.synthetic import Library, document_traffic, with_one_shots, with_scans
 from weft.sim.trace_files import SAMPLE, read_trace
 from weft.sim.traffic import Traffic
 from weft.units import PAGE_TOKENS, parse_bytes

@@ -72,7 +72,7 @@ def command_of(part: str, more: Sequence[str], after: int) -> list[str]:
     if part == "tests":
         return ["make", "test-gpu", f"GPU_PYTHON={sys.executable}"]
     if part == "compile":
-        return [sys.executable, "-m", "weft.tensor.gpu.compile_gate", "--all"]
+        return [sys.executable, "-m", "tests.support.compile_gate", "--all"]
     return [sys.executable, "-m", "benchmarks.gpu_parts", part, "--after", str(after), *more]
 
 

@@ -1,4 +1,4 @@
-"""What it brings to plan the next step while one is computed: the same work with --overlap on and off.
+"""What it brings to plan the next step while one is computed: the same work with debug.overlap on and off.
 
     python -m benchmarks.overlap [--model PATH] [--running 1 16 64] [--tokens 64] [--rounds 5] [--threads N]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.support.workload import small_arena
 from weft.memory.memory import Memory
-from weft.sim.workload import small_arena
 from weft.units import PAGE_TOKENS, SeqId
 
 VOCAB_SIZE = 32_000

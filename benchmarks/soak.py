@@ -3,7 +3,7 @@
     python -m benchmarks.soak --requests 10000 --seed 1
 
 Half of the requests go through one engine that never restarts. The others go through many small engines whose
-devices fall off the bus now and then. Both have the simulator's kinds of trouble (``weft.sim``): memory for
+devices fall off the bus now and then. Both have the simulator's kinds of trouble: memory for
 little more than one sequence; bursts longer than the queue; cancels between and inside steps; twins; resumed
 conversations; flushes while a step is in flight; many choices of ``--checkpoints``. After each step all books
 are recounted from their owners. Every answer is compared with the right one, and every page and state that is
@@ -28,9 +28,9 @@ from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from weft.sim.sharing import sharing_scenario
-from weft.sim.simulator import Outcome, Simulation, SimulationFailed
-from weft.sim.workload import Scenario
+from tests.support.sharing import sharing_scenario
+from tests.support.simulator import Outcome, Simulation, SimulationFailed
+from tests.support.workload import Scenario
 
 _SEEDS_APART = 1_000_003
 """So that soaks of neighbouring seeds have no scenario in common."""

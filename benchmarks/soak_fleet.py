@@ -150,8 +150,8 @@ def main() -> int:
     args = parser.parse_args()
     url = f"http://127.0.0.1:{args.port}"
     server = subprocess.Popen([sys.executable, "-m", "weft", "serve", *args.serve, "--port", str(args.port),
-                               "--replicas", str(args.replicas), "--restarts", "1000000", "--log-level",
-                               "error"], stdout=subprocess.DEVNULL)
+                               "--replicas", str(args.replicas), "--log-level", "error"],
+                              env=os.environ | {"WEFT_RESTARTS": "1000000"}, stdout=subprocess.DEVNULL)
     try:
         limit_s = time.monotonic() + START_S
         while not _healthy(url):

@@ -12,8 +12,6 @@ import threading
 import time
 from pathlib import Path
 
-from weft.tensor.torch_import import leave_out_meta_kernels
-
 _SAMPLE_S = 0.02
 
 
@@ -27,7 +25,6 @@ def _anonymous_bytes() -> int:
 def measure(directory: str, weights_cache: str | None, began: float) -> None:
     """One start, in this process; prints it as JSON."""
     gc.disable()
-    leave_out_meta_kernels()
     peak, stop = [0], threading.Event()
 
     def watch() -> None:

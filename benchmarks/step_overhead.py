@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.support.workload import small_arena
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.executor import LateExecutor
@@ -23,7 +24,6 @@ from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan, StepResult
-from weft.sim.workload import small_arena
 
 VOCAB_SIZE = 32_000
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import httpx
 
-from weft.bench.arrivals import arrival_times
 from weft.bench.client import OPENAI, EndpointFormat, Timing, one_request
 from weft.bench.prompts import ORDINARY_ID_MIN
+from weft.bench.serve import arrival_times
 
 
 @dataclass(frozen=True, slots=True)

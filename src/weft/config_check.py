@@ -18,17 +18,42 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, fields
+from dataclasses import Field, field, fields
 from typing import Any, get_args, get_origin
 
 from weft.errors import ConfigError
 from weft.foreign import foreign_flag, foreign_sentence
 from weft.units import parse_byte_rate, parse_bytes
 
+TABLES = ("limits", "debug")
+"""Tables of the config file whose fields are no flags."""
+
+
+def flag(default: Any, help: str, **more: Any) -> Any:
+    """A field that is a flag. ``more``: ``positional``; the ``least``, ``above`` and ``most`` of a number;
+    ``size`` of a text that is a number of bytes, ``rate`` of bytes a second."""
+    return field(default=default, metadata={"help": help, **more})
+
+
+def limit(default: Any, help: str, **more: Any) -> Any:
+    """A field of the table ``[limits]`` of the config file: a bound whose default rarely changes."""
+    return flag(default, help, table="limits", **more)
+
+
+def debug(default: Any, help: str, **more: Any) -> Any:
+    """A field of the table ``[debug]``: a switch to compare with, or to find a fault."""
+    return flag(default, help, table="debug", **more)
+
 
 def flag_name(field_name: str) -> str:
     """``max_model_len`` -> ``--max-model-len``."""
     return "--" + field_name.replace("_", "-")
+
+
+def setting_name(declared: Field[Any]) -> str:
+    """How errors and help name a field: ``--max-model-len``, or ``limits.max_body_mb`` as TOML spells it."""
+    table = declared.metadata.get("table")
+    return flag_name(declared.name) if table is None else f"{table}.{declared.name}"
 
 
 def without_none(hint: Any) -> Any:
@@ -49,12 +74,11 @@ def check_fields(config: Any) -> None:
             continue
         wrong = _wrong(value, inner, declared)
         if wrong is not None:
-            flag = flag_name(declared.name)
-            raise ConfigError(f"{flag} is {value!r}; {wrong}", param=flag)
+            raise ConfigError(f"{setting_name(declared)} is {value!r}; {wrong}", param=setting_name(declared))
         if "size" in declared.metadata:
-            parse_bytes(value, flag=flag_name(declared.name))
+            parse_bytes(value, flag=setting_name(declared))
         if "rate" in declared.metadata:
-            parse_byte_rate(value, flag=flag_name(declared.name))
+            parse_byte_rate(value, flag=setting_name(declared))
 
 
 def known_fields(config_type: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,9 +6,9 @@ that every message can be read and corrected in one place.
     because           instead                 sentence
     a reason          --memory                X is not supported here, because ...; nearest: --memory
     a reason          leave it out            X is not supported here, because ...; leave it out
-    _OTHER_NAME       --cuda-graphs off       X has another name here: --cuda-graphs off
+    _OTHER_NAME       --tp                    X has another name here: --tp
 
-``instead`` begins with one of weft's own flags (a test compares them), or tells what to do.
+``instead`` begins with one of weft's own flags or settings (a test compares them), or tells what to do.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--schedule-policy": Foreign("requests run by priority, then first come first served",
                                  "send `priority` in the request"),
     "--schedule-conservativeness": Foreign("a prompt is admitted when all of it fits", "--memory"),
-    "--async-scheduling": Foreign(_OTHER_NAME, "--overlap"),
-    "--disable-overlap-schedule": Foreign(_OTHER_NAME, "--overlap off"),
+    "--async-scheduling": Foreign(_OTHER_NAME, "debug.overlap of the --config file"),
+    "--disable-overlap-schedule": Foreign(_OTHER_NAME, "debug.overlap = 'off' of the --config file"),
     # length
     "--context-length": Foreign(_OTHER_NAME, "--max-model-len"),
     "--ctx-size": Foreign(_OTHER_NAME, "--max-model-len"),
@@ -116,11 +116,11 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "-ngl": Foreign(_WHOLE, "--device"),
     "--flash-attn": Foreign(_KERNELS, _LEAVE_OUT),
     "-fa": Foreign(_KERNELS, _LEAVE_OUT),
-    "--enforce-eager": Foreign(_OTHER_NAME, "--cuda-graphs off"),
+    "--enforce-eager": Foreign(_OTHER_NAME, "debug.cuda_graphs = 'off' of the --config file"),
     "--compilation-config": Foreign(_EAGER, _LEAVE_OUT),
     "-O": Foreign(_EAGER, _LEAVE_OUT),
     "--cuda-graph-max-bs": Foreign(_EAGER, _LEAVE_OUT),
-    "--disable-cuda-graph": Foreign(_OTHER_NAME, "--cuda-graphs off"),
+    "--disable-cuda-graph": Foreign(_OTHER_NAME, "debug.cuda_graphs = 'off' of the --config file"),
     "-t": Foreign(_OTHER_NAME, "--threads"),
     # model
     "--model-path": Foreign(_OTHER_NAME, "--model"),
@@ -165,7 +165,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--disable-log-requests": Foreign("the log level info has one line per request", "--log-level"),
     "--no-enable-log-requests": Foreign("the log level info has one line per request", "--log-level"),
     "--uvicorn-log-level": Foreign("there is one log", "--log-level"),
-    "--sse-keep-alive-interval": Foreign(_OTHER_NAME, "--sse-keep-alive"),
+    "--sse-keep-alive-interval": Foreign(_OTHER_NAME, "limits.sse_keep_alive of the --config file"),
     "--disable-log-stats": Foreign("/metrics costs nothing until it is read", _LEAVE_OUT),
     "--otlp-traces-endpoint": Foreign("no traces are exported", "watch /metrics"),
     "--enable-sleep-mode": Foreign("every server can sleep: POST /sleep", _LEAVE_OUT),

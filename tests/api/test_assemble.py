@@ -98,7 +98,7 @@ def test_steps_overlap_by_themselves_on_a_gpu_and_elsewhere_when_asked(asked, on
 
 
 def test_a_wrong_word_for_overlap_is_refused_before_anything_is_loaded():
-    with pytest.raises(ConfigError, match="--overlap is 'yes'; it may be auto, on or off"):
+    with pytest.raises(ConfigError, match=r"debug\.overlap is 'yes'; it may be auto, on or off"):
         assemble(EngineConfig(model="nowhere", overlap="yes"))  # type: ignore[arg-type]
 
 

@@ -83,13 +83,23 @@ def test_torch_is_quoted_on_why_it_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("flags", "words"), [
     (["--device", "tpu"], "--device is 'tpu'"),
     (["--gpu-memory-fraction", "1.5"], "--gpu-memory-fraction is 1.5"),
-    (["--cuda-graphs", "on"], "--cuda-graphs"),
-    (["--gpu-kernels", "cuda"], "--gpu-kernels")])
+    (["--cuda-graphs", "off"], "--cuda-graphs is no flag: it is debug.cuda_graphs of the --config file")])
 def test_the_command_line_says_what_is_wrong_in_one_line(
         capsys: pytest.CaptureFixture[str], flags: list[str], words: str) -> None:
     assert main(["generate", "x", *flags]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()[-1:]
     assert words in line
+
+
+@pytest.mark.parametrize(("variable", "value"), [("CUDA_GRAPHS", "on"), ("GPU_KERNELS", "cuda")])
+def test_a_variable_of_a_debug_switch_with_a_wrong_value_is_named(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str,
+        value: str) -> None:
+    monkeypatch.setenv(f"WEFT_{variable}", value)
+    assert main(["generate", "x"]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert f"debug.{variable.lower()}" in line
+    assert f"WEFT_{variable}" in line
 
 
 def test_a_step_has_more_tokens_on_a_gpu_unless_a_number_is_asked_for() -> None:
@@ -243,7 +253,7 @@ def test_a_kernel_that_fits_no_gpu_turns_triton_off_with_a_line(
 def test_a_kernel_that_fits_no_gpu_ends_the_start_where_triton_was_asked_for(
         monkeypatch: pytest.MonkeyPatch) -> None:
     try:
-        with pytest.raises(ConfigError, match="--gpu-kernels is triton: kernel _decode"):
+        with pytest.raises(ConfigError, match=r"debug\.gpu_kernels is triton: kernel _decode"):
             room_of_a_gpu_without_room_for_a_kernel(monkeypatch, "triton")
     finally:
         gpu.choose("auto")

@@ -57,7 +57,7 @@ def test_the_pure_half_names_no_torch_no_clock_and_no_io() -> None:
 
 @pytest.mark.parametrize(("path", "text"), [
     ("src/weft/memory/frames/arena.py", "import torch\n"),
-    ("src/weft/sim/simulator.py", "def late():\n    from torch import nn\n"),
+    ("src/weft/sim/replay.py", "def late():\n    from torch import nn\n"),
     ("src/weft/text/tokenizer.py", "from transformers import AutoTokenizer\n"),
     ("src/weft/families/__init__.py", "import torch.nn\n"),
     ("src/weft/schedule/queues.py", "import time\n"),
@@ -89,7 +89,7 @@ def test_triton_is_imported_by_kernels_alone() -> None:
     assert triton_complaints(weft_sources()) == []
     for path in ("src/weft/tensor/ops/moe/__init__.py", "src/weft/runner/arena.py", "src/weft/tensor/gpu.py"):
         assert len(triton_complaints(_bad(path, "def late():\n    import triton.language as tl\n"))) == 1
-    assert triton_complaints(_bad("src/weft/tensor/ops/moe/triton.py", "import triton\n")) == []
+    assert triton_complaints(_bad("src/weft/tensor/kernels/moe.py", "import triton\n")) == []
 
 
 def test_an_engine_without_a_gpu_never_imports_triton() -> None:

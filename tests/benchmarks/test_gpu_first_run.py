@@ -78,7 +78,7 @@ class Hidden:
 
 hidden = Hidden()
 sys.meta_path.insert(0, hidden)
-from weft.tensor.gpu.compile_gate import kernel_modules
+from tests.support.compile_gate import kernel_modules
 assert len(kernel_modules()) > 15
 sys.meta_path.remove(hidden)
 importlib.util.find_spec = lambda name: None if name in bare_machine.WANTED else real(name)

@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
-from weft.bench import ceiling, machine
+from weft.bench import machine
 from weft.cli.main import main
 from weft.tensor import native
 
@@ -164,8 +164,7 @@ def test_the_machine_s_ceilings_stand_beside_a_batch(tmp_path: Path, monkeypatch
 
 
 def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ceiling, machine):
-        monkeypatch.setattr(module, "MATRIX_SIDE", {"cpu": 64})
+    monkeypatch.setattr(machine, "MATRIX_SIDE", {"cpu": 64})
     monkeypatch.setattr(machine, "READ_BYTES", {"cpu": 1 << 20})
 
 
@@ -185,8 +184,8 @@ def test_many_prompts_are_counted_without_a_server(tmp_path: Path, monkeypatch: 
 
 def test_kernels_are_shown_beside_torch_and_the_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                         capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(ceiling, "COPY_BYTES", {"cpu": 1 << 20})
-    monkeypatch.setattr(ceiling, "MATRIX_SIDE", {"cpu": 64})
+    monkeypatch.setattr(machine, "COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(machine, "MATRIX_SIDE", {"cpu": 64})
     out = tmp_path / "kernels.json"
     assert run("kernels", "--device", "cpu", "--geometry", "LFM2-350M", "--only", "small",
                "--batch-size", "2", "--prefill-len", "8", "--context-len", "32", "--rounds", "1",

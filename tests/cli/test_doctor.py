@@ -44,7 +44,7 @@ def test_flashinfer_is_named_where_there_is_a_gpu_to_run_it() -> None:
     assert "attention" not in _judged(("torch", "gpus", [A_GPU]))
     assert "attention" not in _judged(("torch", "flashinfer", True))
     found = _judged(("torch", "gpus", [A_GPU]), ("torch", "flashinfer", True))["attention"]
-    assert "--attention-backend flashinfer" in found.advice
+    assert "debug.attention_backend flashinfer" in found.advice
 
 
 def test_a_good_machine_has_nothing_to_mend() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 import pytest
 
-from weft.cli.flags import FlagCommand, arguments_of, build, given_flags
+from weft.cli.flags import FlagCommand, TableSetting, arguments_of, build, given_flags, variables_of
 from weft.cli.serve import command as serve_command
 from weft.config import EngineConfig
 from weft.config_check import flag_name
@@ -17,6 +17,7 @@ from weft.foreign import FOREIGN_FLAGS, foreign_sentence
 from weft.server.config import ServerConfig
 
 CONFIGS = (EngineConfig, ServerConfig)
+SCREEN_LINES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,60 @@ def refusal(*arguments: str) -> str:
 
 
 def test_every_config_field_is_a_flag_of_serve_with_its_own_help() -> None:
-    flags = [param for param in serve_command.params if isinstance(param, click.Option)]
+    assert isinstance(serve_command, FlagCommand)
+    flags = [param for param in serve_command.params
+             if isinstance(param, click.Option) and not isinstance(param, TableSetting)]
     options = {opt: param for param in flags for opt in param.opts}
     for config in CONFIGS:
         for f in fields(config):
-            assert options[flag_name(f.name)].help == f.metadata["help"]
+            param = serve_command.settings[f.name] if "table" in f.metadata else options[flag_name(f.name)]
+            assert param.help == f.metadata["help"]
+
+
+def test_serve_has_about_fifty_flags_and_its_help_fits_two_screens() -> None:
+    assert isinstance(serve_command, FlagCommand)
+    assert len([f for config in CONFIGS for f in fields(config) if "table" not in f.metadata]) <= 56
+    context = click.Context(serve_command, info_name="serve", terminal_width=80)
+    assert len(serve_command.get_help(context).splitlines()) <= 2 * SCREEN_LINES
+
+
+@pytest.mark.parametrize(("typed", "said"), [
+    ("--max-body-mb", "limits.max_body_mb of the --config file (under [limits]), or the variable "
+                      "WEFT_MAX_BODY_MB"),
+    ("--no-twelve-bit", "debug.twelve_bit of the --config file (under [debug]), or the variable "
+                        "WEFT_TWELVE_BIT"),
+    ("--cuda-graphs=off", "debug.cuda_graphs of the --config file (under [debug]), or the variable "
+                          "WEFT_CUDA_GRAPHS")])
+def test_a_flag_that_became_a_key_of_the_config_file_names_its_place(typed: str, said: str) -> None:
+    assert _serve_refusal(typed) == f"{typed.partition('=')[0]} is no flag: it is {said}"
+
+
+def test_limits_and_switches_come_from_their_tables_and_from_variables(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "weft.toml"
+    file.write_text("port = 7\nlimits.restarts = 3\n[debug]\nrouter = 'kv-only'\n")
+    expected = ServerConfig(port=7, restarts=3, router="kv-only")
+    assert parse("--config", str(file), config=ServerConfig) == expected
+    monkeypatch.setenv("WEFT_RESTARTS", "4")
+    assert parse("--config", str(file), config=ServerConfig).restarts == 4
+    monkeypatch.setenv("WEFT_RESTARTS", "many")
+    with pytest.raises(click.BadParameter, match=r"not a valid integer.*WEFT_RESTARTS") as caught:
+        parse(config=ServerConfig)
+    assert "limits.restarts" in caught.value.format_message()
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("restarts = 3\n", "restarts belongs under [limits]"),
+    ("[debug]\nrestarts = 3\n", "restarts belongs under [limits]"),
+    ("[limits]\nport = 3\n", "port belongs at the top, above every [table]"),
+    ("[limits]\nrestart = 3\n", "there is no flag --restart")])
+def test_a_key_in_a_wrong_place_of_the_config_file_names_the_right_one(
+        tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "weft.toml"
+    file.write_text(text)
+    with pytest.raises(click.UsageError) as caught:
+        parse("--config", str(file), config=ServerConfig)
+    assert said in caught.value.format_message()
 
 
 def test_no_flag_given_gives_the_default_config() -> None:
@@ -136,8 +186,11 @@ def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_arguments_of_a_config_give_that_config_again() -> None:
     for config in (Sample(), Sample("m", 3, 0.75, "cpu", True, ("a b", "c,d")),
                    EngineConfig(memory="1GiB", seed=-4),
-                   ServerConfig(api_key=("k",), restarts=0, port=0)):
-        assert parse(*arguments_of(config), config=type(config)) == config
+                   ServerConfig(api_key=("k",), restarts=0, port=0), EngineConfig(twelve_bit=False)):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables_of(config).items():
+                patch.setenv(name, value)
+            assert parse(*arguments_of(config), config=type(config)) == config
 
 
 def test_given_flags_are_those_set_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +226,8 @@ def test_a_flag_of_another_engine_says_why_not_and_what_instead(flag: str) -> No
 
 
 @pytest.mark.parametrize(("flag", "sentence"), [
-    ("--enforce-eager", "--enforce-eager has another name here: --cuda-graphs off"),
+    ("--enforce-eager", "--enforce-eager has another name here: debug.cuda_graphs = 'off' of the "
+                        "--config file"),
     ("--cpu-offload-gb", "--cpu-offload-gb is not supported here, because a model lies on one device as a "
                          "whole; nearest: --memory"),
     ("--tokenizer-mode", "--tokenizer-mode is not supported here, because this is read from the checkpoint; "
@@ -187,6 +241,7 @@ def test_a_sentence_reads_as_one(flag: str, sentence: str) -> None:
 
 def test_the_nearest_flags_are_flags_of_serve_and_none_of_ours_is_called_foreign() -> None:
     assert isinstance(serve_command, FlagCommand)
-    own = set(serve_command.flag_names)
-    assert {row.instead.split()[0] for row in FOREIGN_FLAGS.values() if row.instead.startswith("--")} <= own
+    own = {*serve_command.flag_names, *(param.setting for param in serve_command.settings.values())}
+    assert {row.instead.split()[0] for row in FOREIGN_FLAGS.values()
+            if row.instead.startswith(("--", "limits.", "debug."))} <= own
     assert not own & set(FOREIGN_FLAGS)

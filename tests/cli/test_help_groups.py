@@ -6,13 +6,14 @@ from dataclasses import fields
 
 import pytest
 
-from weft.cli.help_groups import FREQUENT, GROUPS
+from weft.cli.flags import FREQUENT, GROUPS
 from weft.cli.main import main
 from weft.config import EngineConfig
 from weft.config_check import flag_name
 from weft.server.config import ServerConfig
 
-FIELDS = [f.name for config in (EngineConfig, ServerConfig) for f in fields(config)]
+FIELDS = [f.name for config in (EngineConfig, ServerConfig) for f in fields(config)
+          if "table" not in f.metadata]
 GROUPED = [name for names in GROUPS.values() for name in names]
 
 
@@ -26,7 +27,7 @@ def flags_of(text: str) -> set[str]:
     return {line.split()[0].split("/")[0].rstrip(",") for line in lines}
 
 
-def test_every_config_field_is_in_one_group() -> None:
+def test_every_flag_is_in_one_group() -> None:
     assert sorted(GROUPED) == sorted(FIELDS)
     assert set(GROUPED) >= FREQUENT
 
@@ -34,7 +35,8 @@ def test_every_config_field_is_in_one_group() -> None:
 @pytest.mark.parametrize("command", [("serve",), ("generate",), ("chat",), ("eval", "recall")])
 def test_help_shows_the_frequent_flags_in_groups_and_help_all_shows_all(
         capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
-    names = FIELDS if command == ("serve",) else [f.name for f in fields(EngineConfig)]
+    declared = fields(EngineConfig) + (fields(ServerConfig) if command == ("serve",) else ())
+    names = [f.name for f in declared if "table" not in f.metadata]
     text, whole = shown(capsys, *command, "--help"), shown(capsys, *command, "--help-all")
     for heading, members in GROUPS.items():
         assert (f"\n{heading}:\n" in text) == bool(FREQUENT & set(members) & set(names))
@@ -42,3 +44,7 @@ def test_help_shows_the_frequent_flags_in_groups_and_help_all_shows_all(
     assert every <= flags_of(whole)
     assert flags_of(text) & every == {flag_name(name) for name in FREQUENT & set(names)}
     assert "--help-all" in text
+    keys = {f.name for f in declared if "table" in f.metadata}
+    assert keys <= {line.split()[0] for line in whole.splitlines() if line.startswith("  ")}
+    assert "\nConfig file, [debug]:\n" in whole
+    assert "Config file, [" not in text

@@ -33,10 +33,11 @@ def reading(at_s: float, requests: int, *, prefix: str = "weft", alive: bool = T
     return read_metrics(metrics.text(FleetReport(engines, 0, 0)).decode(), at_s)
 
 
-def shown(now: Reading, before: Reading | None = None, cache: Any = CACHE) -> str:
+def shown(now: Reading, before: Reading | None = None, cache: Any = CACHE,
+          replicas: Any = ()) -> str:
     console = Console(width=100)
     with console.capture() as captured:
-        console.print(frame("http://here", now, before, cache))
+        console.print(frame("http://here", now, before, cache, replicas))
     return " ".join(captured.get().split())
 
 
@@ -80,12 +81,21 @@ def test_an_engine_that_is_not_there_is_said_and_the_rest_is_left_empty() -> Non
 
 
 def test_several_engines_are_added_up_and_shown_one_by_one() -> None:
-    text = shown(reading(0.0, 2, engine_count=2))
+    row = {"replica": 1, "state": "waiting", "reason": "ended by SIGKILL"}
+    text = shown(reading(0.0, 2, engine_count=2), replicas=[row])
     assert "1 of 2 engines up" in text
     assert "tokens generated 20" in text
     assert "0 up 0 0 10" in text
     assert "1 restarting 0 0 10" in text
     assert "restarting" not in shown(reading(0.0, 2))
+
+
+def test_an_engine_that_died_for_good_is_dead_with_its_reason() -> None:
+    row = {"replica": 1, "state": "dead", "reason": "ended by SIGKILL"}
+    text = shown(reading(0.0, 2, engine_count=2), replicas=[row])
+    assert "1 dead 0 0 10" in text
+    assert "engine 1 is dead: ended by SIGKILL; weft drain 1 --start" in text
+    assert "restarting" not in text
 
 
 def test_metrics_of_somebody_else_are_refused() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from weft.cli.flags import TEST_VARIABLES, known_variables, unknown_variables
 from weft.cli.main import main
-from weft.cli.variables import TEST_VARIABLES, known_variables, unknown_variables
 
 ROOT = Path(__file__).parents[2]
 

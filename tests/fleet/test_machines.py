@@ -11,12 +11,12 @@ import pytest
 import zmq.asyncio
 
 from weft.errors import ConfigError
-from weft.fleet.link_client import DismissedError, LinkClient
-from weft.fleet.link_frames import BodyKind
-from weft.fleet.link_keys import LinkKeys, new_token
-from weft.fleet.link_messages import EngineEnded, Leaving, LinkBeat, LinkMessage, StartEngine
 from weft.fleet.machines import Machines
 from weft.fleet.seats import Seat
+from weft.rpc.link_client import DismissedError, LinkClient
+from weft.rpc.link_frames import BodyKind
+from weft.rpc.link_keys import LinkKeys, new_token
+from weft.rpc.link_messages import EngineEnded, Leaving, LinkBeat, LinkMessage, StartEngine
 
 KEYS = LinkKeys.of(new_token())
 
@@ -175,7 +175,7 @@ async def test_another_token_and_another_version_are_refused(
     stranger = listening.client(LinkKeys.of(new_token()))
     with pytest.raises(ConfigError, match="refuses the token"):
         await stranger.greet("agent", 1, "far")
-    monkeypatch.setattr("weft.fleet.link_client.LINK_VERSION", 99)
+    monkeypatch.setattr("weft.rpc.link_client.LINK_VERSION", 99)
     old = listening.client()
     with pytest.raises(DismissedError, match="all machines of a fleet need one version") as refused:
         await old.greet("agent", 1, "far")

@@ -143,7 +143,8 @@ async def test_the_cache_is_shown_by_replica_and_all_replicas_sleep(server: Runn
 @pytest.mark.parametrize(("path", "status", "said"), [
     ("/v1/replicas/0/drain?timeout=soon", 400, "timeout is 'soon'"),
     ("/v1/replicas/0/drain?restart=perhaps", 400, "restart is 'perhaps'"),
-    ("/v1/replicas/0/start", 409, "only a drained one"), ("/v1/replicas/2/drain", 404, "no replica 2"),
+    ("/v1/replicas/0/start", 409, "only a drained or dead one"),
+    ("/v1/replicas/2/drain", 404, "no replica 2"),
     ("/v1/replicas/one/start", 404, "no replica 'one'")])
 def test_a_drain_that_cannot_be_is_refused(server: RunningServer, path: str, status: int, said: str) -> None:
     refused = server.post(path)

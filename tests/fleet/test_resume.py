@@ -243,7 +243,7 @@ def test_an_engine_that_stalls_is_replaced(held: Held) -> None:
         health = server.get("/health")
         assert health.status_code == 200
         assert "stalled" in health.json()["reason"]
-        assert "--stall-after" in health.json()["reason"]
+        assert "limits.stall_after" in health.json()["reason"]
     assert text + "".join(chunk.choices[0].text for chunk in stream) == undisturbed
     assert restarts(server) == restarts_before + 1
     assert is_healthy(server)

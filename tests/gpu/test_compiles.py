@@ -13,9 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from weft.tensor.gpu import compile_gate
-from weft.tensor.gpu.compilation import SMALL_SHARED, Compilation
-from weft.tensor.gpu.compile_gate import (
+from tests.support import compile_gate
+from tests.support.compile_gate import (
     SHARED_MAX_BYTES,
     compilations_of,
     in_turn,
@@ -23,12 +22,13 @@ from weft.tensor.gpu.compile_gate import (
     most_demanding,
     variants_for,
 )
+from weft.tensor.gpu.compilation import SMALL_SHARED, Compilation
 
 
 def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for(tmp_path: Path) -> None:
     """Each at its largest, for one of them in turn; ``make compile-gpu`` is the whole table, in minutes."""
     variables = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    ran = subprocess.run([sys.executable, "-m", "weft.tensor.gpu.compile_gate"], env=variables, check=False,
+    ran = subprocess.run([sys.executable, "-m", "tests.support.compile_gate"], env=variables, check=False,
                          capture_output=True, text=True)
     faults = [line for line in ran.stdout.splitlines() if " sm_" in line and not line.endswith(" ok")]
     assert not faults, "\n".join(faults)
@@ -82,7 +82,7 @@ def test_a_kernel_that_takes_too_much_is_a_fault(tmp_path: Path) -> None:
     script = """
 import dataclasses
 from weft.runner import arena_kernels
-from weft.tensor.gpu import compile_gate
+from tests.support import compile_gate
 made = compile_gate.most_demanding(arena_kernels.compilations())
 compress = next(one for one in arena_kernels.compilations() if one.constants.get("COLUMNS") == 16)
 assert compile_gate.compiled(compress, 80).fault is None
@@ -98,5 +98,5 @@ assert compile_gate.compiled(wrong, 90).fault
 
 def test_kernel_files_are_found_by_their_names() -> None:
     names = {module.__name__ for module in kernel_modules()}
-    assert {"weft.runner.arena_kernels", "weft.tensor.ops.write_kv.triton"} <= names
+    assert {"weft.runner.arena_kernels", "weft.tensor.kernels.write_kv"} <= names
     assert compile_gate.__name__ not in names

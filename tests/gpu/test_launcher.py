@@ -58,7 +58,7 @@ def test_a_kernel_that_fits_is_tried_once() -> None:
 
 
 def test_a_kernel_that_never_fits_names_itself_and_a_way_out() -> None:
-    with pytest.raises(KernelTooLargeError, match=r"kernel kernel .*101376.*--gpu-kernels torch"):
+    with pytest.raises(KernelTooLargeError, match=r"kernel kernel .*101376.*debug\.gpu_kernels torch"):
         launch(Kernel(fits=0), (1,))(num_stages=2)
 
 

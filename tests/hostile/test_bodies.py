@@ -59,7 +59,7 @@ def test_millions_of_values_are_refused_beside_others(server: RunningServer, val
     with bystander(server) as other:
         answer = post(server, raw)
     assert answer.status_code == 413, answer.text
-    assert "--max-json-values" in answer.json()["error"]["message"]
+    assert "limits.max_json_values" in answer.json()["error"]["message"]
     other.check()
 
 

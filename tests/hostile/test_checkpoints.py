@@ -73,7 +73,7 @@ def test_a_value_that_is_not_finite_is_refused_by_its_tensor_s_name(directory: P
                                                                     dtype: torch.dtype) -> None:
     rewrite(directory, lambda tensors: tensors.update({n: t.to(dtype) for n, t in tensors.items()}))
     rewrite(directory, poison(value))
-    refused(directory, DOWN, "NaN or infinite", "--allow-nonfinite")
+    refused(directory, DOWN, "NaN or infinite", "debug.allow_nonfinite")
 
 
 def test_one_infinity_of_each_sign_and_large_finite_values_are_told_apart(directory: Path) -> None:

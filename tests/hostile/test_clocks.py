@@ -28,7 +28,7 @@ def test_half_a_request_gets_a_408(server: RunningServer, start: bytes) -> None:
         answer = client.answer()
         assert answer is not None
         assert (answer.status, answer.error["code"]) == (408, "request_timeout")
-        assert answer.error["param"] in ("--header-timeout", "--body-timeout")
+        assert answer.error["param"] in ("limits.header_timeout", "limits.body_timeout")
 
 
 def test_a_byte_now_and_then_does_not_stop_the_clock(server: RunningServer) -> None:
@@ -84,7 +84,7 @@ def test_connections_are_bounded_by_address_and_in_all(server: RunningServer) ->
         clients += [stack.enter_context(RawClient(server.url, address="127.0.0.3")) for _ in range(400)]
         answer = clients[-1].answer()
         assert answer is not None
-        assert (answer.status, answer.error["param"]) == (503, "--max-connections")
+        assert (answer.status, answer.error["param"]) == (503, "limits.max_connections")
     assert eventually(lambda: server.get("/health").status_code == 200)
 
 

@@ -18,13 +18,14 @@ MB = 1_000_000
 
 
 @pytest.mark.parametrize(("data", "status", "code", "flag"), [
-    (b"GET /" + b"a" * 9000, 414, "request_line_too_long", "--max-request-line"),
-    (b"GET / HTTP/1.1\r\nA: " + b"b" * 300_000, 431, "headers_too_large", "--max-header-bytes"),
-    (b"GET / HTTP/1.1\r\n" + b"A" * 300_000, 431, "headers_too_large", "--max-header-bytes"),
-    (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 102, 431, "headers_too_large", "--max-header-bytes"),
+    (b"GET /" + b"a" * 9000, 414, "request_line_too_long", "limits.max_request_line"),
+    (b"GET / HTTP/1.1\r\nA: " + b"b" * 300_000, 431, "headers_too_large", "limits.max_header_bytes"),
+    (b"GET / HTTP/1.1\r\n" + b"A" * 300_000, 431, "headers_too_large", "limits.max_header_bytes"),
+    (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 102, 431, "headers_too_large", "limits.max_header_bytes"),
     (b"GET / HTTP/1.1\r\n" + b"A: %s\r\n" % (b"c" * 4000) * 10, 431, "headers_too_large",
-     "--max-header-bytes"),
-    (b"POST / HTTP/1.1\r\n%sContent-Length: 60000001\r\n\r\n" % HEAD, 413, "body_too_large", "--max-body-mb"),
+     "limits.max_header_bytes"),
+    (b"POST / HTTP/1.1\r\n%sContent-Length: 60000001\r\n\r\n" % HEAD, 413, "body_too_large",
+     "limits.max_body_mb"),
 ])
 def test_a_size_over_its_limit_is_refused(server: RunningServer, data: bytes, status: int, code: str,
                                           flag: str) -> None:

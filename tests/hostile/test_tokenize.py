@@ -31,7 +31,7 @@ def test_long_texts_do_not_stall_others_and_their_memory_comes_back(server: Runn
 def test_characters_that_are_tokenized_at_once_are_bounded(server: RunningServer) -> None:
     answer = tokenize(server, "x" * 2_000_001)
     assert answer.status_code == 413
-    assert "--max-tokenize-chars" in answer.json()["error"]["message"]
+    assert "limits.max_tokenize_chars" in answer.json()["error"]["message"]
     with ThreadPoolExecutor(4) as threads:
         codes = {future.result().status_code for future in
                  [threads.submit(tokenize, server, "a b " * 300_000) for _ in range(4)]}

@@ -64,7 +64,7 @@ def test_weft_says_so_once_and_goes_on_in_torch() -> None:
     assert native.REBUILD in told.stderr
     ran, refused = told.stdout.splitlines()
     assert ran == "torch (the C++ kernels are of other sources) torch.Size([1, 16])"
-    assert "--cpu-kernels is native" in refused
+    assert "debug.cpu_kernels is native" in refused
     assert native.REBUILD in refused
 
 

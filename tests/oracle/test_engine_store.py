@@ -145,7 +145,7 @@ def test_packing_without_its_package_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("weft.store.packing.is_available", lambda: False)
     config = EngineConfig(model=str(directory("lfm2")), store=str(tmp_path), memory="64MiB", device="cpu",
                           store_size="64MiB", store_reserve="0")
-    with pytest.raises(ConfigError, match=r"--store-pack on needs .*weft\[store\]"):
+    with pytest.raises(ConfigError, match=r"debug\.store_pack on needs .*weft\[store\]"):
         assemble(replace(config, store_pack="on"))
     core = assemble(config).core
     assert core.store is not None

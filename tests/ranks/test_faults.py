@@ -1,4 +1,4 @@
-"""What a rank's death, silence, or difference does: one clear line, at once or within --rank-timeout."""
+"""What a rank's death, silence, or difference does: one clear line, at once or within limits.rank_timeout."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_rank_that_hangs_is_noticed_in_time() -> None:
     run(assembled, ONE, Story())
     os.kill(peers.ranks[0].process.pid, signal.SIGSTOP)
     began_s = time.monotonic()
-    with pytest.raises(RankLostError, match=r"has not answered for 1\.5 s \(--rank-timeout\)"):
+    with pytest.raises(RankLostError, match=r"has not answered for 1\.5 s \(limits\.rank_timeout\)"):
         run(assembled, ONE, Story())
     assert time.monotonic() - began_s < 60.0, "torch's own timeouts are half an hour"
     os.kill(peers.ranks[0].process.pid, signal.SIGCONT)

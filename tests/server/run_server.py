@@ -6,7 +6,7 @@ import json
 import sys
 
 from weft.config import EngineConfig
-from weft.server.client import ASSEMBLE
+from weft.rpc.client import ASSEMBLE
 from weft.server.config import ServerConfig
 from weft.server.launch import serve
 

@@ -320,7 +320,7 @@ def test_wrong_methods_and_paths_are_said_in_the_same_shape(server: RunningServe
 def test_a_body_that_is_too_large_is_refused_with_the_limit(server: RunningServer) -> None:
     error = error_of(server.post(COMPLETIONS, {"prompt": "x" * 1_100_000}), 413)
     assert "1000000" in error["message"]
-    assert "--max-body-mb" in error["message"]
+    assert "limits.max_body_mb" in error["message"]
 
     def chunks() -> Any:
         yield b'{"prompt": "'
@@ -359,7 +359,7 @@ def test_an_answer_with_too_many_logprobs_is_refused(server: RunningServer, path
                                                      field: str) -> None:
     error = error_of(server.post(path, body))
     assert (error["code"], error["param"]) == ("too_many_logprobs", field)
-    assert "--max-answer-logprobs" in error["message"]
+    assert "limits.max_answer_logprobs" in error["message"]
     assert field in error["message"]
 
 

@@ -123,7 +123,7 @@ def test_an_input_that_is_no_batch_fails_with_its_line(client: openai.OpenAI, co
 
 def test_what_cannot_be_kept_is_refused_and_names_the_flag(server: RunningServer,
                                                            client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError, match="--file-store-size") as full:
+    with pytest.raises(openai.APIStatusError, match=r"limits\.file_store_size") as full:
         uploaded(client, b"x" * 300_000)
     assert full.value.status_code == 413
     with pytest.raises(openai.BadRequestError, match="purpose"):

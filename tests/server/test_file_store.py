@@ -44,11 +44,11 @@ def test_an_upload_beyond_a_bound_names_its_flag_and_leaves_nothing(tmp_path: Pa
         store.add("me", "a", "batch", io.BytesIO(b"x" * 10))
     with pytest.raises(FileStoreFullError, match=r"20 bytes of files and this one has 81; .* 100") as full:
         store.add("me", "b", "batch", io.BytesIO(b"x" * 81))
-    assert full.value.param == "--file-store-size"
+    assert full.value.param == "limits.file_store_size"
     third = store.add("you", "c", "batch", io.BytesIO(b"x" * 80))
     with pytest.raises(FileStoreFullError, match="keeps 3 files; the limit is 3") as full:
         store.add("me", "d", "batch", io.BytesIO(b""))
-    assert full.value.param == "--max-stored-files"
+    assert full.value.param == "limits.max_stored_files"
     assert len(list(tmp_path.glob("file-*"))) == 6
     with pytest.raises(UnknownFileError):
         store.delete(third.id, "me")

@@ -101,7 +101,7 @@ def test_sigterm_drains_too_and_the_time_limit_cuts_what_is_left(model_directory
         events = events_of(streamed.result())
         assert events[-1] == "[DONE]"
         assert "stopped" in events[-2]["error"]["message"]
-        assert "--drain-timeout" in server.rest_of_output()
+        assert "limits.drain_timeout" in server.rest_of_output()
 
 
 def test_ctrl_c_twice_stops_at_once(model_directory: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_death_of_the_engine_is_a_503_with_the_reason(model_directory: Path,
         assert events[-2]["error"]["type"] == "service_unavailable"
         assert server.exit_code() == 1
         assert reason in server.rest_of_output()
-        assert "--restarts 0" in server.output
+        assert "limits.restarts 0" in server.output
 
 
 def test_a_stall_ends_a_server_without_restarts(model_directory: Path) -> None:
@@ -200,10 +200,11 @@ def test_a_checkpoint_that_cannot_be_read_is_said_without_a_traceback(model_dire
 
 
 @pytest.mark.parametrize(("flags", "flag"), [
-    ({"metrics_prefix": "a:b"}, "--metrics-prefix"), ({"port": 99999}, "--port"), ({"port": -1}, "--port"),
-    ({"drain_timeout": -1.0}, "--drain-timeout"), ({"stall_after": -1.0}, "--stall-after"),
-    ({"restarts": -1}, "--restarts"), ({"api_key": ("",)}, "--api-key"),
-    ({"max_body_mb": 0}, "--max-body-mb"), ({"sse_keep_alive": float("nan")}, "--sse-keep-alive"),
+    ({"metrics_prefix": "a:b"}, "debug.metrics_prefix"), ({"port": 99999}, "--port"),
+    ({"port": -1}, "--port"),
+    ({"drain_timeout": -1.0}, "limits.drain_timeout"), ({"stall_after": -1.0}, "limits.stall_after"),
+    ({"restarts": -1}, "limits.restarts"), ({"api_key": ("",)}, "--api-key"),
+    ({"max_body_mb": 0}, "limits.max_body_mb"), ({"sse_keep_alive": float("nan")}, "limits.sse_keep_alive"),
     ({"served_model_name": (" ",)}, "--served-model-name"),
     ({"chat_template": "/no/file"}, "--chat-template")])
 def test_a_flag_that_cannot_work_is_named(flags: dict[str, Any], flag: str) -> None:
@@ -216,9 +217,9 @@ def test_a_flag_that_cannot_work_is_named(flags: dict[str, Any], flag: str) -> N
     ({"memory": "1x"}, "--memory '1x' is not a size"),
     ({"memory": "4GiB/s"}, "--memory '4GiB/s' is not a size"),
     ({"store": "/store", "store_size": "9XB"}, "--store-size '9XB' is not a size"),
-    ({"store": "/store", "store_write": "0"}, "--store-write is '0'; it must be above 0 bytes a second"),
+    ({"store": "/store", "store_write": "0"}, "limits.store_write is '0'; it must be above 0 bytes a second"),
     ({"speculate": "suffix,oracle"}, "'oracle' is no source of drafts"),
-    ({"grammar_seconds": 0}, "--grammar-seconds is 0; it must be at least 1"),
+    ({"grammar_seconds": 0}, "limits.grammar_seconds is 0; it must be at least 1"),
     ({"threads": 0}, "--threads is 0")])
 def test_a_flag_of_the_engine_that_cannot_work_ends_the_start_before_the_port_is_open(
         capsys: pytest.CaptureFixture[str], flags: dict[str, Any], sentence: str) -> None:

@@ -134,10 +134,10 @@ def test_long_and_large_conversations_are_refused_with_the_limit(tmp_path: Path)
     database = opened(tmp_path / "r.sqlite", turns=4, turn_bytes=5000)
     chain(database, "abcde")
     assert len(database.path("d", "me")) == 4
-    with pytest.raises(RequestError, match="more than 4 responses \\(--max-response-turns\\)"):
+    with pytest.raises(RequestError, match=r"more than 4 responses \(limits\.max_response_turns\)"):
         database.path("e", "me")
     database.put(stored("f", "a", text=b"x" * 5000), "me")
-    with pytest.raises(RequestError, match="limit is 5000 \\(--max-body-mb\\)"):
+    with pytest.raises(RequestError, match=r"limit is 5000 \(limits\.max_body_mb\)"):
         database.path("f", "me")
 
 
@@ -147,7 +147,7 @@ def test_a_circle_in_a_damaged_file_ends(tmp_path: Path) -> None:
     chain(database, "abc")
     with sqlite3.connect(path) as other:
         other.execute("UPDATE responses SET parent = 'c' WHERE id = 'a'")
-    with pytest.raises(RequestError, match="--max-response-turns"):
+    with pytest.raises(RequestError, match=r"limits\.max_response_turns"):
         database.path("c", "me")
 
 
@@ -263,9 +263,9 @@ def test_a_file_that_cannot_be_opened_is_a_503_and_costs_no_answer(
 @pytest.mark.parametrize(("settings", "said"), [
     ({"response_store": ""}, "--response-store is empty"),
     ({"response_store": "/nowhere/at/all/r.sqlite"}, "in none that exists"),
-    ({"response_store_size": "much"}, "--response-store-size"),
-    ({"response_days": 0.0}, "--response-days"),
-    ({"max_response_turns": 0}, "--max-response-turns"),
+    ({"response_store_size": "much"}, "limits.response_store_size"),
+    ({"response_days": 0.0}, "limits.response_days"),
+    ({"max_response_turns": 0}, "limits.max_response_turns"),
 ])
 def test_a_store_that_cannot_be_is_said_before_the_start(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -393,7 +393,7 @@ def test_a_conversation_that_is_too_long_is_refused(server: RunningServer) -> No
         last = ask(server, "on", previous_response_id=last.id)
     ask(server, "the eighth may be continued", previous_response_id=last.id)
     last = ask(server, "the ninth", previous_response_id=last.id)
-    with pytest.raises(openai.BadRequestError, match="--max-response-turns"):
+    with pytest.raises(openai.BadRequestError, match=r"limits\.max_response_turns"):
         ask(server, "the tenth", previous_response_id=last.id)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.sim.simulator import SimulationFailed
+from tests.support.simulator import SimulationFailed
 
 
 def assert_fails(words: str, simulate: Callable[[], object]) -> None:

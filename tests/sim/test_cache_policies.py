@@ -7,13 +7,13 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.support.synthetic import Library, document_traffic, with_one_shots, with_scans
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.sim.arms import ARMS, Arm, find_arm, prefill_cost
 from weft.sim.bounds import infinite_cache
 from weft.sim.cost import Fitted
 from weft.sim.replay import replay
 from weft.sim.report import Report
-from weft.sim.synthetic import Library, document_traffic, with_one_shots, with_scans
 from weft.sim.traffic import Traffic
 from weft.spec import ModelSpec, attention, gated_delta
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from tests.sim.failing import assert_fails
+from tests.support.sharing import sharing_scenario
+from tests.support.simulator import Simulation
+from tests.support.workload import Scenario, scenario_from_seed
 from weft.memory.draft import Draft
 from weft.memory.reservation import Reservation
 from weft.memory.usage import MoveCounts
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
-from weft.sim.sharing import sharing_scenario
-from weft.sim.simulator import Simulation
-from weft.sim.workload import Scenario, scenario_from_seed
 
 SCENARIOS: list[Scenario] = [*map(sharing_scenario, (11, 12, 26, 29, 46)),
                              *map(scenario_from_seed, (0, 11, 40, 47, 53))]

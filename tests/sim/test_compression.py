@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.sharing import sharing_scenario
+from tests.support.simulator import Simulation, SimulationFailed
+from tests.support.workload import Scenario, small_arena
 from tests.unit.memory.geometry import QWEN35_397B
 from weft.errors import ConfigError
 from weft.memory.arena_work import (
@@ -27,9 +30,6 @@ from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.sim.arms import find_arm
 from weft.sim.cost import Fitted, ModelLoad, roofline
-from weft.sim.sharing import sharing_scenario
-from weft.sim.simulator import Simulation, SimulationFailed
-from weft.sim.workload import Scenario, small_arena
 from weft.units import PageId, SlotId
 
 SEEDS = (2, 3, 9, 13, 15, 16, 18, 20, 26, 32, 34, 37)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from tests.sim.test_checkpoint_reports import COST
+from tests.support.synthetic import Library, document_traffic
+from tests.support.workload import small_arena
 from weft.errors import ConfigError
 from weft.router.routers import ROUTERS
 from weft.sim.fleet_replay import Kill, replay_fleet
 from weft.sim.fleet_report import FleetReplayReport
 from weft.sim.replay import replay
-from weft.sim.synthetic import Library, document_traffic
 from weft.sim.traffic import Traffic
-from weft.sim.workload import small_arena
 
 ARENA = small_arena(pages_per_frame=64, slots_per_frame=2, frame_count=110)
 

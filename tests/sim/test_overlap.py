@@ -11,15 +11,15 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.sim.failing import assert_fails
+from tests.support.sharing import sharing_scenario
+from tests.support.simulator import Outcome, Simulation
+from tests.support.workload import Scenario, scenario_from_seed
 from weft.engine.executor import LateExecutor
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.reuse import Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import SeqState, Sequence
-from weft.sim.sharing import sharing_scenario
-from weft.sim.simulator import Outcome, Simulation
-from weft.sim.workload import Scenario, scenario_from_seed
 
 Scenarios = tuple[Callable[[int], Scenario], range]
 

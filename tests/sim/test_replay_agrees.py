@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sharing import sharing_scenario
+from tests.support.workload import EOS_IDS, VOCAB_SIZE, Arrival, Scenario, ScriptedCancel
 from weft.assemble import assemble
 from weft.config import EngineConfig, Sizes
 from weft.engine.engine import EngineCore
@@ -26,19 +28,17 @@ from weft.memory.prefix.policy import PrefillCost
 from weft.memory.prefix.value import cost_fit
 from weft.memory.usage import CacheCounts
 from weft.request import Request, SamplingParams
+from weft.rpc.recorder import Recorder
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.work import work_of
-from weft.server.recorder import Recorder
 from weft.sim.arms import Arm, find_arm, prefill_cost
 from weft.sim.clock import VirtualClock
 from weft.sim.cost import Fitted
 from weft.sim.recording import Recording, read_recording
 from weft.sim.replay import replay
 from weft.sim.report import Report
-from weft.sim.sharing import sharing_scenario
-from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Arrival, Scenario, ScriptedCancel
 
 COST = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
 

@@ -7,6 +7,8 @@ from random import Random
 
 import pytest
 
+from tests.support.synthetic import document_traffic
+from tests.support.workload import small_arena
 from weft.schedule.checkpoints import AUTO
 from weft.schedule.taps import insurance_tokens, wanted_positions
 from weft.sim.arms import find_arm
@@ -15,9 +17,7 @@ from weft.sim.cost import Fitted
 from weft.sim.forest import Forest, computed_tokens
 from weft.sim.oracle import OracleMemory, Span, oracle
 from weft.sim.study import run_study
-from weft.sim.synthetic import document_traffic
 from weft.sim.traffic import Traffic, TrafficRequest
-from weft.sim.workload import small_arena
 from weft.units import PAGE_TOKENS
 
 BLOCK = 64

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.support.synthetic import Library, document_traffic
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.prefix_store import KvPiece, StagingBuffers
 from weft.planning.geometries import find_geometry
@@ -17,7 +18,6 @@ from weft.sim.cost import Fitted
 from weft.sim.replay import replay
 from weft.sim.report import Report
 from weft.sim.store_tier import StoreModel, parse_disk
-from weft.sim.synthetic import Library, document_traffic
 from weft.sim.traffic import Traffic, TrafficRequest
 from weft.store.virtual_disk import DiskModel, PackingModel
 from weft.store.virtual_store import VirtualStore

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.workload import small_arena
 from weft.config import Sizes
 from weft.errors import ConfigError
 from weft.families.architecture import Architecture, Attention, Experts, GatedDelta
@@ -23,7 +24,6 @@ from weft.sim.recording import Fingerprints, header_line, read_recording, resize
 from weft.sim.replay import replay, sizes_for
 from weft.sim.study import run_study
 from weft.sim.trace_files import read_trace
-from weft.sim.workload import small_arena
 
 COST = Fitted(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-5, context_s=1e-9)
 

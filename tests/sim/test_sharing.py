@@ -9,15 +9,15 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.sim.failing import assert_fails
+from tests.support.sharing import sharing_scenario, without_cache
+from tests.support.simulator import Outcome, Simulation
+from tests.support.workload import Scenario
 from weft.memory.draft import Draft
 from weft.schedule.plan import StepPlan, no_writes
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.prefix_sharing import PrefixProducers, PrefixWait
 from weft.schedule.reuse import Reuse
 from weft.schedule.sequence import Sequence
-from weft.sim.sharing import sharing_scenario, without_cache
-from weft.sim.simulator import Outcome, Simulation
-from weft.sim.workload import Scenario
 from weft.units import SlotId
 
 SEEDS = range(32)

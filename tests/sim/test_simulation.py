@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.sim.failing import assert_fails
+from tests.support.simulator import Outcome, Simulation
+from tests.support.workload import Arrival, Scenario, scenario_from_seed, small_arena
 from weft.engine.engine import EngineCore
 from weft.memory.draft import Draft
 from weft.request import Request, SamplingParams
 from weft.schedule import scheduler as scheduler_module
 from weft.schedule.plan import StepPlan, Tap
 from weft.schedule.scheduler import Scheduler
-from weft.sim.simulator import Outcome, Simulation
-from weft.sim.workload import Arrival, Scenario, scenario_from_seed, small_arena
 from weft.units import SeqId, SlotId
 
 SMALL_SEEDS = range(40)

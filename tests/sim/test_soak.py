@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.soak import long_scenario, scenarios, soak
+from tests.support.simulator import SimulationFailed
 from weft.memory.draft import Draft
-from weft.sim.simulator import SimulationFailed
 
 
 def test_a_soak_ends_with_every_law_kept_and_meets_what_it_is_for() -> None:

@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
+from tests.support.simulator import STEP_BASE_S, STEP_TOKEN_S, Simulation
+from tests.support.workload import Arrival, Scenario, random_cancels, small_arena
 from weft.config import Sizes
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan
-from weft.sim.simulator import STEP_BASE_S, STEP_TOKEN_S, Simulation
-from weft.sim.workload import Arrival, Scenario, random_cancels, small_arena
 
 LIMIT_S = STEP_BASE_S + 100 * STEP_TOKEN_S
 

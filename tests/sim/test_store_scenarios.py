@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from tests.fixtures.memory_store import Contents, MemoryStore
+from tests.support.sharing import sharing_scenario
+from tests.support.simulator import Outcome, Simulation, SimulationFailed
 from weft.memory.transfer_buffers import TransferBuffers
-from weft.sim.sharing import sharing_scenario
-from weft.sim.simulator import Outcome, Simulation, SimulationFailed
 from weft.units import BufferId
 
 SEEDS = range(4)

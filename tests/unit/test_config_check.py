@@ -22,8 +22,8 @@ from weft.server.config import ServerConfig
     ({"compress_kv": "int2"}, "--compress-kv is 'int2'; it may be int8 or int4"),
     ({"compress_kv": "int4"}, "--compress-kv int4 needs --no-exact: without it nothing is compressed"),
     ({"quantize": "w8a8", "quantize_inputs": False},
-     "--quantize is w8a8.*--no-quantize-inputs.*--quantize int8"),
-    ({"overlap": "yes"}, "--overlap is 'yes'; it may be auto, on or off"),
+     "--quantize is w8a8.*debug.quantize_inputs = false.*--quantize int8"),
+    ({"overlap": "yes"}, "debug.overlap is 'yes'; it may be auto, on or off"),
     ({"memory": 4}, "--memory is 4; it must be text, such as '4GiB'"),
     ({"memory": "4"}, "--memory '4' has no unit: write 4GiB, 4MiB or 4B"),
     ({"max_model_len": "4096"}, "--max-model-len is '4096'; it must be a whole number at least 1"),
@@ -45,8 +45,9 @@ def test_the_python_api_refuses_what_cannot_work_in_one_sentence(asked: dict[str
     with pytest.raises(ConfigError, match=said) as caught:
         Engine(**({"model": "nowhere"} | asked))
     assert "\n" not in caught.value.message
-    assert caught.value.param in {f"--{next(iter(asked)).replace('_', '-')}", next(iter(asked)),
-                                  "--quantize-inputs", "--compress-kv"}
+    name = next(iter(asked))
+    assert caught.value.param in {f"--{name.replace('_', '-')}", name, f"debug.{name}",
+                                  "debug.quantize_inputs", "--compress-kv"}
 
 
 def test_the_defaults_and_every_choice_pass() -> None:

@@ -55,7 +55,6 @@ from weft.schedule.checkpoints import parse_checkpoints
 from weft.spec import ModelSpec
 from weft.speculation.proposal import parse_sources
 from weft.store.identity import weights_digest
-from weft.tensor.torch_import import import_torch
 from weft.tensor.weights.memory_ahead import touched_ahead
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox
@@ -67,7 +66,7 @@ if TYPE_CHECKING:
 
     from weft.memory.frames.plan import ArenaPlan
     from weft.models.loading import LoadedModel
-    from weft.models.rank_share import RankGroup
+    from weft.models.sharded_model import RankGroup
     from weft.models.weights_cache import WeightsCache
     from weft.ranks.executor import RankedExecutor
     from weft.ranks.peers import Peers
@@ -229,7 +228,6 @@ def prepare_torch(config: EngineConfig, notes: list[str]) -> int:
         notes.append("torch was imported before the engine was made, and OMP_WAIT_POLICY is not set: set it "
                      "to passive, or torch's threads spin whenever another process shares their cores.")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    import_torch()
     import torch
 
     if config.threads is not None:
@@ -366,4 +364,4 @@ def _grammar_compiler(config: EngineConfig, directory: Path, eos_ids: tuple[int,
                       vocab_size: int) -> GrammarCompiler:
     sandbox = grammar_sandbox(config, directory, eos_ids)
     return GrammarCompiler(None if sandbox is None else sandbox.read_tokenizer, eos_ids, vocab_size, sandbox,
-                           cache_bytes=parse_bytes(config.grammar_cache, flag="--grammar-cache"))
+                           cache_bytes=parse_bytes(config.grammar_cache, flag="limits.grammar_cache"))

@@ -1,7 +1,7 @@
 """``--store``: the store of a model, and its place below the arena.
 
     checkpoint files, sizes, dtypes, kernels  --> NamespaceIdentity     whose bytes these are
-    --store, --store-size, --store-write ...  --> open_store            a directory or bucket
+    --store, --store-size, limits.store_write ...  --> open_store            a directory or bucket
     arena                                     --> TransferBuffers       a quarter of its bytes, within bounds
                                               --> StoreTier             restores and writes of the scheduler
 
@@ -40,7 +40,6 @@ from weft.store.identity import NamespaceIdentity, weights_digest
 from weft.store.options import StoreOptions
 from weft.store.packed_store import PackedStore
 from weft.store.store import open_store
-from weft.tensor.torch_import import import_torch
 from weft.units import format_bytes, parse_byte_rate, parse_bytes
 
 if TYPE_CHECKING:
@@ -71,8 +70,8 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
         options, queue_bytes=limit, forms=_forms(config, arena), cache_directory=config.store_cache))
     packed: PackedStore | None = None
     if config.store_pack == "on" and not packing.is_available():
-        raise ConfigError("--store-pack on needs the package zstandard: pip install 'weft[store]'",
-                          param="--store-pack")
+        raise ConfigError("debug.store_pack on needs the package zstandard: pip install 'weft[store]'",
+                          param="debug.store_pack")
     if packing.is_available():
         packs = config.store_pack == "on" or (config.store_pack == "auto" and device.type == "cuda")
         store = packed = PackedStore(store, buffers.page_bytes, buffers.slot_bytes, queue_bytes=limit,
@@ -90,8 +89,8 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
 
 def _options(config: EngineConfig) -> StoreOptions:
     size = None if config.store_size is None else parse_bytes(config.store_size, flag="--store-size")
-    rate = parse_byte_rate(config.store_write, flag="--store-write")
-    reserve = parse_bytes(config.store_reserve, flag="--store-reserve")
+    rate = parse_byte_rate(config.store_write, flag="limits.store_write")
+    reserve = parse_bytes(config.store_reserve, flag="limits.store_reserve")
     return StoreOptions(capacity_bytes=size, write_bytes_per_second=float(rate), reserve_bytes=reserve,
                         accept_inexact=not config.exact)
 
@@ -149,7 +148,9 @@ def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
 
 def _arithmetic(kernels: str) -> str:
     """torch computes what no kernel of weft does, and another version of it may sum in another order."""
-    return f"{kernels} {identity.ARITHMETIC_VERSION}, torch {import_torch().__version__}"
+    import torch
+
+    return f"{kernels} {identity.ARITHMETIC_VERSION}, torch {torch.__version__}"
 
 
 def layout_of(arena: ArenaPlan) -> dict[str, Any]:

@@ -55,7 +55,6 @@ from weft.ranks.messages import (
 )
 from weft.ranks.shared_buffers import ReceivedBuffers
 from weft.schedule.plan import StepPlan
-from weft.tensor.torch_import import leave_out_meta_kernels
 from weft.units import format_bytes
 
 if TYPE_CHECKING:
@@ -188,7 +187,6 @@ def _said(connection: Connection[Any, Any], failed: RankFailed) -> bool:
 
 
 if __name__ == "__main__":
-    leave_out_meta_kernels()
     _code = main(int(sys.argv[1]))
     sys.stderr.flush()
     os._exit(_code)

@@ -83,8 +83,8 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
         reserve = measure(capture=capture)
     except gpu.KernelTooLargeError as error:
         if config.gpu_kernels != "auto":
-            raise ConfigError(f"--gpu-kernels is {config.gpu_kernels}: {error}",
-                              param="--gpu-kernels") from error
+            raise ConfigError(f"debug.gpu_kernels is {config.gpu_kernels}: {error}",
+                              param="debug.gpu_kernels") from error
         _log.warning("Triton kernels are off, and torch's operators run in their place, many times slower: "
                      "%s", error)
         gpu.choose("torch")

@@ -7,18 +7,23 @@ Sizes are those of the real layer; each group has the decodes and prefills of ``
 by their public names, so a measurement covers the implementation that the device uses. ``bytes_moved`` counts
 each input and output once, and states twice (read and written). ``flops`` counts two for each
 multiply-and-add of the definition. So chunked forms, which compute more to be faster, get no credit for it.
+
+On a GPU fla and FlashInfer run beside them, where installed, under their best conditions: contiguous inputs,
+their own layouts, plans computed before the clock runs. A size that a library refuses has no column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 
-from weft.bench.case import Bench, Case, size_of
-from weft.bench.memory_cases import memory_cases
-from weft.bench.rivals import attention_rivals, delta_rivals
 from weft.families.architecture import (
     Architecture,
     Attention,
@@ -31,6 +36,8 @@ from weft.families.architecture import (
     SharedBlock,
     ShortConv,
 )
+from weft.memory.frames.plan import plan_arena
+from weft.runner.arena import DeviceArena
 from weft.tensor import layout
 from weft.tensor.gpu import page_layout
 from weft.tensor.inputs import Runs
@@ -47,8 +54,71 @@ from weft.tensor.ops.rotary import rotary
 from weft.tensor.ops.short_conv import short_conv
 from weft.tensor.ops.silu_mul import silu_mul
 from weft.tensor.ops.write_kv import write_kv
+from weft.units import PAGE_TOKENS, pages_for
 
 GROUPS = ("attention", "delta", "mamba2", "mamba1", "conv", "experts", "small", "memory")
+ARENA_BYTES = 512 << 20
+ITEMS_MAX = 16
+"""Frames, states or pages of one call, if the arena has twice as many."""
+_WORKSPACE_BYTES = 256 << 20
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``call`` runs the op once. ``bytes_moved`` and ``flops``: the least that the op's definition reads,
+    writes and computes. ``rivals``: other libraries' kernels on the same numbers."""
+
+    name: str
+    call: Call
+    bytes_moved: int = 0
+    flops: int = 0
+    rivals: dict[str, Call] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """``decode_rows``: sequences with one token each; ``prefill_tokens`` of one sequence; ``context``: tokens
+    of a decode's sequence, its own included."""
+
+    device: torch.device
+    dtype: torch.dtype
+    decode_rows: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    context: int
+
+    def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Normal numbers of spread 0.5."""
+        return (torch.randn(*shape, device=self.device) * 0.5).to(dtype or self.dtype)
+
+    def uniform(self, *shape: int) -> torch.Tensor:
+        """float32 in [0, 1)."""
+        return torch.rand(*shape, device=self.device)
+
+    def sizes(self) -> list[tuple[str, int, int, int]]:
+        """(name, rows, tokens of each, tokens before them), decodes first."""
+        return [*((f"decode {rows} x 1 at {self.context}", rows, 1, self.context - 1)
+                  for rows in self.decode_rows),
+                *((f"prefill 1 x {tokens}", 1, tokens, 0) for tokens in self.prefill_tokens)]
+
+    def runs(self, rows: int, tokens: int, before: int) -> Runs:
+        """``rows`` sequences with ``tokens`` new tokens each after ``before``, in pages of random order."""
+        width = pages_for(before + tokens)
+        pages = torch.randperm(rows * width).to(torch.int32).view(rows, width)
+        return Runs(offsets=[row * tokens for row in range(rows)], starts=[before] * rows,
+                    lengths=[tokens] * rows, slots=list(range(rows)), fresh=[False] * rows,
+                    decode_count=rows if tokens == 1 else 0,
+                    starts_R=torch.tensor([before] * rows, device=self.device),
+                    slots_R=torch.arange(rows, device=self.device),
+                    context_R=torch.tensor([before + tokens] * rows, device=self.device),
+                    page_table_RP=pages.to(self.device))
+
+
+def size_of(*tensors: torch.Tensor) -> int:
+    """Bytes of all of them."""
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
 F32 = torch.float32
 
 
@@ -211,3 +281,69 @@ def _around_attention(of: Attention, bench: Bench, rows: int, tokens: int, befor
     positions = (torch.arange(before, before + tokens).repeat(rows)).to(bench.device)
     yield Case(f"write k, v {count}", lambda: write_kv(k, k, k_pages, v_pages, positions, runs),
                4 * size_of(k))
+
+
+def memory_cases(architecture: Architecture, bench: Bench) -> Iterator[Case]:
+    """The cases of an arena of ARENA_BYTES, all of them touched."""
+    plan = plan_arena(architecture.spec(), ARENA_BYTES)
+    arena = DeviceArena(plan, bench.device)
+    arena.fill_frames(range(plan.frame_count), 0)
+    for count in dict.fromkeys((1, min(ITEMS_MAX, plan.frame_count))):
+        yield Case(f"zero {count} x {plan.frame_bytes >> 10} KiB",
+                   partial(arena.fill_frames, range(count), 0), count * plan.frame_bytes)
+    for what, copy, items, size in (("state", arena.copy_slots, plan.slot_count, plan.slot_stride_bytes),
+                                    ("page", arena.copy_pages, plan.page_count, plan.page_bytes)):
+        count = min(ITEMS_MAX, items // 2)
+        if count:
+            first = np.arange(count, dtype=np.int32)
+            yield Case(f"copy {count} x {what} of {size >> 10} KiB", partial(copy, first, first + count),
+                       2 * count * size)
+
+
+def installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def delta_rivals(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
+                 state: torch.Tensor, rows: int, tokens: int) -> dict[str, Call]:
+    """fla's gated delta rule: chunked for prefill, fused recurrent for decode. Its chunked form needs as many
+    key heads as value heads; they are repeated before the clock runs."""
+    if not (q.is_cuda and installed("fla")):
+        return {}
+    ops: Any = importlib.import_module("fla.ops.gated_delta_rule")
+    heads = v.shape[1]
+    q, k = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (q, k))
+    shaped = [x.reshape(rows, tokens, *x.shape[1:]) for x in (q, k, v, g, beta)]
+    op = ops.fused_recurrent_gated_delta_rule if tokens == 1 else ops.chunk_gated_delta_rule
+    own_state = state.clone()
+
+    def call() -> object:
+        return op(*shaped, scale=q.shape[-1] ** -0.5, initial_state=own_state, output_final_state=True,
+                  use_qk_l2norm_in_kernel=True)
+
+    return {"fla": call}
+
+
+def attention_rivals(bench: Bench, of: Attention, rows: int, tokens: int, before: int) -> dict[str, Call]:
+    """FlashInfer: paged decode over pages of 16 tokens; prefill without pages."""
+    if not (bench.device.type == "cuda" and installed("flashinfer")):
+        return {}
+    library: Any = importlib.import_module("flashinfer")
+    if tokens > 1:
+        q = bench.noise(tokens, of.heads, of.head_dim)
+        k, v = (bench.noise(before + tokens, of.kv_heads, of.head_dim) for _ in range(2))
+        return {"flashinfer": lambda: library.single_prefill_with_kv_cache(q, k, v, causal=True,
+                                                                           sm_scale=of.scale)}
+    width = pages_for(before + 1)
+    cache = bench.noise(rows * width, 2, PAGE_TOKENS, of.kv_heads, of.head_dim)
+    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=bench.device)
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
+    first_pages = torch.arange(rows + 1, dtype=torch.int32, device=bench.device) * width
+    pages = torch.randperm(rows * width).to(bench.device, torch.int32)
+    in_last_page = torch.full((rows,), before % PAGE_TOKENS + 1, dtype=torch.int32, device=bench.device)
+    wrapper.plan(first_pages, pages, in_last_page, of.heads, of.kv_heads, of.head_dim, PAGE_TOKENS,
+                 q_data_type=bench.dtype, kv_data_type=bench.dtype, sm_scale=of.scale)
+    q = bench.noise(rows, of.heads, of.head_dim)
+    return {"flashinfer": lambda: wrapper.run(q, cache)}
+
+

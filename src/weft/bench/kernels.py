@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from weft.bench.case import Bench, Call, Case
-from weft.bench.ceiling import Ceiling, seconds_of
-from weft.bench.kernel_cases import cases_of
+from weft.bench.kernel_cases import Bench, Call, Case, cases_of
+from weft.bench.machine import Ceiling, seconds_of
 from weft.bench.report import facts as now
 from weft.errors import ConfigError
 from weft.families import read_architecture

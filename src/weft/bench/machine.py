@@ -11,6 +11,9 @@ The ceilings are measured in the run whose figures they stand beside, with the s
 tries. Parameters are those that a token passes, so experts count by their share. Attention, states and
 sampling are left out of the least time: it is a bound, and a share of 100 % is out of reach.
 
+``weft bench kernels`` compares one kernel with ceilings of the same kind (``Ceiling``): a copy of a tensor
+far larger than any cache, and a square product in the dtype of the weights.
+
 Products are those of torch and, for bfloat16 on a CPU, of weft's tiles if they are faster. So a slow library
 does not flatter weft.
 
@@ -20,6 +23,7 @@ be another machine).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +32,6 @@ from typing import Any
 
 import torch
 
-from weft.bench.ceiling import MATRIX_SIDE, seconds_of
 from weft.config import EngineConfig
 from weft.families import read_architecture
 from weft.info import ModelInfo
@@ -39,7 +42,9 @@ from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.weights.tiled import tiled
 
 READ_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
-_TRIES = 5
+COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
+MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
+_TRIES = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +127,43 @@ def _rate(dtype: torch.dtype, device: torch.device) -> float:
 def _best_s(call: Callable[[], object], device: torch.device) -> float:
     call()
     return min(seconds_of(call, 1, device) for _ in range(_TRIES))
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """Bytes and floating-point operations per second."""
+
+    copy_bytes_per_s: float
+    matrix_flops_per_s: float
+
+    def least_s(self, bytes_moved: int, flops: int) -> float:
+        """The least time of this transfer and this arithmetic, each at its ceiling and both at once."""
+        return max(bytes_moved / self.copy_bytes_per_s, flops / self.matrix_flops_per_s)
+
+
+def measure_ceiling(device: torch.device, dtype: torch.dtype) -> Ceiling:
+    """Takes a second or two."""
+    source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy_s = _best_s(lambda: target.copy_(source), device)
+    side = MATRIX_SIDE[device.type]
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    product_s = _best_s(lambda: left @ right, device)
+    return Ceiling(2 * COPY_BYTES[device.type] / copy_s, _flops(device) / product_s)
+
+
+def seconds_of(call: Callable[[], object], times: int, device: torch.device | None = None) -> float:
+    """Mean seconds of ``times`` consecutive calls; on a GPU by the device's clock, launches included."""
+    if device is not None and device.type == "cuda":
+        began, ended = (torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                        for _ in range(2))
+        began.record()
+        for _ in range(times):
+            call()
+        ended.record()
+        torch.cuda.synchronize(device)
+        return float(began.elapsed_time(ended)) / 1e3 / times
+    began_s = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - began_s) / times

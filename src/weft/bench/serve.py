@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from typing import Any
 
 import httpx
 
-from weft.bench.arrivals import arrival_times
 from weft.bench.client import OPENAI, OPENAI_CHAT, EndpointFormat, Timing, one_request
 from weft.bench.prompts import SampleRequest, rehearsal
 from weft.errors import ConfigError, EngineUnavailableError, UserError
@@ -180,3 +180,17 @@ def _words(text: str) -> str:
     except (ValueError, TypeError, KeyError):
         return text[:300]
     return before + str(message) if brace else text[:300]
+
+
+def arrival_times(count: int, rate: float, burstiness: float = 1.0, *, seed: int = 0) -> list[float]:
+    """Seconds after the start at which each of ``count`` requests arrives, the first at 0. ``rate`` per
+    second, infinity for all at once; both above 0."""
+    assert rate > 0 < burstiness
+    if math.isinf(rate):
+        return [0.0] * count
+    dice = random.Random(seed)
+    now, times = 0.0, []
+    for _ in range(count):
+        times.append(now)
+        now += dice.gammavariate(burstiness, 1.0 / (rate * burstiness))
+    return times

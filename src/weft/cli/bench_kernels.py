@@ -53,7 +53,7 @@ def kernels(device: str, geometries: tuple[str, ...], groups: tuple[str, ...], d
 
     from weft.bench import kernels as kernel_bench
     from weft.bench import report
-    from weft.bench.ceiling import measure_ceiling
+    from weft.bench.machine import measure_ceiling
 
     report.check_writable(output_json, "--output-json")
     if device == "auto":

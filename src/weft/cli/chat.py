@@ -19,8 +19,7 @@ from typing import Any
 
 import click
 
-from weft.cli.flags import FlagCommand, build, given_flags
-from weft.cli.sampling import given_sampling, sampling_parameters
+from weft.cli.flags import FlagCommand, build, given_flags, given_sampling, sampling_parameters
 from weft.config import EngineConfig
 from weft.config_check import flag_name
 from weft.errors import ConfigError, WeftError
@@ -180,8 +179,7 @@ def command(
             raise ConfigError(f"{', '.join(idle)} cannot change the server at --url {url}; give "
                               f"{'it' if len(idle) == 1 else 'them'} to `weft serve`", param=idle[0])
         return _converse(url, values["model"], api_key, conversation, fields)
-    from weft.cli.own_server import own_server
-    from weft.cli.waiting import waiting
+    from weft.cli.own_server import own_server, waiting
 
     config = build(EngineConfig, values)
     with waiting("starting the engine") as on_wait, own_server(config, on_wait=on_wait) as own:

@@ -129,7 +129,7 @@ def _gpus(gpus: list[Mapping[str, Any]], triton: str | None, *, flashinfer: bool
         rows.append(Finding("GPU kernels", f"Triton {triton}", "good"))
     if flashinfer:
         rows.append(Finding("attention", "FlashInfer is installed", "good",
-                            "--attention-backend flashinfer takes it for prompts; see docs/gpu.md"))
+                            "debug.attention_backend flashinfer takes it for prompts; see docs/gpu.md"))
     return rows
 
 

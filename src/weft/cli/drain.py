@@ -3,7 +3,7 @@
     weft drain 1               no further requests for replica 1; what runs may finish, then its process ends
     weft drain 1 --restart     and a new process starts: the same verb for other weights or a device reset
     weft drain all --restart   a rolling restart of all replicas
-    weft drain 1 --start       a drained replica serves again
+    weft drain 1 --start       a drained replica serves again, and one that died for good
 
 The server does all of it (``weft.fleet.drain``); the command waits for the answer and shows the replicas.
 """
@@ -28,7 +28,7 @@ ALL = "all"
     click.Option(["--timeout"], type=click.FloatRange(min=0), default=30.0, show_default=True,
                  help="Seconds that requests get to finish; then they resume elsewhere."),
     click.Option(["--restart"], is_flag=True, help="Start a new process afterwards."),
-    click.Option(["--start"], is_flag=True, help="Start a replica that was drained."),
+    click.Option(["--start"], is_flag=True, help="Start a replica that was drained, or that died for good."),
 ])
 def command(replica: str, url: str, api_key: str | None, timeout: float, restart: bool, start: bool) -> int:
     """Take REPLICA (a number from 0, or all) of a running server out of service.

@@ -1,6 +1,7 @@
 """Flags made from config dataclasses: flag = config field = Python keyword = config file key.
 
     EngineConfig.max_model_len  ->  --max-model-len   WEFT_MAX_MODEL_LEN   max_model_len = 4096  (TOML)
+    ServerConfig.max_body_mb    ->                    WEFT_MAX_BODY_MB     [limits] max_body_mb = 128
                                        1st                 2nd                3rd             then the default
 
 One mechanism serves all three sources: click asks the command line, then the environment, then its
@@ -15,8 +16,17 @@ way it came, and an error says which way that was.
     T | None                  as T; None is "not given"
     metadata positional       an argument, and --x as well
 
-An unknown flag is looked up in ``foreign`` (flags of other engines), then among near names. So the answer to
-a wrong flag names the right one.
+A field with a ``table`` is a limit or a debug switch: it has a variable and a key of that table, and no flag.
+
+A typo in a config file is an error. A typo in a variable is a warning: variables also come from outside. A
+cluster that runs a service called ``weft`` sets WEFT_SERVICE_HOST in every container, and the command must
+start there. A variable that belongs to another command is known too.
+
+``--help`` fits two screens: the frequent flags in groups, the first sentence of each. ``--help-all`` shows
+every flag and every key of the config file whole.
+
+An unknown flag is looked up among the fields of tables, in ``foreign`` (flags of other engines), then among
+near names. So the answer to a wrong flag names the right one.
 """
 
 from __future__ import annotations
@@ -24,9 +34,8 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -34,14 +43,53 @@ from typing import Any, TypeVar, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from weft.cli.help_groups import AS_FLAG, help_all_option, write_groups
-from weft.cli.variables import ENV_PREFIX, unknown_variables
 from weft.config import DTYPE_SPELLINGS
-from weft.config_check import flag_name
+from weft.config_check import TABLES, flag_name, setting_name, without_none
 from weft.foreign import foreign_flag, foreign_sentence
 
 ConfigT = TypeVar("ConfigT")
-
+ENV_PREFIX = "WEFT_"
+COMMAND_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_URL"})
+"""Variables that options read and no config field has."""
+TEST_VARIABLES = frozenset({"WEFT_TEST_DEVICE", "WEFT_NATIVE_UNDER_TEST", "WEFT_FUZZ_SECONDS",
+                            "WEFT_FUZZ_ROUNDS", "WEFT_FUZZ_SEED", "WEFT_TEST_STOPPED_S"})
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Model": ("model", "revision", "dtype", "quantize", "weights_cache", "seed", "served_model_name",
+              "chat_template", "reasoning_parser", "tool_parser"),
+    "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
+    "Cache": ("prefix_cache", "checkpoints", "exact", "compress_kv", "store", "store_size", "store_cache"),
+    "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "max_queued_requests",
+                   "speculate"),
+    "Server": ("host", "port", "log_level", "access_log", "otlp_endpoint", "record", "record_tokens",
+               "response_store", "file_store", "replicas", "listen_engines", "token", "http_workers",
+               "ray", "ray_cpus", "ray_gpus"),
+    "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin", "tenant_by_key",
+                 "hide_cached_tokens", "show_text"),
+    "Device": ("device", "threads", "tp", "ep"),
+}
+FREQUENT = frozenset({
+    "model", "dtype", "quantize", "served_model_name", "memory", "max_model_len", "kv_dtype", "state_dtype",
+    "prefix_cache", "exact", "store", "store_size", "max_num_seqs", "max_queued_requests", "speculate",
+    "host", "port", "replicas", "listen_engines", "record", "api_key", "operator_key", "allowed_host",
+    "tenant_by_key", "device", "threads", "tp"})
+"""Fields that ``--help`` shows."""
+AS_FLAG = "_as_flag"
+"""Suffix of the hidden twin of a positional field: ``--model X`` beside ``MODEL``."""
+_SHOW_ALL = "weft.help_all"
+SAMPLING_FLAGS: dict[str, tuple[click.ParamType[Any], str]] = {
+    "max_tokens": (click.INT, "Most tokens of the answer."),
+    "temperature": (click.FLOAT, "0 takes the likeliest token; higher is more varied."),
+    "top_p": (click.FLOAT, "Choose among the likeliest tokens that together reach this probability."),
+    "top_k": (click.INT, "Choose among this many of the likeliest tokens; 0: all."),
+    "min_p": (click.FLOAT, "Drop tokens below this share of the likeliest one's probability."),
+    "repetition_penalty": (click.FLOAT, "Above 1, tokens of prompt and answer get less likely."),
+    "presence_penalty": (click.FLOAT, "Above 0, tokens of the answer get less likely, once each."),
+    "frequency_penalty": (click.FLOAT, "Above 0, tokens of the answer get less likely, each time."),
+    "min_tokens": (click.INT, "Fewest tokens before the model may end."),
+    "stop": (click.STRING, "End before this text; may be given several times."),
+}
+"""Field of SamplingParams -> type and help. A flag that is not given stays out of the request, so that the
+model's own generation defaults hold."""
 
 
 class _ListItem(click.types.StringParamType):
@@ -56,6 +104,27 @@ class SpelledChoice(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         spelled = DTYPE_SPELLINGS.get(str(value).lower(), value)
         return super().convert(spelled if spelled in self.choices else value, param, ctx)
+
+
+class TableSetting(click.Option):
+    """A field of ``[limits]`` or ``[debug]``: click reads it from the variable and the file, never from the
+    command line."""
+
+    def __init__(self, declared: Field[Any], kind: click.ParamType[Any], **more: Any) -> None:
+        self.setting, self.table = setting_name(declared), declared.metadata["table"]
+        super().__init__([flag_name(declared.name), declared.name], type=kind, help=declared.metadata["help"],
+                         envvar=ENV_PREFIX + declared.name.upper(), default=declared.default,
+                         show_default=True, **more)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """No flag."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return f"'{self.setting}'"
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        _, text = super().get_help_record(ctx) or ("", "")
+        return f"{self.name} {self.make_metavar(ctx)}", text
 
 
 class FlagCommand(click.Command):
@@ -74,20 +143,27 @@ class FlagCommand(click.Command):
             self.params += parameters_of(config_type, positional=positional)
         if self.config_types:
             self.params += [_config_file_option(), help_all_option()]
-            self.epilog = (f"Each config flag is also an environment variable ({ENV_PREFIX}MAX_MODEL_LEN) "
-                           "and a key of the --config file (max_model_len). The command line wins, then the "
-                           "variable, then the file.")
+            self.epilog = (f"A flag is also a variable ({ENV_PREFIX}MAX_MODEL_LEN) and a key of the --config "
+                           "file (max_model_len); the command line wins, then the variable. Limits and debug "
+                           "switches are variables and keys alone.")
 
     @property
     def flag_names(self) -> list[str]:
         """Every ``--flag`` this command takes."""
-        return [opt for param in self.params if isinstance(param, click.Option)
+        return [opt for param in self.params
+                if isinstance(param, click.Option) and not isinstance(param, TableSetting)
                 for opt in (*param.opts, *param.secondary_opts) if opt.startswith("--")]
+
+    @property
+    def settings(self) -> dict[str, TableSetting]:
+        """The fields of tables, by their names."""
+        return {param.name: param for param in self.params if isinstance(param, TableSetting) and param.name}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.config_types:
             names = {f.name for config_type in self.config_types for f in fields(config_type)}
-            write_groups(ctx, formatter, self.get_params(ctx), names)
+            write_groups(ctx, formatter, self.get_params(ctx), names,
+                         {name: param.table for name, param in self.settings.items()})
         else:
             super().format_options(ctx, formatter)
 
@@ -121,6 +197,10 @@ class FlagCommand(click.Command):
         """
         heads = (arg.split("=", 1)[0] for arg in args)
         typed = next((head for head in heads if foreign_flag(head) and _could_be(name, head)), name)
+        moved = self.settings.get(typed.lstrip("-").removeprefix("no-").replace("-", "_"))
+        if moved is not None:
+            return (f"{typed} is no flag: it is {moved.setting} of the --config file (under "
+                    f"[{moved.table}]), or the variable {moved.envvar}")
         foreign = foreign_flag(typed)
         if foreign is not None:
             return foreign_sentence(typed, foreign)
@@ -149,11 +229,11 @@ def given_flags(ctx: click.Context, config_type: type) -> dict[str, Any]:
 
 
 def arguments_of(config: Any) -> list[str]:
-    """The command line that gives ``config`` again: what differs from the defaults, one flag each."""
+    """The command line that gives the flags of ``config`` again: one for each value that is no default."""
     arguments: list[str] = []
     for f in fields(config):
         value = getattr(config, f.name)
-        if value == f.default:
+        if value == f.default or "table" in f.metadata:
             continue
         if isinstance(value, bool):
             arguments.append(flag_name(f.name if value else "no_" + f.name))
@@ -163,9 +243,17 @@ def arguments_of(config: Any) -> list[str]:
     return arguments
 
 
+def variables_of(config: Any) -> dict[str, str]:
+    """The environment that gives the limits and debug switches of ``config`` again."""
+    return {ENV_PREFIX + f.name.upper(): str(value) for f in fields(config)
+            if "table" in f.metadata and (value := getattr(config, f.name)) != f.default}
+
+
 def _parameters(f: Field[Any], hint: Any, positional: bool) -> list[click.Parameter]:
     assert f.default is not MISSING, f"config field {f.name} has no default: flags are all optional"
-    inner = _without_none(hint)
+    inner = without_none(hint)
+    if "table" in f.metadata:
+        return [TableSetting(f, click.BOOL if inner is bool else _click_type(inner))]
     help_text, variable = f.metadata["help"], ENV_PREFIX + f.name.upper()
     default = f.default
     if inner is bool:
@@ -184,14 +272,6 @@ def _parameters(f: Field[Any], hint: Any, positional: bool) -> list[click.Parame
 def _could_be(name: str, head: str) -> bool:
     """Whether click, reading the argument ``head``, stops at the option ``name``."""
     return head == name or (not head.startswith("--") and name.removeprefix("-") in head)
-
-
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) in (typing.Union, types.UnionType):
-        rest = [arm for arm in get_args(hint) if arm is not type(None)]
-        assert len(rest) == 1, f"a flag has one type, not {hint}"
-        return rest[0]
-    return hint
 
 
 def _click_type(inner: Any) -> click.ParamType[Any]:
@@ -234,14 +314,26 @@ def _load_config_file(ctx: click.Context, param: click.Parameter, path: Path | N
         return
     command = ctx.command
     assert isinstance(command, FlagCommand)
-    known = {f.name for config_type in command.config_types for f in fields(config_type)}
+    known = {f.name: f.metadata.get("table")
+             for config_type in command.config_types for f in fields(config_type)}
     values: dict[str, Any] = {}
-    for key, value in _read_toml(path).items():
-        name = key.replace("-", "_")
+    for table, name, value in _settings_of(_read_toml(path)):
         if name not in known:
             raise click.UsageError(f"{path}: {command.unknown_flag(flag_name(name), ())}", ctx)
+        if known[name] != table:
+            place = f"under [{known[name]}]" if known[name] else "at the top, above every [table]"
+            raise click.UsageError(f"{path}: {name} belongs {place}", ctx)
         values[name] = value
     ctx.default_map = values
+
+
+def _settings_of(document: Mapping[str, Any]) -> Iterator[tuple[str | None, str, Any]]:
+    """(table or None, field, value) of every key of a config file."""
+    for key, value in document.items():
+        if key in TABLES and isinstance(value, dict):
+            yield from ((key, name.replace("-", "_"), one) for name, one in value.items())
+        else:
+            yield None, key.replace("-", "_"), value
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -251,3 +343,81 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise click.UsageError(f"--config {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise click.UsageError(f"--config {path} is not TOML: {error}") from None
+
+
+def unknown_variables(environment: Iterable[str], own: Collection[str] = ()) -> str | None:
+    """The warning about names in ``environment`` that weft never reads, or None. ``own``: this command's."""
+    doubtful = sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in own
+                      and name not in COMMAND_VARIABLES | TEST_VARIABLES)
+    if not doubtful:
+        return None
+    known = known_variables() | set(own)
+    unknown = [name for name in doubtful if name not in known]
+    return "; ".join(_sentence(name, known) for name in unknown) or None
+
+
+def known_variables() -> set[str]:
+    """Every variable that a command reads."""
+    from weft.config import EngineConfig
+    from weft.server.config import ServerConfig
+
+    names = {ENV_PREFIX + f.name.upper() for config in (EngineConfig, ServerConfig) for f in fields(config)}
+    return names | COMMAND_VARIABLES
+
+
+def _sentence(name: str, known: Collection[str]) -> str:
+    tails = sorted(one.removeprefix(ENV_PREFIX) for one in known)
+    near = difflib.get_close_matches(name.removeprefix(ENV_PREFIX), tails, n=1, cutoff=0.6)
+    hint = f": did you mean {ENV_PREFIX}{near[0]}?" if near else ", so it is ignored"
+    return f"weft reads no environment variable {name}{hint}"
+
+
+def help_all_option() -> click.Option:
+    return click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
+                        help="Every flag, limit and debug switch, whole.")
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        ctx.meta[_SHOW_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def write_groups(
+    ctx: click.Context, formatter: click.HelpFormatter, params: Sequence[click.Parameter],
+    config_fields: Collection[str], tables: Mapping[str, str]
+) -> None:
+    """The options under their headings; those that are no field of a config under Options. ``tables``: of the
+    fields that are keys of the config file alone."""
+    show_all = ctx.meta.get(_SHOW_ALL, False)
+    headings = {name: heading for heading, names in GROUPS.items() for name in names if name in config_fields}
+    headings |= {name: f"Config file, [{table}]" for name, table in tables.items()}
+    rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Options", *headings.values())}
+    for param in params:
+        if isinstance(param, click.Argument):
+            continue
+        field = (param.name or "").removesuffix(AS_FLAG)
+        record = param.get_help_record(ctx)
+        if record is not None and (show_all or field not in headings or field in FREQUENT):
+            name, text = record
+            rows[headings.get(field, "Options")].append((name, text if show_all else _first_sentence(text)))
+    for heading, records in rows.items():
+        if records:
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _first_sentence(text: str) -> str:
+    """Without the default, which ``--help-all`` shows."""
+    return text.partition("  [default")[0].partition(". ")[0].partition("; ")[0].rstrip(".")
+
+
+def sampling_parameters() -> list[click.Parameter]:
+    return [click.Option([flag_name(name)], type=kind, help=sentence, multiple=name == "stop")
+            for name, (kind, sentence) in SAMPLING_FLAGS.items()]
+
+
+def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling fields that were given, ready for a request or for SamplingParams."""
+    return {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}

@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from weft.cli.flags import FlagCommand, build
-from weft.cli.sampling import given_sampling, sampling_parameters
+from weft.cli.flags import FlagCommand, build, given_sampling, sampling_parameters
 from weft.config import EngineConfig
 from weft.errors import RequestError
 
@@ -31,7 +30,7 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
     text = read_prompt(prompt)
     from weft.api import Engine
     from weft.api.completion import ChatPiece
-    from weft.cli.waiting import waiting
+    from weft.cli.own_server import waiting
 
     fields = given_sampling(values)
     with waiting("loading") as status:

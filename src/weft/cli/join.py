@@ -38,9 +38,9 @@ def command(server: str, token: str, replicas: int, **own: Any) -> int:
     from rich.console import Console
 
     from weft.fleet.join import join
-    from weft.fleet.link_keys import LinkKeys, read_token
-    from weft.fleet.link_socket import tcp_address
-    from weft.server.banner import StartProgress
+    from weft.fleet.start_progress import StartProgress
+    from weft.rpc.link_keys import LinkKeys, read_token
+    from weft.rpc.link_socket import tcp_address
 
     address = tcp_address(server, flag="HOST:PORT")
     keys = LinkKeys.of(read_token(token))

@@ -22,8 +22,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import IO
 
-from weft.cli.flags import arguments_of
-from weft.cli.variables import ENV_PREFIX
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from weft.cli.flags import ENV_PREFIX, arguments_of, variables_of
 from weft.config import EngineConfig
 from weft.errors import UserError, WeftError
 
@@ -46,7 +49,7 @@ def own_server(
     command = [sys.executable, "-m", "weft", "serve", f"--host={HOST}", f"--port={port}",
                "--log-level=warning", *arguments_of(config)]
     # The config is resolved already: variables must not be applied to it a second time.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)} | variables_of(config)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                                  start_new_session=True)
@@ -116,3 +119,26 @@ def _ending_by_exception() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Waiting:
+    """Call it with the seconds so far, or say what is being done; ``done`` ends it and may come twice."""
+
+    def __init__(self, what: str, status: Status) -> None:
+        self._what = what
+        self._status = status
+
+    def __call__(self, seconds: float) -> None:
+        self._status.update(f"{self._what} ({seconds:.0f} s)")
+
+    def say(self, line: str) -> None:
+        self._status.update(escape(line))
+
+    def done(self) -> None:
+        self._status.stop()
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Waiting]:
+    with Console(stderr=True).status(what) as status:
+        yield Waiting(what, status)

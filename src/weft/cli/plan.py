@@ -99,7 +99,7 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     packed = from_here and _packs_bfloat16() if twelve_bit is None else twelve_bit
     asked = Asked(**sizes, lengths=lengths, mtp=mtp, twelve_bit=packed, **stored_as(more))
     plan = make_plan(name, config, asked)
-    from weft.cli.serve_line import serve_line
+    from weft.cli.plan_view import serve_line
 
     is_path = Path(model).expanduser().exists()
     served = model if is_path else None if (_EMBEDDED / name).is_dir() else name

@@ -6,33 +6,40 @@
     length   a sequence  at once
     --store: a prefix restored and computed
     --compare: a table of layouts, then for each length a bar per layout
+    the `weft serve` command that cuts memory as the plan does
 
 Everything drawn is a figure of ``planning``; here is only what it looks like. It must read well at 80 columns
 without colours: bars differ by their fill. The same screen goes to a file when asked, by rich's own export.
+
+The command is planned again on the same bytes, with the arena rounded down to what ``--memory`` names. If the
+weights leave too little, int8 and then int4 are tried, which ``--quantize`` rounds to on loading.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from weft.planning.layouts import Load
-from weft.planning.model_plan import Fit, ModelPlan
+from weft.planning.model_plan import Asked, Fit, ModelPlan, make_plan
 from weft.planning.report import SHORT_TOKENS, loads
+from weft.spec import KV_DTYPES
 from weft.units import ceil_div, format_bytes
 
 if TYPE_CHECKING:
     from weft.cli.plan_store import RestoreTimes
+
 
 BAR_CELLS_MAX = 60
 PICTURES_MAX = 3
@@ -295,3 +302,55 @@ def _typed(count: int, *, up: bool) -> str:
         if count >= 10 * scale:
             return f"{ceil_div(count, scale) if up else count // scale}{suffix}"
     return str(count)
+
+
+_SERVED_FORMS = ("int8", "w8a8", "int4")
+_MIB, _KIB = 1 << 20, 1 << 10
+
+
+def serve_line(
+    model: str | None, revision: str | None, config: Mapping[str, Any], plan: ModelPlan,
+    speculate: str = "auto",
+) -> str | None:
+    """The command, or None where nothing fits. ``model`` is as ``weft serve`` takes it: None is the embedded
+    one."""
+    asked = plan.asked
+    forms = [asked.quantize] if asked.quantize is None or asked.quantize in _SERVED_FORMS else []
+    if not config.get("quantization_config"):
+        forms += [form for form in ("int8", "int4") if form not in forms]
+    for form in forms:
+        served = _rounded(config, replace(asked, quantize=form))
+        if served is not None:
+            words = ["weft serve", *([shlex.quote(model)] if model else []),
+                     *(["--revision", shlex.quote(revision)] if revision else []), *_flags(served),
+                     *(["--speculate", shlex.quote(speculate)] if speculate != "auto" else [])]
+            return " ".join(words)
+    return None
+
+
+def _rounded(config: Mapping[str, Any], asked: Asked) -> ModelPlan | None:
+    """The plan of the arena that ``--memory`` will name, or None where it does not fit."""
+    plan = make_plan("", config, asked)
+    if not plan.enough:
+        return None
+    size = plan.asked.arena_bytes or plan.arena.arena_bytes
+    unit = _MIB if size >= 16 * _MIB else _KIB
+    rounded = make_plan("", config, replace(asked, memory_bytes=None, arena_bytes=size // unit * unit))
+    return rounded if rounded.enough else None
+
+
+def _flags(plan: ModelPlan) -> list[str]:
+    asked = plan.asked
+    assert asked.arena_bytes is not None
+    whole_mib = asked.arena_bytes % _MIB == 0
+    memory = f"{asked.arena_bytes // _MIB}MiB" if whole_mib else f"{asked.arena_bytes // _KIB}KiB"
+    kv = next((name for name, dtype in KV_DTYPES.items() if dtype == asked.kv_dtype), None)
+    longest = plan.longest_tokens
+    if asked.lengths:
+        longest = max(fit.tokens for fit in plan.fits if fit.sequences)
+    ranks = [f"--tp {asked.tp}"] if asked.tp > 1 else []
+    ranks += ["--ep"] if asked.ep else []
+    flags = {"--dtype": asked.dtype, "--quantize": asked.quantize, "--kv-dtype": kv,
+             "--state-dtype": asked.state_dtype, "--memory": memory,
+             "--max-model-len": longest if longest < plan.spec.max_positions else None}
+    return [*ranks, *(f"{flag} {value}" for flag, value in flags.items() if value is not None)]

@@ -11,15 +11,22 @@ Every number is one of the study's; nothing is computed here but shares. It must
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from weft.errors import ConfigError
 from weft.sim.recording import Recording
 from weft.sim.report import Report
 from weft.sim.speculation import SpeculationReport
 from weft.sim.study import Sized, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 _WIDEST = 1000
 _LOST = {"no_checkpoint": "no state", "evicted_state": "state gone", "evicted_kv": "KV gone",
@@ -148,3 +155,58 @@ def _notes(study: Study, recording: Recording | None) -> list[str]:
         if recording.dropped:
             notes.append(f"{recording.dropped:,} lines were dropped while recording.")
     return notes
+
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+_MARKERS = "oD^vPX"
+
+
+def check_plot(path: Path) -> None:
+    """Raises ConfigError where the file cannot be drawn: its kind, its folder, or no matplotlib."""
+    if path.suffix.lower() not in PLOT_SUFFIXES:
+        raise ConfigError(f"--plot {path}: the file's name must end in {', '.join(PLOT_SUFFIXES)}",
+                          param="--plot")
+    folder = path.expanduser().absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"--plot {path}: there is no folder {folder}", param="--plot")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ConfigError("--plot draws with matplotlib, which is not installed: pip install 'weft[plot]'",
+                          param="--plot") from None
+
+
+def draw(path: Path, title: str, study: Study) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    sizes = [size.memory_bytes / 1e9 for size in study.sizes]
+    arms = [report.arm for report in study.sizes[0].reports]
+    for at, arm in enumerate(arms):
+        rates = [size.reports[at].hit_rate for size in study.sizes]
+        _line(axes, sizes, rates, arm, "-", _MARKERS[at % len(_MARKERS)])
+    known = [size.oracle.hit_rate for size in study.sizes if size.oracle is not None]
+    if known:
+        _line(axes, sizes, known, "oracle", "--", "s", color="0.45")
+    axes.axhline(100 * study.bound.state_rate, color="0.6", linestyle=":", label="no limit")
+    if len(sizes) > 1:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{size:.3g}" for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("memory for KV and states on each device, GB")
+    axes.set_ylabel("prompt tokens found in the cache, %")
+    axes.set_ylim(bottom=0)
+    axes.set_title(title, loc="left")
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    try:
+        figure.savefig(path.expanduser(), dpi=160)
+    except OSError as error:
+        raise ConfigError(f"--plot {path} cannot be written: {error.strerror}", param="--plot") from None
+
+
+def _line(axes: Axes, sizes: list[float], rates: list[float], name: str, style: str, marker: str,
+          color: str | None = None) -> None:
+    axes.plot(sizes, [100 * rate for rate in rates], linestyle=style, marker=marker, label=name, color=color)

@@ -81,14 +81,16 @@ def read_metrics(text: str, at_s: float) -> Reading:
                    {number: numbers for number, numbers in engines.items() if "engine_up" in numbers})
 
 
-def frame(url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any]) -> RenderableType:
-    """What is on the screen. ``cache`` is the answer of /v1/cache, empty while the engine is not there."""
+def frame(url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any],
+          replicas: Sequence[Mapping[str, Any]] = ()) -> RenderableType:
+    """What is on the screen. ``cache`` is the answer of /v1/cache, empty while the engine is not there;
+    ``replicas`` the rows of /v1/replicas, while some serve and others do not."""
     up = int(now.values.get("engine_up", 0.0))
     state = _state(now) if up == len(now.engines) else Text(
         f"{up} of {len(now.engines)} engines up" if up else "the engine is not there", "bold red")
     head = Text.assemble(("weft top", "bold"), f"  {now.model or '(no model yet)'} at {url}  ", state)
-    replicas = [Text(), _replicas(now)] if len(now.engines) > 1 else []
-    return Group(head, *replicas, Text(), _traffic(now, before), *_speculation(now), Text(), _memory(now),
+    engines = [Text(), _engines(now, replicas)] if len(now.engines) > 1 else []
+    return Group(head, *engines, Text(), _traffic(now, before), *_speculation(now), Text(), _memory(now),
                  Text(), _reuse(now, before), Text(), _prefixes(cache))
 
 
@@ -110,14 +112,23 @@ def _table(*columns: str, first_width: int = 26) -> Table:
     return table
 
 
-def _replicas(now: Reading) -> RenderableType:
+def _engines(now: Reading, replicas: Sequence[Mapping[str, Any]]) -> RenderableType:
+    rows = {str(row["replica"]): row for row in replicas}
     table = _table("engine", "", "running", "waiting", "generated", "restarts", first_width=8)
     for number, values in now.engines.items():
-        table.add_row(number, "up" if values["engine_up"] else "restarting",
+        table.add_row(number, "up" if values["engine_up"] else _engine_state(rows.get(number)),
                       *(_count(values.get(name)) for name in (
                           "num_requests_running", "num_requests_waiting", "generation_tokens_total",
                           "engine_restarts_total")))
-    return table
+    return Group(table, *(Text(f"engine {number} is dead: {row['reason']}; weft drain {number} --start "
+                               "starts it again", "bold red")
+                          for number, row in rows.items() if row["state"] == "dead"))
+
+
+def _engine_state(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "not up"
+    return "restarting" if row["state"] == "waiting" else str(row["state"])
 
 
 def _traffic(now: Reading, before: Reading | None) -> RenderableType:
@@ -262,12 +273,15 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def look(server: RemoteModel) -> tuple[Reading, Mapping[str, Any]]:
-    """Both pages. Raises an error if no server answers, or not as a weft server does."""
+def look(server: RemoteModel) -> tuple[Reading, Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+    """The pages that ``frame`` shows. Raises an error if no server answers, or not as a weft server does."""
     reading = read_metrics(server.get("/metrics", timeout_s=TIMEOUT_S).text, time.monotonic())
-    if not reading.values.get("engine_up"):
-        return reading, {}
-    return reading, server.get("/v1/cache", timeout_s=TIMEOUT_S).json()
+    up = reading.values.get("engine_up", 0.0)
+    if not up:
+        return reading, {}, ()
+    replicas = (server.get("/v1/replicas", timeout_s=TIMEOUT_S).json()["data"]
+                if up < len(reading.engines) else ())
+    return reading, server.get("/v1/cache", timeout_s=TIMEOUT_S).json(), replicas
 
 
 @click.command("top", cls=FlagCommand, params=[
@@ -287,17 +301,17 @@ def command(url: str, api_key: str | None, every: float, once: bool) -> int:
     server = RemoteModel(url, api_key=api_key)
     console = Console()
     try:
-        now, cache = look(server)
+        now, cache, replicas = look(server)
         if once:
-            console.print(frame(server.url, now, None, cache))
+            console.print(frame(server.url, now, None, cache, replicas))
             return 0
-        with Live(frame(server.url, now, None, cache), console=console, screen=console.is_terminal,
-                  auto_refresh=False) as live:
+        with Live(frame(server.url, now, None, cache, replicas), console=console,
+                  screen=console.is_terminal, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
                 before = now
-                now, cache = look(server)
-                live.update(frame(server.url, now, before, cache), refresh=True)
+                now, cache, replicas = look(server)
+                live.update(frame(server.url, now, before, cache, replicas), refresh=True)
     except KeyboardInterrupt:
         return 0
     finally:

@@ -121,9 +121,10 @@ class GrammarCompiler:
         if in_use_bytes and in_use_bytes + compiled.size_bytes > self._cache_bytes_max:
             raise QueueFullError(
                 f"{compiled.size_bytes} bytes of a compiled grammar find no room: grammars of running "
-                f"requests hold {in_use_bytes}; the limit is {self._cache_bytes_max} (--grammar-cache). Try "
+                f"requests hold {in_use_bytes}; the limit is {self._cache_bytes_max} "
+                "(limits.grammar_cache). Try "
                 "again later",
-                param="--grammar-cache", code="queue_full")
+                param="limits.grammar_cache", code="queue_full")
         self._live.add(compiled)
         self._cache[grammar] = compiled
         while len(self._cache) > 1 and (len(self._cache) > GRAMMARS_MAX

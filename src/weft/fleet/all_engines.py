@@ -18,8 +18,8 @@ from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.replica import Replica
 from weft.memory.prefix.cache_shape import CacheShape
-from weft.server.client import EngineClient
-from weft.server.messages import SleepMode, SleepOutcome
+from weft.rpc.client import EngineClient
+from weft.rpc.messages import SleepMode, SleepOutcome
 
 
 class AllEngines:

@@ -28,6 +28,8 @@ async def drain(fleet: Fleet, number: int, *, timeout_s: float, restart: bool) -
     UnknownReplicaError; BusyError for a replica that does not serve, and for the last one that does;
     EngineUnavailableError where the new process does not start."""
     replica = find_replica(fleet, number)
+    if replica.state == "dead" and restart:
+        return await revive(fleet, number)
     others = any(other.ready for other in fleet.replicas if other is not replica)
     if not replica.ready:
         raise BusyError(f"replica {number} is {state_of(replica)}; only one that serves can be drained",
@@ -50,10 +52,10 @@ async def drain(fleet: Fleet, number: int, *, timeout_s: float, restart: bool) -
 
 
 async def revive(fleet: Fleet, number: int) -> Replica:
-    """Starts a drained replica again, and returns when it is ready. Raises as ``drain``."""
+    """Starts a drained or dead replica again, and returns when it is ready. Raises as ``drain``."""
     replica = find_replica(fleet, number)
-    if replica.state != "drained":
-        raise BusyError(f"replica {number} is {state_of(replica)}; only a drained one can be started",
+    if replica.state not in ("drained", "dead"):
+        raise BusyError(f"replica {number} is {state_of(replica)}; only a drained or dead one can be started",
                         code="not_drained")
     replica.revive()
     while not replica.ready:

@@ -35,18 +35,18 @@ from weft.fleet.replica import Replica, first_error
 from weft.info import ModelInfo
 from weft.router.blind import LeastLoaded
 from weft.router.protocol import Router
-from weft.server.client import ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints
-from weft.server.engine_link import ANYWHERE
-from weft.server.recording_target import RecordingTarget
+from weft.rpc.client import ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints
+from weft.rpc.engine_link import ANYWHERE
+from weft.rpc.recording_target import RecordingTarget
 
 if TYPE_CHECKING:
     from weft.fleet.joined import JoinedReplicas
-    from weft.fleet.link_keys import LinkKeys
     from weft.fleet.seats import Seat
+    from weft.rpc.link_keys import LinkKeys
 
 RESTARTS = 5
 _LOOK_EVERY_S = 0.05
-_STATE_WORDS = {"dead": "gone", "away": "away"}
+_STATE_WORDS = {"dead": "dead, as its restarts are used up", "away": "away"}
 
 
 class Fleet:

@@ -34,13 +34,13 @@ import zmq.asyncio
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError, WeftError
-from weft.fleet.link_client import DismissedError, LinkClient, LinkLostError
-from weft.fleet.link_frames import BodyKind, FrameGapError
-from weft.fleet.link_keys import LinkKeys
-from weft.fleet.link_messages import Dismissal, EngineEnded, KillEngine, Leaving, StartEngine, decode
 from weft.fleet.local_engine import LocalEngine
 from weft.fleet.places import divide_machine
-from weft.server.banner import StartProgress
+from weft.fleet.start_progress import StartProgress
+from weft.rpc.link_client import DismissedError, LinkClient, LinkLostError
+from weft.rpc.link_frames import BodyKind, FrameGapError
+from weft.rpc.link_keys import LinkKeys
+from weft.rpc.link_messages import Dismissal, EngineEnded, KillEngine, Leaving, StartEngine, decode
 
 EXIT_DRAINED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 2, 130
 _AGAIN_S = 1.0

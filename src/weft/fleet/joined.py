@@ -23,11 +23,11 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 from weft.errors import ConfigError, WeftError
-from weft.fleet.link_keys import LinkKeys
 from weft.fleet.machines import Machines
 from weft.fleet.replica import Replica
 from weft.fleet.seats import Seat
-from weft.server.client import EngineClient
+from weft.rpc.client import EngineClient
+from weft.rpc.link_keys import LinkKeys
 
 AWAY_MAX_S = 600.0
 """A machine that has been away for so long is forgotten. Its agent may join again."""

@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from weft.config import EngineConfig
-from weft.fleet.link_messages import StartEngine
+from weft.fleet.start_progress import StartProgress
 from weft.info import ModelInfo
-from weft.server.banner import StartProgress
-from weft.server.engine_link import EngineLink, HostShare
-from weft.server.messages import Progress, Ready, Report, Reset, StepReport
+from weft.rpc.engine_link import EngineLink, HostShare
+from weft.rpc.link_messages import StartEngine
+from weft.rpc.messages import Progress, Ready, Report, Reset, StepReport
 
 RESET_S = 10.0
 _NO_QUESTION = -1

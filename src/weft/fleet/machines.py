@@ -9,7 +9,7 @@ A session is lost if nothing came for SILENT_S, if a frame is missing, or if its
 engine client then dies with the reason, and the requests resume elsewhere. The engine process lives on: when
 its agent is back, it gets a new session, drops what it computed, and serves with a warm cache.
 
-Silence is counted in ticks of this event loop (as in ``weft.server.heartbeat``), so a server that was held up
+Silence is counted in ticks of this event loop (as in ``weft.rpc.heartbeat``), so a server that was held up
 itself blames no machine.
 
 Rejected: a socket for each machine (a port range to open in firewalls); the server connecting to machines
@@ -34,9 +34,10 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from weft.errors import ConfigError
-from weft.fleet.link_frames import NO_EPOCH, BodyKind, FrameGapError, FrameHeader
-from weft.fleet.link_keys import LinkKeys
-from weft.fleet.link_messages import (
+from weft.fleet.seats import Seat, Session
+from weft.rpc.link_frames import NO_EPOCH, BodyKind, FrameGapError, FrameHeader
+from weft.rpc.link_keys import LinkKeys
+from weft.rpc.link_messages import (
     BEAT_S,
     LINK_VERSION,
     SILENT_S,
@@ -49,8 +50,7 @@ from weft.fleet.link_messages import (
     decode,
     encode,
 )
-from weft.fleet.link_socket import link_options
-from weft.fleet.seats import Seat, Session
+from weft.rpc.link_socket import link_options
 
 _LATE_TICKS = 2
 _log = logging.getLogger("weft.server")

@@ -34,7 +34,7 @@ from weft.fleet.replica import Replica
 from weft.fleet.request_stream import RequestStream
 from weft.request import Request, TokenEvent
 from weft.router.protocol import ReplicaLoad, Router
-from weft.server.client import EngineClient
+from weft.rpc.client import EngineClient
 
 _REFUSED_RETRY_S = 0.2
 """Before a request that an engine had accepted once is offered again to one whose queue is full."""

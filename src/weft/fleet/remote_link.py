@@ -15,12 +15,12 @@ import dataclasses
 import msgspec
 
 from weft.config import EngineConfig
-from weft.fleet.link_frames import BodyKind
-from weft.fleet.link_messages import EngineEnded, KillEngine, LinkMessage, StartEngine
 from weft.fleet.seats import Seat, Session
-from weft.server.engine_link import ANYWHERE, HostShare
-from weft.server.messages import Command, Report
-from weft.server.recording_target import RecordingTarget
+from weft.rpc.engine_link import ANYWHERE, HostShare
+from weft.rpc.link_frames import BodyKind
+from weft.rpc.link_messages import EngineEnded, KillEngine, LinkMessage, StartEngine
+from weft.rpc.messages import Command, Report
+from weft.rpc.recording_target import RecordingTarget
 
 _encoder = msgspec.msgpack.Encoder()
 _reports = msgspec.msgpack.Decoder(Report)

@@ -3,7 +3,7 @@
     starting --Ready--> ready --died, stalled--> waiting (backoff) --> starting --> ...
                           |                         |
                           |                         '-- restarts used up --> dead
-                          |--retire--> drained --revive--> starting
+                          |--retire--> drained --revive--> starting        a dead one too
                           '--its machine vanished--> away --it is back--> starting
 
 The first process of a replica has to start; its error is the server's. Later ones get ``restarts`` attempts.
@@ -13,7 +13,7 @@ attempts again: a server that lives for months does not add up its bad days.
 The first restart comes at once. While engines live shorter than SHORT_LIFE_S, the delay doubles up to
 BACKOFF_MAX_S: a broken device or a full disk is not asked a hundred times a second.
 
-A stall (``weft.server.heartbeat``) ends the process too: its requests go on elsewhere, and a process that
+A stall (``weft.rpc.heartbeat``) ends the process too: its requests go on elsewhere, and a process that
 comes back after that could only give tokens twice.
 
 A replica on a joined machine (``machines``) is away while that machine cannot be reached. A lost machine uses
@@ -33,7 +33,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from weft.errors import EngineUnavailableError, UserError, WeftError
-from weft.server.client import EngineClient
+from weft.rpc.client import EngineClient
 
 ReplicaState = Literal["starting", "ready", "waiting", "away", "drained", "dead", "left"]
 Ending = Literal["died", "stalled"]
@@ -122,8 +122,9 @@ class Replica:
         await self.engine.stop("the replica was drained")
 
     def revive(self) -> None:
-        """Starts a process on a drained replica."""
-        assert self.state == "drained"
+        """Starts a process on a drained or dead replica, which has all its attempts again."""
+        assert self.state in ("drained", "dead")
+        self.error, self._restarts_used, self._short_lives = None, 0, 0
         self._next_process()
         self.start()
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from weft.fleet.link_frames import BodyKind, FrameHeader, FrameNumbers
-from weft.fleet.link_messages import Leaving, LinkMessage, SessionLost, decode, encode
+from weft.rpc.link_frames import BodyKind, FrameHeader, FrameNumbers
+from weft.rpc.link_messages import Leaving, LinkMessage, SessionLost, decode, encode
 
 
 class LinkEnd(Protocol):

@@ -12,8 +12,8 @@ With a store, transfer buffers are shared memory (``weft.ranks.shared_buffers``)
 reply: the store reads a buffer only when every rank has written its part.
 
 A rank that dies closes its connections, so rank 0's next collective fails at once. One that hangs lets it
-fail after ``--rank-timeout``. Either way the step raises RankLostError with one line, and the engine ends; a
-fleet restarts it, and its requests resume.
+fail after ``limits.rank_timeout``. Either way the step raises RankLostError with one line, and the engine
+ends; a fleet restarts it, and its requests resume.
 
 Rejected: a collective that carries the plan (an idle rank would hold a collective open for hours, and its
 timeout would mean nothing).

@@ -11,8 +11,8 @@ decides the size, and each rank pads it to the sizes that it recorded. So these 
 Recording runs the collectives of the step too. All ranks therefore record in the same order. The order of
 work on a device is that of one stream, on which the recorded collectives wait for the layer before them.
 
-A rank that fails inside of a recording leaves the others in a collective. They fail after ``--rank-timeout``,
-and so does the exchange here: the engine does not start.
+A rank that fails inside of a recording leaves the others in a collective. They fail after
+``limits.rank_timeout``, and so does the exchange here: the engine does not start.
 
 Rejected: a message to rank 0 and back (the collectives are there, and all ranks take part anyway).
 """

@@ -10,7 +10,7 @@
 
 A rank ends when its socket closes, so none outlives rank 0 however that ended. A session of its own keeps the
 terminal's signals away. Rank 0 never waits longer than ``timeout_s``: a reply, a full socket and a collective
-all end with an error that names ``--rank-timeout``.
+all end with an error that names ``limits.rank_timeout``.
 
 Rejected: ``torchrun`` (a second supervisor beside the fleet, and users would start it); ``multiprocessing``
 (imports the caller's ``__main__`` again).
@@ -82,7 +82,7 @@ class Peer:
         try:
             if not self.connection.poll(timeout_s):
                 raise RankLostError(f"rank {self.rank} has not answered for {timeout_s:g} s "
-                                    "(--rank-timeout)", param="--rank-timeout")
+                                    "(limits.rank_timeout)", param="limits.rank_timeout")
             message = self.connection.recv()
         except (EOFError, OSError) as error:
             raise RankLostError(f"rank {self.rank} {self.ending()}") from error
@@ -196,8 +196,8 @@ class Peers:
                     return reason
             time.sleep(_LOOK_S / 20)
         if "imed out" in str(error):
-            return RankLostError(f"a rank has not answered for {self.timeout_s:g} s (--rank-timeout)",
-                                 param="--rank-timeout")
+            return RankLostError(f"a rank has not answered for {self.timeout_s:g} s (limits.rank_timeout)",
+                                 param="limits.rank_timeout")
         return RankLostError(f"the ranks lost each other: {error}")
 
     def _reason(self, peer: Peer) -> WeftError | None:
@@ -217,7 +217,7 @@ class Peers:
             peer.connection.send(message)
         except BlockingIOError as error:
             raise RankLostError(f"rank {peer.rank} has not taken a plan for {self.timeout_s:g} s "
-                                "(--rank-timeout)", param="--rank-timeout") from error
+                                "(limits.rank_timeout)", param="limits.rank_timeout") from error
         except OSError as error:
             raise self.failure(error) from error
 

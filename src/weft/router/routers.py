@@ -1,4 +1,4 @@
-"""Routers by the names of ``--router``. A new one is a new row.
+"""Routers by the names of ``debug.router``. A new one is a new row.
 
 The router with tables is imported when it is asked for: it needs numpy, and a server of one replica has none.
 """
@@ -34,5 +34,6 @@ def make_router(name: str, clock: Callable[[], float]) -> Router:
     """Raises ConfigError that lists the names."""
     maker = _MAKERS.get(name)
     if maker is None:
-        raise ConfigError(f"--router {name!r} is no router: there are {', '.join(ROUTERS)}", param="--router")
+        raise ConfigError(f"debug.router {name!r} is no router: there are {', '.join(ROUTERS)}",
+                          param="debug.router")
     return maker(clock)

@@ -14,7 +14,7 @@ than computing, and from then on two replicas have it. Ties go to the replica wi
 to the one that got the least work lately.
 
 A hybrid model resumes at a checkpoint and not where its KV ends. ``wants`` "pages" believes that it resumes
-where KV ends, as routers of attention models do: it is ``--router kv-only``, to compare with.
+where KV ends, as routers of attention models do: it is ``debug.router kv-only``, to compare with.
 
 The clock is passed in. ``benchmarks/router.py`` measures the cost of a route.
 

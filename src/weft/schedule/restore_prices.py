@@ -20,14 +20,15 @@ another. A fetch therefore measures the time since it began or since the fetch b
 later.
 
 The disk writes beside the engine, so its seconds are not the engine's: a write costs the copy alone. What
-``--store-write`` cannot take waits, the most valuable first (``store_writes``).
+``limits.store_write`` cannot take waits, the most valuable first (``store_writes``).
 
 A prefill token is charged the mean, wherever it lies. So a long prompt on an attention model is charged too
 little, and its restore is chosen a little too seldom, never too often.
 
 Rejected: the fit of the cache policy (it knows ratios, not seconds, until long prompts were measured); bytes
-/ --store-write as the price of a write (a GPU would never store what a disk of 200 MB/s writes for free); the
-time of the own request alone (a disk of 3 GB/s then stays unused beside eight GPUs that others wait for).
+/ limits.store_write as the price of a write (a GPU would never store what a disk of 200 MB/s writes for
+free); the time of the own request alone (a disk of 3 GB/s then stays unused beside eight GPUs that others
+wait for).
 """
 
 from __future__ import annotations

@@ -48,9 +48,10 @@ def check_logprob_count(requests: Sequence[Request], *, context_tokens: int, lim
         field = "prompt_logprobs"
     if streamed:
         raise RequestError(f"echo with {field}: the prompts have {count} logprobs, n x prompt tokens x "
-                           f"({field} + 1); the limit is {limit} (--max-answer-logprobs)", param=field,
+                           f"({field} + 1); the limit is {limit} (limits.max_answer_logprobs)", param=field,
                            code="too_many_logprobs")
     raise RequestError(
         f"the answer may have {count} logprobs: n x max_tokens x ({field} + 1) for each prompt, and "
-        f"n x prompt tokens x (prompt_logprobs + 1); the limit is {limit} (--max-answer-logprobs). Lower n, "
+        f"n x prompt tokens x (prompt_logprobs + 1); the limit is {limit} (limits.max_answer_logprobs). "
+        "Lower n, "
         f"max_tokens or {field}, or stream the answer", param=field, code="too_many_logprobs")

@@ -4,7 +4,7 @@
              --larger-------> body_worker: count of values, keys twice --> parsed in a thread
 
 msgspec decodes some ten million values a second and holds the interpreter's lock meanwhile. So a thread is
-enough only for a body with a bounded number of values (``--max-json-values``). Long texts and a million
+enough only for a body with a bounded number of values (``limits.max_json_values``). Long texts and a million
 token ids are below that bound; a body of 60 MB with twenty million empty objects is not.
 
 The worker starts with the first large body, and takes one body at a time. The budget of buffered bytes
@@ -28,7 +28,7 @@ _SECONDS = 30.0
 
 
 class TooManyValuesError(RequestError):
-    """The body is over --max-json-values."""
+    """The body is over limits.max_json_values."""
 
     status = 413
 
@@ -48,7 +48,7 @@ class BodyChecker:
         # A client that goes away must not leave half a body in the pipe: the task goes on without it.
         answer = await asyncio.shield(asyncio.ensure_future(self._ask(raw)))
         if answer.is_too_large:
-            raise TooManyValuesError(answer.message, param="--max-json-values", code="too_many_values")
+            raise TooManyValuesError(answer.message, param="limits.max_json_values", code="too_many_values")
         if answer.message:
             raise RequestError(answer.message, param=answer.param, code="invalid_json")
 

@@ -65,7 +65,8 @@ def value_count(raw: bytes) -> int:
 def verdict(raw: bytes, values_max: int) -> BodyVerdict:
     count = value_count(raw)
     if count > values_max:
-        return BodyVerdict(f"the body has {count} JSON values; the limit is {values_max} (--max-json-values)",
+        return BodyVerdict(f"the body has {count} JSON values; the limit is {values_max} "
+                           "(limits.max_json_values)",
                        None, is_too_large=True)
     try:
         refuse_duplicates(raw)

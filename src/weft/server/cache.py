@@ -135,7 +135,7 @@ def cache_report(usage: MemoryUsage, shape: CacheShape, *, text_of: TextOf | Non
     state that was compressed once, or was computed behind such. ``counts`` are since the start
     (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is at ``weft.memory.prefix.shape``."""
     counts = dataclasses.asdict(usage.cache)
-    if not counts["lost_salt"]:  # not looked for without --count-salt, and 0 would say that there is none
+    if not counts["lost_salt"]:  # not looked for without debug.count_salt, and 0 would say that there is none
         del counts["lost_salt"]
     if not usage.cache.loaded:
         counts = {name: count for name, count in counts.items() if count or name not in STORE_COUNTS}

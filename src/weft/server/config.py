@@ -8,16 +8,17 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from weft.config_check import debug, flag, limit, setting_name
 from weft.errors import ConfigError
-from weft.fleet.link_socket import tcp_address
+from weft.rpc.link_socket import tcp_address
+from weft.rpc.recording_target import RecordingTarget
 from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits
 from weft.server.origins import Origins
-from weft.server.recording_target import RecordingTarget
 from weft.server.responses.database import StoreLimits
 from weft.server.responses.store import default_path
 from weft.server.tenants import Quotas
@@ -33,132 +34,128 @@ PORT_MAX = 65535
 _MB = 1_000_000
 
 
-def _flag(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    host: str = _flag("127.0.0.1", "Address to listen on; 0.0.0.0 for every network this machine is in.")
-    port: int | None = _flag(None, "Port to listen on; 0 takes any free one. Default: 8000, or the next one "
-                                   "that is free.")
-    api_key: tuple[str, ...] = _flag((), "Key that clients must send as 'Authorization: Bearer KEY'; may be "
-                                         "given several times. Guards everything but /health.")
-    operator_key: tuple[str, ...] = _flag((), "Key that opens everything, and alone opens /metrics, "
-                                              "/v1/cache, /sleep and /wake_up; may be given several "
-                                              "times. Without one, every --api-key opens those.")
-    api_key_file: str | None = _flag(None, "File with further keys for --api-key, one a line; ps "
-                                           "shows a command line to all users.")
-    tenant_by_key: bool = _flag(False, "Give each API key a cache namespace of its own: requests of two keys "
-                                       "never share a cached prefix.")
-    key_requests_per_minute: int = _flag(0, "Requests that one API key may send a minute (429); 0: no limit.",
+    host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 for every network this machine is in.")
+    port: int | None = flag(None, "Port to listen on; 0 takes any free one. Default: 8000, or the next one "
+                                  "that is free.")
+    api_key: tuple[str, ...] = flag((), "Key that clients must send as 'Authorization: Bearer KEY'; may be "
+                                        "given several times. Guards everything but /health.")
+    operator_key: tuple[str, ...] = flag((), "Key that opens everything, and alone opens /metrics, "
+                                             "/v1/cache, /sleep and /wake_up; may be given several "
+                                             "times. Without one, every --api-key opens those.")
+    api_key_file: str | None = flag(None, "File with further keys for --api-key, one a line; ps "
+                                          "shows a command line to all users.")
+    tenant_by_key: bool = flag(False, "Give each API key a cache namespace of its own: requests of two keys "
+                                      "never share a cached prefix.")
+    key_requests_per_minute: int = limit(0, "Requests that one API key may send a minute (429); 0: no limit.",
                                          least=0)
-    key_tokens_per_minute: int = _flag(0, "Tokens, of prompts and answers, that one API key may use a minute "
+    key_tokens_per_minute: int = limit(0, "Tokens, of prompts and answers, that one API key may use a minute "
                                           "(429); 0: no limit.", least=0)
-    key_mb_in_flight: int = _flag(0, "MB that the bodies of one API key's unfinished requests may hold "
+    key_mb_in_flight: int = limit(0, "MB that the bodies of one API key's unfinished requests may hold "
                                      "(429); 0: no limit.", least=0)
-    hide_cached_tokens: bool = _flag(False, "Answer with cached_tokens 0: the number tells a client "
-                                            "whether another one sent the same prefix.")
-    show_text: bool = _flag(False, "Show the operator the first words of cached prefixes, on the page and in "
-                                   "/v1/cache; needs --operator-key.")
-    allowed_host: tuple[str, ...] = _flag((), "Host name under which clients reach this server, besides "
-                                              "loopback names and IP addresses; may be given several times.")
-    allowed_origin: tuple[str, ...] = _flag((), "Origin of web pages that may use this server, such as "
-                                                "https://app.example.org, or *; may be given several times.")
-    served_model_name: tuple[str, ...] = _flag(
+    hide_cached_tokens: bool = flag(False, "Answer with cached_tokens 0: the number tells a client "
+                                           "whether another one sent the same prefix.")
+    show_text: bool = flag(False, "Show the operator the first words of cached prefixes, on the page and in "
+                                  "/v1/cache; needs --operator-key.")
+    allowed_host: tuple[str, ...] = flag((), "Host name under which clients reach this server, besides "
+                                             "loopback names and IP addresses; may be given several times.")
+    allowed_origin: tuple[str, ...] = flag((), "Origin of web pages that may use this server, such as "
+                                               "https://app.example.org, or *; may be given several times.")
+    served_model_name: tuple[str, ...] = flag(
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
-    chat_template: str | None = _flag(None, "File with the chat template to use instead of the checkpoint's.")
-    max_tokenize_chars: int = _flag(32_000_000, "Characters of long texts that may be tokenized at once "
+    chat_template: str | None = flag(None, "File with the chat template to use instead of the checkpoint's.")
+    max_tokenize_chars: int = limit(32_000_000, "Characters of long texts that may be tokenized at once "
                                                 "(413, 503).", least=4096)
-    max_answer_logprobs: int = _flag(1_000_000, "Logprobs that an answer may have in one piece: n x tokens x "
+    max_answer_logprobs: int = limit(1_000_000, "Logprobs that an answer may have in one piece: n x tokens x "
                                                 "(logprobs + 1) over all prompts (400). Streams count "
                                                 "those of prompts only.", least=1)
-    template_seconds: float = _flag(5.0, "Seconds that rendering one conversation may take.")
-    template_chars: int = _flag(32_000_000, "Characters that a conversation may be rendered to.")
-    template_memory: str = _flag("512MiB", "Memory that a process that renders conversations may take.")
-    reasoning_parser: str = _flag("auto", "Format of the model's reasoning, which answers give apart from "
-                                          "their content; auto goes by the chat template, none leaves it in.")
-    tool_parser: str = _flag("auto", "Format of the model's tool calls; auto goes by the chat template, none "
-                                     "refuses tools.")
-    metrics_prefix: str = _flag("weft", "Prefix of metric names; with 'vllm', published dashboards load as "
+    template_seconds: float = limit(5.0, "Seconds that rendering one conversation may take.")
+    template_chars: int = limit(32_000_000, "Characters that a conversation may be rendered to.")
+    template_memory: str = limit("512MiB", "Memory that a process that renders conversations may take.")
+    reasoning_parser: str = flag("auto", "Format of the model's reasoning, which answers give apart from "
+                                         "their content; auto goes by the chat template, none leaves it in.")
+    tool_parser: str = flag("auto", "Format of the model's tool calls; auto goes by the chat template, none "
+                                    "refuses tools.")
+    metrics_prefix: str = debug("weft", "Prefix of metric names; with 'vllm', published dashboards load as "
                                         "they are.")
-    drain_timeout: float = _flag(30.0, "Seconds that running requests get to finish after the first Ctrl-C.",
+    drain_timeout: float = limit(30.0, "Seconds that running requests get to finish after the first Ctrl-C.",
                                  least=0)
-    max_body_mb: int = _flag(64, "Largest request body in MB (413).", least=1)
-    max_json_values: int = _flag(1_000_000, "JSON values of one request body of over 1 MiB: elements, fields "
+    max_body_mb: int = limit(64, "Largest request body in MB (413).", least=1)
+    max_json_values: int = limit(1_000_000, "JSON values of one request body of over 1 MiB: elements, fields "
                                             "and brackets (413).", least=1000)
-    max_buffered_mb: int = _flag(256, "MB that the bodies of all unfinished requests may hold together; the "
+    max_buffered_mb: int = limit(256, "MB that the bodies of all unfinished requests may hold together; the "
                                       "first 64 KB of each are free (503).", least=1)
-    max_request_line: int = _flag(8192, "Bytes of the longest request line (414).", least=64)
-    max_header_bytes: int = _flag(32768, "Bytes of all headers of a request (431).", least=256)
-    max_headers: int = _flag(100, "Headers of a request (431).", least=8)
-    max_connections: int = _flag(4096, "Open connections (503).", least=1)
-    max_connections_per_address: int = _flag(1024, "Open connections of one address (429); 0: no limit. "
+    max_request_line: int = limit(8192, "Bytes of the longest request line (414).", least=64)
+    max_header_bytes: int = limit(32768, "Bytes of all headers of a request (431).", least=256)
+    max_headers: int = limit(100, "Headers of a request (431).", least=8)
+    max_connections: int = limit(4096, "Open connections (503).", least=1)
+    max_connections_per_address: int = limit(1024, "Open connections of one address (429); 0: no limit. "
                                                    "Behind a proxy all clients have its address.", least=0)
-    header_timeout: float = _flag(10.0, "Seconds that the headers of a request may take (408).", least=0.1)
-    body_timeout: float = _flag(300.0, "Seconds that the body of a request may take (408).", least=0.1)
-    min_body_rate: int = _flag(10_000, "Bytes a second that a body must bring, after its first 5 s (408); "
+    header_timeout: float = limit(10.0, "Seconds that the headers of a request may take (408).", least=0.1)
+    body_timeout: float = limit(300.0, "Seconds that the body of a request may take (408).", least=0.1)
+    min_body_rate: int = limit(10_000, "Bytes a second that a body must bring, after its first 5 s (408); "
                                        "0: no limit.", least=0)
-    idle_timeout: float = _flag(60.0, "Seconds after which a connection without a request is closed.",
+    idle_timeout: float = limit(60.0, "Seconds after which a connection without a request is closed.",
                                 least=0.1)
-    write_timeout: float = _flag(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1)
-    sse_keep_alive: float = _flag(0.0, "Seconds of silence after which a stream gets a comment line; "
+    write_timeout: float = limit(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1)
+    sse_keep_alive: float = limit(0.0, "Seconds of silence after which a stream gets a comment line; "
                                        "0: never.", least=0)
-    replicas: str = _flag("1", "Engine processes behind this address; cores, free RAM and GPUs are divided "
-                               "among them. --memory and --threads are for each of them. 0: only those of "
-                               "machines that join (--listen-engines). MIN..MAX with --ray.")
-    router: Literal["seconds", "kv-only", "prefix-hash", "round-robin", "least-loaded"] = _flag(
+    replicas: str = flag("1", "Engine processes behind this address; cores, free RAM and GPUs are divided "
+                              "among them. --memory and --threads are for each of them. 0: only those of "
+                              "machines that join (--listen-engines). MIN..MAX with --ray.")
+    router: Literal["seconds", "kv-only", "prefix-hash", "round-robin", "least-loaded"] = debug(
         "seconds", "How a request gets its replica. seconds: the soonest first token, by the checkpoints "
                    "that each replica has. The others are to compare with.")
-    listen_engines: str | None = _flag(None, "HOST:PORT for the engines of other machines (weft join); "
-                                             "encrypted. Needs --token.")
-    token: str | None = _flag(None, "File with the token of the fleet (mode 0600); created if there is none. "
-                                    "Machines that join need a copy.")
-    ray: str | None = _flag(None, "Address of a Ray cluster that places the replicas; auto: the one of this "
-                                  "machine. Needs the extra weft[ray].")
-    ray_cpus: float = _flag(1.0, "CPUs that Ray sets aside for each rank of a replica.", least=0)
-    ray_gpus: float = _flag(0.0, "GPUs that Ray sets aside for each rank of a replica.", least=0)
-    http_workers: int = _flag(1, "HTTP processes that share the port; more than one where a core is no "
-                                 "longer enough for JSON and streams.", least=1)
-    restarts: int = _flag(5, "Restarts of an engine process that dies or stalls; its requests go on. After "
+    listen_engines: str | None = flag(None, "HOST:PORT for the engines of other machines (weft join); "
+                                            "encrypted. Needs --token.")
+    token: str | None = flag(None, "File with the token of the fleet (mode 0600); created if there is none. "
+                                   "Machines that join need a copy.")
+    ray: str | None = flag(None, "Address of a Ray cluster that places the replicas; auto: the one of this "
+                                 "machine. Needs the extra weft[ray].")
+    ray_cpus: float = flag(1.0, "CPUs that Ray sets aside for each rank of a replica.", least=0)
+    ray_gpus: float = flag(0.0, "GPUs that Ray sets aside for each rank of a replica.", least=0)
+    http_workers: int = flag(1, "HTTP processes that share the port; more than one where a core is no "
+                                "longer enough for JSON and streams.", least=1)
+    restarts: int = limit(5, "Restarts of an engine process that dies or stalls; its requests go on. After "
                              "them the server ends with code 1 or 3. Ten good minutes give them all back.",
                           least=0)
-    stall_after: float = _flag(10.0, "Seconds of silence after which an engine process counts as stalled and "
+    stall_after: float = limit(10.0, "Seconds of silence after which an engine process counts as stalled and "
                                      "is replaced; 0: never. A step that computes may take 30 times as long.",
                                least=0)
-    record: str | None = _flag(None, "File for a recording of the traffic, to replay with `weft simulate`: "
-                                     "arrival times, lengths and keyed hashes, no text.")
-    record_tokens: bool = _flag(False, "Record the tokens of prompts and answers too: text can be read out "
-                                       "of such a file. `weft simulate --speculate` needs them.")
-    record_limit: str = _flag("1GB", "Size at which the recording ends.")
-    response_store: str | None = _flag(None, "File that keeps the answers of /v1/responses, for "
-                                             "previous_response_id; off: none. Default: "
-                                             "weft/responses.sqlite in the user's state directory.")
-    response_store_size: str = _flag("1GB", "Size of the kept responses; beyond it the conversation that was "
+    record: str | None = flag(None, "File for a recording of the traffic, to replay with `weft simulate`: "
+                                    "arrival times, lengths and keyed hashes, no text.")
+    record_tokens: bool = flag(False, "Record the tokens of prompts and answers too: text can be read out "
+                                      "of such a file. `weft simulate --speculate` needs them.")
+    record_limit: str = limit("1GB", "Size at which the recording ends.")
+    response_store: str | None = flag(None, "File that keeps the answers of /v1/responses, for "
+                                            "previous_response_id; off: none. Default: "
+                                            "weft/responses.sqlite in the user's state directory.")
+    response_store_size: str = limit("1GB", "Size of the kept responses; beyond it the conversation that was "
                                             "continued the longest ago goes.")
-    max_stored_responses: int = _flag(100_000, "Responses that are kept.", least=1)
-    response_days: float = _flag(30.0, "Days that a response is kept after its conversation was last "
+    max_stored_responses: int = limit(100_000, "Responses that are kept.", least=1)
+    response_days: float = limit(30.0, "Days that a response is kept after its conversation was last "
                                        "continued.", least=0.001)
-    max_response_turns: int = _flag(1000, "Responses that one conversation may have (400).", least=1)
-    file_store: str | None = _flag(None, "Directory that keeps the files and batches of /v1/files and "
-                                         "/v1/batches; off: none. Default: weft/files in the user's state "
-                                         "directory.")
-    file_store_size: str = _flag("4GB", "Bytes of all uploaded files (413).")
-    max_stored_files: int = _flag(1000, "Files that are kept (413).", least=1)
-    file_days: float = _flag(30.0, "Days that a file and an ended batch are kept.", least=0.001)
-    max_batch_lines: int = _flag(50_000, "Lines of one batch.", least=1)
-    access_log: Literal["text", "json"] = _flag("text", "Form of the line for each request; json: an object "
-                                                        "without query, keys and texts.")
-    otlp_endpoint: str | None = _flag(None, "URL of an OpenTelemetry collector (OTLP over HTTP), such as "
-                                            "http://localhost:4318, which gets a span for each request; "
-                                            "needs the extra weft[otlp].")
-    log_level: Literal["debug", "info", "warning", "error"] = _flag(
+    max_response_turns: int = limit(1000, "Responses that one conversation may have (400).", least=1)
+    file_store: str | None = flag(None, "Directory that keeps the files and batches of /v1/files and "
+                                        "/v1/batches; off: none. Default: weft/files in the user's state "
+                                        "directory.")
+    file_store_size: str = limit("4GB", "Bytes of all uploaded files (413).")
+    max_stored_files: int = limit(1000, "Files that are kept (413).", least=1)
+    file_days: float = limit(30.0, "Days that a file and an ended batch are kept.", least=0.001)
+    max_batch_lines: int = limit(50_000, "Lines of one batch.", least=1)
+    access_log: Literal["text", "json"] = flag("text", "Form of the line for each request; json: an object "
+                                                       "without query, keys and texts.")
+    otlp_endpoint: str | None = flag(None, "URL of an OpenTelemetry collector (OTLP over HTTP), such as "
+                                           "http://localhost:4318, which gets a span for each request; "
+                                           "needs the extra weft[otlp].")
+    log_level: Literal["debug", "info", "warning", "error"] = flag(
         "info", "What is logged; info has one line per request.")
 
     def recording(self) -> RecordingTarget | None:
         """With an absolute path; None for no recording. Raises ConfigError."""
-        limit = parse_bytes(self.record_limit, flag="--record-limit")
+        limit = parse_bytes(self.record_limit, flag="limits.record_limit")
         if self.record is None:
             if self.record_tokens:
                 raise ConfigError("--record-tokens needs --record FILE: without it nothing is recorded",
@@ -189,7 +186,7 @@ class ServerConfig:
 
     def response_limits(self) -> StoreLimits:
         """Raises ConfigError."""
-        size = parse_bytes(self.response_store_size, flag="--response-store-size")
+        size = parse_bytes(self.response_store_size, flag="limits.response_store_size")
         return StoreLimits(count=self.max_stored_responses, bytes=size, age_s=self.response_days * 86_400,
                            turns=self.max_response_turns, turn_bytes=self.max_body_mb * _MB)
 
@@ -209,7 +206,7 @@ class ServerConfig:
 
     def file_limits(self) -> FileLimits:
         """Raises ConfigError."""
-        size = parse_bytes(self.file_store_size, flag="--file-store-size")
+        size = parse_bytes(self.file_store_size, flag="limits.file_store_size")
         return FileLimits(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
 
     def client_keys(self) -> tuple[str, ...]:
@@ -291,8 +288,8 @@ class ServerConfig:
             least = one.metadata.get("least")
             value = getattr(self, one.name)
             if least is not None and value is not None and not least <= value < math.inf:
-                flag = "--" + one.name.replace("_", "-")
-                raise ConfigError(f"{flag} {value}: it must be at least {least}", param=flag)
+                name = setting_name(one)
+                raise ConfigError(f"{name} {value}: it must be at least {least}", param=name)
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: leave it out to serve without a key", param="--api-key")
         if any(not key.strip() for key in self.operator_key):
@@ -326,12 +323,12 @@ class ServerConfig:
             assert text is not None
             check_syntax(*text)
         if not self.template_seconds > 0:
-            raise ConfigError(f"--template-seconds {self.template_seconds}: it must be above 0",
-                              param="--template-seconds")
+            raise ConfigError(f"limits.template_seconds {self.template_seconds}: it must be above 0",
+                              param="limits.template_seconds")
         if self.template_chars < 1:
-            raise ConfigError(f"--template-chars {self.template_chars}: it must be at least 1",
-                              param="--template-chars")
-        parse_bytes(self.template_memory, flag="--template-memory")
+            raise ConfigError(f"limits.template_chars {self.template_chars}: it must be at least 1",
+                              param="limits.template_chars")
+        parse_bytes(self.template_memory, flag="limits.template_memory")
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
-            raise ConfigError(f"--metrics-prefix {self.metrics_prefix!r}: use letters, digits and _, and "
-                              "start with a letter", param="--metrics-prefix")
+            raise ConfigError(f"debug.metrics_prefix {self.metrics_prefix!r}: use letters, digits and _, and "
+                              "start with a letter", param="debug.metrics_prefix")

@@ -121,12 +121,12 @@ class HttpEdge:
         limits = self.limits
         if self._entered.total() > limits.connections:
             return EdgeError(
-                503, f"this server has {limits.connections} open connections (--max-connections)",
-                param="--max-connections", code="too_many_connections")
+                503, f"this server has {limits.connections} open connections (limits.max_connections)",
+                param="limits.max_connections", code="too_many_connections")
         if 0 < limits.connections_per_address < of_address:
             return EdgeError(429, f"your address has {limits.connections_per_address} open connections "
-                                  "(--max-connections-per-address)",
-                             param="--max-connections-per-address", code="too_many_connections")
+                                  "(limits.max_connections_per_address)",
+                             param="limits.max_connections_per_address", code="too_many_connections")
         return None
 
     def leave(self, connection: Connection) -> None:
@@ -185,7 +185,7 @@ class BodyLease:
         if more_bytes and self._edge.buffered_bytes + more_bytes > limit:
             return EdgeError(
                 503, f"the bodies of unfinished requests hold {self._edge.buffered_bytes} bytes; the limit "
-                     f"is {limit} bytes (--max-buffered-mb)", param="--max-buffered-mb",
+                     f"is {limit} bytes (limits.max_buffered_mb)", param="limits.max_buffered_mb",
                 code="server_buffers_full")
         self._counted_bytes += more_bytes
         self._edge.buffer(more_bytes)

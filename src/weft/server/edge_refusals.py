@@ -25,25 +25,26 @@ def not_http() -> EdgeError:
 
 
 def header_timed_out(limits: EdgeLimits) -> EdgeError:
-    return EdgeError(408, f"no complete request header came in {limits.header_s:g} s (--header-timeout)",
-                     param="--header-timeout", code="request_timeout")
+    return EdgeError(408, f"no complete request header came in {limits.header_s:g} s (limits.header_timeout)",
+                     param="limits.header_timeout", code="request_timeout")
 
 
 def body_timed_out(limits: EdgeLimits, received_bytes: int, elapsed_s: float) -> EdgeError:
     return EdgeError(
         408, f"the body has {received_bytes} bytes after {elapsed_s:.0f} s; it must be complete in "
-             f"{limits.body_s:g} s (--body-timeout) and bring {limits.body_rate_min} bytes a second "
-             "(--min-body-rate)", param="--body-timeout", code="request_timeout")
+             f"{limits.body_s:g} s (limits.body_timeout) and bring {limits.body_rate_min} bytes a second "
+             "(limits.min_body_rate)", param="limits.body_timeout", code="request_timeout")
 
 
 def body_too_large(limits: EdgeLimits, size_bytes: int) -> EdgeError:
     return EdgeError(413, f"the body has {size_bytes} bytes or more; the limit is {limits.body_bytes} bytes "
-                          "(--max-body-mb)", param="--max-body-mb", code="body_too_large")
+                          "(limits.max_body_mb)", param="limits.max_body_mb", code="body_too_large")
 
 
 def request_line_too_long(limits: EdgeLimits) -> EdgeError:
     return EdgeError(414, f"the request line has more than {limits.request_line_bytes} bytes "
-                          "(--max-request-line)", param="--max-request-line", code="request_line_too_long")
+                          "(limits.max_request_line)", param="limits.max_request_line",
+                          code="request_line_too_long")
 
 
 def too_many_pipelined() -> EdgeError:
@@ -52,8 +53,8 @@ def too_many_pipelined() -> EdgeError:
 
 def headers_too_large(limits: EdgeLimits) -> EdgeError:
     return EdgeError(
-        431, f"the headers have more than {limits.header_bytes} bytes (--max-header-bytes) or "
-             f"{limits.header_count} fields (--max-headers)", param="--max-header-bytes",
+        431, f"the headers have more than {limits.header_bytes} bytes (limits.max_header_bytes) or "
+             f"{limits.header_count} fields (limits.max_headers)", param="limits.max_header_bytes",
         code="headers_too_large")
 
 

@@ -4,7 +4,7 @@
                                                                           |
                     first Ctrl-C or SIGTERM: drain                        |
                     (new requests 503, running ones finish,   <-----------+
-                    at most --drain-timeout seconds)
+                    at most limits.drain_timeout seconds)
                     second: stop at once
 
 The port is bound first, so that a busy one is said before a model is loaded; without --port the next
@@ -14,8 +14,8 @@ Exit codes: 0 after a drain, also after one that its time limit cut short: the o
 130 after the second Ctrl-C. 2 when the flags or the checkpoint cannot work. 1 when the last engine died, 3
 when it stalled.
 
-An engine that dies is restarted, and its requests resume (``weft.fleet``). The server ends when --restarts
-are used up, so that a supervisor can start it again or elsewhere.
+An engine that dies is restarted, and its requests resume (``weft.fleet``). The server ends when
+limits.restarts are used up, so that a supervisor can start it again or elsewhere.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from rich.console import Console
 from weft.config import EngineConfig
 from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
-from weft.fleet.link_keys import LinkKeys, new_token, read_or_create_token
-from weft.fleet.link_socket import tcp_address
+from weft.fleet.start_progress import StartProgress
 from weft.info import ModelInfo
 from weft.router.protocol import Router
 from weft.router.routers import make_router
-from weft.server.banner import StartProgress, base_url, print_banner
-from weft.server.client import ASSEMBLE
+from weft.rpc.client import ASSEMBLE
+from weft.rpc.link_keys import LinkKeys, new_token, read_or_create_token
+from weft.rpc.link_socket import tcp_address
+from weft.server.banner import base_url, print_banner
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, LAST_ANSWERS_S, http_server, raise_file_limit, set_up_logging
 from weft.server.service import Service, load_served_model
@@ -232,7 +233,8 @@ class Serving:
     def _engine_lost(self) -> int:
         assert self._engine.death is not None
         _complain(self._engine.death)
-        self._say(f"no engine is left, and the restarts are used up (--restarts {self._config.restarts})")
+        self._say(f"no engine is left, and the restarts are used up (limits.restarts "
+                  f"{self._config.restarts})")
         return EXIT_STALLED if self._engine.stalled else EXIT_ENGINE_DIED
 
     async def _open(self) -> None:
@@ -269,7 +271,7 @@ class Serving:
             return self._engine_lost()
         if active := service.active_everywhere:
             self._say(f"{active} requests did not finish in {self._config.drain_timeout:g} s "
-                      "(--drain-timeout) and are cut")
+                      "(limits.drain_timeout) and are cut")
         return EXIT_OK
 
     async def _idle(self) -> None:

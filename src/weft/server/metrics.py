@@ -7,7 +7,7 @@
 The label ``engine`` is the number of the replica. What the HTTP process measures has the label 0. The
 counters of an engine process begin at 0 with each process, as Prometheus expects of a restart.
 
-With ``--metrics-prefix vllm`` published dashboards load as they are. ``kv_cache_usage_perc`` is the share
+With ``debug.metrics_prefix vllm`` published dashboards load as they are. ``kv_cache_usage_perc`` is the share
 of the whole arena in use, which is what "full" means where pages and states share one memory;
 ``state_cache_usage_perc`` is the share of state slots. Cached bytes give way to running sequences, so they
 are not in use.
@@ -322,7 +322,7 @@ class Metrics:
         yield self._gauges("memory_bytes", "Bytes of the arena by use; they add up.", "use", used)
         lost = {"no_checkpoint": counts.lost_no_checkpoint, "evicted_state": counts.lost_evicted_state,
                 "evicted_kv": counts.lost_evicted_kv, "not_ready": counts.lost_not_ready}
-        if counts.lost_salt:  # not looked for without --count-salt, and 0 would say that there is none
+        if counts.lost_salt:  # not looked for without debug.count_salt, and 0 would say that there is none
             lost["salt"] = counts.lost_salt
         if has_store:
             lost |= {"stored": counts.lost_stored, "damaged": counts.lost_damaged,

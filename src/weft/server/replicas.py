@@ -2,7 +2,7 @@
 
     GET  /v1/replicas                  number, state, restarts, load of each
     POST /v1/replicas/N/drain          timeout=SECONDS, restart=true
-    POST /v1/replicas/N/start          a drained one serves again
+    POST /v1/replicas/N/start          a drained or dead one serves again
     POST /v1/replicas/restart          all of them, one after the other
 
 Fields go in the query. With --operator-key these paths are for operators (``gate``): a drain moves the work

@@ -136,7 +136,7 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
     directory = Path(info.directory)
     tokenizer = Tokenizer.load(directory)
     text = read_chat_template(directory, override=config.chat_template)
-    memory_bytes = parse_bytes(config.template_memory, flag="--template-memory")
+    memory_bytes = parse_bytes(config.template_memory, flag="limits.template_memory")
     template = text and TemplateSandbox(
         text[0], special_tokens=tokenizer.special_tokens, origin=text[1], seconds=config.template_seconds,
         chars_max=config.template_chars, memory_bytes=memory_bytes)

@@ -3,8 +3,8 @@
     key --SHA-256--> digest --compared with all, in constant time--> Tenant
                                        |
                 namespace: SHA-256(digest, salt)         --tenant-by-key
-                buckets:   requests, tokens              --key-requests-per-minute, --key-tokens-per-minute
-                in flight: bytes of bodies               --key-mb-in-flight
+                buckets:   requests, tokens              limits.key_requests_per_minute,
+                limits.key_tokens_per_minute in flight: bytes of bodies               limits.key_mb_in_flight
 
 With ``--tenant-by-key`` requests of two keys never share a cached prefix. A request may bring a
 ``cache_salt``; it names a namespace within its key's. A digest as namespace cannot be guessed by a client
@@ -102,13 +102,14 @@ class Tenant:
         in_flight = self._in_flight.total() if quotas.bytes_in_flight else 0
         if in_flight > quotas.bytes_in_flight:
             return _over(f"the requests of your API key hold {in_flight} bytes; the limit is "
-                         f"{quotas.bytes_in_flight}", "--key-mb-in-flight", 1.0)
+                         f"{quotas.bytes_in_flight}", "limits.key_mb_in_flight", 1.0)
         if not quotas.any:
             return None
         with self._lock:
             for bucket, flag, unit, limit in (
-                    (self._requests, "--key-requests-per-minute", "requests", quotas.requests_per_minute),
-                    (self._tokens, "--key-tokens-per-minute", "tokens", quotas.tokens_per_minute),
+                    (self._requests, "limits.key_requests_per_minute", "requests",
+                     quotas.requests_per_minute),
+                    (self._tokens, "limits.key_tokens_per_minute", "tokens", quotas.tokens_per_minute),
             ):
                 wait_s = bucket.wait_s()
                 if wait_s > 0:

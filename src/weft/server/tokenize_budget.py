@@ -16,7 +16,7 @@ from weft.errors import QueueFullError, RequestError
 
 
 class TextTooLongError(RequestError):
-    """The text is over --max-tokenize-chars."""
+    """The text is over limits.max_tokenize_chars."""
 
     status = 413
 
@@ -31,11 +31,12 @@ class TokenizeBudget:
         """Raises TextTooLongError, QueueFullError."""
         if count > self._limit:
             raise TextTooLongError(f"the text has {count} characters; the limit is {self._limit} "
-                                   "(--max-tokenize-chars)", param="prompt", code="text_too_long")
+                                   "(limits.max_tokenize_chars)", param="prompt", code="text_too_long")
         if self._spent + count > self._limit:
             raise QueueFullError(f"{self._spent} characters of other requests are being tokenized, and this "
-                                 f"text has {count}; the limit is {self._limit} (--max-tokenize-chars). Try "
-                                 "again later", param="--max-tokenize-chars", code="queue_full")
+                                 f"text has {count}; the limit is {self._limit} "
+                                 "(limits.max_tokenize_chars). Try "
+                                 "again later", param="limits.max_tokenize_chars", code="queue_full")
         self._spent += count
         try:
             yield

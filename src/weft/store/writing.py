@@ -3,8 +3,8 @@
     put --> bounded queue --rate limit--> volumes --sync--> tokens --sync--> rows --sync--> outcome
 
 Puts that wait together are written together: one sync of each file serves them all. The rate limit
-(``--store-write``) is a bucket of one second; a put that would wait for more than the queue holds is refused
-by ``submit``, never delayed. A failed write costs its own put and those that stand on it.
+(``limits.store_write``) is a bucket of one second; a put that would wait for more than the queue holds is
+refused by ``submit``, never delayed. A failed write costs its own put and those that stand on it.
 
 Payloads are written in pieces. Before each piece the thread lets reads go first, for at most READS_FIRST_S: a
 request waits for a read, and none for a write.

@@ -94,8 +94,8 @@ def choose(choice: Choice) -> None:
         what = (f"the C++ kernels cannot be used: {MISSING}" if STALE else
                 f"weft was installed without its C++ kernels ({MISSING}); install a C++ compiler and "
                 "reinstall weft")
-        raise ConfigError(f"--cpu-kernels is native, but {what}, or use --cpu-kernels auto",
-                          param="--cpu-kernels")
+        raise ConfigError(f"debug.cpu_kernels is native, but {what}, or use debug.cpu_kernels auto",
+                          param="debug.cpu_kernels")
     _in_use = _extension is not None and choice != "torch"
 
 

@@ -121,9 +121,9 @@ def grammar_sandbox(config: EngineConfig, directory: Path, eos_ids: tuple[int, .
     """For the checkpoint in ``directory``; None where it has no tokenizer.json. Raises ConfigError for limits
     that cannot be."""
     if config.grammar_seconds < 1:
-        raise ConfigError(f"--grammar-seconds is {config.grammar_seconds}; it must be at least 1",
-                          param="--grammar-seconds")
-    memory_bytes = parse_bytes(config.grammar_memory, flag="--grammar-memory")
+        raise ConfigError(f"limits.grammar_seconds is {config.grammar_seconds}; it must be at least 1",
+                          param="limits.grammar_seconds")
+    memory_bytes = parse_bytes(config.grammar_memory, flag="limits.grammar_memory")
     path = directory / "tokenizer.json"
     if not path.is_file():
         return None

@@ -157,9 +157,9 @@ class _Worker:
     def _reason(self, fork: _Fork, status: int) -> str:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if fork.late or number in (signal.SIGXCPU, signal.SIGKILL):
-            return f"takes more than {self._start.seconds} s to compile (--grammar-seconds)"
+            return f"takes more than {self._start.seconds} s to compile (limits.grammar_seconds)"
         if number == signal.SIGABRT or os.WIFEXITED(status):
-            return f"needs more than {self._start.memory_bytes} bytes to compile (--grammar-memory)"
+            return f"needs more than {self._start.memory_bytes} bytes to compile (limits.grammar_memory)"
         return "is nested too deeply to be compiled"
 
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from weft.bench import kernels
-from weft.bench.case import Bench, Case
-from weft.bench.ceiling import Ceiling
-from weft.bench.kernel_cases import GROUPS, _experts, cases_of
+from weft.bench.kernel_cases import GROUPS, Bench, Case, _experts, cases_of
+from weft.bench.machine import Ceiling
 from weft.errors import ConfigError
 from weft.families import read_architecture
 from weft.families.architecture import Experts

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from weft.bench.arrivals import arrival_times
 from weft.bench.prompts import (
     SampleRequest,
     file_requests,
@@ -18,6 +17,7 @@ from weft.bench.prompts import (
     random_requests,
     rehearsal,
 )
+from weft.bench.serve import arrival_times
 from weft.errors import ConfigError
 
 

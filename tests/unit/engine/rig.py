@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.support.workload import longest_alone, small_arena
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.executor import LateExecutor
@@ -20,7 +21,6 @@ from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.sim.clock import VirtualClock
-from weft.sim.workload import longest_alone, small_arena
 from weft.speculation.drafter import Drafter
 
 VOCAB_SIZE = 97

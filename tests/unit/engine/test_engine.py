@@ -1,12 +1,12 @@
 import msgspec
 import pytest
 
+from tests.support.checkers import expected_prompt_logprobs
 from weft.engine.seeds import split
 from weft.engine.stats import EngineStats
 from weft.errors import ContextLengthError, EngineUnavailableError, QueueFullError, RequestError
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan
-from weft.sim.checkers import expected_prompt_logprobs
 
 from .rig import EOS, Rig, counting
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.workload import small_arena
 from tests.unit.runner import plans
 from weft.engine.digests import PlanViolation, digest_of
 from weft.engine.scripted import ScriptedExecutor, hashed_token
 from weft.memory.arena_work import PageCopy
 from weft.schedule.plan import StepPlan, Tap
-from weft.sim.workload import small_arena
 from weft.units import PAD, PageId, SlotId
 
 PROMPT = [(5 * at + 1) % 97 for at in range(130)]

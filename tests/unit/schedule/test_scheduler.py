@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from tests.support.trace import plan_bytes
 from weft.schedule.plan import StepPlan
-from weft.sim.trace import plan_bytes
 from weft.units import PAD, PAGE_TOKENS
 
 from ..engine.rig import Rig

@@ -61,7 +61,7 @@ def refusal(compiler: GrammarCompiler, grammar: Grammar) -> str:
 @pytest.mark.parametrize(("grammar", "words"), [
     (json_grammar(reference_chain(2600), field="f"), f"f refers to 2601 def.*limit is {REFERENCES_MAX}"),
     (text_grammar(rule_chain(3000), field="f"), f"f has 3003 rules.*limit is {RULES_MAX}"),
-    (json_grammar(slow_schema(), field="f"), "more than 2 s to compile .--grammar-seconds"),
+    (json_grammar(slow_schema(), field="f"), "more than 2 s to compile .limits.grammar_seconds"),
     (text_grammar("root ::= " + "(" * 5000, field="f"), "nested too deeply"),
     (text_grammar("root ::= a", field="f"), "no rule a"),
     (Grammar(grammar="[" * 100_000, field="f"), "f"),
@@ -83,7 +83,7 @@ def test_memory_is_bounded() -> None:
     compiler = new_compiler(seconds=20, memory_bytes=8 << 20)
     try:
         choices = "|".join(f"choice number {at}" for at in range(50_000))
-        assert "--grammar-memory" in refusal(compiler, regex_grammar(choices, field="f"))
+        assert "limits.grammar_memory" in refusal(compiler, regex_grammar(choices, field="f"))
     finally:
         compiler.close()
 
@@ -120,7 +120,7 @@ def test_the_cache_is_bounded_in_bytes_and_so_is_what_running_answers_hold(compi
             small.compile(grammar)
         assert [small.find(grammar) is not None for grammar in grammars] == [False] * 5 + [True] * 3
         held = []
-        with pytest.raises(QueueFullError, match="--grammar-cache"):
+        with pytest.raises(QueueFullError, match=r"limits\.grammar_cache"):
             held += [small.compile(grammar) for grammar in grammars]
         held.clear()
         assert small.compile(grammars[0])

@@ -2,8 +2,8 @@
 
 A prompt never uses what another salt computed (law L10), so each tenant computes the same tokens once. The
 operator needs to know the cost of that. A tenant must not: for a prompt that a tenant composed, the number
-says whether another tenant sent it. So it is counted only with ``--count-salt``, never reported to a request,
-and ``--operator-key`` restricts the metrics.
+says whether another tenant sent it. So it is counted only with ``debug.count_salt``, never reported to a
+request, and ``--operator-key`` restricts the metrics.
 
 A match looks at no more than NAMESPACES_MAX namespaces, the oldest first (law L11). With more of them the
 count is a lower bound.

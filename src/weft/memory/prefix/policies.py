@@ -1,4 +1,4 @@
-"""The cache policies by name: the choices of ``--cache-policy``. A new policy is a new row."""
+"""The cache policies by name: the choices of ``debug.cache_policy``. A new policy is a new row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.memory.prefix.marconi import Marconi
 from weft.memory.prefix.policy import Clock, LeastRecentlyUsed, Policy, PrefillCost
 from weft.memory.prefix.value.policy import ValuePolicy
 
-_FLAG = "--cache-policy"
+_FLAG = "debug.cache_policy"
 
 POLICIES: dict[str, Callable[[ArenaPlan, PrefillCost, Clock], Policy]] = {
     "value": ValuePolicy,
@@ -21,7 +21,7 @@ POLICIES: dict[str, Callable[[ArenaPlan, PrefillCost, Clock], Policy]] = {
 
 
 ALIASES = {"worth": "value"}
-"""Older names that ``--cache-policy`` still accepts."""
+"""Older names that ``debug.cache_policy`` still accepts."""
 
 
 def check_policy(name: str) -> None:

@@ -176,13 +176,13 @@ class FileStore:
         limits = self._limits
         if len(self._files) >= limits.count:
             raise FileStoreFullError(f"the server keeps {len(self._files)} files; the limit is "
-                                     f"{limits.count} (--max-stored-files). Delete some",
-                                     param="--max-stored-files", code="file_store_full")
+                                     f"{limits.count} (limits.max_stored_files). Delete some",
+                                     param="limits.max_stored_files", code="file_store_full")
         held = sum(record.bytes for record in self._files.values())
         if held + size > limits.bytes:
             raise FileStoreFullError(f"the server keeps {held} bytes of files and this one has {size}; the "
-                                     f"limit is {limits.bytes} (--file-store-size). Delete some",
-                                     param="--file-store-size", code="file_store_full")
+                                     f"limit is {limits.bytes} (limits.file_store_size). Delete some",
+                                     param="limits.file_store_size", code="file_store_full")
 
     def _drop_old(self) -> None:
         now_s = time.time()

@@ -12,7 +12,7 @@ lines are done.
 A batch computes under its key: namespace of the cache, quotas of tokens. If the key is no longer one of the
 server's, the batch fails.
 
-Laws: L11 (--max-batch-lines; batches are removed with the age of files).
+Laws: L11 (limits.max_batch_lines; batches are removed with the age of files).
 
 Rejected: several batches at once (each would have half the cache, and end at the time of the last).
 """

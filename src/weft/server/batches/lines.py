@@ -102,7 +102,7 @@ def read_index(path: Path, *, urls: Collection[str], lines_max: int | None = Non
                                        code="duplicate_custom_id")
                 if lines_max is not None and len(index) >= lines_max:
                     raise RequestError(f"the input has more than {lines_max} lines "
-                                       "(--max-batch-lines)", code="too_many_lines")
+                                       "(limits.max_batch_lines)", code="too_many_lines")
             except RequestError as error:
                 complaints.append((number, error.code or "invalid_line", error.message))
                 if len(complaints) >= _COMPLAINTS_MAX:

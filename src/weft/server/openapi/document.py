@@ -39,18 +39,19 @@ ERRORS: dict[int, str] = {
     403: "A page of another site sent this (origin_not_allowed).",
     404: "The server has no such model or object (model_not_found), or nothing at this path (unknown_path).",
     405: "The path has other methods (method_not_allowed); Allow lists them.",
-    408: "Head or body came too slowly (--header-timeout, --body-timeout, --min-body-rate).",
+    408: "Head or body came too slowly (limits.header_timeout, limits.body_timeout, limits.min_body_rate).",
     409: "Requests are in the way, or a replica is in another state; the message says more.",
-    413: "The body is larger than --max-body-mb (body_too_large), or the text than --max-tokenize-chars "
+    413: "The body is larger than limits.max_body_mb (body_too_large), or the text than "
+         "limits.max_tokenize_chars "
          "(text_too_long).",
-    414: "The request line is longer than --max-request-line.",
+    414: "The request line is longer than limits.max_request_line.",
     415: "The body is not declared as JSON.",
     421: "The Host header has another name (host_not_allowed); --allowed-host adds one.",
     422: "Engines died twice while they computed this request (request_killed_engines): it is not tried "
          "again.",
     429: "A quota of the key is spent (rate_limit_exceeded), or one address has too many connections. "
          "Retry-After says when to try again.",
-    431: "The headers are larger than --max-header-bytes or more than --max-headers.",
+    431: "The headers are larger than limits.max_header_bytes or more than limits.max_headers.",
     500: "A bug; its traceback is in the server's log.",
     503: "The server starts, drains, sleeps (asleep), has a full queue (queue_full) or lost its engine. "
          "Retry-After says when to try again.",

@@ -50,7 +50,7 @@ function drawTiles(now) {
   });
 }
 
-function drawEngines(now) {
+function drawEngines(now, replicas) {
   const engines = Object.entries(now.engines);
   part("engines-card").hidden = engines.length < 2;
   const before = kept.length > 1 ? kept[Math.max(0, kept.length - 1 - RECENT)] : null;
@@ -58,7 +58,7 @@ function drawEngines(now) {
     const row = element("tr");
     const past = before?.engines[number];
     const speed = past ? readings.rate({at: now.at, values}, {at: before.at, values: past}, "generation_tokens_total") : null;
-    row.append(element("td", number), element("td", values.engine_up ? "up" : "restarting"), ...[values.num_requests_running,
+    row.append(element("td", number), element("td", readings.engineState(number, values, replicas)), ...[values.num_requests_running,
       values.num_requests_waiting, speed, values.engine_restarts_total].map((value) => element("td", formatCount(value))));
     return row;
   }));
@@ -163,7 +163,7 @@ async function look() {
     kept.push(now);
     if (kept.length > KEPT) kept.shift();
     drawTiles(now);
-    drawEngines(now);
+    drawEngines(now, readings.isPartlyUp(now) ? (await (await ask("v1/replicas")).json()).data : []);
     drawMemory(now);
     drawPrompts(now);
     drawSpeculation(now);

@@ -112,6 +112,19 @@ export function sleepState(reading) {
   return "up";
 }
 
+export function isPartlyUp(reading) {
+  const up = reading.values.engine_up ?? 0;
+  return up > 0 && up < Object.keys(reading.engines).length;
+}
+
+export function engineState(number, values, replicas) {
+  if (values.engine_up) return "up";
+  const row = replicas.find((one) => String(one.replica) === number);
+  if (!row) return "not up";
+  if (row.state === "dead") return `dead: ${row.reason}`;
+  return row.state === "waiting" ? "restarting" : row.state;
+}
+
 export function formatBytes(size) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;

@@ -145,7 +145,8 @@ class ResponseRuns:
                                     items=items)
         if not await self._store.begin(unfinished, owner):
             raise RequestError("background needs a place in the store of responses, and this one finds none "
-                               "(--response-store-size, --max-stored-responses)", param="background")
+                               "(limits.response_store_size, limits.max_stored_responses)",
+                               param="background")
         run = self._runs[answer.response_id] = ResponseRun(answer, owner, unfinished, has_events=has_events)
         run.task = asyncio.create_task(self._run(run, on_end))
         return run

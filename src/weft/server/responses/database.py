@@ -225,7 +225,7 @@ class ResponseDatabase:
                                             "turns_max": limits.turns}).fetchall()
             if len(rows) > limits.turns:
                 raise RequestError(f"the conversation of {response_id!r} has more than {limits.turns} "
-                                   "responses (--max-response-turns)", param="previous_response_id")
+                                   "responses (limits.max_response_turns)", param="previous_response_id")
             if rows[0][1] is not None:
                 raise UnknownResponseError(
                     f"{response_id!r} continues {rows[0][1]!r}, which was deleted",
@@ -233,7 +233,7 @@ class ResponseDatabase:
             count = sum(size for _, _, size in rows)
             if count > limits.turn_bytes:
                 raise RequestError(f"the conversation of {response_id!r} has {count} bytes; the limit is "
-                                   f"{limits.turn_bytes} (--max-body-mb)", param="previous_response_id")
+                                   f"{limits.turn_bytes} (limits.max_body_mb)", param="previous_response_id")
             return [content for one, parent, _ in rows
                     if (content := self._content(one, parent)) is not None]
 

@@ -55,7 +55,7 @@ async def with_items(given: Sequence[Item], known: Sequence[Item],
             responses.add(response_id)
             if len(responses) > limits.turns:
                 raise RequestError(f"input refers to items of more than {limits.turns} responses "
-                                   "(--max-response-turns)", param="input")
+                                   "(limits.max_response_turns)", param="input")
             try:
                 stored = await get(response_id)
             except UnknownResponseError:
@@ -63,7 +63,7 @@ async def with_items(given: Sequence[Item], known: Sequence[Item],
             size += stored.size
             if size > limits.turn_bytes:
                 raise RequestError(f"input refers to responses of {size} bytes; the limit is "
-                                   f"{limits.turn_bytes} (--max-body-mb)", param="input")
+                                   f"{limits.turn_bytes} (limits.max_body_mb)", param="input")
             items = [*_decode_items(stored.items), *_decode_output(stored.body).output]
             by_id.update((one["id"], one) for one in items)
         if name not in by_id:

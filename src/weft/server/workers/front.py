@@ -22,7 +22,7 @@ from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.request_stream import RequestStream
 from weft.info import ModelInfo
 from weft.request import Request
-from weft.server.loop_socket import LoopSocket
+from weft.rpc.loop_socket import LoopSocket
 from weft.server.workers.messages import (
     AskMetrics,
     CancelRequest,

@@ -24,7 +24,7 @@ import msgspec
 
 from weft.info import ModelInfo
 from weft.request import Request, TokenEvent
-from weft.server.messages import Refusal
+from weft.rpc.messages import Refusal
 
 Series = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
 """Families of metrics: name, type, help, and samples (name, labels, value)."""

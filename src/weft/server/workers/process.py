@@ -23,10 +23,10 @@ import uvloop
 
 from weft.errors import WeftError
 from weft.fleet.fleet import Fleet
+from weft.rpc.engine_process import die_with_parent
+from weft.rpc.messages import Refusal
 from weft.server.config import ServerConfig
-from weft.server.engine_process import die_with_parent
 from weft.server.http import LAST_ANSWERS_S, http_server, raise_file_limit, set_up_logging
-from weft.server.messages import Refusal
 from weft.server.service import Service, load_served_model
 from weft.server.workers.forward import forward_handler
 from weft.server.workers.front import FrontFleet

@@ -45,10 +45,10 @@ from weft.fleet.replica import SHORT_LIFE_S, backoff_s
 from weft.fleet.request_stream import RequestStream
 from weft.info import ModelInfo
 from weft.request import TokenEvent
+from weft.rpc.engine_link import private_folder
+from weft.rpc.loop_socket import LoopSocket
+from weft.rpc.messages import Refusal
 from weft.server.config import ServerConfig
-from weft.server.engine_link import private_folder
-from weft.server.loop_socket import LoopSocket
-from weft.server.messages import Refusal
 from weft.server.workers.messages import (
     AskMetrics,
     CancelRequest,

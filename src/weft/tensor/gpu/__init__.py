@@ -1,6 +1,6 @@
 """The Triton kernels: whether a call can use them.
 
-    op/__init__ -- gpu.fits(...)? --+--> op/triton.py   one launch over the whole step
+    op/__init__ -- gpu.fits(...)? --+--> kernels/<op>.py   one launch over the whole step
                                     '--> native, cpu    (the C++ kernels, torch)
 
 The kernels take tensors on a CUDA device. In a process started with ``TRITON_INTERPRET=1`` that chose
@@ -44,8 +44,9 @@ def choose(choice: Choice) -> None:
     """Choose for the whole process. Raises ConfigError for "triton" where it is not installed."""
     global _in_use, _interpreting
     if choice == "triton" and not INSTALLED:
-        raise ConfigError("--gpu-kernels is triton, which is not installed; pip install 'weft[gpu]', or use "
-                          "--gpu-kernels auto", param="--gpu-kernels")
+        raise ConfigError("debug.gpu_kernels is triton, which is not installed; pip install "
+                          "'weft[gpu]', or use "
+                          "debug.gpu_kernels auto", param="debug.gpu_kernels")
     _in_use = INSTALLED and choice != "torch"
     _interpreting = INTERPRETED and choice == "triton"
 

@@ -68,7 +68,8 @@ def _run_smaller(kernel: Any, start: Callable[..., None], arguments: tuple[Any, 
         _log.warning("kernel %s does not fit the GPU as planned; it runs with num_stages=%d and may be "
                      "slower: %s", kernel.__name__, stages, error)
         return
-    raise KernelTooLargeError(f"kernel {kernel.__name__} does not fit the GPU: {error}. Use --gpu-kernels "
+    raise KernelTooLargeError(f"kernel {kernel.__name__} does not fit the GPU: {error}. Use "
+                              "debug.gpu_kernels "
                               "torch") from error
 
 

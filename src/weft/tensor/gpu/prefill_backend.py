@@ -1,7 +1,7 @@
 """Prefill attention by FlashInfer, if requested, installed and applicable.
 
-    --attention-backend weft         our own kernels: nothing to install, every shape         (the default)
-    --attention-backend flashinfer   for the shapes of ``fits``; our kernels for the others
+    debug.attention_backend weft         our own kernels: nothing to install, every shape         (the
+    default) debug.attention_backend flashinfer   for the shapes of ``fits``; our kernels for the others
 
     pages [P, kv_heads, 16, D], where they are ---+
     page ids, tokens of the last page of each run --+--> BatchPrefillWithPagedKVCacheWrapper --> o
@@ -63,13 +63,14 @@ def choose(choice: Choice) -> None:
     if choice == "weft":
         return
     if not installed():
-        raise ConfigError("--attention-backend is flashinfer, which is not installed; pip install "
-                          "flashinfer-python, or use --attention-backend weft", param="--attention-backend")
+        raise ConfigError("debug.attention_backend is flashinfer, which is not installed; pip install "
+                          "flashinfer-python, or use debug.attention_backend weft",
+                          param="debug.attention_backend")
     try:
         _library = importlib.import_module("flashinfer")
     except Exception as error:  # the library finds no compiler, no driver, or another torch
-        raise ConfigError(f"--attention-backend is flashinfer, which cannot be imported: {error}",
-                          param="--attention-backend") from error
+        raise ConfigError(f"debug.attention_backend is flashinfer, which cannot be imported: {error}",
+                          param="debug.attention_backend") from error
 
 
 def fits(q_dtype: torch.dtype, page_dtype: torch.dtype, head_dim: int) -> bool:

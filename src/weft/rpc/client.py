@@ -1,0 +1,265 @@
+"""The HTTP process's end of one engine process: starts it, talks to it, notices its end.
+
+    submit(request)             returns when the engine accepts it, raises when the engine refuses it
+    on_events([TokenEvent])     the events of a report, in order, as it arrives
+    cancel(request_id, index)   at any time; unknown ids are ignored
+    lost()                      waits for the end of the process, or for a stall
+
+One task reads reports. One task waits for the process to end. One task watches the heartbeat
+(``weft.rpc.heartbeat``). Death has one path: ``_die(reason)`` fails every question and every later submit
+with EngineUnavailableError, which is a 503 with the reason. A client is used for one process. The next
+process of the same replica gets a new one (``weft.fleet.replica``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from weft.checkpoint_report import CheckpointReport
+from weft.config import EngineConfig
+from weft.engine.sleep_state import AWAKE, Part, SleepState
+from weft.engine.stats import EngineStats
+from weft.errors import EngineUnavailableError, WeftError
+from weft.info import ModelInfo
+from weft.memory.prefix.cache_shape import CacheShape
+from weft.request import Request, TokenEvent
+from weft.rpc.engine_link import ANYWHERE, EngineLink, HostShare, PendingReplies, ProcessLink
+from weft.rpc.heartbeat import HeartMonitor
+from weft.rpc.messages import (
+    Beat,
+    Cancel,
+    Command,
+    Fatal,
+    Flush,
+    Follow,
+    Look,
+    Progress,
+    Ready,
+    Sleep,
+    SleepMode,
+    SleepOutcome,
+    StepReport,
+    Stop,
+    Submit,
+    Wake,
+)
+from weft.rpc.recording_target import RecordingTarget
+
+ASSEMBLE = "weft.assemble:assemble"
+STALL_AFTER_S = 10.0
+_LAST_WORDS_S = 0.5
+_PATIENCE_S = 5.0
+_PATIENCE_WITH_STORE_S = 40.0
+"""How long after the end of the process its last report may still arrive."""
+
+State = Literal["starting", "ready", "dead"]
+
+
+class EngineClient:
+    """``on_progress`` gets the lines of a starting engine, ``on_events`` the events of its sequences,
+    ``on_step_tokens`` the sizes of its steps in tokens. ``on_checkpoints`` gets what its prefix cache got and
+    lost, once it is followed. ``place``: the part of the machine that it may use.
+    ``record``: where a recording of its traffic goes. ``link``: to a process elsewhere (default: a child).
+    ``heart`` knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0:
+    never)."""
+
+    def __init__(self, config: EngineConfig, *, factory: str = ASSEMBLE, place: HostShare = ANYWHERE,
+                 record: RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
+                 link: ProcessLink | None = None,
+                 on_progress: Callable[[str], None] = lambda text: None,
+                 on_events: Callable[[list[TokenEvent]], None] = lambda events: None,
+                 on_step_tokens: Callable[[list[int]], None] = lambda sizes: None,
+                 on_checkpoints: Callable[[CheckpointReport], None] = lambda report: None) -> None:
+        self.state: State = "starting"
+        self.progress = "starting the engine"
+        self.death: WeftError | None = None
+        self.info: ModelInfo | None = None
+        self.stats: EngineStats | None = None
+        self.heart = HeartMonitor(stall_after_s)
+        self.on_events = on_events
+        self._on_step_tokens = on_step_tokens
+        self._on_checkpoints = on_checkpoints
+        self._config = config
+        self._factory = factory
+        self._place = place
+        self._record = record
+        self._on_progress = on_progress
+        self.link: ProcessLink = link or EngineLink()
+        self._replies = PendingReplies()
+        self._started, self._died, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Starts the process; ``ready`` waits for it."""
+        await self.link.start(factory=self._factory, config=self._config, record=self._record,
+                               beat_s=self.heart.beat_s, place=self._place)
+        self._tasks = [asyncio.create_task(self._read_reports()), asyncio.create_task(self._wait_for_end())]
+
+    async def ready(self) -> ModelInfo:
+        """Raises the engine's own error (a UserError where the user can help it) when it cannot start."""
+        await self._started.wait()
+        if self.death is not None:
+            raise self.death
+        assert self.info is not None
+        return self.info
+
+    async def died(self) -> WeftError:
+        """Waits until the engine is dead, and says why."""
+        await self._died.wait()
+        assert self.death is not None
+        return self.death
+
+    async def lost(self) -> str:
+        """Waits until the engine is dead or has stalled, and says why."""
+        died, stalled = asyncio.ensure_future(self.died()), asyncio.ensure_future(self.heart.stalled())
+        try:
+            await asyncio.wait((died, stalled), return_when=asyncio.FIRST_COMPLETED)
+            return died.result().message if died.done() else stalled.result()
+        finally:
+            died.cancel()
+            stalled.cancel()
+
+    def detach(self) -> None:
+        """Events that still arrive are dropped: their sequences are computed elsewhere from now on."""
+        self.on_events = lambda events: None
+        self._on_checkpoints = lambda report: None
+
+    # ------------------------------------------------------------------ requests
+
+    async def submit(self, request: Request) -> None:
+        """Returns when the engine accepts the request. Raises its refusal, or EngineUnavailableError."""
+        await self._ask(lambda number: Submit(number, request))
+
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """Never waits: the command is queued."""
+        if self.state == "ready":
+            self.link.post(Cancel(request_id, index))
+
+    # ------------------------------------------------------------------ questions
+
+    async def flush_cache(self) -> None:
+        """Returns when the engine has dropped what its prefix cache held. Raises EngineUnavailableError."""
+        await self._ask(Flush)
+
+    async def cache_shape(self) -> CacheShape:
+        """What its prefix cache holds. Raises EngineUnavailableError."""
+        return msgspec.msgpack.decode(await self._ask(Look), type=CacheShape)
+
+    @property
+    def sleep_state(self) -> SleepState:
+        """By the engine's last report."""
+        return AWAKE if self.stats is None else self.stats.sleep
+
+    async def sleep(self, level: int, mode: SleepMode | None, timeout_s: float) -> SleepOutcome:
+        """Returns when the engine sleeps. Raises the engine's refusal (the status of a BusyError is 409), or
+        EngineUnavailableError."""
+        reply = await self._ask(lambda number: Sleep(number, level, mode, timeout_s))
+        return msgspec.msgpack.decode(reply, type=SleepOutcome)
+
+    async def wake_up(self, tags: list[Part] | None) -> SleepOutcome:
+        """Returns when the parts are back. Raises the error of waking, or EngineUnavailableError."""
+        reply = await self._ask(lambda number: Wake(number, tags))
+        return msgspec.msgpack.decode(reply, type=SleepOutcome)
+
+    async def _ask(self, question: Callable[[int], Command]) -> msgspec.Raw:
+        self.check_alive()
+        with self._replies.expect() as (number, reply):
+            await self.link.send(question(number))
+            return await reply
+
+    def check_alive(self) -> None:
+        if self.death is not None:
+            raise EngineUnavailableError(self.death.message)
+        if self.state != "ready":
+            raise EngineUnavailableError(f"the engine is starting: {self.progress}")
+
+    # ------------------------------------------------------------------ reports and the end
+
+    async def stop(self, reason: str, patience_s: float | None = None) -> None:
+        """Ends the process: asks, then kills after ``patience_s``, by default longer with a store to write. A
+        process that has stalled is killed at once. Open questions fail with ``reason``. Idempotent; also
+        after a ``start`` that failed."""
+        if self._stopping or not self.link.started:
+            return
+        self._stopping = True
+        if patience_s is None:
+            patience_s = _PATIENCE_S if self._config.store is None else _PATIENCE_WITH_STORE_S
+        can_answer = self.state == "ready" and self.link.running and self.heart.stall is None
+        self._die(EngineUnavailableError(reason))
+        if can_answer:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.link.send(Stop()), patience_s)
+                await asyncio.wait_for(self.link.wait(), patience_s)
+        await self.link.kill()
+        await self._ended.wait()
+        for task in self._tasks:
+            task.cancel()
+        self.link.close()
+
+    async def _read_reports(self) -> None:
+        while True:
+            report = await self.link.receive()
+            self.heart.sign_of_life(report.step_s if isinstance(report, Beat) else 0.0)
+            if isinstance(report, StepReport):
+                self._take(report)
+            elif isinstance(report, Progress):
+                self.progress = report.text
+                self._on_progress(report.text)
+            elif isinstance(report, Ready):
+                self.info, self.stats, self.state = report.info, report.stats, "ready"
+                self._started.set()
+                self._tasks.append(asyncio.create_task(self.heart.watch()))
+            elif isinstance(report, Fatal):
+                self._die(_fatal_error(report))
+
+    def _take(self, report: StepReport) -> None:
+        if report.stats is not None:
+            self.stats = report.stats if self.death is None else _without_requests(report.stats)
+        if report.step_tokens:
+            self._on_step_tokens(report.step_tokens)
+        for reply in report.replies:
+            self._replies.resolve(reply)
+        if report.events:
+            self.on_events(report.events)
+        if report.checkpoints is not None:
+            self._on_checkpoints(report.checkpoints)
+
+    async def _wait_for_end(self) -> None:
+        reason = await self.link.wait()
+        if not self._stopping and self.death is None:
+            with contextlib.suppress(asyncio.TimeoutError):  # its last words may still be on the way
+                await asyncio.wait_for(self.died(), _LAST_WORDS_S)
+        self._die(EngineUnavailableError(reason))
+        self._ended.set()
+
+    def _die(self, error: WeftError) -> None:
+        """The first reason stays."""
+        if self.death is None:
+            self.death, self.state = error, "dead"
+            self.stats = None if self.stats is None else _without_requests(self.stats)
+        self._replies.fail_all(EngineUnavailableError(self.death.message))
+        self._started.set()
+        self._died.set()
+
+
+def follow_checkpoints(client: EngineClient, *, pages: bool) -> None:
+    """Asks for a snapshot of its checkpoints, and for reports of what changes from then on. Never waits."""
+    if client.state == "ready":
+        client.link.post(Follow(pages))
+
+
+def _without_requests(stats: EngineStats) -> EngineStats:
+    """Of an engine that is dead or ends: its sequences are computed elsewhere."""
+    return msgspec.structs.replace(stats, running=0, waiting=0)
+
+
+def _fatal_error(report: Fatal) -> WeftError:
+    if report.refusal is not None:
+        return report.refusal.as_error()
+    return EngineUnavailableError(f"the engine failed: {report.message}")

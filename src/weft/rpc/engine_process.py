@@ -1,0 +1,353 @@
+"""The engine's own process: ``python -m weft.rpc.engine_process``, started by ``weft.rpc.engine_link``.
+
+    stdin:     one Launch message, then nothing; its end means that the parent is gone
+    commands:  zmq PULL, read between two steps without waiting; waited for when there is no work
+    events:    zmq PUSH, at most one StepReport per step; a second PUSH for the heartbeat's thread
+
+        take commands -> core.step() -> report      while there is work
+        (short wait) -> audit -> (wait)             when there is none: no busy loop
+
+Tokenizing, JSON and slow clients live in the other process and never delay a step. This process has a session
+of its own, so signals of the terminal do not reach it: the parent decides about Ctrl-C.
+
+It never outlives its parent: a thread waits for the end of stdin, which the kernel delivers however the
+parent ended, and leaves at once. It never ends silently: a Fatal report says why first.
+
+Nothing of the start is garbage, so the collector of cycles is off until the engine is ready. The objects of
+the start are then frozen: a collection in service would look at all of them, for 60 ms.
+
+The audit (law L1: recount the memory from its owners) runs once after each busy spell, when the engine has
+had nothing to do for a moment. A failed audit is fatal, because memory that does not add up gives wrong
+answers.
+
+Rejected: ``multiprocessing`` (its spawn imports the caller's ``__main__`` again, and its children share the
+parent's signals); a thread in the HTTP process (the interpreter lock would make each step wait for JSON).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+import zmq
+
+from weft.checkpoint_report import CheckpointReport
+from weft.config import EngineConfig
+from weft.engine.engine import EngineCore
+from weft.errors import RankLostError, RequestError, UserError, WeftError
+from weft.host import end_memory_turn, use_part_of_host
+from weft.memory.prefix.checkpoint_follower import CheckpointFollower
+from weft.request import Request, TokenEvent
+from weft.rpc.grammar_queue import GrammarQueue
+from weft.rpc.heartbeat import StepClock, start_beating
+from weft.rpc.messages import (
+    Cancel,
+    Command,
+    Fatal,
+    Flush,
+    Follow,
+    Launch,
+    Look,
+    Progress,
+    Ready,
+    Refusal,
+    Reply,
+    Report,
+    Reset,
+    Sleep,
+    StepReport,
+    Submit,
+    Wake,
+)
+from weft.rpc.sleep_queue import SleepQueue
+
+if TYPE_CHECKING:
+    from weft.rpc.recorder import Recorder
+
+_AUDIT_AFTER_MS = 100
+_GRAMMAR_LOOK_MS = 2
+"""While the engine waits only for a grammar, it looks at the compiling thread this often."""
+_STORE_LOOK_MS = 10
+"""While checkpoints wait to be written, an idle engine looks at its store this often."""
+_STATS_EVERY_S = 0.1
+_LINGER_MS = 2000
+_GIVEN_UP = "the server gave the request up"
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(Command)
+
+
+class EngineLoop:
+    """Steps a core until a Stop command. ``commands`` and ``events`` are connected sockets; ``step_clock``
+    says when the running step began."""
+
+    def __init__(self, core: EngineCore, commands: zmq.Socket[bytes], events: zmq.Socket[bytes],
+                 recorder: Recorder | None = None) -> None:
+        self.step_clock = StepClock()
+        self._core = core
+        self._recorder = recorder
+        self._commands = commands
+        self._events = events
+        self._stopping = False
+        self._grammar_queue = GrammarQueue(core.grammars, core.sizes.queue_max)
+        self._submit_numbers: dict[str, int] = {}
+        """Numbers of the submits that wait for a grammar, by request."""
+        self._sleep_queue = SleepQueue(core)
+        self._replies: list[Reply] = []
+        self._step_tokens: list[int] = []
+        self._stats_due_s = 0.0
+        self._follower: CheckpointFollower | None = None
+        self._snapshot_due = False
+        self._poller = zmq.Poller()
+        self._poller.register(commands, zmq.POLLIN)
+        for descriptor in () if core.processes is None else core.processes.descriptors:
+            self._poller.register(descriptor, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Raises the error that ended the engine: a failure of the executor, or a failed audit."""
+        audited = True
+        while not self._stopping:
+            self._replies += self._sleep_queue.look()
+            self._report_when_idle()
+            if self._core.has_work:
+                self._take_commands()
+                if self._replies:  # before a step that may be the last one
+                    self._report([])
+                self._report(self._step())
+                if self._core.failure is not None:
+                    raise self._core.failure
+                audited = False
+                continue
+            store = self._core.store
+            if self._grammar_queue.busy:
+                self._wait(_GRAMMAR_LOOK_MS)
+            elif store is not None and store.is_waiting:
+                self._wait(_STORE_LOOK_MS)
+                self._core.poll_store()
+            else:
+                if not audited and not self._wait(_AUDIT_AFTER_MS):
+                    self._core.audit()
+                    audited = True
+                self._wait()
+            self._take_commands()
+            self._report_when_idle()
+        self._grammar_queue.close()
+
+    def _wait(self, limit_ms: int | None = None) -> bool:
+        """Whether a command arrived. Raises what ended a process that the executor needs."""
+        ready = dict(self._poller.poll(limit_ms))
+        if self._core.processes is not None and any(source is not self._commands for source in ready):
+            self._core.processes.check()
+        return self._commands in ready
+
+    def _report_when_idle(self) -> None:
+        if (self._replies or self._snapshot_due) and not self._core.has_work:
+            self._report([])
+
+    def _step(self) -> list[TokenEvent]:
+        computed_before = self._core.computed_tokens
+        self.step_clock.begin()
+        events = self._core.step()
+        self.step_clock.end()
+        computed = self._core.computed_tokens - computed_before
+        if computed:  # else the step only freed memory
+            self._step_tokens.append(computed)
+        return events
+
+    def _take_commands(self) -> None:
+        for request, refusal in self._grammar_queue.ready():
+            self._submit(self._submit_numbers.pop(request.request_id), request, refusal)
+        while True:
+            try:
+                raw = self._commands.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._obey(_commands.decode(raw))
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Submit):
+            self._submit(command.number, command.request)
+        elif isinstance(command, Cancel):
+            if self._recorder is not None:
+                self._recorder.cancelled(command.request_id, command.index)
+            self._grammar_queue.cancel(command.request_id)
+            self._submit_numbers.pop(command.request_id, None)
+            self._core.cancel(command.request_id, command.index)
+        elif isinstance(command, Flush):
+            self._core.flush_cache()
+            self._replies.append(Reply.of(command.number))
+        elif isinstance(command, Look):
+            self._replies.append(Reply.of(command.number, self._core.cache_shape()))
+        elif isinstance(command, Sleep | Wake):
+            self._replies += self._sleep_queue.take(command)
+        elif isinstance(command, Follow):
+            if self._follower is None:
+                self._follower = self._core.memory.follow_checkpoints(pages=command.pages)
+            self._snapshot_due = True
+        elif isinstance(command, Reset):
+            self._reset(command.number)
+        else:
+            self._stopping = True
+
+    def _reset(self, number: int) -> None:
+        """The server that sent the requests has given them up."""
+        for request_id in self._submit_numbers:
+            self._grammar_queue.cancel(request_id)
+        self._submit_numbers.clear()
+        self._sleep_queue.forget()
+        self._core.cancel_all(_GIVEN_UP)
+        dropped: list[TokenEvent] = []
+        while self._core.has_work and self._core.failure is None:
+            dropped += self._step()
+        if self._core.failure is not None:
+            raise self._core.failure
+        if self._recorder is not None:
+            self._recorder.events(dropped)
+        self._replies = [Reply.of(number)]
+
+    def _submit(self, number: int, request: Request, refusal: WeftError | None = None) -> None:
+        """``refusal``: the error of its grammar."""
+        try:
+            if refusal is not None:
+                raise refusal
+            self._sleep_queue.check_open()
+            if self._grammar_queue.take(request):
+                self._submit_numbers[request.request_id] = number
+                return
+            self._core.submit(request)
+        except WeftError as error:
+            self._replies.append(Reply.refused(number, error))
+        else:
+            self._replies.append(Reply.of(number))
+            if self._recorder is not None:
+                self._recorder.accepted(request)
+
+    def _report(self, events: list[TokenEvent]) -> None:
+        if self._recorder is not None:
+            self._recorder.events(events)
+        now_s = time.monotonic()
+        stats = None
+        # Counters travel with replies and ends: a client that saw a request begin or end must see it counted.
+        news = bool(self._replies) or any(event.finish_reason is not None for event in events)
+        if news or now_s >= self._stats_due_s or not self._core.has_work:
+            stats = self._core.stats()
+            self._stats_due_s = now_s + _STATS_EVERY_S
+        checkpoints = self._checkpoints()
+        if events or stats is not None or checkpoints is not None:
+            send(self._events, StepReport(replies=self._replies, events=events, step_tokens=self._step_tokens,
+                                          stats=stats, checkpoints=checkpoints))
+            self._replies, self._step_tokens = [], []
+
+    def _checkpoints(self) -> CheckpointReport | None:
+        if self._follower is None:
+            return None
+        if self._snapshot_due:
+            self._snapshot_due = False
+            return self._follower.snapshot()
+        return self._follower.take()
+
+
+def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
+    """Raises ConfigError where the file cannot be created."""
+    if launch.record is None:
+        return None
+    from weft.rpc.recorder import Recorder
+
+    target = launch.record
+    return Recorder(Path(target.file), assembled.core, model=assembled.info.name, clock=time.monotonic,
+                    checkpoints=str(launch.config.get("checkpoints", "auto")),
+                    limit_bytes=target.limit_bytes, has_tokens=target.has_tokens)
+
+
+def send(socket: zmq.Socket[bytes], report: Report) -> None:
+    socket.send(_encoder.encode(report))
+
+
+def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
+    """The factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
+    module, _, function = launch.factory.partition(":")
+    factory = getattr(importlib.import_module(module), function)
+    return factory(EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
+
+
+def read_launch(stream: BinaryIO) -> Launch:
+    """Eight bytes of length, then msgpack. Raises EOFError when the parent ended before."""
+    size = stream.read(8)
+    body = stream.read(int.from_bytes(size, "little"))
+    if len(size) < 8 or len(body) < int.from_bytes(size, "little"):
+        raise EOFError("the parent process ended before it said what to build")
+    return msgspec.msgpack.decode(body, type=Launch)
+
+
+def die_with_parent(descriptor: int, folder: str) -> None:
+    """Ends this process when the other end of the pipe closes, whatever else runs. It removes the folder
+    first, since the parent no longer can."""
+
+    def wait() -> None:
+        os.read(descriptor, 1)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launch = read_launch(sys.stdin.buffer)
+    die_with_parent(sys.stdin.fileno(), launch.folder)
+    use_part_of_host(launch.cores, launch.ram_share, launch.memory_turn)
+    context = zmq.Context()
+    commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    commands.connect(launch.commands_address)
+    events.connect(launch.events_address)
+    try:
+        assembled = build(launch, events)
+        with contextlib.suppress(RequestError):  # a model without grammars refuses them per request
+            assembled.core.grammars.warm()
+        recorder = start_recording(launch, assembled)
+        end_memory_turn()
+        gc.freeze()
+        gc.enable()
+        send(events, Ready(assembled.info, assembled.core.stats()))
+        loop = EngineLoop(assembled.core, commands, events, recorder)
+        stop_beating = start_beating(context, launch.events_address, loop.step_clock, launch.beat_s)
+        try:
+            loop.run()
+        finally:
+            stop_beating()
+            last = assembled.core.close()
+            if recorder is not None:
+                recorder.events(last)
+                recorder.close()
+        return 0
+    except UserError as error:
+        send(events, Fatal(message=error.message, refusal=Refusal.of(error)))
+        return 2
+    except RankLostError as error:
+        print(error.message, file=sys.stderr, flush=True)
+        send(events, Fatal(message=error.message))
+        return 1
+    except BaseException as error:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)
+        send(events, Fatal(message=f"{type(error).__name__}: {error}", traceback=text))
+        return 1
+    finally:
+        context.destroy(linger=_LINGER_MS)
+
+
+if __name__ == "__main__":
+    gc.disable()
+    _code = main()
+    sys.stderr.flush()
+    os._exit(_code)  # unloading torch module by module takes a second or two

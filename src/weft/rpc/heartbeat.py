@@ -1,0 +1,149 @@
+"""The heartbeat of the engine process: is the engine alive, busy, or stuck?
+
+    engine process   loop thread   --- step_began_s --->  beat thread --Beat(step_s)--> events socket
+    HTTP process     HeartMonitor  <--- any message from the engine is a sign of life
+
+A thread of its own sends a beat every ``beat_s`` seconds, so a long step does not silence the engine. Each
+beat says for how long the loop has been in the step that it computes. The monitor then knows two kinds of
+stall:
+
+    silent    no message for ``stall_after_s``                   the process is stopped, swapped out or frozen
+    stuck     one step takes STEP_FACTOR times as long           the device or a kernel hangs
+
+A step that computes for a minute is no stall. Loading, sleeping and waking may take any time: only steps have
+a bound, and the monitor begins with the first report after the start.
+
+The monitor counts silence in ticks of its own event loop. If that loop is held up, or the whole machine
+sleeps, the beats wait in the socket. One late tick then counts as two beats at most.
+
+Rejected: beats from the loop between two steps (a long prefill chunk is silent); a question with a deadline
+(the loop answers between steps only); the age of the last message by the clock alone (a busy HTTP process
+would blame the engine).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from weft.rpc.messages import Beat
+
+STEP_FACTOR = 30
+"""A step may take this many times ``stall_after_s``: 5 minutes by default, as a first step compiles
+kernels."""
+_BEAT_MAX_S = 1.0
+_BEATS_PER_STALL = 5
+_LATE_TICKS = 2
+
+
+def beat_every_s(stall_after_s: float) -> float:
+    """Seconds between two beats, so that several fit into ``stall_after_s`` (0: no stall is ever
+    reported)."""
+    return min(_BEAT_MAX_S, stall_after_s / _BEATS_PER_STALL) if stall_after_s else _BEAT_MAX_S
+
+
+class StepClock:
+    """Written by the loop thread, read by the beat thread: when the running step began."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s: float | None = None
+
+    def begin(self) -> None:
+        self._began_s = self._clock()
+
+    def end(self) -> None:
+        self._began_s = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds in the running step; 0 between steps."""
+        began_s = self._began_s
+        return 0.0 if began_s is None else self._clock() - began_s
+
+
+def start_beating(context: zmq.Context[zmq.Socket[bytes]], address: str, step_clock: StepClock,
+                  every_s: float) -> Callable[[], None]:
+    """Starts the beat thread, with a socket of its own (a socket belongs to one thread). Call the result to
+    end it."""
+    stopped = threading.Event()
+
+    def beat() -> None:
+        socket = context.socket(zmq.PUSH)
+        socket.connect(address)
+        encoder = msgspec.msgpack.Encoder()
+        while not stopped.wait(every_s):
+            socket.send(encoder.encode(Beat(step_clock.step_s)))
+        socket.close(linger=0)
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        stopped.set()
+        thread.join()
+
+    return stop
+
+
+class HeartMonitor:
+    """Watches one engine process from the HTTP process. ``stall_after_s`` 0: no stall is ever reported."""
+
+    def __init__(self, stall_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.beat_s = beat_every_s(stall_after_s)
+        self._stall_after_s = stall_after_s
+        self._clock = clock
+        self._silent_s = 0.0
+        self._step_s = 0.0
+        self._ticked_s = clock()
+        self._stall_seen = asyncio.Event()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last sign of life."""
+        return self._silent_s
+
+    @property
+    def stall(self) -> str | None:
+        """Why the engine counts as stalled, or None."""
+        if not self._stall_after_s:
+            return None
+        if self._silent_s > self._stall_after_s:
+            return (f"the engine process has been silent for {self._silent_s:.1f} s; the bound is "
+                    f"{self._stall_after_s:g} s (limits.stall_after)")
+        step_s, bound_s = self._step_s + self._silent_s, STEP_FACTOR * self._stall_after_s
+        if self._step_s and step_s > bound_s:
+            return (f"the engine has been in one step for {step_s:.0f} s; the bound is {bound_s:g} s "
+                    f"({STEP_FACTOR} times limits.stall_after)")
+        return None
+
+    async def stalled(self) -> str:
+        """Waits for a stall, and says why."""
+        while (reason := self.stall) is None:
+            self._stall_seen.clear()
+            await self._stall_seen.wait()
+        return reason
+
+    def sign_of_life(self, step_s: float = 0.0) -> None:
+        """A message came; ``step_s``: what a beat says of the running step."""
+        self._silent_s, self._step_s = 0.0, step_s
+
+    def tick(self) -> None:
+        """To be called every ``beat_s`` seconds."""
+        now_s = self._clock()
+        self._silent_s += min(now_s - self._ticked_s, _LATE_TICKS * self.beat_s)
+        self._ticked_s = now_s
+        if self.stall is not None:
+            self._stall_seen.set()
+
+    async def watch(self) -> None:
+        """Ticks for ever, from now on."""
+        self._ticked_s = self._clock()
+        while True:
+            await asyncio.sleep(self.beat_s)
+            self.tick()

@@ -1,0 +1,217 @@
+"""What the HTTP process and the engine process say to each other: msgpack of these Structs.
+
+    HTTP process                                             engine process
+    ------------                                             --------------
+    Launch    (stdin, once)      ------------------------->  which engine to build
+              <-------------------------------------------   Progress*, then Ready or Fatal
+    Submit, Flush, Look,
+    Sleep, Wake, Reset           ------------------------->  questions: each has a number ...
+              <-------------------------------------------   ... and a Reply in a StepReport
+    Cancel, Follow, Stop         ------------------------->  commands without a reply
+              <-------------------------------------------   StepReport: all that a step brought, at most
+                                                             one message per step
+              <-------------------------------------------   Beat: a sign of life, from a thread of its own
+              <-------------------------------------------   Fatal: the last message of a dying engine
+
+The engine reads questions and commands between two steps. A StepReport carries the replies to submits as well
+as tokens, so the news of a request arrives in the order of events: accepted or refused, then tokens.
+
+Rejected: pickle (ten times slower for these shapes, and it runs code); one message per token event (256
+wake-ups of the event loop per step instead of one); a list of replies for each kind of question (a new
+question then changes five places).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from weft.checkpoint_report import CheckpointReport
+from weft.engine.sleep_state import Flushed, Part, SleepState
+from weft.engine.stats import EngineStats
+from weft.errors import UserError, WeftError
+from weft.info import ModelInfo
+from weft.request import Request, TokenEvent
+from weft.rpc.recording_target import RecordingTarget
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """``factory`` is "module:function"; the engine process calls it with an EngineConfig of ``config`` and
+    ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: None for
+    no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part
+    of the machine that is the engine's (``weft.rpc.engine_link.HostShare``). ``memory_turn``: the
+    descriptor of a file that the engines of one machine lock in turn (``weft.host``)."""
+
+    factory: str
+    config: dict[str, Any]
+    folder: str
+    record: RecordingTarget | None = None
+    beat_s: float = 1.0
+    cores: tuple[int, ...] = ()
+    ram_share: int = 1
+    memory_turn: int | None = None
+
+    @property
+    def commands_address(self) -> str:
+        return f"ipc://{self.folder}/commands"
+
+    @property
+    def events_address(self) -> str:
+        return f"ipc://{self.folder}/events"
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """A question. Its reply has no value: the request is accepted."""
+
+    number: int
+    request: Request
+
+
+class Flush(msgspec.Struct, frozen=True, tag=True):
+    """A question: drop what the prefix cache holds. Its reply has no value."""
+
+    number: int
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """A question: what does the prefix cache hold? The reply is a ``CacheShape``."""
+
+    number: int
+
+
+SleepMode = Literal["wait", "abort"]
+
+
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """A question; the reply is a ``SleepOutcome``. ``mode``: what happens while sequences run, None to
+    refuse; ``timeout_s``: how long to wait for them."""
+
+    number: int
+    level: int
+    mode: SleepMode | None
+    timeout_s: float
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """A question; the reply is a ``SleepOutcome``. ``tags`` None brings everything back."""
+
+    number: int
+    tags: list[Part] | None
+
+
+class Follow(msgspec.Struct, frozen=True, tag=True):
+    """The next StepReport has a snapshot of the checkpoints, and later ones what changed. ``pages``: of KV
+    pages too."""
+
+    pages: bool = False
+
+
+class Reset(msgspec.Struct, frozen=True, tag=True):
+    """A question: cancel every request, and forget unanswered questions. The reply has no value; no event
+    of an earlier request follows it. The prefix cache stays."""
+
+    number: int
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """``index`` None cancels every sequence of the request."""
+
+    request_id: str
+    index: int | None = None
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End after the step that is running."""
+
+
+Command = Submit | Flush | Look | Sleep | Wake | Reset | Follow | Cancel | Stop
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """An error of ``weft.errors`` on the wire, in the terms of HTTP."""
+
+    message: str
+    status: int
+    kind: str
+    param: str | None = None
+    code: str | None = None
+
+    @classmethod
+    def of(cls, error: WeftError) -> Refusal:
+        return cls(message=error.message, status=error.status, kind=error.kind, param=error.param,
+                   code=error.code)
+
+    def as_error(self) -> UserError:
+        """A UserError that HTTP and the terminal report as the original would have been."""
+        error = UserError(self.message, param=self.param, code=self.code)
+        error.status, error.kind = self.status, self.kind
+        return error
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to the question ``number``: a value in msgpack, whose type the asking side knows, or a
+    refusal."""
+
+    number: int
+    value: msgspec.Raw
+    refusal: Refusal | None = None
+
+    @classmethod
+    def of(cls, number: int, value: Any = None) -> Reply:
+        return cls(number=number, value=msgspec.Raw(_encoder.encode(value)))
+
+    @classmethod
+    def refused(cls, number: int, error: WeftError) -> Reply:
+        return cls(number=number, value=msgspec.Raw(_encoder.encode(None)), refusal=Refusal.of(error))
+
+
+class SleepOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The state after a call to sleep or wake up. ``flushed``: what the prefix cache lost."""
+
+    state: SleepState
+    flushed: Flushed | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """One line about what the engine does while it starts."""
+
+    text: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """``stats`` from before the first step, so that /metrics has every gauge from the start."""
+
+    info: ModelInfo
+    stats: EngineStats
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """``step_tokens``: tokens computed by each step since the last report (the histogram of iteration
+    sizes). ``stats``: the engine's counters, not on every report. ``checkpoints``: what the prefix cache got
+    and lost, after a Follow."""
+
+    replies: list[Reply] = []
+    events: list[TokenEvent] = []
+    step_tokens: list[int] = []
+    stats: EngineStats | None = None
+    checkpoints: CheckpointReport | None = None
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The process runs. ``step_s``: seconds in the running step; 0 between steps."""
+
+    step_s: float = 0.0
+
+
+class Fatal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """``refusal`` is set when the user can do something about it (a bad flag, a bad checkpoint)."""
+
+    message: str
+    traceback: str = ""
+    refusal: Refusal | None = None
+
+
+Report = Progress | Ready | StepReport | Beat | Fatal

@@ -1,0 +1,173 @@
+"""Compiles every Triton kernel for GPUs ahead of time: a check for machines without a GPU.
+
+    python -m tests.support.compile_gate          the largest shape of each kernel, for the GPUs in turn
+    python -m tests.support.compile_gate --all    every shape that a kernel file lists, for each GPU
+
+    src/weft: @triton.jit, compilations() --> signature, constants --> cubin for each GPU
+                                                                          shared memory <= an SM's
+                                                                          registers spilled: reported
+
+It finds what Triton's interpreter cannot: types that do not match, and shapes that a tensor core does not
+take. It also finds tiles that need more shared memory than a GPU has, an error of the first launch there. It
+checks neither results nor speed. It runs without TRITON_INTERPRET and in a process of its own, because a
+kernel's definition decides whether it is interpreted. Triton caches what it compiled (TRITON_CACHE_DIR).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from math import prod
+from pathlib import Path
+from types import ModuleType
+
+import weft
+from weft.tensor.gpu.compilation import CAPABILITIES, SMALL_SHARED, SMALL_SHARED_BYTES, Compilation
+
+SHARED_MAX_BYTES = dict.fromkeys(CAPABILITIES, SMALL_SHARED_BYTES) | {80: 163 * 1024, 90: 227 * 1024,
+                                                                     100: 227 * 1024}
+"""Compute capability -> shared memory of one program."""
+WARP_THREADS = 32
+_DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileResult:
+    """``fault``: why it cannot run on that GPU; None if it can. ``spilled_bytes``: registers of a thread that
+    spill to memory; None if unknown."""
+
+    name: str
+    capability: int
+    shared_bytes: int
+    spilled_bytes: int | None
+    seconds: float
+    fault: str | None
+
+
+def kernel_modules() -> list[ModuleType]:
+    """The modules of weft that define Triton kernels; the rest of ``tensor/gpu`` is what they share."""
+    assert weft.__file__ is not None
+    root = Path(weft.__file__).parent
+    files = [path for path in sorted(root.rglob("*.py"))
+             if (path.parent.name != "gpu" or path.stem.endswith("_kernels"))
+             and _DEFINES.search(path.read_text(encoding="utf-8"))]
+    return [importlib.import_module(".".join(("weft", *path.relative_to(root).with_suffix("").parts)))
+            for path in files]
+
+
+def compilations_of(module: ModuleType) -> list[Compilation]:
+    """Raises AttributeError for a kernel file without ``compilations``."""
+    listed: list[Compilation] = module.compilations()
+    assert listed, f"{module.__name__} lists no compilation"
+    return listed
+
+
+def most_demanding(compilations: Sequence[Compilation]) -> list[Compilation]:
+    """For each kernel function the variant with the largest tiles; of equals the one with most stages."""
+    def size(one: Compilation) -> tuple[int, int]:
+        tiles = [value for value in one.constants.values() if type(value) is int and value > 1]
+        return prod(tiles), one.num_stages
+
+    largest: dict[int, Compilation] = {}
+    for one in compilations:
+        held = largest.get(id(one.kernel))
+        if held is None or size(one) > size(held):
+            largest[id(one.kernel)] = one
+    return list(largest.values())
+
+
+def variants_for(listed: Sequence[Compilation], capability: int) -> list[Compilation]:
+    """The variants that a GPU of ``capability`` launches."""
+    return [one for one in listed if capability >= one.oldest
+            and one.small_shared in (None, capability in SMALL_SHARED)
+            and (one.only is None or capability in one.only)]
+
+
+def in_turn(listed: Sequence[Compilation], capabilities: Iterator[int]) -> list[tuple[Compilation, int]]:
+    """Each kernel at its largest, for the next of ``capabilities``."""
+    pairs = []
+    for kernel in {id(one.kernel): one.kernel for one in listed}.values():
+        capability = next(capabilities)
+        largest = most_demanding(variants_for([one for one in listed if one.kernel is kernel], capability))
+        pairs += [(one, capability) for one in largest]
+    return pairs
+
+
+def compiled(one: Compilation, capability: int) -> CompileResult:
+    """Compile ``one`` for a GPU of ``capability`` down to machine code."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    started, shared, fault, spilled = time.perf_counter(), 0, None, None
+    try:
+        kernel = triton.compile(
+            ASTSource(one.kernel, one.signature, one.constants, _aligned(one)),
+            target=GPUTarget("cuda", capability, WARP_THREADS),
+            options={"num_warps": one.num_warps, "num_stages": one.num_stages})
+    except Exception as error:  # a compiler has many ways to refuse; each is a fault
+        fault = f"{type(error).__name__}: {error}".strip()
+    else:
+        shared, spilled = int(kernel.metadata.shared), _spilled_bytes(kernel.asm["cubin"])
+        if shared > SHARED_MAX_BYTES[capability]:
+            fault = f"takes {shared} bytes of shared memory, of {SHARED_MAX_BYTES[capability]}"
+    return CompileResult(one.name, capability, shared, spilled, time.perf_counter() - started, fault)
+
+
+def _spilled_bytes(cubin: bytes) -> int | None:
+    """The stack bytes per thread of the machine code, read by the toolkit that ships with Triton."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        try:
+            usage = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name], check=True,
+                                  capture_output=True, text=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return None
+    stack = re.search(r"STACK:(\d+)", usage)
+    return None if stack is None else int(stack[1])
+
+
+def _aligned(one: Compilation) -> dict[tuple[int], list[list[str | int]]]:
+    """The specialisation of a launch: addresses and counts are multiples of 16, so loads are vectorised and
+    go through shared memory. Without it a kernel would need a fraction of that memory."""
+    return {(index,): [["tt.divisibility", 16]] for index, kind in enumerate(one.signature.values())
+            if kind.startswith("*") or kind in ("i32", "i64")}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--all", action="store_true", help="every shape for every GPU")
+    parser.add_argument("--only", default="", help="modules with this in their name")
+    args = parser.parse_args(argv)
+    assert os.environ.get("TRITON_INTERPRET", "0") != "1", "interpreted kernels are not compiled"
+    faults, capabilities = 0, cycle(SHARED_MAX_BYTES)
+    for module in kernel_modules():
+        if args.only not in module.__name__:
+            continue
+        listed = compilations_of(module)
+        every = [(one, capability) for capability in SHARED_MAX_BYTES
+                 for one in variants_for(listed, capability)] if args.all else in_turn(listed, capabilities)
+        for one, capability in every:
+            outcome = compiled(one, capability)
+            faults += outcome.fault is not None
+            print(f"{module.__name__.removeprefix('weft.')}  {one.name}  sm_{capability}  "
+                  f"{outcome.shared_bytes / 1024:.0f} KiB shared  {outcome.spilled_bytes} B spilled  "
+                  f"{outcome.seconds:.1f} s  "
+                  f"{outcome.fault or 'ok'}", flush=True)
+    print(f"{faults} faults")
+    return min(faults, 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
