@@ -38,6 +38,7 @@ from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
+from weft.memory.prefix_store import Store
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.models.loading import LoadedModel, load_model
 from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
@@ -50,7 +51,6 @@ from weft.schedule.plan import StepPlan
 from weft.schedule.store_tier import StoreTier
 from weft.spec import CompressedKvName
 from weft.speculation.drafter import Drafter
-from weft.store.protocol import Store
 from weft.tensor import gpu, native
 from weft.units import CHUNK_TOKENS, pages_for
 

@@ -25,9 +25,9 @@ from weft.engine.executor import Executor
 from weft.engine.scripted import ScriptedExecutor
 from weft.errors import QueueFullError
 from weft.memory.memory import Memory
-from weft.memory.prefix.cache_counts import CacheCounts
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
+from weft.memory.usage import CacheCounts
 from weft.request import Request, SamplingParams
 from weft.rpc.recorder import Recorder
 from weft.schedule.budget import step_tokens_bound

@@ -11,6 +11,7 @@ import pytest
 from tests.support.synthetic import Library, document_traffic
 from weft.costs.step import StepCost
 from weft.memory.frames.plan import ArenaPlan, plan_arena
+from weft.memory.prefix_store import KvPiece, StagingBuffers
 from weft.planning.geometries import find_geometry
 from weft.planning.model_plan import Asked, make_plan
 from weft.schedule.reuse import Reuse
@@ -18,7 +19,6 @@ from weft.sim.replay import replay
 from weft.sim.report import Report
 from weft.sim.store_tier import StoreModel, parse_disk
 from weft.sim.traffic import Traffic, TrafficRequest
-from weft.store.values import KvPiece, StagingBuffers
 from weft.store.virtual_disk import DiskModel, PackingModel
 from weft.store.virtual_store import VirtualStore
 

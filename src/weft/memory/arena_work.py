@@ -45,8 +45,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from weft.memory.prefix_store import KvRows
 from weft.memory.values import NodeId
-from weft.store.values import KvRows
 from weft.units import PAD, BufferId, FrameId, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]

@@ -44,14 +44,13 @@ import numpy as np
 
 from weft.costs.restore import RestorePrices
 from weft.memory.arena_work import CheckpointLoad
+from weft.memory.prefix_store import KvRows, StagingBuffers, Store, StoredPrefix, StoreEvent, Ticket
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import Match, StoreLoss
 from weft.schedule.plan import Int32s
 from weft.schedule.sequence import Sequence
 from weft.schedule.store_step import FetchKey, FetchWish
 from weft.schedule.tier_stats import RestoreCounts
-from weft.store.protocol import Store
-from weft.store.values import KvRows, StagingBuffers, StoredPrefix, StoreEvent, Ticket
 from weft.units import PAD, PAGE_TOKENS, BufferId, SeqId, ceil_div
 
 LOAD_SEQS_FROM = 1 << 40

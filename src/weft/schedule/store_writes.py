@@ -53,20 +53,20 @@ from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
 from weft.memory.memory import Memory
 from weft.memory.prefix.checkpoint_contents import CheckpointContents
 from weft.memory.prefix.edge import COMPRESSED
-from weft.memory.transfer_buffers import TransferBuffers
-from weft.memory.values import NodeId
-from weft.schedule.tier_stats import WriteCounts
-from weft.store.protocol import Store
-from weft.store.values import (
+from weft.memory.prefix_store import (
     EXACT_FORM,
     INT4_KV,
     INT8_KV,
     INT8_STATE,
     RECORD_TOKENS_MAX,
     KvPiece,
+    Store,
     StoreEvent,
     Ticket,
 )
+from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.values import NodeId
+from weft.schedule.tier_stats import WriteCounts
 from weft.units import PAGE_TOKENS, BufferId, ceil_div, pages_for
 
 STEP_BYTES = 8 << 20

@@ -13,6 +13,7 @@ from weft.engine.executor import LateExecutor
 from weft.engine.scripted import NextToken, ScriptedExecutor
 from weft.engine.sleep_state import Part
 from weft.memory.memory import Memory
+from weft.memory.prefix_store import Store
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.request import Request, SamplingParams, TokenEvent
 from weft.schedule.budget import step_tokens_bound
@@ -21,7 +22,6 @@ from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.store_tier import StoreTier
 from weft.sim.clock import VirtualClock
 from weft.speculation.drafter import Drafter
-from weft.store.protocol import Store
 
 VOCAB_SIZE = 97
 EOS = 3
