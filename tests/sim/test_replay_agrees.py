@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripted import ScriptedExecutor
 from tests.support.sharing import sharing_scenario
 from tests.support.workload import EOS_IDS, VOCAB_SIZE, Arrival, Scenario, ScriptedCancel
 from weft.assemble import assemble
 from weft.config import EngineConfig, Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.executor import Executor
-from weft.engine.scripted import ScriptedExecutor
 from weft.errors import QueueFullError
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
