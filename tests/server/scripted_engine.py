@@ -26,13 +26,13 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from tests.support.scripted import scripted_logprobs
 from weft.assemble import Assembled, assemble
 from weft.assemble.identity import file_digest
 from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
-from weft.engine.scripted import scripted_logprobs
 from weft.engine.sleep_state import PARTS, Part
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo

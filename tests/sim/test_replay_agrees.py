@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripted import ScriptedExecutor
 from tests.support.sharing import sharing_scenario
 from tests.support.workload import EOS_IDS, VOCAB_SIZE, Arrival, Scenario, ScriptedCancel
 from weft.assemble import assemble
@@ -22,7 +23,6 @@ from weft.costs import fit
 from weft.costs.step import StepCost
 from weft.engine.engine import EngineCore
 from weft.engine.executor import Executor
-from weft.engine.scripted import ScriptedExecutor
 from weft.errors import QueueFullError
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy

@@ -19,11 +19,11 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from tests.support.checkers import InFlight, Ledger, ProgressCheck
+from tests.support.scripted import ScriptedExecutor
 from tests.support.trace import Trace, plan_bytes
 from tests.support.workload import EOS_IDS, VOCAB_SIZE, Scenario, ScriptedCancel
 from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
-from weft.engine.scripted import ScriptedExecutor
 from weft.engine.sleep_state import Part
 from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
