@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from weft.memory.frames.plan import ArenaPlan
     from weft.models.loading import LoadedModel
-    from weft.models.rank_share import RankGroup
+    from weft.models.sharded_model import RankGroup
     from weft.models.weights_cache import WeightsCache
     from weft.ranks.executor import RankedExecutor
     from weft.ranks.peers import Peers

@@ -1,8 +1,7 @@
 """What a terminal or a log shows of an engine that starts: `weft serve` and `weft join`.
 
-A terminal has one line that changes. A log has one line for each part of the start, when that part is over:
-a bar at 5 % that never moves again would look like a start that hangs. A part that takes long gets a line now
-and then.
+A terminal has one line that changes. A log has a line when a part of the start begins, one when it is over, and
+between them one now and then. A bar at 5 % that never moves again would look like a start that hangs.
 """
 
 from __future__ import annotations
@@ -23,16 +22,20 @@ class StartProgress:
         self._console = console
         self._status = console.status("", spinner="dots") if console.is_terminal else None
         self._shown_s = time.monotonic()
-        self._latest = ""
+        self._part = self._latest = ""
 
     def show(self, text: str) -> None:
         if self._status is not None:
             self._status.update(escape(text))
             self._status.start()
             return
-        if text.partition(":")[0] != self._latest.partition(":")[0]:
+        part = text.partition(":")[0]
+        if part != self._part:
             self._print_latest()
-        self._latest = text
+            self._part = part
+            self._print(part)
+        if text != part:
+            self._latest = text
         if time.monotonic() - self._shown_s >= _LINES_APART_S:
             self._print_latest()
 

@@ -32,6 +32,7 @@ from weft.server.protocol import (
     prompts_of,
     refuse_stream_fields,
     sampling_params,
+    stream_usage,
 )
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
@@ -96,24 +97,19 @@ class CompletionJob:
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         generation = self.generation
-        options = self._body.stream_options
-        with_usage = options is not None and bool(options.include_usage)
-        always = options is not None and bool(options.continuous_usage_stats)
+        with_usage, always = stream_usage(self._body)
         started = [False] * len(generation.choices)
-        try:
-            async for pieces in generation.pieces():
-                out = []
-                for piece in pieces:
-                    choice = self._choice(piece, first=not started[piece.index])
-                    started[piece.index] = True
-                    usage = generation.usage() if always else None if with_usage else UNSET
-                    out.append(sse_line(_encoder.encode(self._response([choice], usage))))
-                yield b"".join(out)
-            if with_usage:
-                yield sse_line(_encoder.encode(self._response([], generation.usage())))
-            yield DONE
-        finally:
-            generation.close()
+        async for pieces in generation.pieces():
+            out = []
+            for piece in pieces:
+                choice = self._choice(piece, first=not started[piece.index])
+                started[piece.index] = True
+                usage = generation.usage() if always else None if with_usage else UNSET
+                out.append(sse_line(_encoder.encode(self._response([choice], usage))))
+            yield b"".join(out)
+        if with_usage:
+            yield sse_line(_encoder.encode(self._response([], generation.usage())))
+        yield DONE
 
     def _sampling(self, prompt: Prompt) -> SamplingParams:
         body, info = self._body, self._model.info

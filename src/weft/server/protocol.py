@@ -291,6 +291,12 @@ def refuse_stream_fields(body: GenerateBody) -> None:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
 
 
+def stream_usage(body: GenerateBody) -> tuple[bool, bool]:
+    """Whether a stream has its usage in a last chunk, and in every one."""
+    options = body.stream_options or StreamOptions()
+    return bool(options.include_usage), bool(options.continuous_usage_stats)
+
+
 def prompts_of(value: str | list[Any]) -> list[str | list[int]]:
     """One prompt or several, as text or as token ids; text and ids may be mixed in a list of prompts."""
     if isinstance(value, str):
