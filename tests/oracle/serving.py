@@ -31,12 +31,14 @@ from tests.fixtures.checkpoints import FAMILIES, checkpoint, load_reference, mak
 from tests.fixtures.far_memory import far_memory
 from weft.assemble.room import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
+from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compressed_kv, with_compression
 from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
+from weft.memory.prefix_store import Store
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.models.loading import LoadedModel, load_model
 from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
@@ -46,11 +48,9 @@ from weft.runner.sampler import Sampler
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.spec import CompressedKvName
 from weft.speculation.drafter import Drafter
-from weft.store.protocol import Store
 from weft.tensor import gpu, native
 from weft.units import CHUNK_TOKENS, pages_for
 

@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.assemble.identity import engine_identity
-from weft.assemble.learned_costs import cost_learner, guessed_cost, price_learner
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, plan_memory, ram_room
@@ -51,8 +50,11 @@ from weft.info import ModelInfo
 from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
+from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
 from weft.schedule.checkpoints import parse_checkpoints
-from weft.spec import ModelSpec
+from weft.schedule.plan import StepPlan
+from weft.schedule.store_tier import StoreTier
+from weft.spec import ITEM_BYTES, ModelSpec
 from weft.speculation.proposal import parse_sources
 from weft.store.identity import weights_digest
 from weft.tensor.weights.memory_ahead import touched_ahead
@@ -120,7 +122,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
     notes += placed.notes
     defaults = loaded.generation_defaults
-    cost = guessed_cost(loaded)
+    cost = _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
@@ -139,12 +141,10 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       checkpoints=checkpoints, overlap=overlap,
                       max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
-    core.on_step.append(cost_learner(policy, cost))
+    core.on_step.append(_cost_listener(core, policy, cost, tier))
     if ranks is not None:
         core.counters.ranks = partial(ranks.stats, placed.own)
         core.processes = ranks.peers
-    if tier is not None:
-        core.on_step.append(price_learner(tier))
     info = ModelInfo(
         name=name, directory=str(directory), family=loaded.spec.family, layers=layers_in_words(loaded.spec),
         vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,
@@ -153,6 +153,27 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len))
     return Assembled(core, info)
+
+
+def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
+    """Of a prompt, until steps were measured."""
+    spec = loaded.spec
+    return geometric_cost(hidden_size=spec.hidden_size, attention_layers=len(spec.attention_layers),
+                          parameters=loaded.weights_bytes / ITEM_BYTES[spec.dtype])
+
+
+def _cost_listener(core: EngineCore, policy: Policy, guess: PrefillCost,
+                   tier: StoreTier | None) -> Callable[[StepPlan, float], None]:
+    """Gives the eviction policy and the prices of the store what the meter of ``core`` has measured."""
+    def measured(plan: StepPlan, seconds: float) -> None:
+        if plan.window_count:
+            return
+        if tier is not None:
+            tier.prices.stepped(core.meter.last, seconds)
+        if plan.prefills and core.meter.quadratic_is_due:
+            policy.costs(PrefillCost(1.0, core.meter.quadratic(guess.quadratic)))
+
+    return measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.engine.digests import EMPTY, UNWRITTEN, Digests, digest, require
+from tests.support.digests import EMPTY, UNWRITTEN, Digests, digest, require
 from weft.memory.frames.plan import ArenaPlan
 from weft.schedule.plan import Int32s
 from weft.units import PAGE_TOKENS

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft.engine.detokenize import IncrementalDetokenizer, TextDecoder
-from weft.engine.stopping import StopStrings
 from weft.errors import EngineUnavailableError, RequestError
 from weft.request import FinishReason, LostTokens, SamplingParams, TokenEvent, TokenLogprobs
+from weft.text.detokenize import IncrementalDetokenizer, TextDecoder
+from weft.text.stop_strings import StopStrings
 
 
 @dataclass(slots=True)

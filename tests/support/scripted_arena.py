@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.engine.compressed_digests import CompressedDigests
-from weft.engine.digests import UNWRITTEN, Digests, require
-from weft.engine.scripted_transfers import ScriptedTransfers
+from tests.support.compressed_digests import CompressedDigests
+from tests.support.digests import UNWRITTEN, Digests, require
+from tests.support.scripted_transfers import ScriptedTransfers
 from weft.memory.arena_work import WorkKind
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.reservation import Moves

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from weft.engine.digests import UNWRITTEN, Digests, require
+from tests.support.digests import UNWRITTEN, Digests, require
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.transfer_buffers import TransferBuffer, TransferBuffers
 from weft.schedule.plan import Int32s, StepPlan

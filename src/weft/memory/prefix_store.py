@@ -1,21 +1,31 @@
-"""The frozen values between an engine and a store: prefixes, offers, buffers, events, counters.
+"""What an engine may ask of a prefix store, and the frozen values between the two.
 
-    tokens --match--> StoredPrefix --fetch, StagingBuffers--> Ticket --poll--> StoreEvent("fetched")
-    tokens --offer--> PutOffer     --put, KvPiece, state---> Ticket --poll--> StoreEvent("written")
+    engine thread                                   threads of the store
+    tokens --match--> StoredPrefix   memory only
+    tokens --offer--> PutOffer       memory only
+    fetch(StagingBuffers) -- Ticket --> queue of reads  --> read, verify, compare tokens --.
+    put(KvPiece, state) ---- Ticket --> queue of writes --> records, tokens, ledger line --|
+    poll <------------------------------- StoreEvent("fetched", "written", ...) -----------'
 
 A *grain* is the KV of 16 tokens of all attention layers, unsharded and in head order: one page of an engine
 that runs on one rank. A *KV record* holds the KV of up to 256 tokens of one edge, as grains one after the
 other. A *state record* holds the state after ``position`` tokens. A *stored checkpoint* is a state record
 with the KV records of all tokens before it.
 
+One thread calls every method of a ``Store``, and none of them waits for a disk or a network. A store belongs
+to one namespace (``weft.store.identity``): another model, dtype or layout on the same path never matches.
+Buffers given to ``fetch`` and ``put`` belong to the store until ``poll`` returns the event of their ticket.
+Cancelling the request changes nothing of that.
+
 Laws:
 
 * L8: a hit is a checkpoint with all of its KV.
-* L10: tokens are compared before bytes are handed out.
-* L11: each drop is counted with its reason.
+* L9: a put never waits. It is refused (None) when queues are full.
+* L10: ``match`` compares hashes; the fetch compares the tokens themselves before its event says ``fetched``.
+* L11: each drop and each refusal is counted with its reason.
 
-Rejected: bytes inside the values. A record is megabytes; the buffers belong to the engine, and an event says
-when each may be used or freed.
+Rejected: bytes inside the values (a record is megabytes); futures or callbacks (an engine reads events
+between two steps like commands, so no callback runs inside a step).
 """
 
 from __future__ import annotations
@@ -23,11 +33,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, NamedTuple, NewType
+from typing import Literal, NamedTuple, NewType, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from weft.memory.usage import StoreStats
 from weft.units import ceil_div
 
 PrefixTokens = Sequence[int] | npt.NDArray[np.int32]
@@ -172,3 +183,41 @@ class StoreEvent:
     reason: str = ""
     nbytes: int = 0
     seconds: float = 0.0
+
+
+class Store(Protocol):
+    """One namespace of one directory or bucket."""
+
+    def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
+        """The deepest stored checkpoint of more than ``above`` tokens that ``tokens`` begins with."""
+        ...
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever ``match`` may answer otherwise."""
+        ...
+
+    def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
+        """Reads the KV of [``start``, ``position``) and the state. ``start`` is a multiple of 16."""
+        ...
+
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
+              exact: bool) -> PutOffer | None:
+        """What a put of this checkpoint needs; None if it is stored, or if a put would be refused."""
+        ...
+
+    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
+            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+        """Stores a checkpoint. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
+        hit saves; eviction ranks by it. None: refused and counted."""
+        ...
+
+    def poll(self) -> list[StoreEvent]:
+        """Events since the last call."""
+        ...
+
+    def stats(self) -> StoreStats: ...
+
+    def close(self) -> None:
+        """Ends the threads. Puts that are queued are written as far as a few seconds allow."""
+        ...
