@@ -1,7 +1,7 @@
 """What a terminal or a log shows of an engine that starts: `weft serve` and `weft join`.
 
-A terminal has one line that changes. A log has a line when a part of the start begins, one when it is over, and
-between them one now and then. A bar at 5 % that never moves again would look like a start that hangs.
+A terminal has one line that changes. A log has a line when a part of the start begins, one when it is over,
+and one now and then between them. A bar at 5 % that never moves again would look like a start that hangs.
 """
 
 from __future__ import annotations
