@@ -46,7 +46,6 @@ from click.core import ParameterSource
 from weft.config import DTYPE_SPELLINGS
 from weft.config_check import TABLES, flag_name, setting_name, without_none
 from weft.foreign import foreign_flag, foreign_sentence
-from weft.request import SamplingParams
 
 ConfigT = TypeVar("ConfigT")
 ENV_PREFIX = "WEFT_"
@@ -424,6 +423,8 @@ def sampling_parameters() -> list[click.Parameter]:
 def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling fields that were given, ready for a request or for SamplingParams. Raises RequestError for
     one out of its range: before a model is loaded, not after."""
+    from weft.request import SamplingParams  # `weft --help` needs none of it
+
     given = {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}
     SamplingParams(**given).check(vocab_size=_ANY_VOCABULARY)
     return given
