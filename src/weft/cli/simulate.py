@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from weft.sim.traffic import Traffic
 
 
-
-
 @click.command("simulate", cls=FlagCommand, params=[
     click.Argument(["trace"]),
     click.Option(["--model"], help="Checkpoint directory, public model or hub name; only its config.json is "
