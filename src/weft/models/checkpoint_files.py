@@ -91,9 +91,9 @@ class CheckpointFiles:
 
 @dataclass(frozen=True, slots=True)
 class DraftWeights:
-    """Heads for multi-token prediction that a checkpoint brings: a handle, nothing is read. They are no part of
-    the model and of its bytes, unless speculation wants them (``weft.models.mtp``). ``names``: behind the
-    prefix, sorted. ``stored_bytes``: in the files."""
+    """Heads for multi-token prediction that a checkpoint brings: a handle, nothing is read. They are no part
+    of the model, unless speculation wants them (``weft.models.mtp``). ``names``: behind the prefix, sorted.
+    ``stored_bytes``: in the files."""
 
     checkpoint: CheckpointFiles
     dtype: torch.dtype
