@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from weft.engine.choices import Choice, Piece
 from weft.request import FinishReason, LostTokens, TokenLogprobs
+from weft.text.choices import Choice, Piece
 from weft.text.tools.body_reader import CallDelta
 
 

@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Iterable
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.engine.choices import Piece
 from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
 from weft.server.generation import Usage
@@ -29,6 +28,7 @@ from weft.server.sse import DONE, sse_line
 from weft.server.turn import ChatTurn, PreparedTurn, prepare_turn
 from weft.text.blocks import AnswerBlock, BlockEvent, text_of
 from weft.text.chat_request import ConversationFields
+from weft.text.choices import Piece
 from weft.text.predicted import predicted_text
 
 

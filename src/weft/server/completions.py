@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.engine.choices import Choice, Piece
 from weft.errors import RequestError
 from weft.request import SamplingParams
 from weft.server.generation import Generation, Prompt, Usage, check_count
@@ -39,6 +38,7 @@ from weft.server.sse import DONE, sse_line
 from weft.server.structured import grammar_of
 from weft.server.truncation import check_truncation, truncated
 from weft.text.bad_words import banned_sequences
+from weft.text.choices import Choice, Piece
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

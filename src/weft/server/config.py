@@ -40,7 +40,8 @@ class ServerConfig:
     port: int | None = flag(None, "Port to listen on; 0 takes any free one. Default: 8000, or the next one "
                                   "that is free.")
     api_key: tuple[str, ...] = flag((), "Key that clients must send as 'Authorization: Bearer KEY'; may be "
-                                        "given several times. Guards everything but /health.")
+                                        "given several times. Only /health, the page, /docs and "
+                                        "/openapi.json answer without it.")
     operator_key: tuple[str, ...] = flag((), "Key that opens everything, and alone opens /metrics, "
                                              "/v1/cache, /sleep and /wake_up; may be given several "
                                              "times. Without one, every --api-key opens those.")

@@ -226,10 +226,23 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     except DuplicateKeyError as error:
         raise RequestError(str(error), param=error.name, code="invalid_json") from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
+        raise RequestError(f"the body is not JSON: {_json_fault(raw, str(error))}",
+                           code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_kind(value)}; it must be an object", code="invalid_json")
     return value
+
+
+def _json_fault(raw: bytes, fault: str) -> str:
+    """The parser's sentence with the text that it stopped at. NaN and Infinity are named: Python's ``json``
+    writes them."""
+    place = re.search(r"\(byte (\d+)\)", fault)
+    if place is None:
+        return fault
+    rest = raw[int(place[1]):][:16].decode("utf-8", "replace").lstrip("-")
+    hint = next((f"; {name} is no JSON: send a number or null" for name in ("NaN", "Infinity")
+                 if rest.startswith(name)), "")
+    return f"{fault.removeprefix('JSON is malformed: ')} in {rest!r}{hint}"
 
 
 def _converted(value: dict[str, Any], body_type: type[Body], unserved: Unserved) -> Body:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.engine.choices import Piece
 from weft.server.generation import Generation, Prompt, Usage
 from weft.server.protocol import SamplingFields, sampling_params
 from weft.server.service import ServedModel, Service
@@ -28,6 +27,7 @@ from weft.server.truncation import check_truncation, truncated
 from weft.text.bad_words import banned_sequences
 from weft.text.blocks import AnswerBlock, BlockEvent
 from weft.text.chat_request import ConversationFields, KnownPrefix
+from weft.text.choices import Piece
 from weft.text.dialect import AnswerPlan
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from weft.engine.choices import Piece
 from weft.errors import WeftError
 from weft.server.anthropic.protocol import MessagesBody, error_json
 from weft.server.anthropic.turns import cache_marked, messages_turn, thinks
@@ -31,6 +30,7 @@ from weft.server.service import Service
 from weft.server.sse import named_event
 from weft.server.turn import PreparedTurn, prepare_turn
 from weft.text.blocks import AnswerBlock, BlockEvent
+from weft.text.choices import Piece
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _encoder = msgspec.json.Encoder()

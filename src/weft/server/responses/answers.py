@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from weft.engine.choices import Piece
 from weft.errors import WeftError
 from weft.server.errors import bug
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
@@ -30,6 +29,7 @@ from weft.server.responses.protocol import ReasoningOptions, ResponsesBody
 from weft.server.responses.turns import format_of
 from weft.server.sse import named_event
 from weft.server.turn import PreparedTurn
+from weft.text.choices import Piece
 
 _encoder = msgspec.json.Encoder()
 Keep = Callable[[str, bytes, RawAnswer], Awaitable[bool]]
