@@ -35,13 +35,13 @@ from weft.families.architecture import (
 from weft.families.tensors import GATED, Names, Table, Tensor
 from weft.models import layer
 from weft.models.blocks.attention import AttentionBlock, separate_gate
-from weft.models.blocks.dense import DenseBlock
+from weft.models.blocks.combined import ParallelBlock
+from weft.models.blocks.dense import DenseBlock, SwiGlu
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.gated_delta import GatedDeltaBlock
-from weft.models.blocks.linear import Linear, Norm, Projection, SwiGlu
+from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.mamba1 import Mamba1Block
 from weft.models.blocks.mamba2 import Mamba2Block
-from weft.models.blocks.parallel import ParallelBlock
 from weft.models.blocks.short_conv import ShortConvBlock
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
