@@ -9,8 +9,8 @@ A layer of the first kind has KV pages and a state: each branch finds its own pa
 
 The shared block has no residual inside: y is added to what the layer's Mamba mixer sees, and to nothing else.
 The weights of ``attention`` and ``feed_forward`` are the same tensors in every use of a block; adapters,
-``out`` and the KV pages are the use's own. Adapters are kept apart rather than added into the shared matrices: that
-would make each use a full copy of the block.
+``out`` and the KV pages are the use's own. Adapters are kept apart rather than added into the shared
+matrices: that would make each use a full copy of the block.
 
 Sources: transformers ``FalconH1DecoderLayer``; Zamba2 (Glorioso et al., 2024), transformers
 ``Zamba2AttentionDecoderLayer``, ``Zamba2HybridLayer``.
