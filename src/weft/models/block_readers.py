@@ -197,8 +197,9 @@ class BlockReader:
         """``eps``: of the gated norm, where it is another one. ``names``: as ``tensors.gated_delta`` takes
         them."""
         read = self.table(tensors.gated_delta(shape, self.hidden, **names), name)
+        conv = read.qkv_conv() if names.get("names") == "each" else read.conv()
         return GatedDeltaBlock(
-            shape, read.linear("project", orders=orders), conv=read.qkv_conv(), decay=read.decay(),
+            shape, read.linear("project", orders=orders), conv=conv, decay=read.decay(),
             dt_bias=read.tensor("dt_bias"), norm=read.tensor("norm"),
             norm_eps=self.eps if eps is None else eps, out=read.linear("out"))
 
