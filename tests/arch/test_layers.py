@@ -89,7 +89,7 @@ def test_triton_is_imported_by_kernels_alone() -> None:
     assert triton_complaints(weft_sources()) == []
     for path in ("src/weft/tensor/ops/moe/__init__.py", "src/weft/runner/arena.py", "src/weft/tensor/gpu.py"):
         assert len(triton_complaints(_bad(path, "def late():\n    import triton.language as tl\n"))) == 1
-    assert triton_complaints(_bad("src/weft/tensor/ops/moe/triton.py", "import triton\n")) == []
+    assert triton_complaints(_bad("src/weft/tensor/kernels/moe.py", "import triton\n")) == []
 
 
 def test_an_engine_without_a_gpu_never_imports_triton() -> None:

@@ -10,15 +10,15 @@ import torch
 
 from tests.gpu.steps import on_device, strided_on
 from tests.ops.recurrent import Inputs
+from tests.support.naive_ops import delta_rule as naive_gated_delta
+from tests.support.naive_ops import delta_rule as naive_kimi_delta
+from tests.support.naive_ops import mamba1 as naive_mamba1
+from tests.support.naive_ops import mamba2 as naive_mamba2
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.gated_delta import gated_delta
-from weft.tensor.ops.gated_delta.naive import gated_delta as naive_gated_delta
 from weft.tensor.ops.kimi_delta import kimi_delta
-from weft.tensor.ops.kimi_delta.naive import kimi_delta as naive_kimi_delta
 from weft.tensor.ops.mamba1 import mamba1
-from weft.tensor.ops.mamba1.naive import mamba1 as naive_mamba1
 from weft.tensor.ops.mamba2 import mamba2
-from weft.tensor.ops.mamba2.naive import mamba2 as naive_mamba2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,12 +14,12 @@ from tests.gpu.steps import on_device, pages_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, span, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, Pages, blank_pages, filled_pages
+from tests.support.naive_ops import paged_attention as naive_paged_attention
 from weft.tensor.gpu import decode_kernels
 from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE
 from weft.tensor.inputs import Runs
+from weft.tensor.kernels import paged_attention as kernels
 from weft.tensor.ops.paged_attention import paged_attention
-from weft.tensor.ops.paged_attention import triton as kernels
-from weft.tensor.ops.paged_attention.naive import paged_attention as naive_paged_attention
 from weft.tensor.ops.write_kv import write_kv
 from weft.units import PAD, PAGE_TOKENS
 

@@ -98,5 +98,5 @@ assert compile_gate.compiled(wrong, 90).fault
 
 def test_kernel_files_are_found_by_their_names() -> None:
     names = {module.__name__ for module in kernel_modules()}
-    assert {"weft.runner.arena_kernels", "weft.tensor.ops.write_kv.triton"} <= names
+    assert {"weft.runner.arena_kernels", "weft.tensor.kernels.write_kv"} <= names
     assert compile_gate.__name__ not in names

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.products import decay_sums
-from weft.tensor.ops.mamba1.triton import added
+from weft.tensor.kernels.mamba1 import added
 
 PLACES = 64
 BOUND = 2.0**-23

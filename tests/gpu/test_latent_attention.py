@@ -9,8 +9,8 @@ from tests.gpu.steps import on_device, pages_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, span, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, filled_pages
+from tests.support.naive_ops import latent_attention as naive_latent_attention
 from weft.tensor.ops.latent_attention import latent_attention
-from weft.tensor.ops.latent_attention.naive import latent_attention as naive_latent_attention
 
 
 def noise(*shape: int, seed: int = 3) -> torch.Tensor:

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from tests.gpu.tolerances import close
+from tests.support.naive_ops import rms_norm as naive_rms_norm
+from tests.support.naive_ops import rotary as naive_rotary
+from tests.support.naive_ops import silu_mul as naive_silu_mul
+from weft.tensor.kernels import rms_norm as norm_kernel
 from weft.tensor.ops.add_norm import add_norm
 from weft.tensor.ops.rms_norm import rms_norm
-from weft.tensor.ops.rms_norm import triton as norm_kernel
-from weft.tensor.ops.rms_norm.naive import rms_norm as naive_rms_norm
 from weft.tensor.ops.rotary import rotary
-from weft.tensor.ops.rotary.naive import rotary as naive_rotary
 from weft.tensor.ops.silu_mul import silu_mul
-from weft.tensor.ops.silu_mul.naive import silu_mul as naive_silu_mul
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))

@@ -20,10 +20,11 @@ from tests.gpu.steps import on_device, pages_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, tokens_in
 from tests.ops.kv_pages import filled_pages
+from tests.support import naive_ops
 from weft.errors import ConfigError
 from weft.tensor.gpu import prefill_backend
 from weft.tensor.gpu.softmax import Gates
-from weft.tensor.ops.paged_attention import naive, triton
+from weft.tensor.kernels import paged_attention as triton
 
 SCALE = 0.11
 
@@ -118,7 +119,7 @@ def test_prompts_go_to_it_and_decodes_do_not(flashinfer: type[Paged], device: to
     for _ in range(2):   # one plan for all layers of a step
         got = triton.paged_attention(q.to(device), there.k, there.v, ours, SCALE, window, gates=gates).cpu()
     assert flashinfer.plans == 1
-    want = naive.paged_attention(q, pages.k, pages.v, runs, SCALE, window)
+    want = naive_ops.paged_attention(q, pages.k, pages.v, runs, SCALE, window)
     if gates is not None and gates.gate_TC is not None and gates.head_gate_TH is not None:
         want = want.float() * gates.gate_TC.cpu().view(want.shape).float().sigmoid()
         want *= gates.head_gate_TH.cpu()[:, :, None].float().sigmoid()
@@ -147,7 +148,7 @@ def test_what_does_not_fit_stays_with_our_kernels(flashinfer: type[Paged], devic
         pages, q = filled_pages(runs, 10, 2, dim, dtype), noise(tokens_in(runs), 4, dim, dtype=dtype)
         there = pages_on(pages, device)
         got = triton.paged_attention(q.to(device), there.k, there.v, on_device(runs, device), SCALE).cpu()
-        want = naive.paged_attention(q, pages.k, pages.v, runs, SCALE)
+        want = naive_ops.paged_attention(q, pages.k, pages.v, runs, SCALE)
         torch.testing.assert_close(got, want, **close(dtype))
     assert flashinfer.plans == 0
 

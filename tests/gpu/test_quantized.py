@@ -9,11 +9,13 @@ import torch
 
 from tests.gpu.tolerances import close
 from tests.ops.quantised import fp8_weight, noise, weight
+from tests.support import naive_ops
+from tests.support.naive_ops import moe as naive_moe
 from weft.tensor.gpu import column_splits
 from weft.tensor.gpu.column_splits import ColumnSplits
+from weft.tensor.kernels import quantized_linear as triton
 from weft.tensor.ops.moe import moe
-from weft.tensor.ops.moe.naive import moe as naive_moe
-from weft.tensor.ops.quantized_linear import byte_inputs, naive, quantized_linear, triton
+from weft.tensor.ops.quantized_linear import byte_inputs, quantized_linear
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles
 from weft.units import PAD
 
@@ -32,13 +34,13 @@ def test_a_product_equals_that_of_the_widened_weight(bits: int, group: int | Non
     bias = noise(5, 70)
     for rows in (1, 19):
         x = noise(rows, rows, 200)
-        want = naive.quantized_linear(x, made, bias)
+        want = naive_ops.quantized_linear(x, made, bias)
         got = quantized_linear(x.to(device), on(made, device), bias.to(device)).cpu()
         torch.testing.assert_close(got, want, **close(torch.float32))
         plain = quantized_linear(x.to(device).bfloat16(), on(made, device)).cpu()
         assert plain.dtype == torch.bfloat16
         torch.testing.assert_close(plain.float(), want - bias, atol=0.3, rtol=2e-2)
-    assert (want - naive.quantized_linear(x, weight(bits, 70, 200, group=group, zeros=zeros, seed=9),
+    assert (want - naive_ops.quantized_linear(x, weight(bits, 70, 200, group=group, zeros=zeros, seed=9),
                                           bias)).abs().max() > 1   # the control: other codes, another product
 
 
@@ -72,7 +74,7 @@ def test_bytes_times_bytes_have_the_same_bits_on_every_machine(group: int, devic
     assert torch.equal(quantized_linear(x[:0].to(device), on(made, device)).cpu(), want[:0])
     half = quantized_linear(x[:2].to(device).half(), on(made, device)).cpu()
     assert torch.equal(half, byte_inputs.quantized_linear(x[:2].half(), made))
-    exact = naive.quantized_linear(x[:1], replace(made, byte_inputs=False), bias)
+    exact = naive_ops.quantized_linear(x[:1], replace(made, byte_inputs=False), bias)
     assert (got[:1] - exact).abs().max() > 1e-5, "the control: inputs are rounded"
 
 
@@ -116,7 +118,7 @@ def test_a_product_with_fp8_is_that_of_its_widened_values(high: int, lanes: int,
     bias = noise(5, 70)
     for rows in (1, 19):
         x = noise(rows, rows, 200)
-        want = naive.quantized_linear(x, weight, bias)
+        want = naive_ops.quantized_linear(x, weight, bias)
         got = quantized_linear(x.to(device), on(weight, device), bias.to(device)).cpu()
         scale = float(want.abs().max())
         torch.testing.assert_close(got, want, atol=1e-5 * scale, rtol=1e-5)
@@ -125,7 +127,7 @@ def test_a_product_with_fp8_is_that_of_its_widened_values(high: int, lanes: int,
     monkeypatch.setattr(triton, "DENSE_ROWS", 19)
     many = quantized_linear(x.to(device), on(weight, device), bias.to(device)).cpu()
     torch.testing.assert_close(many, want, atol=1e-5 * scale, rtol=1e-5)
-    other = naive.quantized_linear(x, fp8_weight(70, 200, high=64), bias)
+    other = naive_ops.quantized_linear(x, fp8_weight(70, 200, high=64), bias)
     assert (want - other).abs().max() > 1e-2 * scale, "the control: other scales, another product"
 
 
@@ -162,7 +164,7 @@ def test_columns_are_split_by_the_shape_of_the_weight_and_added_in_order(
     monkeypatch.setattr(column_splits, "COLUMNS_MIN", 128)
     weight_, bias = on(weight(8, 40, 384), device), noise(5, 40).to(device)
     x = noise(3, 33, 384)
-    want = naive.quantized_linear(x, weight(8, 40, 384), bias.cpu())
+    want = naive_ops.quantized_linear(x, weight(8, 40, 384), bias.cpu())
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **more: empty(*shape, **more).fill_(float("nan")))
     assert triton.splits_of(1, 40, 384) == triton.splits_of(16, 40, 384) == ColumnSplits(3, 128)

@@ -10,9 +10,9 @@ import torch
 from tests.gpu.steps import on_device, pages_on
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, blank_pages
+from tests.support.naive_ops import write_kv as naive_write_kv
 from weft.tensor.layout import unpack_k
 from weft.tensor.ops.write_kv import write_kv
-from weft.tensor.ops.write_kv.naive import write_kv as naive_write_kv
 from weft.units import PAD
 
 PAGES = 60

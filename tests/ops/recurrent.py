@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
+from tests.support.naive_ops import causal_conv as naive_causal_conv
+from tests.support.naive_ops import delta_rule as naive_gated_delta
+from tests.support.naive_ops import delta_rule as naive_kimi_delta
+from tests.support.naive_ops import mamba1 as naive_mamba1
+from tests.support.naive_ops import mamba2 as naive_mamba2
+from tests.support.naive_ops import window_attention as naive_window_attention
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv import causal_conv
-from weft.tensor.ops.causal_conv.naive import causal_conv as naive_causal_conv
 from weft.tensor.ops.gated_delta import gated_delta
-from weft.tensor.ops.gated_delta.naive import gated_delta as naive_gated_delta
 from weft.tensor.ops.kimi_delta import kimi_delta
-from weft.tensor.ops.kimi_delta.naive import kimi_delta as naive_kimi_delta
 from weft.tensor.ops.mamba1 import mamba1
-from weft.tensor.ops.mamba1.naive import mamba1 as naive_mamba1
 from weft.tensor.ops.mamba2 import mamba2
-from weft.tensor.ops.mamba2.naive import mamba2 as naive_mamba2
 from weft.tensor.ops.window_attention import window_attention
-from weft.tensor.ops.window_attention.naive import window_attention as naive_window_attention
 
 Inputs = dict[str, torch.Tensor]
 

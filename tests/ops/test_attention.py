@@ -17,12 +17,12 @@ from tests.ops.batches import (
     tokens_in,
     written_places,
 )
+from tests.support.naive_ops import paged_attention as naive_paged_attention
+from tests.support.naive_ops import write_kv as naive_write_kv
 from weft.tensor.inputs import Runs
 from weft.tensor.layout import k_block_shape, pack_k, pack_v, unpack_k, unpack_v, v_block_shape
 from weft.tensor.ops.paged_attention import cpu, paged_attention
-from weft.tensor.ops.paged_attention.naive import paged_attention as naive_paged_attention
 from weft.tensor.ops.write_kv import write_kv
-from weft.tensor.ops.write_kv.naive import write_kv as naive_write_kv
 from weft.units import PAD, PAGE_TOKENS
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

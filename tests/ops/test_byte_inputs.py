@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.ops.quantised import noise
+from tests.support import naive_ops
 from weft.tensor import native
-from weft.tensor.ops.quantized_linear import byte_inputs, naive, quantized_linear
+from weft.tensor.ops.quantized_linear import byte_inputs, quantized_linear
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded, stacked
 
 SETS = ["torch", *(native.extension().instruction_sets() if native.MISSING is None else [])]
@@ -54,7 +55,7 @@ def test_a_product_has_the_bits_of_the_naive_one(dtype: torch.dtype) -> None:
         x[3] = 0
         x[5] *= 1000
         for bias in (None, noise(2, rows_out)):
-            truth = naive.byte_product(x, w, bias)
+            truth = naive_ops.byte_product(x, w, bias)
             for rows in ROWS:
                 assert same_bits(quantized_linear(x[:rows], w, bias), truth[:rows])
 
@@ -62,7 +63,7 @@ def test_a_product_has_the_bits_of_the_naive_one(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("group", [128, 256, 1024])
 def test_weights_may_share_scales_over_several_parts(group: int) -> None:
     w, x = weight(48, 1000, group=group), noise(3, 7, 1000)
-    assert same_bits(quantized_linear(x, w), naive.byte_product(x, w))
+    assert same_bits(quantized_linear(x, w), naive_ops.byte_product(x, w))
 
 
 def test_the_product_is_close_to_that_of_the_values() -> None:
@@ -148,9 +149,9 @@ def test_scales_that_rows_share_would_be_seen(monkeypatch: pytest.MonkeyPatch) -
 
 def test_inputs_may_have_other_shapes_and_strides() -> None:
     w, x = weight(48, 96), noise(10, 2, 3, 200)[..., :96]
-    assert torch.equal(quantized_linear(x, w), naive.byte_product(x, w))
+    assert torch.equal(quantized_linear(x, w), naive_ops.byte_product(x, w))
     turned = noise(11, 96, 5).T
-    assert torch.equal(quantized_linear(turned, w), naive.byte_product(turned, w))
+    assert torch.equal(quantized_linear(turned, w), naive_ops.byte_product(turned, w))
 
 
 def test_other_codes_stay_what_they_are_and_so_do_experts() -> None:

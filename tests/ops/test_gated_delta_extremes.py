@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.ops.batches import Run, make_runs
+from tests.support.naive_ops import delta_rule as naive_gated_delta
+from tests.support.naive_ops import delta_rule as naive_kimi_delta
 from weft.tensor.delta_scan import unit_lower_inverse
 from weft.tensor.ops.gated_delta import gated_delta
-from weft.tensor.ops.gated_delta.naive import gated_delta as naive_gated_delta
 from weft.tensor.ops.kimi_delta import kimi_delta
-from weft.tensor.ops.kimi_delta.naive import kimi_delta as naive_kimi_delta
 
 
 @pytest.mark.parametrize("decay", [0.0, -1e-4, -5.0, -60.0])

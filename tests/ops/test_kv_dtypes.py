@@ -7,16 +7,16 @@ import torch
 
 from tests.ops.batches import PAD_ROW, Run, make_runs, poison_scratch, positions_of, span, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, blank_pages, filled_pages
+from tests.support.naive_ops import latent_attention as naive_latent_attention
+from tests.support.naive_ops import paged_attention as naive_paged_attention
+from tests.support.naive_ops import window_attention as naive_window_attention
+from tests.support.naive_ops import write_kv as naive_write_kv
 from weft.tensor.kv_numbers import narrowed, quantized
 from weft.tensor.layout import unpack_k, unpack_v
 from weft.tensor.ops.latent_attention import latent_attention
-from weft.tensor.ops.latent_attention.naive import latent_attention as naive_latent_attention
 from weft.tensor.ops.paged_attention import cpu, paged_attention
-from weft.tensor.ops.paged_attention.naive import paged_attention as naive_paged_attention
 from weft.tensor.ops.window_attention import window_attention
-from weft.tensor.ops.window_attention.naive import window_attention as naive_window_attention
 from weft.tensor.ops.write_kv import write_kv
-from weft.tensor.ops.write_kv.naive import write_kv as naive_write_kv
 from weft.units import PAGE_TOKENS
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

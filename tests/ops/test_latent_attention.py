@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.ops.batches import PAD_ROW, Run, make_runs, poison_scratch, positions_of, span, tokens_in
+from tests.support.naive_ops import latent_attention as naive_latent_attention
 from weft.tensor.inputs import Runs
 from weft.tensor.layout import k_block_shape, unpack_k
 from weft.tensor.ops.latent_attention import latent_attention
-from weft.tensor.ops.latent_attention.naive import latent_attention as naive_latent_attention
 from weft.tensor.ops.paged_attention import cpu as paged
 from weft.units import PAD, PAGE_TOKENS
 

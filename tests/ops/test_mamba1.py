@@ -9,9 +9,9 @@ import torch
 from transformers.models.mamba import modeling_mamba
 
 from tests.ops.batches import Run, make_runs
+from tests.support.naive_ops import mamba1 as naive_mamba1
 from weft.tensor.inputs import TapPoint
 from weft.tensor.ops.mamba1 import cpu, mamba1
-from weft.tensor.ops.mamba1.naive import mamba1 as naive_mamba1
 
 CHANNELS, WIDTH = 7, 4
 

@@ -9,8 +9,8 @@ import torch
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, blank_pages, filled_pages
 from tests.ops.test_native import MIXED, RECURRENT, Recurrent
+from tests.support import naive_ops
 from weft.tensor import native
-from weft.tensor.ops.paged_attention import naive as naive_attention
 from weft.tensor.ops.paged_attention import native as native_attention
 from weft.tensor.ops.write_kv import cpu as torch_write
 from weft.tensor.ops.write_kv import native as native_write
@@ -54,7 +54,7 @@ def test_attention_over_bytes_of_0xff_equals_the_twin(dtype: torch.dtype, inputs
     pages.v.view(torch.uint8)[:, :, :2] //= 8   # as small as the dtype has them, in some of the tokens
     q = noise(3, 6).to(inputs)
     assert native_attention.supported(q, pages.k)
-    want = naive_attention.paged_attention(q, pages.k, pages.v, RUNS, 0.2, scales=pages.scales)
+    want = naive_ops.paged_attention(q, pages.k, pages.v, RUNS, 0.2, scales=pages.scales)
     got = native_attention.paged_attention(q, pages.k, pages.v, RUNS, 0.2, scales=pages.scales)
     close = {"rtol": 2e-5, "atol": 2e-5} if inputs == torch.float32 else {"rtol": 1.6e-2, "atol": 1e-2}
     torch.testing.assert_close(got, want, **close)

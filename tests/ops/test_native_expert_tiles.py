@@ -10,10 +10,10 @@ import torch
 from tests.ops.quantised import noise
 from tests.ops.test_tiled_linear import in_order
 from tests.ops.test_twelve_bit import made_of
+from tests.support import naive_ops
 from weft.tensor import native
 from weft.tensor.activation import Activation
 from weft.tensor.ops.moe import moe
-from weft.tensor.ops.moe import naive as naive_moe
 from weft.tensor.ops.moe import native as native_moe
 from weft.tensor.weights.expert_tiles import ExpertTiles
 from weft.tensor.weights.tiled import TiledWeight
@@ -84,7 +84,7 @@ def test_a_step_is_that_of_the_naive_twin(form: str, gated: bool, activation: Ac
     for tokens in (1, 3, 40):
         x, ids, weights = routed(tokens, FORMS[form][0])
         assert native_moe.supported(x, ids, gate_up, down)
-        truth = naive_moe.moe(x.double(), ids, weights, gate_up, down, activation=activation, gated=gated)
+        truth = naive_ops.moe(x.double(), ids, weights, gate_up, down, activation=activation, gated=gated)
         got = moe(x, ids, weights, gate_up, down, activation=activation, gated=gated)
         assert got.dtype == x.dtype
         scale = float(truth.abs().max())
@@ -136,6 +136,6 @@ def test_tiles_of_experts_are_those_of_each_and_torch_can_use_them(torch_kernels
     x = noise(9, 6, 64, dtype=BF16)
     ids = torch.arange(12).view(6, 2) % EXPERTS
     weights = torch.ones(6, 2)
-    truth = naive_moe.moe(x.double(), ids, weights, values, down)
+    truth = naive_ops.moe(x.double(), ids, weights, values, down)
     torch.testing.assert_close(moe(x, ids, weights, made, down).double(), truth, rtol=3e-2,
                                atol=2e-2 * float(truth.abs().max()))

@@ -10,6 +10,7 @@ import torch
 
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
 from tests.ops.test_native import CLOSE, MIXED, each_dtype, in_each_set, noise, pages
+from tests.support import naive_ops
 from weft.families.architecture import Attention, Rope
 from weft.tensor import native
 from weft.tensor.inputs import LayerCache, OutputRows, Runs, StepInputs
@@ -17,35 +18,28 @@ from weft.tensor.ops.add_norm import native as native_add_norm
 from weft.tensor.ops.add_norm import unfused as add_norm_parts
 from weft.tensor.ops.attention_layer import native as native_attention_layer
 from weft.tensor.ops.attention_layer import unfused as attention_parts
-from weft.tensor.ops.causal_conv import naive as naive_conv
-from weft.tensor.ops.gated_delta import naive as naive_delta
 from weft.tensor.ops.gated_delta_layer import native as native_delta_layer
 from weft.tensor.ops.gated_delta_layer import unfused as delta_parts
-from weft.tensor.ops.mamba2 import naive as naive_mamba2
 from weft.tensor.ops.mamba2_layer import native as native_mamba2_layer
 from weft.tensor.ops.mamba2_layer import unfused as mamba2_parts
-from weft.tensor.ops.paged_attention import naive as naive_attention
-from weft.tensor.ops.rms_norm import naive as naive_norm
-from weft.tensor.ops.rotary import naive as naive_rotary
 from weft.tensor.ops.short_conv import native as native_short_conv
 from weft.tensor.ops.short_conv import unfused as short_conv_parts
-from weft.tensor.ops.write_kv import naive as naive_write
 
 
 def naive_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, **more: Any) -> torch.Tensor:
     wanted = {"plus_one": False, "gate": None, "gate_first": False, "group_size": None} | more
-    return naive_norm.rms_norm(x, weight, eps, **wanted)
+    return naive_ops.rms_norm(x, weight, eps, **wanted)
 
 
 TWINS = [
-    (delta_parts, "causal_conv", naive_conv.causal_conv),
-    (delta_parts, "gated_delta", naive_delta.gated_delta),
-    (delta_parts, "rms_norm", naive_rms_norm), (mamba2_parts, "causal_conv", naive_conv.causal_conv),
-    (mamba2_parts, "mamba2", naive_mamba2.mamba2), (mamba2_parts, "rms_norm", naive_rms_norm),
-    (short_conv_parts, "causal_conv", naive_conv.causal_conv), (add_norm_parts, "rms_norm", naive_rms_norm),
-    (attention_parts, "rms_norm", naive_rms_norm), (attention_parts, "rotary", naive_rotary.rotary),
-    (attention_parts, "paged_attention", naive_attention.paged_attention),
-    (attention_parts, "write_kv", naive_write.write_kv)]
+    (delta_parts, "causal_conv", naive_ops.causal_conv),
+    (delta_parts, "gated_delta", naive_ops.delta_rule),
+    (delta_parts, "rms_norm", naive_rms_norm), (mamba2_parts, "causal_conv", naive_ops.causal_conv),
+    (mamba2_parts, "mamba2", naive_ops.mamba2), (mamba2_parts, "rms_norm", naive_rms_norm),
+    (short_conv_parts, "causal_conv", naive_ops.causal_conv), (add_norm_parts, "rms_norm", naive_rms_norm),
+    (attention_parts, "rms_norm", naive_rms_norm), (attention_parts, "rotary", naive_ops.rotary),
+    (attention_parts, "paged_attention", naive_ops.paged_attention),
+    (attention_parts, "write_kv", naive_ops.write_kv)]
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from tests.ops.quantised import noise, weight
+from tests.support import naive_ops
 from weft.tensor import native
 from weft.tensor.activation import Activation
 from weft.tensor.ops.moe import moe
-from weft.tensor.ops.moe import naive as naive_moe
 from weft.tensor.ops.moe import native as native_moe
-from weft.tensor.ops.quantized_linear import naive
 from weft.tensor.ops.quantized_linear import native as native_linear
 from weft.tensor.weights.quantized import QuantizedWeight
 
@@ -53,7 +52,7 @@ def test_a_product_is_the_naive_one(bits: int, zeros: bool, group: int | None, e
         w = weight(bits, rows_out, columns, zeros=zeros, exact=exact, group=group)
         x = noise(1, 33, columns, dtype=dtype)
         for bias in (None, noise(2, rows_out)):
-            truth = naive.quantized_linear(x.float(), w, bias, rounded=byte_products(w))
+            truth = naive_ops.quantized_linear(x.float(), w, bias, rounded=byte_products(w))
             for rows in ROWS:
                 got = native_linear.quantized_linear(x[:rows], w, bias)
                 assert got.dtype == dtype
@@ -76,7 +75,7 @@ def test_rounding_the_inputs_is_what_exact_leaves_out() -> None:
     if not byte_products(w):
         return
     x = noise(4, 3, 256)
-    truth = naive.quantized_linear(x.double(), w)
+    truth = naive_ops.quantized_linear(x.double(), w)
     rough = (native_linear.quantized_linear(x, w) - truth).abs().max()
     exact = (native_linear.quantized_linear(x, replace(w, exact=True)) - truth).abs().max()
     assert exact < 1e-4 < rough < 0.03 * truth.abs().max()
@@ -99,11 +98,11 @@ def naive_of(x: torch.Tensor, w: QuantizedWeight, bias: torch.Tensor) -> torch.T
 def test_inputs_of_other_shapes_strides_and_dtypes() -> None:
     w = weight(8, 48, 96, exact=True)
     x = noise(7, 2, 3, 200)[..., :96]
-    truth = naive.quantized_linear(x, w)
+    truth = naive_ops.quantized_linear(x, w)
     torch.testing.assert_close(native_linear.quantized_linear(x, w), truth, rtol=1e-4, atol=1e-4)
     turned = noise(8, 96, 5).T
-    torch.testing.assert_close(native_linear.quantized_linear(turned, w), naive.quantized_linear(turned, w),
-                               rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(native_linear.quantized_linear(turned, w),
+                               naive_ops.quantized_linear(turned, w), rtol=1e-4, atol=1e-4)
     half = native_linear.quantized_linear(x.half(), w)
     assert half.dtype == torch.float16
     torch.testing.assert_close(half.float(), truth, **scaled(CLOSE[torch.float16], truth))
@@ -140,7 +139,7 @@ def test_experts_are_the_naive_ones(form: str, activation: Activation, gated: bo
     ids = torch.randint(0, 5, (tokens, 3), generator=torch.Generator().manual_seed(13))
     ids[0, 1] = -1
     weights = torch.rand(tokens, 3, generator=torch.Generator().manual_seed(14))
-    truth = naive_moe.moe(x.double(), ids, weights, gate_up, down, activation=activation, gated=gated)
+    truth = naive_ops.moe(x.double(), ids, weights, gate_up, down, activation=activation, gated=gated)
     for choose in (moe, native_moe.moe):     # torch takes 20 tokens in float, the kernel can
         got = choose(x, ids, weights, gate_up, down, activation=activation, gated=gated)
         torch.testing.assert_close(got.double(), truth, **scaled(CLOSE[dtype], truth))
@@ -155,7 +154,7 @@ def test_experts_nobody_chose_are_not_read_and_rounded_ones_are_close() -> None:
     assert out.isfinite().all()
     assert bool((out[3] == 0).all())
     rough = [weight(8, 3, *shape, seed=18) for shape in ((64, 64), (64, 32))]
-    truth = naive_moe.moe(x.double(), ids, weights, *rough)
+    truth = naive_ops.moe(x.double(), ids, weights, *rough)
     error = (native_moe.moe(x, ids, weights, *rough) - truth).abs().max() / truth.abs().max()
     assert error < 0.03
 

@@ -18,11 +18,11 @@ from tests.ops.quantised import weight as code_weight
 from tests.ops.test_byte_inputs import weight as byte_weight
 from tests.ops.test_tiled_linear import in_order
 from tests.ops.test_twelve_bit import made_of, with_odd_ones
+from tests.support import naive_ops
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock
 from weft.tensor.ops.moe import moe
-from weft.tensor.ops.moe import naive as naive_moe
-from weft.tensor.ops.quantized_linear import naive, quantized_linear
+from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiled import serves
@@ -156,7 +156,7 @@ def test_byte_products_have_the_bits_of_the_naive_ones(dtype: torch.dtype) -> No
         x[5] *= 1000
         x[40, columns - 1] = torch.nan
         for bias in (None, noise(2, rows_out)):
-            truth = naive.byte_product(x, w, bias)
+            truth = naive_ops.byte_product(x, w, bias)
             for rows in (9, 16, 33, 49):
                 got = quantized_linear(x[:rows], w, bias)
                 assert torch.equal(got.nan_to_num(0.5), truth[:rows].nan_to_num(0.5)), f"{rows} rows"
@@ -286,7 +286,7 @@ def test_experts_of_codes_give_a_token_the_same_bits_in_any_batch(form: str) -> 
     ids[:, 1] = torch.where(ids[:, 1] == 3, 2, ids[:, 1])
     x, weights = noise(4, tokens, width, dtype=BF16), torch.rand(tokens, 2, generator=generator)
     together = moe(x, ids, weights, gate_up, down)
-    truth = naive_moe.moe(x.double(), ids, weights, gate_up, down)
+    truth = naive_ops.moe(x.double(), ids, weights, gate_up, down)
     scale = float(truth.abs().max())
     torch.testing.assert_close(together.double() / scale, truth / scale, rtol=2e-2, atol=3e-2)
     for first, last in ((0, 1), (7, 8), (3, 20)):

@@ -10,9 +10,9 @@ import torch
 from tests.ops.batches import PAD_ROW, Run, make_runs, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, Pages, filled_pages
 from tests.ops.test_native import CLOSE, in_each_set, noise
+from tests.support import naive_ops
 from weft.tensor import native
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.paged_attention import naive as naive_attention
 from weft.tensor.ops.paged_attention import native as native_attention
 from weft.units import PAD, PAGE_TOKENS
 
@@ -46,7 +46,7 @@ def test_shared_pages_equal_the_twin(kv_dtype: torch.dtype, heads: int, kv_heads
     pages = filled_pages(runs, PAGES, kv_heads, dim, kv_dtype)
     dtype = torch.float32 if kv_dtype == torch.float32 else torch.bfloat16
     q = noise(3, tokens_in(runs), heads, dim, dtype=dtype)
-    want = naive_attention.paged_attention(q, pages.k, pages.v, runs, 0.1, None, pages.scales)
+    want = naive_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, None, pages.scales)
     for got in in_each_set(lambda: native_attention.paged_attention(q, pages.k, pages.v, runs, 0.1, None,
                                                                     pages.scales)):
         torch.testing.assert_close(got, want, **CLOSE[dtype])
@@ -82,7 +82,7 @@ def test_one_other_page_among_the_shared_ones_is_seen() -> None:
     changed = sharing_runs()
     changed.page_table_RP[3, 6] = changed.page_table_RP[1, 6]
     got = native_attention.paged_attention(q, pages.k, pages.v, changed, 0.1)
-    want = naive_attention.paged_attention(q, pages.k, pages.v, changed, 0.1)
+    want = naive_ops.paged_attention(q, pages.k, pages.v, changed, 0.1)
     torch.testing.assert_close(got, want, **CLOSE[torch.float32])
     differs = (got != before).flatten(1).any(1)
     assert differs.nonzero().flatten().tolist() == [3]
@@ -92,7 +92,7 @@ def test_a_window_over_shared_pages_equals_the_twin() -> None:
     runs = sharing_runs()
     pages = filled_pages(runs, PAGES, 2, 32, torch.float32)
     q = noise(3, tokens_in(runs), 4, 32)
-    want = naive_attention.paged_attention(q, pages.k, pages.v, runs, 0.1, 70)
+    want = naive_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, 70)
     got = native_attention.paged_attention(q, pages.k, pages.v, runs, 0.1, 70)
     torch.testing.assert_close(got, want, **CLOSE[torch.float32])
 
@@ -133,4 +133,4 @@ def without_pages(runs: Runs, row: int, token: int, columns: list[int], pages: P
     width = min(len(table), alone.page_table_RP.shape[1])
     alone.page_table_RP[0, :width] = table[:width]
     q_THD = q[runs.offsets[row] + token][None]
-    return naive_attention.paged_attention(q_THD, pages.k, pages.v, alone, 0.1, None, pages.scales)[0]
+    return naive_ops.paged_attention(q_THD, pages.k, pages.v, alone, 0.1, None, pages.scales)[0]

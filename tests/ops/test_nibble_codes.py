@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tests.ops.test_plain_ops import noise
+from tests.support import naive_ops
 from weft.memory.arena_work import CompressKv, KvForm
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.values import NodeId
 from weft.runner.arena import DeviceArena
 from weft.spec import DTypeName, ModelSpec, attention, mamba1
-from weft.tensor.ops.nibble_codes import decode_nibbles, encode_nibbles, naive
+from weft.tensor.ops.nibble_codes import decode_nibbles, encode_nibbles
 from weft.units import PAGE_TOKENS, PageId, ceil_div
 
 SHAPES = [(3, 2, 4, 8), (2, 5, 16), (1, 2), (4, 2)]
@@ -32,13 +33,13 @@ def test_codes_and_bounds_equal_their_formula(shape: tuple[int, ...], dtype: tor
     wide = noise(*shape).to(dtype)
     codes, bounds = coded(wide)
     want_codes, want_bounds = torch.empty_like(codes), torch.empty_like(bounds)
-    naive.encode_nibbles(wide, want_codes, want_bounds)
+    naive_ops.encode_nibbles(wide, want_codes, want_bounds)
     assert torch.equal(bounds, want_bounds)
     low_apart = ((codes % 16).int() - (want_codes % 16).int()).abs().max()
     high_apart = ((codes // 16).int() - (want_codes // 16).int()).abs().max()
     assert max(low_apart, high_apart) <= 1, "a tie may fall either way"
     torch.testing.assert_close(decode_nibbles(codes, bounds, torch.float32),
-                               naive.decode_nibbles(codes, bounds, torch.float32), rtol=1e-5, atol=1e-6)
+                               naive_ops.decode_nibbles(codes, bounds, torch.float32), rtol=1e-5, atol=1e-6)
 
 
 def test_no_number_is_off_by_more_than_half_a_step_and_what_the_bounds_are_rounded_by() -> None:

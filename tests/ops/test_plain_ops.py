@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.naive_ops import moe as naive_moe
+from tests.support.naive_ops import rms_norm as naive_rms_norm
+from tests.support.naive_ops import rotary as naive_rotary
 from weft.tensor.ops.moe import moe
-from weft.tensor.ops.moe.naive import moe as naive_moe
 from weft.tensor.ops.rms_norm import rms_norm
-from weft.tensor.ops.rms_norm.naive import rms_norm as naive_rms_norm
 from weft.tensor.ops.rotary import rotary
-from weft.tensor.ops.rotary.naive import rotary as naive_rotary
 from weft.units import PAD
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

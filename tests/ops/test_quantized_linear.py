@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.ops.quantised import noise, weight
+from tests.support import naive_ops
 from weft.models.blocks.linear import JoinedWeight, Linear
-from weft.tensor.ops.quantized_linear import naive, quantized_linear
+from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.weights import packed
 from weft.tensor.weights.quantized import Codes, in_tiles, rounded, stacked
 
@@ -65,7 +66,7 @@ def test_scales_that_float16_cannot_hold_stay_float32() -> None:
 def test_a_product_is_the_naive_one(bits: int, rows: int, dtype: torch.dtype) -> None:
     x, bias = noise(5, rows, 100, dtype=dtype), noise(6, 33)
     w = weight(bits, 33, 100, zeros=True)
-    truth = naive.quantized_linear(x.float(), w, bias)
+    truth = naive_ops.quantized_linear(x.float(), w, bias)
     if dtype == torch.bfloat16:     # torch widens to the dtype of x
         truth = x.float() @ w.dense(dtype=dtype).float().T + bias
     torch.testing.assert_close(quantized_linear(x, w, bias), truth.to(dtype), **CLOSE[dtype])

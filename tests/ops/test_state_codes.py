@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.ops.test_plain_ops import noise
+from tests.support import naive_ops
 from weft.memory.frames.plan import plan_arena, with_compression
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.spec import ModelSpec, attention, gated_delta, mamba1, mamba2
-from weft.tensor.ops.state_codes import decode_state, encode_state, naive
+from weft.tensor.ops.state_codes import decode_state, encode_state
 
 SHAPES = [(3, 2, 4, 8), (2, 5, 16), (1, 1), (4, 1)]
 
@@ -28,10 +29,11 @@ def test_codes_and_scales_equal_their_formula(shape: tuple[int, ...], dtype: tor
     state = noise(*shape).to(dtype)
     codes, scales = coded(state)
     want_codes, want_scales = torch.empty_like(codes), torch.empty_like(scales)
-    naive.encode_state(state, want_codes, want_scales)
+    naive_ops.encode_state(state, want_codes, want_scales)
     torch.testing.assert_close(scales, want_scales, rtol=1e-6, atol=0)
     assert (codes.int() - want_codes.int()).abs().max() <= 1, "a tie may fall either way"
-    torch.testing.assert_close(decode_state(codes, scales, dtype), naive.decode_state(codes, scales, dtype),
+    torch.testing.assert_close(decode_state(codes, scales, dtype),
+                               naive_ops.decode_state(codes, scales, dtype),
                                rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=0)
 
 

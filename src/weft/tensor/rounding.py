@@ -67,13 +67,6 @@ def rounded(x: torch.Tensor, dtype: torch.dtype, positions: Sequence[int], layer
     return torch.where(x.isnan(), x, stored)
 
 
-def rounded_state(state: torch.Tensor, dtype: torch.dtype, position: int, layer: int) -> torch.Tensor:
-    """One state of the naive reference ops: float64 [...] in and out."""
-    if dtype == torch.float32:
-        return state
-    return rounded(state.float()[None], dtype, [position], layer)[0].double()
-
-
 def _mixed(x: torch.Tensor) -> torch.Tensor:
     """lowbias32 of int32, products wrapping."""
     x = (x ^ (x >> 16 & 0xFFFF)) * _signed(_MULTIPLIERS[0])

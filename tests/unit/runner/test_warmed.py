@@ -140,7 +140,7 @@ DAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "Kimi, latent attention": ("kimi_linear", {}, {"kimi_delta._prepare", "latent_attention._decode"}),
     "drafts": ("qwen3_5", {"drafter": AnswerDrafter("random", Zeros(), 512)}, {"causal_conv._tokens"}),
     "windows, w8a8": ("mistral", {"kv_dtype": "int8", "quantize": "w8a8"}, {
-        "window_attention._attend", "byte_kernels._product"}),
+        "window_attention._attend", "byte_inputs._product"}),
 }
 
 

@@ -1,6 +1,6 @@
 """The Triton kernels: whether a call can use them.
 
-    op/__init__ -- gpu.fits(...)? --+--> op/triton.py   one launch over the whole step
+    op/__init__ -- gpu.fits(...)? --+--> kernels/<op>.py   one launch over the whole step
                                     '--> native, cpu    (the C++ kernels, torch)
 
 The kernels take tensors on a CUDA device. In a process started with ``TRITON_INTERPRET=1`` that chose

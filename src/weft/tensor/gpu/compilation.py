@@ -1,6 +1,6 @@
 """One variant of a Triton kernel, as plain data: an input of the ahead-of-time check.
 
-Each ``ops/<op>/triton.py`` lists the variants that a GPU would compile as ``compilations()``, from the same
+Each ``kernels/<op>.py`` lists the variants that a GPU would compile as ``compilations()``, from the same
 table of block sizes as its launches. Nothing here imports Triton.
 """
 

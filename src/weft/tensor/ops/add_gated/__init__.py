@@ -13,6 +13,6 @@ def add_gated(y_TD: torch.Tensor, x_TD: torch.Tensor, gate_T1: torch.Tensor) -> 
     Source: transformers ``Qwen2MoeSparseMoeBlock``.
     """
     if gpu.fits(y_TD, x_TD, gate_T1) and y_TD.dtype == x_TD.dtype == gate_T1.dtype:
-        from weft.tensor.ops.add_gated import triton
+        from weft.tensor.kernels import add_gated as triton
         return triton.add_gated(y_TD, x_TD, gate_T1)
     return y_TD + torch.sigmoid(gate_T1) * x_TD

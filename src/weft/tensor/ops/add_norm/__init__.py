@@ -17,7 +17,7 @@ def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: 
     ``weight``, ``eps``, ``plus_one`` as in ``rms_norm``.
     """
     if gpu.fits(x_TD, y_TD, weight):
-        from weft.tensor.ops.add_norm import triton
+        from weft.tensor.kernels import add_norm as triton
         if triton.supported(x_TD, y_TD):
             return triton.add_norm(x_TD, y_TD, weight, eps, scale=scale, plus_one=plus_one)
     if native.supported(x_TD, y_TD, weight):

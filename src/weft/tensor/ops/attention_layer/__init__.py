@@ -29,7 +29,7 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
     Sources of the gates: transformers, ``Qwen3NextAttention`` and ``Lfm3Attention``.
     """
     if gpu.fits(projected_TW):
-        from weft.tensor.ops.attention_layer import triton
+        from weft.tensor.kernels import attention_layer as triton
         if triton.supported(projected_TW, core):
             return triton.attention_layer(projected_TW, core, inputs, cache, cos_sin)
     if native.supported(projected_TW, core, cache):

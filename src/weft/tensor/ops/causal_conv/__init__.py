@@ -31,7 +31,7 @@ def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tenso
 
         runs.log.note(replay, x_TC)
     if gpu.fits(x_TC, weight_CK, window_SCW):
-        from weft.tensor.ops.causal_conv import triton
+        from weft.tensor.kernels import causal_conv as triton
 
         with restored(window_SCW, runs):
             return triton.causal_conv(x_TC, weight_CK, bias_C, activation, window_SCW, runs)

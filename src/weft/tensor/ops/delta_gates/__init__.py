@@ -18,6 +18,6 @@ def delta_gates(a_TC: torch.Tensor, bias_C: torch.Tensor, decay_H: torch.Tensor,
     Sources: Yang et al., "Gated Delta Networks" (2025); Kimi Team, "Kimi Linear" (2025).
     """
     if gpu.fits(a_TC, b_TH, bias_C, decay_H):
-        from weft.tensor.ops.delta_gates import triton
+        from weft.tensor.kernels import delta_gates as triton
         return triton.delta_gates(a_TC, bias_C, decay_H, b_TH, beta_scale=beta_scale)
     return cpu.delta_gates(a_TC, bias_C, decay_H, b_TH, beta_scale=beta_scale)

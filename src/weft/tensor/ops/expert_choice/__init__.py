@@ -26,6 +26,6 @@ def choose_experts(scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tens
         "a bias on the choice and groups of experts go with sigmoid scores")
     others = [one for one in (bias_E, positions_T) if one is not None]
     if gpu.fits(scores_TE, *others):
-        from weft.tensor.ops.expert_choice import triton
+        from weft.tensor.kernels import expert_choice as triton
         return triton.choose_experts(scores_TE, rule, bias_E, positions_T, dtype=dtype)
     return cpu.choose_experts(scores_TE, rule, bias_E, positions_T, dtype=dtype)

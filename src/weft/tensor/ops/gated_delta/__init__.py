@@ -40,7 +40,7 @@ def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
 
         runs.log.note(replay, q_THK, k_THK, v_THV, g_TH, beta_TH)
     if gpu.fits(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV) and q_THK.shape[2] <= K_DIM_MAX:
-        from weft.tensor.ops.gated_delta import triton
+        from weft.tensor.kernels import gated_delta as triton
 
         with restored(state_SHKV, runs):
             return triton.gated_delta(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV, runs, scale=scale,

@@ -36,7 +36,7 @@ def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
 
         runs.log.note(replay, q_THK, k_THK, v_THV, g_THK, beta_TH)
     if gpu.fits(q_THK, k_THK, v_THV, g_THK, beta_TH, state_SHKV) and q_THK.shape[2] <= K_DIM_MAX:
-        from weft.tensor.ops.kimi_delta import triton
+        from weft.tensor.kernels import kimi_delta as triton
 
         with restored(state_SHKV, runs):
             return triton.kimi_delta(q_THK, k_THK, v_THV, g_THK, beta_TH, state_SHKV, runs, scale=scale,

@@ -25,6 +25,6 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
     Source: DeepSeek-V2 (2024), section 2.1 and appendix C.
     """
     if gpu.fits(q_THW, x_TW, cache):
-        from weft.tensor.ops.latent_attention import triton
+        from weft.tensor.kernels import latent_attention as triton
         return triton.latent_attention(q_THW, x_TW, cache, positions_T, runs, scale, value_dim, scales)
     return cpu.latent_attention(q_THW, x_TW, cache, positions_T, runs, scale, value_dim, scales)

@@ -36,7 +36,7 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
 
         runs.log.note(replay, x_TC, dt_TC, B_TN, C_TN)
     if gpu.fits(x_TC, dt_TC, A_CN, B_TN, C_TN, D_C, dt_bias_C, state_SCN):
-        from weft.tensor.ops.mamba1 import triton
+        from weft.tensor.kernels import mamba1 as triton
 
         with restored(state_SCN, runs):
             return triton.mamba1(x_TC, dt_TC, A_CN, B_TN, C_TN, D_C, dt_bias_C, state_SCN, runs, layer=layer)

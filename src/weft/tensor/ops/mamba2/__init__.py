@@ -43,7 +43,7 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
         runs.log.note(replay, x_THP, dt_TH, B_TGN, C_TGN)
     if gpu.fits(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H,
                 state_SHPN) and B_TGN.shape[2] <= STATE_DIM_MAX:
-        from weft.tensor.ops.mamba2 import triton
+        from weft.tensor.kernels import mamba2 as triton
 
         with restored(state_SHPN, runs):
             return triton.mamba2(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, state_SHPN, runs,

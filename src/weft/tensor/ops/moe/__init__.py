@@ -27,7 +27,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     """
     if (in_tiles(gate_up_EJD, down_EDI)
             and gpu.fits(x_TD, expert_ids_TX, expert_weights_TX, held_in(gate_up_EJD), held_in(down_EDI))):
-        from weft.tensor.ops.moe import triton
+        from weft.tensor.kernels import moe as triton
 
         return triton.moe(x_TD, expert_ids_TX, expert_weights_TX, gate_up_EJD, down_EDI,
                           activation=activation, gated=gated)

@@ -25,7 +25,7 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
     nothing and return zeros.
     """
     if gpu.fits(q_THD, cache_k):
-        from weft.tensor.ops.paged_attention import triton
+        from weft.tensor.kernels import paged_attention as triton
         if triton.supported(q_THD):
             return triton.paged_attention(q_THD, cache_k, cache_v, runs, scale, window, scales)
     if native.supported(q_THD, cache_k):

@@ -21,13 +21,13 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     Source: Dettmers et al., 2022 (products of rounded rows); the groups of 32 are those of ggml's q8_0.
     """
     if weight.byte_inputs and gpu.fits(x, weight.codes):
-        from weft.tensor.ops.quantized_linear import byte_kernels
+        from weft.tensor.kernels import byte_inputs as byte_kernels
 
         return byte_kernels.quantized_linear(x, weight, bias)
     if weight.byte_inputs and not native.supported(x, weight):
         return byte_inputs.quantized_linear(x, weight, bias)
     if gpu.fits(x, weight.codes):
-        from weft.tensor.ops.quantized_linear import triton
+        from weft.tensor.kernels import quantized_linear as triton
 
         return triton.quantized_linear(x, weight, bias)
     if native.supported(x, weight):

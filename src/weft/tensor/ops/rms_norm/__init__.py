@@ -22,7 +22,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: boo
     Source: Zhang and Sennrich, 2019; the norms of transformers' qwen3_5 and granitemoehybrid.
     """
     if gpu.fits(x, weight):
-        from weft.tensor.ops.rms_norm import triton
+        from weft.tensor.kernels import rms_norm as triton
         return triton.rms_norm(x, weight, eps, plus_one=plus_one, gate=gate, gate_first=gate_first,
                                group_size=group_size)
     if native.supported(x, weight, gate, group_size):

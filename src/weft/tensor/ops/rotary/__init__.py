@@ -20,7 +20,7 @@ def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
     Source: RoPE (Su et al., 2021) in the half-split order of GPT-NeoX, as transformers applies it.
     """
     if gpu.fits(q_THD, k_THD, cos_TD, sin_TD):
-        from weft.tensor.ops.rotary import triton
+        from weft.tensor.kernels import rotary as triton
         return triton.rotary(q_THD, k_THD, cos_TD, sin_TD)
     if native.supported(q_THD, k_THD, cos_TD):
         return native.rotary(q_THD, k_THD, cos_TD, sin_TD)

@@ -21,7 +21,7 @@ def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torc
     Source: transformers ``Lfm2ShortConv``.
     """
     if gpu.fits(projected_TJ, weight_CK, window_SCW):
-        from weft.tensor.ops.causal_conv import triton
+        from weft.tensor.kernels import causal_conv as triton
 
         if runs.log is not None:
             def replay(logged_TJ: torch.Tensor, again: Runs) -> torch.Tensor:

@@ -16,7 +16,7 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
     Source: Shazeer, "GLU variants improve transformer" (2020).
     """
     if gpu.fits(gate_up_TJ):
-        from weft.tensor.ops.silu_mul import triton
+        from weft.tensor.kernels import silu_mul as triton
         return triton.silu_mul(gate_up_TJ)
     if native.supported(gate_up_TJ):
         return native.silu_mul(gate_up_TJ)

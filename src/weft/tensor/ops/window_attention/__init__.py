@@ -31,7 +31,7 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
 
         runs.log.note(replay, q_THD, k_THD, v_THD)
     if gpu.fits(q_THD, ring_S2HWD):
-        from weft.tensor.ops.window_attention import triton
+        from weft.tensor.kernels import window_attention as triton
         with restored(ring_S2HWD, runs):
             return triton.window_attention(q_THD, k_THD, v_THD, ring_S2HWD, runs, scale)
     return cpu.window_attention(q_THD, k_THD, v_THD, ring_S2HWD, runs, scale)

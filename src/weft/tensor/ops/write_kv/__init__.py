@@ -20,7 +20,7 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
     (L4). Nothing else of the cache changes.
     """
     if gpu.fits(k_THD, cache_k):
-        from weft.tensor.ops.write_kv import triton
+        from weft.tensor.kernels import write_kv as triton
         triton.write_kv(k_THD, v_THD, cache_k, cache_v, positions_T, runs, scales)
     elif native.supported(k_THD, v_THD, cache_k):
         native.write_kv(k_THD, v_THD, cache_k, cache_v, runs, scales)

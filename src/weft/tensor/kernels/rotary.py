@@ -1,0 +1,97 @@
+"""rotary in Triton: one launch for queries and keys; a program is 16 tokens of one head.
+
+Each number has a partner half a rotary width away. So a tile is loaded twice, the second time with its halves
+exchanged (from the L1 cache), and no tile is ever cut in two:
+
+    x          a b | c d | rest         cos  1 2 | 1 2 | 1      x cos + partner sin; dims beyond the rotary
+    partner    c d | a b | rest         sin -1-2 | 1 2 | 0      width stay unchanged
+
+``rotated`` is this formula; the attention layer applies it between its norms and its pages.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.pages import block_dim
+from weft.tensor.kernels.write_kv import dense_rows
+from weft.units import ceil_div
+
+TOKENS = 16
+
+
+def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
+           sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    q_THD, k_THD = dense_rows(q_THD), dense_rows(k_THD)
+    tokens, heads, dim = q_THD.shape
+    q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_THD, k_THD))
+    if tokens:
+        launch(_rotary, (ceil_div(tokens, TOKENS), heads + k_THD.shape[1]))(
+            q_THD, q_THD.stride(0), q_THD.stride(1), k_THD, k_THD.stride(0), k_THD.stride(1),
+            *tables_of(cos_TD, sin_TD), q_out, k_out, tokens, k_THD.shape[1], HEADS=heads,
+            ROTARY=cos_TD.shape[1], D=dim, BLOCK_D=block_dim(dim), TOKENS=TOKENS)
+    return q_out, k_out
+
+
+def tables_of(cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """cos, sin and their row stride, the arguments of kernels."""
+    cos_TD, sin_TD = dense_rows(cos_TD), dense_rows(sin_TD)
+    assert cos_TD.stride(0) == sin_TD.stride(0)
+    return cos_TD, sin_TD, cos_TD.stride(0)
+
+
+@triton.jit
+def partner_of(d, ROTARY: tl.constexpr):
+    """The partner of each dim of ``d``; beyond the rotary width the dim itself."""
+    half: tl.constexpr = ROTARY // 2
+    return tl.where(d < half, d + half, tl.where(d < ROTARY, d - half, d))
+
+
+@triton.jit
+def rotated(x, partner, cos, sin, table_stride, token, token_mask, d, ROTARY: tl.constexpr):
+    """float32 [N, BLOCK_D] of tokens ``token``, rotated by their angles."""
+    at = token[:, None] * table_stride + d[None, :]
+    angle_mask = token_mask[:, None] & (d < ROTARY)[None, :]
+    by_cos = tl.load(cos + at, mask=angle_mask, other=1.0).to(tl.float32)
+    by_sin = tl.load(sin + at, mask=angle_mask, other=0.0).to(tl.float32)
+    return x * by_cos + partner * tl.where(d < ROTARY // 2, -1.0, 1.0)[None, :] * by_sin
+
+
+@triton.jit
+def _rotate_tile(x, x_token, x_head, head, cos, sin, table_stride, out, out_heads, token, token_mask,
+                 ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    d = tl.arange(0, BLOCK_D)
+    tile_mask = token_mask[:, None] & (d < D)[None, :]
+    rows = x + (token * x_token + head * x_head)[:, None]
+    wide = tl.load(rows + d[None, :], mask=tile_mask, other=0.0).to(tl.float32)
+    partner = tl.load(rows + partner_of(d, ROTARY)[None, :], mask=tile_mask, other=0.0).to(tl.float32)
+    wide = rotated(wide, partner, cos, sin, table_stride, token, token_mask, d, ROTARY)
+    tl.store(out + ((token * out_heads + head) * D)[:, None] + d[None, :], wide.to(out.dtype.element_ty),
+             mask=tile_mask)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _rotary(q, q_token, q_head, k, k_token, k_head, cos, sin, table_stride, q_out, k_out, tokens, kv_heads,
+            HEADS: tl.constexpr, ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+            TOKENS: tl.constexpr):
+    head = tl.program_id(1)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token_mask = token < tokens
+    if head < HEADS:
+        _rotate_tile(q, q_token, q_head, head, cos, sin, table_stride, q_out, HEADS, token, token_mask,
+                     ROTARY, D, BLOCK_D)
+    else:
+        _rotate_tile(k, k_token, k_head, head - HEADS, cos, sin, table_stride, k_out, kv_heads, token,
+                     token_mask, ROTARY, D, BLOCK_D)
+
+
+def compilations() -> list[Compilation]:
+    constants = {"HEADS": 16, "ROTARY": 64, "D": 256, "BLOCK_D": 256, "TOKENS": TOKENS}
+    signature = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "k": "*bf16", "k_token": "i32",
+                 "k_head": "i32", "cos": "*fp32", "sin": "*fp32", "table_stride": "i32", "q_out": "*bf16",
+                 "k_out": "*bf16", "tokens": "i32", "kv_heads": "i32"}
+    return [Compilation("rotary 256", _rotary, signature | dict.fromkeys(constants, "constexpr"), constants)]
