@@ -40,8 +40,9 @@ from weft.rpc.engine_link import ANYWHERE
 from weft.rpc.recording_target import RecordingTarget
 
 if TYPE_CHECKING:
-    from weft.fleet.joined import JoinedReplicas, Machine
+    from weft.fleet.joined import JoinedReplicas
     from weft.rpc.link_keys import LinkKeys
+    from weft.rpc.listener import Machine
 
 RESTARTS = 5
 _LOOK_EVERY_S = 0.05

@@ -27,44 +27,13 @@ from weft.fleet.replica import Replica
 from weft.rpc.client import EngineClient
 from weft.rpc.link import Hello
 from weft.rpc.link_keys import LinkKeys
-from weft.rpc.listener import Connection, LinkListener
+from weft.rpc.listener import Connection, LinkListener, Machine
 
 AWAY_MAX_S = 600.0
 """A machine that has been away for so long is forgotten. Its agent may join again."""
 LEAVING_DRAIN_S = 30.0
 _LOOK_EVERY_S = 1.0
 _log = logging.getLogger("weft.server")
-
-
-class Machine:
-    """One agent of a joined machine, as its replica sees it. ``connection``: None while it is away."""
-
-    def __init__(self, hello: Hello) -> None:
-        self.host = hello.host
-        self.agent = hello.agent
-        self.number = -1
-        self.attempt = 0
-        self.connection: Connection | None = None
-        self.away_since_s = 0.0
-        self._connected = asyncio.Event()
-
-    async def connected(self) -> Connection:
-        """The connection, once there is one that no engine client has used."""
-        while self.connection is None:
-            self._connected.clear()
-            await self._connected.wait()
-        return self.connection
-
-    def connect(self, connection: Connection) -> None:
-        previous, self.connection = self.connection, connection
-        connection.on_end = lambda: self._disconnected(connection)
-        if previous is not None:
-            previous.end(f"the link to {self.host} was opened again")
-        self._connected.set()
-
-    def _disconnected(self, connection: Connection) -> None:
-        if self.connection is connection:
-            self.connection, self.away_since_s = None, time.monotonic()
 
 
 class Hosting(Protocol):

@@ -36,7 +36,7 @@ from weft.errors import EngineUnavailableError, UserError, WeftError
 from weft.rpc.client import EngineClient
 
 if TYPE_CHECKING:
-    from weft.fleet.joined import Machine
+    from weft.rpc.listener import Machine
 
 ReplicaState = Literal["starting", "ready", "waiting", "away", "drained", "dead", "left"]
 Ending = Literal["died", "stalled"]

@@ -10,7 +10,7 @@ requests resume elsewhere. The engine process lives on: its agent connects again
 computed, and serves with a warm cache.
 
 The id of a connection is ZeroMQ's, drawn for each one. A message of an unknown id is dropped. Silence is
-counted in ticks of this event loop (as in ``weft.rpc.heartbeat``): a server that was held up blames nobody.
+counted in ticks of this event loop (as in ``weft.rpc.heartbeat``), so a late tick blames no machine.
 
 Rejected: a socket for each machine (a port range to open in firewalls); the server connecting to machines
 (they come and go, often behind NAT); ZeroMQ's own heartbeat alone (it closes connections, and says nothing of
@@ -141,6 +141,37 @@ class Connection:
             self._listener.put([self.routing_id, kind, body])
         except zmq.ZMQError as error:  # it does not read, or its end has closed it
             self.end(f"the link to {self.host} broke: {error.strerror}")
+
+
+class Machine:
+    """One agent of a joined machine, as its replica sees it. ``connection``: None while it is away."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.host = hello.host
+        self.agent = hello.agent
+        self.number = -1
+        self.attempt = 0
+        self.connection: Connection | None = None
+        self.away_since_s = 0.0
+        self._connected = asyncio.Event()
+
+    async def connected(self) -> Connection:
+        """The connection, once there is one that no engine client has used."""
+        while self.connection is None:
+            self._connected.clear()
+            await self._connected.wait()
+        return self.connection
+
+    def connect(self, connection: Connection) -> None:
+        previous, self.connection = self.connection, connection
+        connection.on_end = lambda: self._disconnected(connection)
+        if previous is not None:
+            previous.end(f"the link to {self.host} was opened again")
+        self._connected.set()
+
+    def _disconnected(self, connection: Connection) -> None:
+        if self.connection is connection:
+            self.connection, self.away_since_s = None, time.monotonic()
 
 
 class LinkListener:
