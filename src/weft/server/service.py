@@ -23,7 +23,8 @@ from weft.server.batches.files import open_file_store
 from weft.server.body_check import BodyChecker
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
-from weft.server.metrics import EngineReport, FleetReport, Metrics
+from weft.server.metric_table import EngineReport, FleetReport
+from weft.server.metrics import Metrics
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
