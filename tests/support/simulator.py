@@ -22,6 +22,7 @@ from tests.support.checkers import InFlight, Ledger, ProgressCheck
 from tests.support.scripted import ScriptedExecutor
 from tests.support.trace import Trace, plan_bytes
 from tests.support.workload import EOS_IDS, VOCAB_SIZE, Scenario, ScriptedCancel
+from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
 from weft.engine.sleep_state import Part
 from weft.errors import EngineUnavailableError, QueueFullError
@@ -31,7 +32,6 @@ from weft.memory.transfer_buffers import TransferBuffers
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.sim.clock import VirtualClock
 from weft.speculation.drafter import Drafter

@@ -8,7 +8,7 @@
 Further drafts read the head's own hidden state in place of the trunk's. Embedding and output matrix are the
 trunk's. A draft is a guess: no bit of an answer depends on this file.
 
-Of several ranks, each holds its share of the layer, cut as a layer of the trunk. Each rank finds its best
+Of several ranks, each holds its share of the layer, divided as a layer of the trunk. Each rank finds its best
 token, and all choose the best of these by the same numbers. So drafts are equal on all ranks.
 
 ``write`` computes keys and values alone, for tokens that draft nothing: those of prompts. ``draft`` computes

@@ -99,7 +99,7 @@ class TensorAccess(ABC):
         return ", ".join(sorted(self._bytes_by_form, key=lambda form: -self._bytes_by_form[form]))
 
     def summed(self, block: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """A part of a block that ends in a product whose columns are cut: its result is summed over ranks."""
+        """A part of a block that ends in a product whose columns ranks divide: its result is summed."""
         return block if self.share is None else self.share.summed(block)
 
     def own_experts(self, count: int) -> range:

@@ -1,15 +1,8 @@
 """What a step costs on a device that is not here: a pure function of the work in it.
 
-    work of a step      prefill tokens, (query, key) pairs of their attention, decodes, tokens that these read
-
-    roofline            fixed + max( arithmetic: tokens x token_s + pairs x pair_s,
-                                     traffic:    weights + KV read + states read and written )
-    fitted              fixed + a x prefill tokens + b x pairs + c x decodes + d x context
-
-    moved in the arena  bytes that are read and written before anything is computed / bandwidth     (roofline)
-
-Both are linear + quadratic in the length of a prompt, as attention is, and say so as ``prefill_s``: the
-seconds that a hit saves, and the currency in which what the cache holds is valued.
+    fixed + max( arithmetic: tokens x token_s + pairs x pair_s,
+                 traffic:    weights + KV read + states read and written )
+    moved in the arena: bytes that are read and written before anything is computed / bandwidth
 
 The roofline is that of the published comparisons of this trace: a share of peak FLOP/s, a share of the memory
 bandwidth, and a fixed time per step for all that is neither. Arithmetic is 2 FLOP per active parameter and
@@ -17,37 +10,25 @@ token, and 4 x heads x head_dim per pair and attention layer. A step reads the w
 whole, and of the experts those that at least one of its tokens is expected to choose.
 
 The bytes that a step compresses, restores and copies (``ArenaWork.moved_bytes``) are read and written by
-kernels of their own, in front of the others. So their seconds come on top. A fit has no number for them: the
-steps it was fitted to had theirs in their times. """
+kernels of their own, in front of the others. So their seconds come on top.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
+from weft.costs.step import Work, pairs_of
 from weft.errors import ConfigError
-from weft.schedule.work import Work, pairs_of
-
-
-class CostModel(Protocol):
-    def step_s(self, work: Work) -> float:
-        """Seconds of a step."""
-        ...
-
-    def moved_s(self, moved: int) -> float:
-        """Seconds that a step is longer for ``moved`` bytes read or written in the arena of one device."""
-        ...
-
-    def prefill_s(self, start: int, end: int) -> float:
-        """Seconds that computing positions [start, end) of a prompt adds to whatever else is done."""
-        ...
-
-    def to_json(self) -> dict[str, Any]:
-        """Kind and numbers, for the report."""
-        ...
+from weft.families.architecture import (
+    Architecture,
+    Attention,
+    Experts,
+    LatentAttention,
+    Mixer,
+    Parallel,
+    SharedBlock,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,55 +131,35 @@ def roofline(load: ModelLoad, device: str, *, count: int, flops_share: float = F
         byte_s=1 / (bandwidth_share * accelerator.memory_bytes_s))
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """Seconds by kind of work, none of them negative; made by ``fit_steps``. ``error``: median relative error
-    of the steps it was fitted to."""
+def model_load(architecture: Architecture, *, parameters: int, weight_bytes: float, eight_bit: bool,
+               kv_bytes: float, state_bytes: float) -> ModelLoad:
+    """``architecture`` and ``parameters`` of the whole model; ``weight_bytes`` per parameter; ``kv_bytes``
+    per token and ``state_bytes`` per sequence, over all devices.
 
-    fixed_s: float
-    token_s: float
-    pair_s: float
-    decode_s: float
-    context_s: float
-    error: float = 0.0
-    steps: int = 0
-
-    def step_s(self, work: Work) -> float:
-        return (self.fixed_s + work.prefill_tokens * self.token_s + work.pairs * self.pair_s
-                + work.decodes * self.decode_s + work.context * self.context_s)
-
-    def moved_s(self, moved: int) -> float:
-        return 0.0
-
-    def prefill_s(self, start: int, end: int) -> float:
-        return (end - start) * self.token_s + pairs_of(start, end) * self.pair_s
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "fitted", **asdict(self)}
+    Parameters are counted by kind: routed experts, of which a token passes some, and all else. A lookup in
+    the embedding is no arithmetic and reads one row, so it is left out if the head is a separate table.
+    Recurrent layers cost far less than their projections, so they are left out."""
+    experts = [feed for feed in architecture.feed_forwards if isinstance(feed, Experts)]
+    routed = [(_routed_parameters(feed, architecture.hidden_size), feed.per_token / feed.count)
+              for feed in experts]
+    total = sum(count for count, _ in routed)
+    table = 0 if architecture.tied_embeddings else architecture.vocab_size * architecture.hidden_size
+    return ModelLoad(
+        dense_params=parameters - total - table, expert_params=total,
+        expert_share=sum(count * share for count, share in routed) / total if total else 0.0,
+        pair_flops=sum(_pair_flops(mixer) for mixer in architecture.mixers),
+        kv_bytes=kv_bytes, state_bytes=state_bytes, weight_bytes=weight_bytes, eight_bit=eight_bit)
 
 
-STEPS_TO_FIT_MIN = 8
+def _routed_parameters(feed: Experts, hidden: int) -> int:
+    return feed.count * (3 if feed.gated else 2) * feed.width * (feed.latent_width or hidden)
 
 
-def fit_steps(steps: Sequence[tuple[Work, float]], *, name: str = "the recording") -> Fitted:
-    """Least squares of the relative error, without negative terms: what would be negative is left out, the
-    worst first, and the rest fitted again. Raises ConfigError where there is too little to fit."""
-    timed = [(work, seconds) for work, seconds in steps if seconds > 0]
-    if len(timed) < STEPS_TO_FIT_MIN:
-        raise ConfigError(f"{name} has the times of {len(timed)} steps; a fit needs {STEPS_TO_FIT_MIN} at "
-                          "least", param="--fit")
-    seconds = np.asarray([one for _, one in timed])
-    features = np.asarray([(1, *work) for work, _ in timed], dtype=np.float64)
-    scale = np.maximum(np.abs(features).max(axis=0), 1.0)
-    rows = features / scale / seconds[:, None]
-    columns = [column for column in range(features.shape[1]) if features[:, column].any()]
-    while True:
-        solution, *_ = np.linalg.lstsq(rows[:, columns], np.ones(len(timed)), rcond=None)
-        if solution.min() >= 0 or len(columns) == 1:
-            break
-        del columns[int(solution.argmin())]
-    terms = np.zeros(features.shape[1])
-    terms[columns] = np.maximum(solution, 0) / scale[columns]
-    error = float(np.median(np.abs(features @ terms - seconds) / seconds))
-    fixed_s, token_s, pair_s, decode_s, context_s = terms.tolist()
-    return Fitted(fixed_s, token_s, pair_s, decode_s, context_s, error, len(timed))
+def _pair_flops(mixer: Mixer | None) -> float:
+    if isinstance(mixer, Parallel | SharedBlock):
+        mixer = mixer.attention
+    if isinstance(mixer, Attention):
+        return 0.0 if mixer.window is not None else 4.0 * mixer.heads * mixer.head_dim
+    if isinstance(mixer, LatentAttention):
+        return 2.0 * mixer.heads * (mixer.key_dim + mixer.value_dim)
+    return 0.0

@@ -10,32 +10,27 @@
 
 The currency is seconds of waiting, summed over requests. A prefill keeps the device from every *other*
 request that decodes or waits, and each of them is later by its length. A fetch delays its own request alone:
-the disk works beside the device. So one request restores only what a disk delivers sooner than the device
-computes.
-Under load a slower disk pays too: its requests wait longer, and all the others wait less.
+the disk works beside the device. So under load a slower disk pays too.
 
 Until something is measured, guesses decide: the first prompt after a restart is the one that a store is for.
-Measurements fade, so a disk or a GPU that others use counts as slow while it is slow. Reads queue behind one
-another. A fetch therefore measures the time since it began or since the fetch before it arrived, whichever is
-later.
+Measurements fade, so a disk or a GPU that others use counts as slow while it is slow. The disk writes beside
+the engine, so a write costs the copy alone. What ``--store-write`` cannot take waits, the most valuable first
+(``store_writes``).
 
-The disk writes beside the engine, so its seconds are not the engine's: a write costs the copy alone. What
-``limits.store_write`` cannot take waits, the most valuable first (``store_writes``).
+A prefill token is charged the mean of whole steps, wherever it lies. So a long prompt on an attention model
+is charged too little, and its restore is chosen a little too seldom, never too often. It is not the fit of
+``weft.costs.fit``, which says what a prefill adds to a step that runs anyway: a restore spares whole steps.
 
-A prefill token is charged the mean, wherever it lies. So a long prompt on an attention model is charged too
-little, and its restore is chosen a little too seldom, never too often.
-
-Rejected: the fit of the cache policy (it knows ratios, not seconds, until long prompts were measured); bytes
-/ limits.store_write as the price of a write (a GPU would never store what a disk of 200 MB/s writes for
-free); the time of the own request alone (a disk of 3 GB/s then stays unused beside eight GPUs that others
-wait for).
+Rejected: bytes / --store-write as the price of a write (a GPU would never store what a disk of 200 MB/s
+writes for free); the time of the own request alone (a disk of 3 GB/s then stays unused beside eight GPUs that
+others wait for).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.schedule.work import Work
+from weft.costs.step import Work
 
 PREFILL_TOKENS_MIN = 32
 """Steps with fewer prefill tokens measure the fixed cost of a step."""
@@ -92,6 +87,7 @@ class RestorePrices:
 
     def fetched(self, size_bytes: int, began_s: float, arrived_s: float) -> None:
         """A fetch of ``size_bytes`` took from ``began_s`` to ``arrived_s``."""
+        # Reads queue behind one another: the time since the fetch before it arrived, if that is later.
         seconds = arrived_s - max(began_s, self._arrived_s)
         self._arrived_s = max(self._arrived_s, arrived_s)
         self._reads.add(size_bytes, max(seconds - self._latency_s, 1e-4))

@@ -2,17 +2,18 @@
 
     rows       1     2     4     8     16    32 ...
     plain      26.8        28.4        38.9              sequences of a step without drafts
-    windows          27.4  28.9  32.2  40.1              decodes and drafted tokens of a step together
+    verify           27.4  28.9  32.2  40.1              decodes and drafted tokens of a step together
 
 A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more
 than the reading. Where that begins depends on the machine, the weights and the kernels: it is measured. A
 figure between two measured ones lies on a straight line. Beyond them it follows the last two, and rises at
 least as the guess does.
 
-Windows have figures of their own. They are replayed, and leave the path of steady decodes or of CUDA graphs.
-On a model of a few MB that costs more than their rows. A curve without a measurement borrows the other one.
-The rehearsal has one sequence. Drafts of several are dearer, as each window is replayed by itself: they cost
-up to CROWD times what as many cost one sequence, on top of a plain step.
+Steps that verify drafts have figures of their own. Their states are computed again, and they leave the path
+of steady decodes or of CUDA graphs. On a model of a few MB that costs more than their rows. A curve without a
+measurement borrows the other one. The profile run has one sequence. Drafts of several are dearer, as each
+verify run is computed by itself: they cost up to CROWD times what as many cost one sequence, on top of a
+plain step.
 
     32 sequences    plain 2.8 ms    1 draft 3.8    4 drafts 4.0    16 drafts 5.1    32 drafts 6.3
     estimate                                3.9             4.1              5.0              6.5
@@ -24,17 +25,13 @@ step corrects two things apart:
     the shape      behind a step of other rows      its figure moves SHAPE_STEP up or down, against the
                    that other step as the measure   figure of the step before
 
-The pace is one factor, so a step like the step before it changes a single number. Only a correction of the
-shape draws the lines between the figures again.
+A correction has the same size however far off a step is. So a figure goes to the median of the measurements,
+and a step that waited for another process counts once.
 
-Two steps in a row see the same machine. A correction has the same size however far off a step is. So a figure
-goes to the median of the measurements, and a step that waited for another process counts once. Of the first
-measurements of a figure the least one counts, as noise only makes steps longer.
-
-Rejected: one curve for both kinds (32 plain rows are one step of steady decodes, 32 rows of windows are not);
-averages (one step that waits 10 ms spoils the figure of a model whose steps take 1 ms); figures
-apart from each other (plain steps become rare, their figure grows old, and a slower machine makes drafts look
-bad); a model of the machine (bandwidth and flops are wrong by two on shared cores).
+Rejected: terms of ``StepCost`` for verified rows (the kink is what decides how many drafts pay); one curve
+for both kinds (32 plain rows are one step of steady decodes, 32 verified rows are not); averages (one step
+that waits 10 ms spoils the figure of a model whose steps take 1 ms); figures apart from each other (plain
+steps become rare, their figure grows old, and a slower machine makes drafts look bad).
 """
 
 from __future__ import annotations
@@ -62,24 +59,24 @@ _ROWS_BEYOND = [[further - rows for further in ROWS[at + 1:]] for at, rows in en
 """Of each place, how many rows more the later places have."""
 
 
-class StepCosts:
-    """``plain``, ``windows``: measured seconds by rows, as far as they are known. Without ``windows`` both
+class RowCosts:
+    """``plain``, ``verify``: measured seconds by rows, as far as they are known. Without ``verify`` both
     kinds of steps cost the same."""
 
     def __init__(self, plain: Mapping[int, float] | None = None,
-                 windows: Mapping[int, float] | None = None) -> None:
+                 verify: Mapping[int, float] | None = None) -> None:
         self._pace = 1.0
         """Seconds are the figures times this."""
         self._measured: list[float | None] = [None] * (2 * len(ROWS))
-        """Figures of plain steps, then of steps with windows."""
+        """Figures of plain steps, then of steps that verify drafts."""
         self._counts = [0] * len(self._measured)
         """Measurements of each figure, up to FIRST_COUNT."""
-        self._plain, self._windows = list(_GUESS), list(_GUESS)
+        self._plain, self._verify = list(_GUESS), list(_GUESS)
         self._curve: list[float] = []
-        """``window_figures``, as far as they were asked for since the figures changed."""
+        """``verify_figures``, as far as they were asked for since the figures changed."""
         self._before: tuple[int, float] | None = None
         """The last step: its place in ``_measured``, and its seconds there, over no pace."""
-        for first, measured in ((0, plain), (len(ROWS), plain if windows is None else windows)):
+        for first, measured in ((0, plain), (len(ROWS), plain if verify is None else verify)):
             for rows, seconds in (measured or {}).items():
                 at = first + _nearest(rows)
                 self._measured[at], self._counts[at] = seconds, _FIRST_COUNT
@@ -89,13 +86,13 @@ class StepCosts:
         """Of a step of ``rows`` sequences without drafts."""
         return self._pace * _between(self._plain, rows)
 
-    def window_seconds(self, decodes: int, drafted: int) -> float:
+    def verify_seconds(self, decodes: int, drafted: int) -> float:
         """Of a step of ``decodes`` sequences that verifies ``drafted`` tokens: by all of its rows, and at
         least a plain step and what the drafts cost on top."""
-        by_rows = _between(self._windows, decodes + drafted)
+        by_rows = _between(self._verify, decodes + drafted)
         if decodes == 1:
             return self._pace * by_rows
-        alone = _between(self._windows, 1 + drafted) - self._plain[0]
+        alone = _between(self._verify, 1 + drafted) - self._plain[0]
         crowd = 1 + (_CROWD - 1) * min(1.0, (decodes - 1) / _CROWD_SEQUENCES)
         return self._pace * max(by_rows, _between(self._plain, decodes) + crowd * alone)
 
@@ -103,10 +100,10 @@ class StepCosts:
         """``seconds`` at a pace of 1."""
         return _between(self._plain, rows)
 
-    def window_figures(self, most: int) -> list[float]:
-        """``window_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: ``most`` of them or more,
+    def verify_figures(self, most: int) -> list[float]:
+        """``verify_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: ``most`` of them or more,
         not to be changed."""
-        curve, figures = self._curve, self._windows
+        curve, figures = self._curve, self._verify
         while len(curve) < most:   # up to the next figure
             first = len(curve) + 2
             at = first.bit_length() - 1
@@ -126,19 +123,19 @@ class StepCosts:
 
     def note(self, rows: int, seconds: float) -> None:
         """A step of ``rows`` sequences, without drafts or prefills, took ``seconds``."""
-        self._note(rows, seconds, windows=False)
+        self._note(rows, seconds, verifies=False)
 
-    def note_windows(self, decodes: int, drafted: int, seconds: float) -> None:
+    def note_verify(self, decodes: int, drafted: int, seconds: float) -> None:
         """A step of ``decodes`` sequences that verified ``drafted`` tokens took ``seconds``. It corrects the
         figure of as many drafts of one sequence."""
-        alone_s = self._pace * _between(self._windows, 1 + drafted)
-        self._note(1 + drafted, seconds * alone_s / self.window_seconds(decodes, drafted), windows=True)
+        alone_s = self._pace * _between(self._verify, 1 + drafted)
+        self._note(1 + drafted, seconds * alone_s / self.verify_seconds(decodes, drafted), verifies=True)
 
-    def _note(self, rows: int, seconds: float, *, windows: bool) -> None:
+    def _note(self, rows: int, seconds: float, *, verifies: bool) -> None:
         if rows < 1 or rows > ROWS[-1] or seconds <= 0:
             return
-        figures, nearest = self._windows if windows else self._plain, _NEAREST[rows]
-        at = nearest + len(ROWS) * windows
+        figures, nearest = self._verify if verifies else self._plain, _NEAREST[rows]
+        at = nearest + len(ROWS) * verifies
         if rows != ROWS[nearest]:
             seconds *= figures[nearest] / _between(figures, rows)   # of a step with the rows of the figure
         before, self._before = self._before, (at, seconds)
@@ -159,7 +156,7 @@ class StepCosts:
         if self._before is None:
             return self.seconds(rows)
         at, seconds = self._before
-        return _between(self._plain, rows) * seconds / (self._plain + self._windows)[at]
+        return _between(self._plain, rows) * seconds / (self._plain + self._verify)[at]
 
     def table(self) -> dict[int, float]:
         """Measured seconds of plain steps by sequences."""
@@ -175,13 +172,13 @@ class StepCosts:
 
     def _fill(self, at: int | None = None) -> None:
         """``at``: the place of a measurement that was there before and changed; else all may have."""
-        plain, windows = self._measured[:len(ROWS)], self._measured[len(ROWS):]
-        borrowed = not any(plain) or not any(windows)
+        plain, verify = self._measured[:len(ROWS)], self._measured[len(ROWS):]
+        borrowed = not any(plain) or not any(verify)
         if at is None or at < len(ROWS) or borrowed:
-            _fill(self._plain, plain, windows)
+            _fill(self._plain, plain, verify)
         if at is None or at >= len(ROWS) or borrowed:
             self._curve = []
-            _fill(self._windows, windows, plain)
+            _fill(self._verify, verify, plain)
 
 
 def _between(figures: list[float], rows: int) -> float:
