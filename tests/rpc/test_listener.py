@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator
 from importlib import metadata
@@ -220,8 +221,8 @@ async def test_another_token_and_another_version_are_refused(listening: Listenin
 
 
 async def test_a_port_where_nothing_listens_is_said_at_once(listening: Listening) -> None:
-    with cut_network(listening.listener.port) as network:
-        port = network.port
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
     uplink = listening.uplink(port=port)
     with pytest.raises(LinkLostError, match="nothing listens"):
         await asyncio.wait_for(uplink.greet(hello()), 2)
