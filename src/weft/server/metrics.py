@@ -29,7 +29,7 @@ from weft.engine.stats import EngineStats
 from weft.memory.usage import MemoryUsage
 from weft.request import SamplingParams, TokenEvent
 from weft.router.protocol import RouterCounts
-from weft.schedule.tier_stats import NO_TIER, TierStats
+from weft.schedule.tier_values import NO_TIER, TierStats
 from weft.server.cache import memory_bytes
 from weft.server.edge import HttpEdge
 from weft.server.metrics_sum import SummedSeries, series_of
