@@ -40,7 +40,6 @@ from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, plan_memory, ram_room
 from weft.assemble.speculation import loads_head, make_drafter
-from weft.assemble.weights_ahead import bytes_ahead
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -57,7 +56,6 @@ from weft.schedule.store_tier import StoreTier
 from weft.spec import ITEM_BYTES, ModelSpec
 from weft.speculation.proposal import parse_sources
 from weft.store.identity import weights_digest
-from weft.tensor.weights.memory_ahead import touched_ahead
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox
 from weft.text.tokenizer import Tokenizer
@@ -106,18 +104,17 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     started = time.monotonic()
     name, directory = find_model(config, tell)
     _check_text_files(directory)
-    with touched_ahead(bytes_ahead(config, directory)):
-        threads = prepare_torch(config, notes)
-        device = choose_device_of(config, 0, notes)
-        config, overlap = with_step_tokens(config, device), overlaps(config, device)
-        choose_kernels(config, threads, device)
-        ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
-        try:
-            placed = _place(config, name, directory, device, ranks, tell)
-        except BaseException:
-            if ranks is not None:
-                ranks.peers.close()
-            raise
+    threads = prepare_torch(config, notes)
+    device = choose_device_of(config, 0, notes)
+    config, overlap = with_step_tokens(config, device), overlaps(config, device)
+    choose_kernels(config, threads, device)
+    ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
+    try:
+        placed = _place(config, name, directory, device, ranks, tell)
+    except BaseException:
+        if ranks is not None:
+            ranks.peers.close()
+        raise
     kernels = kernels_in_use(device)   # a kernel that does not fit turns Triton off
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
     notes += placed.notes
