@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from tests.support.synthetic import Library, document_traffic, with_one_shots, with_scans
+from weft.costs.step import StepCost
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.sim.arms import ARMS, Arm, find_arm, prefill_cost
 from weft.sim.bounds import infinite_cache
-from weft.sim.cost import Fitted
 from weft.sim.replay import replay
 from weft.sim.report import Report
 from weft.sim.traffic import Traffic
 from weft.spec import ModelSpec, attention, gated_delta
 
-COST = Fitted(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-4, context_s=1e-9)
+COST = StepCost(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-4, context_s=1e-9)
 LIBRARY = Library(documents=16, lifetime_s=200.0, front_tokens=256, part_tokens=512, depth=3,
                   question_tokens=64, answer_tokens=32, requests_per_s=2.0, thinks_s=15.0)
 REQUESTS = 300

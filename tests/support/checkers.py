@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from weft.engine.digests import digest, digest_of
-from weft.engine.scripted import NextToken, reference_tokens, scripted_logprobs
+from tests.support.digests import digest, digest_of
+from tests.support.scripted import NextToken, reference_tokens, scripted_logprobs
 from weft.engine.seeds import split
 from weft.memory.memory import Memory
 from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from weft.config import EngineConfig, Sizes
+from weft.costs.rows import RowCosts
 from weft.engine.engine import EngineCore
 from weft.engine.executor import Executor
 from weft.errors import ConfigError, EngineUnavailableError
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
-from weft.speculation.costs import StepCosts
 from weft.speculation.mtp import HEAD_DRAFTS_MAX
 from weft.speculation.proposal import SWITCHES, parse_sources
 from weft.speculation.rehearsal import REHEARSAL_TOKENS, Rehearsal
@@ -60,7 +60,7 @@ def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes
     tell("speculation: measuring steps of 1 to 16 rows")
     measured = rehearse(Memory(memory.plan), executor, sizes, loaded.spec.vocab_size,
                         head_drafts=HEAD_DRAFTS_MAX if head else 0)
-    return Speculator(sources, costs=StepCosts(measured.plain, measured.windows),
+    return Speculator(sources, costs=RowCosts(measured.plain, measured.windows),
                       tree=memory.prefix_tree if memory.caches else None,
                       drafts_max=config.speculate_max, head_seconds=measured.head_measured,
                       prompt_share=1 / len(loaded.spec.layers) if config.speculate == "auto" else None,

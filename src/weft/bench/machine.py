@@ -37,7 +37,7 @@ from weft.families import read_architecture
 from weft.info import ModelInfo
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.planning.weights import WeightForm, count_weights
-from weft.sim.model_load import model_load
+from weft.sim.roofline import model_load
 from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.weights.tiled import tiled
 

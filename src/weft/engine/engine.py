@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.config import Sizes
+from weft.costs.fit import StepMeter
 from weft.engine.ages import Ages
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.executor import Executor, ProcessWatch
@@ -46,10 +47,10 @@ from weft.errors import EngineUnavailableError, QueueFullError, RequestError
 from weft.memory.memory import Memory
 from weft.memory.prefix.cache_shape import CacheShape
 from weft.request import Request, TokenEvent
+from weft.schedule.budget import StepLimit
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
-from weft.schedule.measured_costs import MeasuredCosts
+from weft.schedule.plan import StepPlan, work_of
 from weft.schedule.scheduler import Scheduler
-from weft.schedule.step_limit import StepLimit, StepLimiter
 from weft.schedule.store_tier import StoreTier
 from weft.speculation.drafter import Drafter
 from weft.speculation.speculator import Speculator
@@ -67,7 +68,7 @@ class EngineCore:
     compiles the grammars of requests. ``overlap``: plan the next step while one is computed. ``store``:
     prefixes beyond memory; ``pause`` lets time pass while every request waits for it. ``drafter`` guesses
     next tokens, which steps then verify (``weft.schedule.windows``); None: no speculation. ``max_step_s``:
-    seconds of a step with decodes (``weft.schedule.step_limit``), None: no limit; ``pair_tokens``: guessed
+    seconds of a step with decodes (``weft.schedule.budget``), None: no limit; ``pair_tokens``: guessed
     cost of a (query, key) pair in prefill tokens."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
@@ -89,15 +90,14 @@ class EngineCore:
         self.counters = EngineCounters()
         self.on_step = self.counters.on_step
         """Listeners that get each computed step and its seconds."""
-        self._costs = MeasuredCosts()
-        self.on_step.append(self._costs.stepped)
+        self.meter = StepMeter(pair_tokens)
+        self._max_step_s = max_step_s
+        self.on_step.append(self._measure)
         feed = None if drafter is None else DraftFeed(drafter)
         self.streams = StreamTable(self.scheduler, self.counters, feed)
         self.settlement = Settlement(self.scheduler, self.streams, self.counters, feed)
         if feed is not None:
             self.on_step.append(feed.stepped)
-        if max_step_s is not None:
-            self.on_step.append(StepLimiter(max_step_s, pair_tokens, self._limit_steps).stepped)
         self.processes: ProcessWatch | None = None
         """Other processes that the executor needs; an idle engine watches them."""
         self.failure: BaseException | None = None
@@ -112,8 +112,12 @@ class EngineCore:
                                self._ages, clock)
         self._loop: StepLoop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
 
-    def _limit_steps(self, limit: StepLimit) -> None:
-        self.scheduler.step_limit = limit
+    def _measure(self, plan: StepPlan, seconds: float) -> None:
+        if plan.window_count or not plan.run_count:
+            return   # steps that verify drafts are other work
+        self.meter.stepped(plan.step, work_of(plan), seconds)
+        if self._max_step_s is not None:
+            self.scheduler.step_limit = StepLimit(self._max_step_s, self.meter.cost_now())
 
     @property
     def executor(self) -> Executor:
@@ -281,4 +285,4 @@ class EngineCore:
             recomputed_tokens=self.scheduler.recomputed_tokens, finished=dict(counters.finished),
             sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
-            costs=self._costs.costs(), ranks=counters.ranks())
+            costs=self.meter.cost(), ranks=counters.ranks())

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from weft.costs.step import StepCost
 from weft.engine.sleep_state import AWAKE, SleepState
 from weft.memory.usage import MemoryUsage
 from weft.schedule.tier_stats import TierStats
 from weft.speculation.stats import SpeculationStats
-from weft.work_costs import WorkCosts
 
 if TYPE_CHECKING:
     from weft.schedule.plan import StepPlan
@@ -63,7 +63,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     store: TierStats | None = None
     """None without a store."""
     speculation: SpeculationStats = SpeculationStats()
-    costs: WorkCosts | None = None
+    costs: StepCost | None = None
     """What steps cost, None until enough was measured."""
     ranks: RankStats = RankStats()
 

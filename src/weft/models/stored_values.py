@@ -22,8 +22,8 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.cuts import StoredCut
 from weft.models.safetensors_header import StoredTensor
+from weft.models.sharding import Shard
 from weft.models.tensor_source import TORCH_DTYPES
 
 _FP8_NAN = {"F8_E4M3": (0x7F, 0x7F), "F8_E8M0": (0xFF, 0xFF)}
@@ -38,21 +38,21 @@ class MappedFiles:
         self._maps: dict[Path, mmap.mmap] = {}
         self._lock = threading.Lock()
 
-    def read(self, stored: StoredTensor, cut: StoredCut | None = None) -> torch.Tensor:
-        """A copy of the tensor's bytes, or of those that ``cut`` names."""
+    def read(self, stored: StoredTensor, shard: Shard | None = None) -> torch.Tensor:
+        """A copy of the tensor's bytes, or of those that ``shard`` names."""
         dtype = TORCH_DTYPES[stored.dtype]
-        if cut is not None:
-            return self._read_cut(stored, cut, dtype)
+        if shard is not None:
+            return self._read_shard(stored, shard, dtype)
         if stored.stored_bytes == 0:
             return torch.empty(stored.shape, dtype=dtype)
         return torch.from_numpy(self.view(stored).copy()).view(dtype).view(stored.shape)
 
-    def _read_cut(self, stored: StoredTensor, cut: StoredCut, dtype: torch.dtype) -> torch.Tensor:
-        shape = cut.of_rank(stored.shape)
-        if cut.absent:
+    def _read_shard(self, stored: StoredTensor, shard: Shard, dtype: torch.dtype) -> torch.Tensor:
+        shape = shard.of_rank(stored.shape)
+        if shard.absent:
             return torch.zeros(shape, dtype=dtype)
-        lines = self.view(stored).reshape(math.prod(shape[:cut.dim]), cut.total, -1)
-        own = np.concatenate([lines[:, begin : begin + count] for begin, count in cut.spans], axis=1)
+        lines = self.view(stored).reshape(math.prod(shape[:shard.dim]), shard.total, -1)
+        own = np.concatenate([lines[:, begin : begin + count] for begin, count in shard.spans], axis=1)
         return torch.from_numpy(own.reshape(-1)).view(dtype).view(shape)
 
     def view(self, stored: StoredTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -15,17 +15,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
+from weft.families.sharding import RankPlace
+from weft.families.tensors import Tensor
 from weft.models.blocks.linear import PlainWeight
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.cuts import RankHeaders, StoredCut
 from weft.models.forms import stored_form
 from weft.models.forms.stored_form import FLOATS
-from weft.models.rank_share import RankShare
 from weft.models.runtime_form import RuntimeForm
+from weft.models.sharded_model import RankShare
+from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
 from weft.tensor.weights.quantized import Codes, QuantizedWeight
 from weft.tensor.weights.twelve_bit import TwelveBitWeight
 
@@ -56,8 +57,11 @@ class TensorAccess(ABC):
         self.runtime = runtime or RuntimeForm()
         self.form = stored_form(checkpoint.config, checkpoint.tensors)
         self.form.keeps_fp8 = self.runtime.keeps_fp8
+        self.place = RankPlace() if share is None else share.place
+        self.declared: dict[str, Tensor] = {}
+        """By their stored names, tensors that ranks divide."""
         if share is not None:
-            self.form.tensors = RankHeaders(checkpoint.tensors, self.cut_of)
+            self.form.tensors = ShardHeaders(checkpoint.tensors, self.shard_of)
         self.used: set[str] = set()
         self.copies: list[tuple[str, str]] = []
         self._bytes_by_form: Counter[str] = Counter()
@@ -95,24 +99,32 @@ class TensorAccess(ABC):
         return ", ".join(sorted(self._bytes_by_form, key=lambda form: -self._bytes_by_form[form]))
 
     def summed(self, block: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """A part of a block that ends in a product whose columns are cut: its result is summed over ranks."""
+        """A part of a block that ends in a product whose columns ranks divide: its result is summed."""
         return block if self.share is None else self.share.summed(block)
 
     def own_experts(self, count: int) -> range:
         """Of ``count`` experts, those that are asked for."""
-        if self.share is None or not self.share.place.by_expert:
+        if self.share is None or not self.place.by_expert:
             return range(count)
         return self.share.experts(count)
 
-    def cut_of(self, name: str) -> StoredCut | None:
+    def declare(self, name: str, tensor: Tensor) -> None:
+        """What ``name``, with its prefix, is in all: before it is asked for."""
+        if self.share is not None:
+            self.declared[name] = tensor
+
+    def shard_of(self, name: str) -> Shard | None:
         """What is read of the stored tensor ``name``; None for all of it."""
         stored = self.checkpoint.tensors.get(name)
         if self.share is None or stored is None:
             return None
-        prefix, piece = self.checkpoint.prefix, self.form.piece(name)
-        if piece is not None:
-            piece = replace(piece, matrix=piece.matrix.removeprefix(prefix))
-        return self.share.cutter.stored_cut(name.removeprefix(prefix), stored.shape, piece)
+        piece = self.form.piece(name)
+        tensor = self.declared.get(name if piece is None else piece.matrix)
+        if tensor is None:
+            return None
+        if piece is None:
+            return shard_of(tensor, self.place)
+        return shard_of_piece(tensor, self.place, name, piece, stored.shape)
 
     def _count(self, weight: PlainWeight) -> None:
         size = held_bytes(weight)
@@ -168,9 +180,3 @@ class TensorAccess(ABC):
 
 def held_bytes(weight: PlainWeight) -> int:
     return weight.numel() * weight.itemsize if isinstance(weight, torch.Tensor) else weight.held_bytes
-
-
-def decay_of(log: torch.Tensor) -> torch.Tensor:
-    """-exp(log). A tensor without values (TensorCheck) has a shape only: torch's Python form of arithmetic on
-    "meta" would import its compiler first, which takes seconds of every start."""
-    return log if log.is_meta else -log.exp()

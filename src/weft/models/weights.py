@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
+from weft.families.tensors import Tensor
 from weft.models.blocks.linear import JoinedWeight, Linear, PlainWeight
 from weft.models.forms.stored_form import Grouping
 from weft.models.tensor_source import Part, TensorAccess
@@ -55,8 +56,10 @@ class TensorSource(TensorAccess):
                 weights.append(self.runtime.of_codes(_joined([self._codes(part, columns) for part in run])))
         return self._linear(weights, bias)
 
-    def table(self, name: str, rows: int, columns: int, *, is_head: bool) -> torch.Tensor | InTiles:
+    def table(self, name: str, tensor: Tensor, *, is_head: bool) -> torch.Tensor | InTiles:
         """The embedding. ``is_head``: logits are made with it as well."""
+        self.declare(self.checkpoint.prefix + name, tensor)
+        rows, columns = tensor.shape(self.place)
         if not is_head:
             return self.tensor(name, rows, columns)
         packed = self._packed([(name, rows)], columns)
@@ -64,7 +67,7 @@ class TensorSource(TensorAccess):
         self._count(table)
         return table
 
-    def head(self, rows: int, columns: int, tied: torch.Tensor | InTiles | None = None) -> Linear:
+    def head(self, tensor: Tensor, tied: torch.Tensor | InTiles | None = None) -> Linear:
         """The output projection, which wrappers keep beside the language model, not in it. ``tied``: the
         embedding, where that is the head as well."""
         if tied is not None:
@@ -72,6 +75,8 @@ class TensorSource(TensorAccess):
                 return Linear(tied)
             return self._linear([self.runtime.of_values(tied, head=True)], None)
         name = next((name for name in _HEADS if self._known(name)), _HEADS[0])
+        self.declare(name, tensor)
+        rows, columns = tensor.shape(self.place)
         if self.form.holds(name) and self.form.grouping(name, columns) is not None:
             codes = self.form.read(self._stored, name, (rows, columns))
             assert isinstance(codes, Codes)

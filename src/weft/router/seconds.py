@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from math import exp
 
 from weft.checkpoint_report import CheckpointReport
+from weft.costs.step import StepCost, mean_cost
 from weft.prefix_digests import prefix_digests, token_array
 from weft.router.boundaries import Boundaries
 from weft.router.checkpoint_table import CacheMatch, CheckpointTable
@@ -36,7 +37,6 @@ from weft.router.prefill_queue import PrefillQueue
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
 from weft.router.shared_costs import SharedCosts
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
-from weft.work_costs import GUESSED_COSTS, WorkCosts
 
 LATELY_S = 600.0
 _RESIDENCE_FADE = 0.95
@@ -199,13 +199,6 @@ class Seconds:
         return self._replicas.setdefault(replica, _Known())
 
 
-def _mean_costs(candidates: Sequence[ReplicaLoad]) -> WorkCosts:
+def _mean_costs(candidates: Sequence[ReplicaLoad]) -> StepCost:
     """For a replica that has measured nothing yet: what the others have."""
-    measured = [load.costs for load in candidates if load.costs is not None]
-    if not measured or len(measured) == len(candidates):
-        return GUESSED_COSTS
-    count = len(measured)
-    return WorkCosts(fixed_s=sum(one.fixed_s for one in measured) / count,
-                     token_s=sum(one.token_s for one in measured) / count,
-                     pair_s=sum(one.pair_s for one in measured) / count,
-                     decode_s=sum(one.decode_s for one in measured) / count)
+    return mean_cost([load.costs for load in candidates if load.costs is not None])

@@ -48,7 +48,7 @@ import numpy as np
 from weft.config import Sizes
 from weft.memory.memory import Memory
 from weft.schedule.admission import AdmissionPlanner
-from weft.schedule.budget import Budget, step_tokens_bound
+from weft.schedule.budget import NO_LIMIT, Budget, StepLimit, step_tokens_bound
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import Int32s, StepPlan
@@ -58,7 +58,6 @@ from weft.schedule.queues import RankedQueue
 from weft.schedule.reuse import Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import SeqState, Sequence
-from weft.schedule.step_limit import NO_LIMIT, StepLimit
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.windows import WindowPlanner
 from weft.speculation.drafter import Drafter
@@ -352,5 +351,5 @@ class Scheduler:
 def _budget_beside(step: PlanBuilder, rows: RowTable, sizes: Sizes, limit: StepLimit) -> Budget:
     """What the decodes of ``step`` leave to prefills."""
     decodes = int(step.decode_rows.size)
-    context = 0 if limit.estimate is None else int(rows.computed[step.decode_rows].sum()) + decodes
+    context = 0 if limit.cost is None else int(rows.computed[step.decode_rows].sum()) + decodes
     return Budget(sizes.step_tokens_max, decodes, limit, context)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.store.values import StoredPrefix
+from weft.memory.prefix_store import StoredPrefix
 from weft.units import SeqId
 
 

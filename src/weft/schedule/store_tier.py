@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from weft.costs.restore import RestorePrices
 from weft.memory.memory import Memory
+from weft.memory.prefix_store import Store
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.restores import FetchState, Restores
 from weft.schedule.store_writes import STEP_BYTES, StoreWrites
 from weft.schedule.tier_stats import TierStats
-from weft.store.protocol import Store
 from weft.units import SeqId
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.store.stats import StoreStats
+from weft.memory.usage import StoreStats
 
 
 @dataclass(slots=True)

@@ -19,9 +19,8 @@ from typing import Any
 
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError
-from weft.memory.prefix.cache_counts import STORE_COUNTS
 from weft.memory.prefix.cache_shape import CacheShape, PrefixShape, ShapeSum, SizeClass
-from weft.memory.usage import MemoryUsage
+from weft.memory.usage import STORE_COUNTS, MemoryUsage
 from weft.router.protocol import RouterCounts
 
 LOOK_EVERY_S = 1.0

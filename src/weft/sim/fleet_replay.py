@@ -28,15 +28,14 @@ import numpy as np
 
 from weft.checkpoint_report import CheckpointReport
 from weft.config import Sizes
+from weft.costs.fit import StepMeter
+from weft.costs.step import CostModel, Work
 from weft.memory.frames.plan import ArenaPlan
 from weft.router.protocol import ReplicaLoad, RoutedRequest, Router
 from weft.router.routers import make_router
-from weft.schedule.measured_costs import MeasuredCosts
 from weft.schedule.plan import StepPlan
-from weft.schedule.work import Work
 from weft.sim.arms import Arm, find_arm
 from weft.sim.clock import VirtualClock
-from weft.sim.cost import CostModel
 from weft.sim.fleet_report import FleetReplayReport, PlayedReplica
 from weft.sim.replay import OnProgress, Played, PlayedTimes, Player, sizes_for
 from weft.sim.report import Percentiles, Timeline
@@ -74,7 +73,7 @@ class _ReplicaPlayer(Player):
         super().__init__(fleet.traffic, fleet.plan, fleet.cost, fleet.arm, fleet.sizes, jump=True,
                          on_progress=None, times=fleet.times)
         self.number = number
-        self.costs = MeasuredCosts()
+        self.meter = StepMeter()
         self.seqs: dict[int, Played] = {}
         """Requests placed here that the router knows of."""
         self.clock.advance_to(now_s)
@@ -124,7 +123,8 @@ class _ReplicaPlayer(Player):
     def _count(self, plan: StepPlan, work: Work) -> None:
         began_s = self.clock()
         super()._count(plan, work)
-        self.costs.stepped(plan, self.clock() - began_s)
+        if not plan.window_count:
+            self.meter.stepped(plan.step, work, self.clock() - began_s)
 
     def _note_began(self, plan: StepPlan) -> None:
         super()._note_began(plan)
@@ -272,7 +272,7 @@ class _FleetReplay:
 
     def _loads(self) -> list[ReplicaLoad]:
         return [ReplicaLoad(number, self._places[number].sequences, self._places[number].known_tokens,
-                            self.sizes.rows_max, player.costs.costs())
+                            self.sizes.rows_max, player.meter.cost())
                 for number, player in self._players.items()]
 
     def _take_back(self, player: _ReplicaPlayer, index: int) -> Played:

@@ -17,12 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from weft.costs.rows import RowCosts
+from weft.costs.step import CostModel, Work
 from weft.memory.prefix.tree import PrefixTree
-from weft.schedule.work import Work
-from weft.sim.cost import CostModel
 from weft.sim.recording import Recording
 from weft.sim.traffic import Traffic
-from weft.speculation.costs import StepCosts
 from weft.speculation.proposal import SourceName
 from weft.speculation.replay import KnownText, replay
 from weft.speculation.speculator import DRAFTS_MAX, Speculator
@@ -69,9 +68,9 @@ def replay_speculation(traffic: Traffic, recording: Recording, sources: Sequence
     replayed = tuple(source for source in sources if source not in left_out)
     tree = PrefixTree(paged=False)
     costs = step_costs(cost, traffic)
-    drafter = Speculator(replayed, costs=StepCosts(costs), tree=tree)
+    drafter = Speculator(replayed, costs=RowCosts(costs), tree=tree)
     texts = list(_texts(traffic, recording, has_tokens=has_tokens))
-    total = replay(drafter, texts, StepCosts(costs), tree)
+    total = replay(drafter, texts, RowCosts(costs), tree)
     counts = drafter.stats().sources
     return SpeculationReport(
         requests=len(texts), tokens=total.tokens, steps=total.steps, speedup=total.speedup, left_out=left_out,

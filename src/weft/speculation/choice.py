@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.speculation.costs import StepCosts
+from weft.costs.rows import RowCosts
 
 GAIN_MIN = 1.03
 SURVIVAL_MIN = 0.05
@@ -31,7 +31,7 @@ _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Of drafts that ``may_pay`` tries; the cost bends at powers of two."""
 
 
-def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: StepCosts) -> list[int]:
+def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: RowCosts) -> list[int]:
     """For each list of survivals, how many of its drafts to verify. ``decodes``: rows of the step without
     drafts."""
     if decodes == 1:
@@ -44,12 +44,12 @@ def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: StepCosts)
     return counts
 
 
-def _best_of_one(survivals: Sequence[float], costs: StepCosts) -> int:
+def _best_of_one(survivals: Sequence[float], costs: RowCosts) -> int:
     """The usual case. Its survivals are in order, and the pace of the machine changes no comparison."""
     if not survivals:
         return 0
     best_rate, best, expected = GAIN_MIN / costs.figure(1), 0, 1.0
-    figures = costs.window_figures(len(survivals))   # or more of them
+    figures = costs.verify_figures(len(survivals))   # or more of them
     for number, (survival, figure) in enumerate(zip(survivals, figures, strict=False), 1):
         if survival < SURVIVAL_MIN:
             break
@@ -59,23 +59,23 @@ def _best_of_one(survivals: Sequence[float], costs: StepCosts) -> int:
     return best
 
 
-def _best_number(ranked: Sequence[float], decodes: int, costs: StepCosts) -> int:
+def _best_number(ranked: Sequence[float], decodes: int, costs: RowCosts) -> int:
     """How many of the drafts with these survivals, the best first, make tokens per second largest."""
     best_rate, best = GAIN_MIN * decodes / costs.seconds(decodes), 0
     expected = float(decodes)
     for number, survival in enumerate(ranked, 1):
         expected += survival
-        seconds = costs.window_seconds(decodes, number)
+        seconds = costs.verify_seconds(decodes, number)
         if expected > best_rate * seconds:
             best_rate, best = expected / seconds, number
     return best
 
 
-def may_pay(decodes: int, drafts_max: int, costs: StepCosts) -> bool:
+def may_pay(decodes: int, drafts_max: int, costs: RowCosts) -> bool:
     """Whether any number of drafts up to ``drafts_max`` in all would pay, were all of them right."""
     least = GAIN_MIN * decodes / costs.seconds(decodes)
     numbers = [number for number in _NUMBERS if number < drafts_max]
-    return any((decodes + number) / costs.window_seconds(decodes, number) > least
+    return any((decodes + number) / costs.verify_seconds(decodes, number) > least
                for number in (*numbers, drafts_max))
 
 

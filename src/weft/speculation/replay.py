@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.costs.rows import RowCosts
 from weft.memory.prefix.edge import PAGE_KEY_BYTES
 from weft.memory.prefix.tree import PrefixTree
-from weft.speculation.costs import StepCosts
 from weft.speculation.drafter import Drafter, DraftGrammar, DraftRow
 
 
@@ -54,7 +54,7 @@ class ReplayedSpeculation:
         return self.plain_seconds / self.seconds if self.seconds else 1.0
 
 
-def replay(drafter: Drafter, texts: Iterable[KnownText], costs: StepCosts,
+def replay(drafter: Drafter, texts: Iterable[KnownText], costs: RowCosts,
            tree: PrefixTree | None = None) -> ReplayedSpeculation:
     """``costs``: of the machine that is imagined. The drafter's own table is another object. ``tree``: an
     unpaged tree that the drafter reads."""
@@ -74,7 +74,7 @@ def replay(drafter: Drafter, texts: Iterable[KnownText], costs: StepCosts,
                 accepted += 1
             chosen = answer[at:at + accepted + 1]
             drafter.settle(key, chosen, drafted=len(drafts), accepted=accepted)
-            seconds = costs.window_seconds(1, len(drafts)) if drafts else costs.seconds(1)
+            seconds = costs.verify_seconds(1, len(drafts)) if drafts else costs.seconds(1)
             drafter.observe(1, len(drafts), seconds)
             at += len(chosen)
             total.tokens += len(chosen)

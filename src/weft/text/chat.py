@@ -71,10 +71,6 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     cache_control: dict[str, Any] | None = None
 
 
-class WorkBudgetError(Exception):
-    """The environment gave the rendering up; see ``weft.text.inline_template``."""
-
-
 class ChatTemplate:
     """Raises ConfigError when ``source`` is not a template; ``origin`` names where it came from."""
 
@@ -178,7 +174,7 @@ class ChatTemplate:
                                        "(limits.template_chars)", param="messages")
                 parts.append(part)
             return "".join(parts)
-        except (RequestError, WorkBudgetError):
+        except RequestError:
             raise
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template refused the messages: {error}",

@@ -1,15 +1,11 @@
 """The server's end of the processes that render its chat template (``weft.text.template_worker``).
 
-    write(messages) --harmless, within a budget--> inline_template --> ChatPrompt
-                    --small--> worker 1 \\
+    write(messages) --small--> worker 1 \\
                     --large--> worker 2 / --> ChatPrompt | RequestError
 
 A template comes with the weights, from a stranger, and messages come from clients. Either can make a
 rendering endless. So it runs in a process with limits of time, memory and characters. A worker that exceeds
 its time is killed; the next conversation starts another.
-
-A template that a whitelist shows to be harmless is first rendered here, within a few milliseconds of work
-(``weft.text.inline_template``): that saves the round trip, some hundred microseconds.
 
 Small conversations have a worker of their own: they never wait for one of megabytes. Each worker takes one
 conversation at a time, and the line before it is bounded (law L11).
@@ -30,7 +26,6 @@ import msgspec
 
 from weft.errors import CheckpointError, EngineUnavailableError, RequestError
 from weft.text.chat import ChatMessage
-from weft.text.inline_template import INLINE_BYTES, InlineTemplate
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart
 from weft.text.worker_process import WorkerProcess
 
@@ -69,18 +64,12 @@ class TemplateSandbox:
         self._lanes[0].worker, facts = self._started()
         self.variables = frozenset(facts.variables)
         self.reads_tools = facts.reads_tools
-        self._inline = InlineTemplate(source, special_tokens=special_tokens, origin=origin) \
-            if facts.is_harmless else None
 
     async def write(self, messages: list[ChatMessage], **job: Any) -> ChatPrompt:
         """``job``: the arguments of ``weft.text.template_worker.chat_prompt``.
 
         Raises RequestError for what the template refuses and for what exceeds the limits, and
         EngineUnavailableError where too many conversations wait."""
-        if self._inline is not None and _is_small(messages, job):
-            prompt = self._inline.write(messages, **job)
-            if prompt is not None:
-                return prompt
         try:
             body = marshal.dumps({"messages": msgspec.to_builtins(messages), **job})
         except (RecursionError, ValueError):
@@ -140,15 +129,6 @@ class TemplateSandbox:
             raise CheckpointError(answer.message, param="--chat-template")
         assert isinstance(answer, TemplateFacts)
         return worker, answer
-
-
-def _is_small(messages: list[ChatMessage], job: Mapping[str, Any]) -> bool:
-    """Whether a conversation may be rendered here. The worker says what is wrong with values that have no
-    bytes."""
-    try:
-        return len(msgspec.msgpack.encode((messages, job))) <= INLINE_BYTES
-    except (OverflowError, RecursionError, ValueError):
-        return False
 
 
 def _decode(raw: bytes) -> Answer:

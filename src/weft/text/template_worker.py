@@ -7,7 +7,7 @@
 
 Everything that runs the template runs here: compiling it, where constants are folded (``10**(10**9)``),
 rendering it, and the further renderings that find boundaries in the text. So a conversation costs one round
-trip. (Small conversations of harmless templates never come here: ``weft.text.inline_template``.)
+trip.
 
 The process has a limit of memory. Time is the parent's matter: it kills what takes too long
 (``weft.text.template_sandbox``). Characters are counted while the template writes.
@@ -32,8 +32,7 @@ import msgspec
 from weft.errors import RequestError, WeftError
 from weft.host import trim_heap
 from weft.text.cache_marks import marked_characters
-from weft.text.chat import ChatMessage, ChatTemplate, TemplateEnvironment
-from weft.text.template_check import is_harmless
+from weft.text.chat import ChatMessage, ChatTemplate
 from weft.text.worker_process import read_frame, write_frame
 
 _TRIM_ABOVE_BYTES = 1 << 20
@@ -49,12 +48,10 @@ class TemplateStart(msgspec.Struct):
 
 
 class TemplateFacts(msgspec.Struct, tag=True):
-    """What requests must know of a template: the variables that it reads, whether it reads tools, and whether
-    the server may render it itself (``weft.text.template_check``)."""
+    """What requests must know of a template: the variables that it reads, and whether it reads tools."""
 
     variables: list[str]
     reads_tools: bool
-    is_harmless: bool
 
 
 class ChatPrompt(msgspec.Struct, tag=True):
@@ -132,8 +129,7 @@ def main() -> int:
         reason = error.message if isinstance(error, WeftError) else f"{start.origin}: {type(error).__name__}"
         write_frame(answers, 0, msgspec.msgpack.encode(Refused(reason, "--chat-template")))
         return 0
-    facts = TemplateFacts(sorted(template.variables), template.reads_tools,
-                          is_harmless(TemplateEnvironment().parse(start.source), start.source))
+    facts = TemplateFacts(sorted(template.variables), template.reads_tools)
     write_frame(answers, 0, msgspec.msgpack.encode(facts))
     while (frame := read_frame(questions)) is not None:
         number, body = frame

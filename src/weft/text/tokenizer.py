@@ -36,8 +36,7 @@ import tokenizers
 
 from weft.errors import CheckpointError
 from weft.files import TOKENIZER_BYTES_MAX, parse_json, read_json, read_text
-from weft.text.text_parts import PART_CHARS, PART_MARGIN_CHARS, TextParts, text_parts
-from weft.text.token_places import TokenPlaces
+from weft.text.text_parts import PART_CHARS, TextParts, text_parts
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
@@ -63,7 +62,6 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
         self.joins_bytes = kinds == {"ByteLevel"}
-        self._places = TokenPlaces(backend)
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -92,7 +90,7 @@ class Tokenizer:
         if len(text) < LONG_TEXT_CHARS:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
             return ids
-        if len(text) <= PART_CHARS + PART_MARGIN_CHARS or self._parts is None:
+        if len(text) <= PART_CHARS or self._parts is None:
             [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             ids = encoding.ids
             return ids
@@ -102,8 +100,6 @@ class Tokenizer:
                                add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
         """The ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
         it."""
-        if not add_special_tokens and (encoded := self._places.encode(text, boundaries)) is not None:
-            return encoded
         if len(text) < LONG_TEXT_CHARS:
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         else:

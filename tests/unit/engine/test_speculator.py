@@ -6,10 +6,10 @@ import pytest
 
 from tests.unit.engine.rig import VOCAB_SIZE, Rig
 from weft.assemble.speculation import rehearse
+from weft.costs.rows import RowCosts
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan
-from weft.speculation.costs import StepCosts
 from weft.speculation.host_budget import BARREN_STEPS
 from weft.speculation.rehearsal import DRAFT_COUNTS, LONG_DRAFT_COUNTS
 from weft.speculation.speculator import Speculator
@@ -29,7 +29,7 @@ def repeating(rig: Rig) -> dict[tuple[str, int], list[int]]:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_questions_asked_again_are_drafted_from_the_tree_and_from_answers(overlap: bool) -> None:
     plain = Rig(cache=True)
-    drafter = Speculator(costs=StepCosts(FREE))
+    drafter = Speculator(costs=RowCosts(FREE))
     rig = Rig(cache=True, drafter=drafter, overlap=overlap)
     drafter._tree = rig.core.memory.prefix_tree
     assert repeating(rig) == repeating(plain)
@@ -61,7 +61,7 @@ def test_a_rehearsal_measures_every_count_and_leaves_nothing(step_s: float, coun
 def test_a_drafter_that_sleeps_changes_no_token_and_a_prediction_wakes_it() -> None:
     """It sleeps for some steps in each dozen, and is then fed what it missed."""
     plain = Rig(cache=True)
-    drafter = Speculator(("prediction", "tree", "suffix"), costs=StepCosts(FREE))
+    drafter = Speculator(("prediction", "tree", "suffix"), costs=RowCosts(FREE))
     rig = Rig(cache=True, drafter=drafter)
     drafter._tree = rig.core.memory.prefix_tree
     awake: list[bool] = []

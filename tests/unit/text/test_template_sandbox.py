@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.server.test_tools import TEMPLATES
 from weft.errors import CheckpointError, ConfigError, RequestError
 from weft.text.chat import ChatMessage, ChatTemplate, check_syntax
 from weft.text.template_sandbox import TemplateSandbox
@@ -24,6 +28,21 @@ SWITCH = ("{% if messages[0].content == 'loop' %}" + ENDLESS + "{% endif %}"
           "{% for a in range(90000) %}{{ 'x' * 1000 }}{% endfor %}{% endif %}"
           "{% if messages[0].content == 'huge' %}"
           "{{ 'x' * (2 * 10 ** 9 + messages | length) }}{% endif %}" + PLAIN)
+
+
+EMBEDDED = Path(__file__).resolve().parents[3] / "src/weft/embedded/weft-recall/chat_template.jinja"
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}}}}}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Rome\"}"}}
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "é🏔 <tag>"}],
+    [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "a"},
+     {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nb"}, {"role": "user", "content": "c"}],
+    [{"role": "user", "content": "w?"}, {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
+     {"role": "tool", "content": "rain", "tool_call_id": "c1"}, {"role": "tool", "content": "{\"t\": 3}"}],
+    [{"role": "user", "content": "w?"},
+     {"role": "assistant", "content": "so", "reasoning": "hm", "tool_calls": [CALL]}],
+    [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}]]
 
 
 @contextlib.contextmanager
@@ -61,6 +80,27 @@ def test_the_sandbox_writes_what_the_template_writes_directly() -> None:
             except RequestError as error:
                 written = error.message
             assert written == expected
+
+
+@pytest.mark.parametrize("path", [*sorted(TEMPLATES.glob("*.jinja")), EMBEDDED], ids=lambda path: path.stem)
+def test_a_published_template_writes_the_same_prompts_in_the_sandbox(path: Path) -> None:
+    source, written = path.read_text("utf-8"), 0
+    plain = ChatTemplate(source, special_tokens={"bos_token": "<s>"})
+    ways: list[dict[str, Any]] = [{}, {"add_generation_prompt": False}, {"continue_final_message": True}]
+    with sandbox(source, seconds=5.0) as template, asyncio.Runner() as runner:
+        for given, tools, more in itertools.product(CONVERSATIONS, ([], TOOLS), ways):
+            messages = msgspec.convert(given, list[ChatMessage])
+            job: dict[str, Any] = {"chars_cut": 10**6, "tools": tools, **more,
+                                   "variables": {"tools": tools} if tools else {}}
+            try:
+                expected = chat_prompt(plain, messages, **job)
+            except RequestError as error:
+                with pytest.raises(RequestError, match=re.escape(error.message)):
+                    runner.run(template.write(messages, **job))
+                continue
+            written += 1
+            assert runner.run(template.write(messages, **job)) == expected
+    assert written >= 12, written
 
 
 @pytest.mark.parametrize(("content", "words"), [
