@@ -142,8 +142,8 @@ class RecurrentCore(Generic[W]):
         return (native.fits(x_TD) and x_TD.stride(1) == 1 and state_S.dtype in native.STATE_DTYPES
                 and window_SCW.dtype in native.DTYPES and self.takes(weights))
 
-    def _log(self, dtype: torch.dtype, weights: W, window_SCW: torch.Tensor, state_S: torch.Tensor, runs: Runs,
-             layer: int) -> None:
+    def _log(self, dtype: torch.dtype, weights: W, window_SCW: torch.Tensor, state_S: torch.Tensor,
+             runs: Runs, layer: int) -> None:
         """The next call with these states and ``runs`` copies its projection into the log of the step."""
         if runs.log is None:
             return

@@ -127,7 +127,7 @@ class RecurrentOp(Op[P, R]):
 def _reached(args: tuple[Any, ...]) -> bool:
     """Whether Triton serves the device of the first argument, and all other tensors are there."""
     first = args[0]
-    if first.is_cpu and not gpu.interpreting():  # before all else: a decode step on a CPU asks hundreds of times
+    if first.is_cpu and not gpu.interpreting():  # first: a decode step on a CPU asks hundreds of times
         return False
     device = first.device
     return gpu.reaches(device) and all(x.device == device for x in args if isinstance(x, torch.Tensor))

@@ -21,15 +21,15 @@ one product:
 v' of a token depends only on tokens before it, so a tap repeats no computation.
 
 With one decay per head, M is a product times a matrix of decays. With one per channel the decay is inside the
-sum, and the factors exp(G_i) and exp(-G_j) of a plain product would overflow float32 within a few tokens. M
-is then made of blocks of 16 x 16 places. With s the place before a block's rows, e the last of its columns:
+sum. The factors exp(G_i) and exp(-G_j) of a plain product would overflow float32 within a few tokens. M is
+then made of blocks of 16 x 16 places. With s the place before a block's rows, e the last of its columns:
 
     below the diagonal   (x_i exp(G_i - G_s)) . exp(G_s - G_e) (k_j exp(G_e - G_j))     all factors at most 1
     on the diagonal      a key moves down one place at a time, k <- exp(g) k, and multiplies the x there
 
 Sums of log decays are float64: differences need 1e-7 where sums are in the hundreds (``tensor.chunks``). The
-triangle is inverted, not solved: that is 7 times faster here than triangular solves with a large right-hand
-side, and as exact, because the blocks are unit lower triangular with small entries.
+triangle is inverted, not solved. That is 7 times faster here than triangular solves with a large right-hand
+side. It is as exact, because the blocks are unit lower triangular with small entries.
 
 The C++ kernel (csrc/gated_delta.inl) is the recurrence, token by token, with the state in the cache.
 
