@@ -27,7 +27,7 @@ from weft.rpc.link import (
     Welcome,
 )
 from weft.rpc.link_keys import LinkKeys, new_token
-from weft.rpc.listener import Connection, LinkListener
+from weft.rpc.listener import AgentConnection, LinkListener
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Beat, Cancel, Report, StepReport
 from weft.rpc.uplink import DismissedError, LinkLostError, Uplink
@@ -46,20 +46,20 @@ class Listening:
     """A listener with the connections that came."""
 
     def __init__(self) -> None:
-        self.connections: list[Connection] = []
-        self.leaving: list[Connection] = []
+        self.connections: list[AgentConnection] = []
+        self.leaving: list[AgentConnection] = []
         self.listener = LinkListener("tcp://127.0.0.1:0", KEYS, on_hello=self._on_hello,
                                      on_leaving=self.leaving.append)
         self.context = zmq.Context()
 
-    def _on_hello(self, hello: Hello, connection: Connection) -> int:
+    def _on_hello(self, hello: Hello, connection: AgentConnection) -> int:
         self.connections.append(connection)
         return len(self.connections) - 1
 
     def uplink(self, keys: LinkKeys = KEYS, port: int | None = None) -> Uplink:
         return Uplink(self.context, f"tcp://127.0.0.1:{port or self.listener.port}", keys)
 
-    async def joined(self, port: int | None = None, agent: str = "agent") -> tuple[Uplink, Connection]:
+    async def joined(self, port: int | None = None, agent: str = "agent") -> tuple[Uplink, AgentConnection]:
         uplink = self.uplink(port=port)
         assert await uplink.greet(hello(agent)) == Welcome(len(self.connections) - 1)
         return uplink, self.connections[-1]

@@ -27,7 +27,7 @@ from weft.fleet.replica import Replica
 from weft.rpc.client import EngineClient
 from weft.rpc.link import Hello
 from weft.rpc.link_keys import LinkKeys
-from weft.rpc.listener import Connection, LinkListener, Machine
+from weft.rpc.listener import AgentConnection, LinkListener, Machine
 
 AWAY_MAX_S = 600.0
 """A machine that has been away for so long is forgotten. Its agent may join again."""
@@ -80,7 +80,7 @@ class JoinedReplicas:
             machine.connection.dismiss(error.message, "refused")
         self._spawn(self._fleet.replicas[machine.number].leave(error.message))
 
-    def _on_hello(self, hello: Hello, connection: Connection) -> int | None:
+    def _on_hello(self, hello: Hello, connection: AgentConnection) -> int | None:
         machine = self._machines.get(hello.agent)
         if machine is None:
             machine = self._machines[hello.agent] = Machine(hello)
@@ -95,7 +95,7 @@ class JoinedReplicas:
         machine.attempt = hello.attempt
         return machine.number
 
-    def _on_leaving(self, connection: Connection) -> None:
+    def _on_leaving(self, connection: AgentConnection) -> None:
         for machine in self._machines.values():
             if machine.connection is connection:
                 self._spawn(self._drain(machine))

@@ -1,7 +1,7 @@
 """The server's end of all links to joined machines: one port, a connection for each agent.
 
-    zmq ROUTER, CURVE        messages in  --> Connection --reports--> EngineClient
-    (``--listen-engines``)   messages out <-- Connection <--commands-- EngineClient
+    zmq ROUTER, CURVE        messages in  --> AgentConnection --reports--> EngineClient
+    (``--listen-engines``)   messages out <-- AgentConnection <--commands-- EngineClient
 
 An agent is one replica of a joined machine, for as long as its `weft join` runs. To the client a connection
 is a ``ProcessLink``, as a child process is. It ends with the engine process, or it is lost: nothing came for
@@ -67,7 +67,7 @@ _encoder = msgspec.msgpack.Encoder()
 _reports = msgspec.msgpack.Decoder(Report)
 
 
-class Connection:
+class AgentConnection:
     """A ``ProcessLink``: one engine process of an agent, over one connection. ``on_end`` is called at its
     end."""
 
@@ -151,25 +151,25 @@ class Machine:
         self.agent = hello.agent
         self.number = -1
         self.attempt = 0
-        self.connection: Connection | None = None
+        self.connection: AgentConnection | None = None
         self.away_since_s = 0.0
         self._connected = asyncio.Event()
 
-    async def connected(self) -> Connection:
+    async def connected(self) -> AgentConnection:
         """The connection, once there is one that no engine client has used."""
         while self.connection is None:
             self._connected.clear()
             await self._connected.wait()
         return self.connection
 
-    def connect(self, connection: Connection) -> None:
+    def connect(self, connection: AgentConnection) -> None:
         previous, self.connection = self.connection, connection
         connection.on_end = lambda: self._disconnected(connection)
         if previous is not None:
             previous.end(f"the link to {self.host} was opened again")
         self._connected.set()
 
-    def _disconnected(self, connection: Connection) -> None:
+    def _disconnected(self, connection: AgentConnection) -> None:
         if self.connection is connection:
             self.connection, self.away_since_s = None, time.monotonic()
 
@@ -178,13 +178,14 @@ class LinkListener:
     """``on_hello`` takes a new connection and gives the number of its replica, or None to drop it;
     ``on_leaving``: its agent wishes to leave."""
 
-    def __init__(self, address: str, keys: LinkKeys, *, on_hello: Callable[[Hello, Connection], int | None],
-                 on_leaving: Callable[[Connection], None]) -> None:
+    def __init__(self, address: str, keys: LinkKeys, *,
+                 on_hello: Callable[[Hello, AgentConnection], int | None],
+                 on_leaving: Callable[[AgentConnection], None]) -> None:
         self._address = address
         self._keys = keys
         self._on_hello = on_hello
         self._on_leaving = on_leaving
-        self._connections: dict[bytes, Connection] = {}
+        self._connections: dict[bytes, AgentConnection] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.port = 0
 
@@ -229,7 +230,7 @@ class LinkListener:
         """Never waits. Raises zmq.ZMQError."""
         self._socket.send(parts)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: AgentConnection) -> None:
         self._connections.pop(connection.routing_id, None)
 
     # ------------------------------------------------------------------ messages
@@ -261,7 +262,7 @@ class LinkListener:
             connection.end(f"{connection.host} hears nothing of this server")
 
     def _welcome(self, routing_id: bytes, hello: Hello) -> None:
-        connection = self._connections[routing_id] = Connection(self, routing_id, hello.host)
+        connection = self._connections[routing_id] = AgentConnection(self, routing_id, hello.host)
         refusal = refusal_of(hello)
         if refusal is not None:
             _log.warning("%s was refused: %s", hello.host, refusal)
