@@ -55,6 +55,8 @@ class ServerConfig:
                                           "(429); 0: no limit.", least=0)
     key_mb_in_flight: int = limit(0, "MB that the bodies of one API key's unfinished requests may hold "
                                      "(429); 0: no limit.", least=0)
+    strict_fields: bool = flag(False, "Refuse a request with an unknown field (400). Else it is ignored, and "
+                                      "the header X-Weft-Ignored of the answer names it.")
     hide_cached_tokens: bool = flag(False, "Answer with cached_tokens 0: the number tells a client "
                                            "whether another one sent the same prefix.")
     show_text: bool = flag(False, "Show the operator the first words of cached prefixes, on the page and in "

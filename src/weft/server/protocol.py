@@ -7,7 +7,8 @@ What a field means is in docs/server.md. Three rules hold for every body:
 * a field that this server serves is checked for its type, and the error names field, expected, got;
 * a known field that this server does not serve is refused, unless its value asks for nothing
   (``functions: []``): no answer may silently lack a feature of its request;
-* an unknown field is ignored, as clients of every API version send some.
+* an unknown field is ignored, as clients of every API version send some, and the client is told
+  (``ignored_fields``).
 
 ``null`` always means "not given". Refusals are 400 and not 501: clients of the field retry a 5xx.
 """
@@ -25,6 +26,7 @@ import msgspec
 from weft.errors import RequestError
 from weft.request import Grammar, SamplingParams
 from weft.server.body_worker import LARGE_BODY_BYTES, DuplicateKeyError, refuse_duplicates
+from weft.server.ignored_fields import check_known
 from weft.text.chat import ChatMessage
 
 COMPLETION_TOKENS_DEFAULT = 16
@@ -173,6 +175,10 @@ UNSERVED: Unserved = {
 }
 """Field -> (why it is refused, values besides null that ask for nothing)."""
 
+NO_EFFECT = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+                       "prompt_cache_retention", "prompt_cache_options"})
+"""Known fields that ask this server for nothing: there is one tier, and every prefix is cached."""
+
 UNSERVED_IN_CHAT = {name: row for name, row in {
     **UNSERVED, "echo": ("it belongs to /v1/completions", (False,))}.items() if name != "store"}
 UNSERVED_IN_COMPLETIONS = {
@@ -241,6 +247,8 @@ def _json_fault(raw: bytes, fault: str) -> str:
 
 def _converted(value: dict[str, Any], body_type: type[Body], unserved: Unserved) -> Body:
     refuse_unserved(value, unserved)
+    check_known([name for name in value if name not in unserved and name not in NO_EFFECT],
+                body_type.__struct_fields__)
     try:
         return msgspec.convert(value, body_type, str_keys=True)
     except msgspec.ValidationError as error:
