@@ -40,9 +40,9 @@ import weft
 from weft.bench.kernels import processor
 from weft.families import read_architecture
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.registry import FAMILIES
+from weft.models.loading import builder
+from weft.models.stored_values import TORCH_DTYPES
 from weft.models.tensor_check import TensorCheck
-from weft.models.tensor_source import TORCH_DTYPES
 from weft.planning.geometries import find_geometry
 from weft.tensor import native
 from weft.tensor.weights import large_pages
@@ -107,7 +107,7 @@ def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
     source = CheckpointFiles(directory, config, {}, "model.", directory / "config.json")
     architecture = read_architecture(config)
     shapes = _Shapes(source)
-    FAMILIES[architecture.family](architecture, shapes)
+    builder(architecture.family)(architecture, shapes)
     embedded = Path(weft.__file__).parent / "embedded" / "weft-recall"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(embedded / name, directory)

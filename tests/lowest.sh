@@ -58,7 +58,8 @@ EOF
 "$python" -m weft generate "The code" --max-tokens 4
 
 echo "lowest: server, batches, memory, kernels"
-checked tests/server/test_completions.py tests/server/test_chat.py tests/server/test_errors.py \
+checked tests/server/test_completions.py tests/server/test_chat.py tests/server/test_tools.py \
+  tests/server/test_messages.py tests/server/test_responses.py tests/server/test_errors.py \
   tests/server/test_small_endpoints.py tests/unit/runner/test_batch.py tests/unit/runner/test_staging.py \
   tests/unit/memory tests/ops/test_native.py tests/ops/test_native_linear.py tests/ops/test_attention.py \
   tests/ops/test_recurrent_ops.py

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
 BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host",
-        "config_check", "foreign", "checkpoint_report", "prefix_digests", "work_costs"}
+        "config_check", "foreign", "checkpoint_report", "prefix_digests"}
 PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text", "store",
         "router", "costs"}
 """Groups that never import torch, not even through something else."""
@@ -34,11 +34,11 @@ ARROWS: dict[str, set[str]] = {
     "speculation": {"base", "memory", "costs"},
     "schedule": {"base", "memory", "speculation", "costs"},
     "engine": {"base", "memory", "speculation", "schedule", "costs"},
-    "sim": {"base", "memory", "speculation", "schedule", "engine", "router", "costs"},
+    "sim": {"base", "memory", "speculation", "schedule", "engine", "store", "router", "costs"},
     "text": {"base"},
-    "store": {"base"},
+    "store": {"base", "memory"},
     "router": {"base", "costs"},
-    "tensor": {"base"},
+    "tensor": {"base", "_native"},
     "models": {"base", "tensor"},
     "runner": {"base", "tensor", "models"},
     "ranks": {"base", "memory", "schedule", "engine", "tensor", "models", "runner"},
@@ -58,16 +58,9 @@ ARROWS: dict[str, set[str]] = {
 }
 """Group -> groups it may import besides itself."""
 
-_STORE_FACE = {"weft.store.values", "weft.store.protocol", "weft.store.stats"}
 EXTRA_MODULES: dict[str, set[str]] = {
-    "memory": _STORE_FACE,
-    "schedule": _STORE_FACE,
-    "engine": _STORE_FACE,
-    "sim": {*_STORE_FACE, "weft.store.virtual_disk", "weft.store.virtual_store"},
-    "tensor": {"weft._native"},
     "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep_state",
-               "weft.memory.frames.plan", "weft.memory.arena_work", "weft.memory.transfer_buffers",
-               *_STORE_FACE},
+               "weft.memory.frames.plan", "weft.memory.arena_work", "weft.memory.transfer_buffers"},
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 

@@ -1,6 +1,6 @@
 """The rooms of memory/: imports between them run one way, TYPE_CHECKING included.
 
-    ground (values, arena_work, reservation, lease)  <-  frames/  <-  prefix/  <-  the other files of the root
+    ground (GROUND below)  <-  frames/  <-  prefix/  <-  the other files of the root
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tests.arch.rules import Source, imported_modules, weft_sources
 
-GROUND = {"values", "arena_work", "reservation", "lease"}
+GROUND = {"values", "prefix_store", "usage", "arena_work", "reservation", "lease"}
 ROOMS = ("ground", "frames", "prefix", "root")
 
 

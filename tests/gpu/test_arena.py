@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fixtures.far_memory import far_memory
 from weft.memory.arena_work import CompressKv, KvForm, WorkKind
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compression
 from weft.memory.values import NodeId
@@ -242,7 +243,8 @@ def compressed_rows(plan: ArenaPlan) -> np.ndarray:
 
 def test_staged_ids_do_what_ids_on_the_host_do(device: torch.device) -> None:
     plan = plan_arena(HYBRID, 40_000)
-    staging = Staging(device, remote=True)
+    with far_memory():
+        staging = Staging(device)
     staging.begin()
     frames, copies = staging.add(np.array([2, 1])), staging.add(np.array([[3, 4], [0, 1]]))
     staging.send()

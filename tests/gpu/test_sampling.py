@@ -7,6 +7,7 @@ import math
 import numpy as np
 import torch
 
+from tests.fixtures.far_memory import far_memory
 from tests.unit.runner import dull_sampler
 from weft.request import SamplingParams
 from weft.runner.sampler import Sampler
@@ -27,7 +28,8 @@ SAMPLINGS = [
 
 def sampled(logits: np.ndarray, samplings: list[SamplingParams], device: torch.device, *,
             first_seed: int = 0) -> list[int]:
-    sampler = Sampler(len(samplings), logits.shape[1], device, remote=True)
+    with far_memory():
+        sampler = Sampler(len(samplings), logits.shape[1], device)
     for row, sampling in enumerate(samplings):
         sampler.admit(row, np.array([3, 14], np.int32), 2, sampling, first_seed + row, (1, 2))
     rows = np.arange(len(samplings))

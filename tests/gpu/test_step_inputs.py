@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from tests.fixtures.far_memory import far_memory
 from tests.unit.runner import plans
 from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
@@ -29,7 +30,8 @@ def test_the_runs_of_a_step_are_staged_with_it_and_are_those_that_would_be_made_
     spec = ModelSpec("tiny", 32, 16, 512, "float32", (attention(2, 16), short_conv(32, 3)))
     arena = DeviceArena(plan_arena(spec, 200_000), device)
     for pads in (0, 5):
-        rows = rows_on(device, rows_max=6, pages_max=16, step_tokens_max=300, remote=True)
+        with far_memory():
+            rows = rows_on(device, rows_max=6, pages_max=16, step_tokens_max=300)
         batches = BatchBuilder(rows, step_tokens_max=300, pad_decode_to=pads)
         batches.apply(MIXED, Sampler(6, 32), arena)
         runs = batches.build(MIXED).inputs.runs

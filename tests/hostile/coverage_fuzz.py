@@ -72,11 +72,10 @@ def tool_call(raw: bytes) -> None:
 
 def _read_calls(row: ToolFormat, parts: list[str]) -> tuple[str, dict[int, str]]:
     reader = ToolCallReader(row, [], eager=False)
-    reads = [*map(reader.push, parts), reader.finish()]
-    arguments: dict[int, str] = {}
-    for delta in (delta for read in reads for delta in read.calls):
-        arguments[delta.index] = arguments.get(delta.index, "") + (delta.name or "") + delta.arguments
-    return "".join(read.content for read in reads), arguments
+    parsed = [part for read in [*map(reader.push, parts), reader.finish()] for part in read]
+    arguments = {part.index: (part.name or "") + part.arguments
+                 for part in parsed if not isinstance(part, str)}
+    return "".join(part for part in parsed if isinstance(part, str)), arguments
 
 
 TARGETS = (body, grammar, schema, config, tool_call)

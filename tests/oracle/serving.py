@@ -28,14 +28,17 @@ import numpy as np
 import torch
 
 from tests.fixtures.checkpoints import FAMILIES, checkpoint, load_reference, make_checkpoint
+from tests.fixtures.far_memory import far_memory
 from weft.assemble.room import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
+from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compressed_kv, with_compression
 from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
+from weft.memory.prefix_store import Store
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.models.loading import LoadedModel, load_model
 from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
@@ -45,11 +48,9 @@ from weft.runner.sampler import Sampler
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.spec import CompressedKvName
 from weft.speculation.drafter import Drafter
-from weft.store.protocol import Store
 from weft.tensor import gpu, native
 from weft.units import CHUNK_TOKENS, pages_for
 
@@ -156,8 +157,8 @@ class Serving:
     ``compress`` they may be compressed, though these models are too small to gain by it; KV with
     ``compress_kv``.
     With ``overlap`` the next step is planned while one is computed on another thread: ``before_step`` is
-    called there. ``capture``: steps of decodes alone go the way of graphs. ``remote``: whatever the device,
-    the host looks at nothing of a step but what comes home. ``grid_tokens``: where states are kept.
+    called there. ``capture``: steps of decodes alone go the way of graphs. ``remote``: the host looks
+    at nothing of a step but what comes home, also on a CPU. ``grid_tokens``: where states are kept.
     ``model``: another one than the family's own. ``store``: prefixes beyond memory. ``drafter``: where
     windows get their drafts."""
 
@@ -166,7 +167,7 @@ class Serving:
                  max_num_seqs: int = 16, cache: bool = False, checkpoints: str = "auto",
                  kv_dtype: KvDTypeChoice = "auto", state_dtype: StateDTypeChoice = "float32",
                  policy: str = "value", compress: bool = False, compress_kv: CompressedKvName | None = None,
-                 overlap: bool = False, capture: Capture | None = None, remote: bool | None = None,
+                 overlap: bool = False, capture: Capture | None = None, remote: bool = False,
                  grid_tokens: int = CHUNK_TOKENS, model: LoadedModel | None = None,
                  store: Callable[[Serving], Store] | None = None, drafter: Drafter | None = None) -> None:
         model = model or loaded(family)
@@ -181,9 +182,10 @@ class Serving:
             self.arena = with_compressed_kv(self.arena, compress_kv)
         sizes = replace(fit_sizes(config, spec, self.arena), grid_tokens=grid_tokens)
         clock = count(0.0).__next__  # a second for each look at it: ages differ, and are the same every time
-        self.executor = TorchExecutor(model.model, self.arena, sizes, pad_decode_to=pad_decode_to,
-                                      device=DEVICE, capture=capture, remote=remote,
-                                      observer=self._observe, before_step=self._before_step)
+        with far_memory(remote):
+            self.executor = TorchExecutor(model.model, self.arena, sizes, pad_decode_to=pad_decode_to,
+                                          device=DEVICE, capture=capture, observer=self._observe,
+                                          before_step=self._before_step)
         if capture is not None:
             assert self.executor.record_graphs() is None
         memory = Memory(self.arena, cache=cache,

@@ -19,12 +19,12 @@ from tests.oracle.serving import Answer, Serving, directory, loaded
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.errors import ConfigError
+from weft.memory.prefix_store import Store
 from weft.models.loading import LoadedModel, load_model
 from weft.request import Request, SamplingParams
 from weft.store.identity import NamespaceIdentity
 from weft.store.options import StoreOptions
 from weft.store.packed_store import PackedStore
-from weft.store.protocol import Store
 from weft.store.store import open_store
 
 KINDS = ("qwen3", "qwen3_5", "lfm2", "granite", "jamba", "kimi_linear", "falcon_mamba")

@@ -16,6 +16,7 @@ import torch
 
 from tests.oracle.serving import Answer, Serving
 from tests.oracle.test_engine_prefix_cache import cold, gap, text
+from weft.memory.prefix_store import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE, Store
 from weft.memory.relief import Relief
 from weft.memory.reservation import Moves
 from weft.memory.values import Eviction
@@ -23,9 +24,7 @@ from weft.request import SamplingParams
 from weft.spec import CompressedKvName
 from weft.store.identity import NamespaceIdentity
 from weft.store.options import StoreOptions
-from weft.store.protocol import Store
 from weft.store.store import open_store
-from weft.store.values import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE
 
 FAMILIES = ("qwen3_5", "granite")
 ONE = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

@@ -11,9 +11,9 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.packed_weights import pack_small_weights, stored_in_bfloat16
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import prompt
-from weft.models.cuts import StoredCut
 from weft.models.loading import LoadedModel, load_model
 from weft.models.safetensors_header import StoredTensor
+from weft.models.sharding import Shard
 from weft.models.stored_values import MappedFiles
 from weft.tensor.weights import tiled
 from weft.tensor.weights.twelve_bit import TwelveBitWeight
@@ -52,9 +52,9 @@ def test_large_matrices_are_packed_where_they_lie_in_the_file(name: str, tmp_pat
     copied: list[str] = []
     read = MappedFiles.read
 
-    def noted(files: MappedFiles, stored: StoredTensor, cut: StoredCut | None = None) -> torch.Tensor:
+    def noted(files: MappedFiles, stored: StoredTensor, shard: Shard | None = None) -> torch.Tensor:
         copied.append(stored.name)
-        return read(files, stored, cut)
+        return read(files, stored, shard)
 
     monkeypatch.setattr(MappedFiles, "read", noted)
     directory = stored_in_bfloat16(name, tmp_path / "model")

@@ -17,15 +17,15 @@ from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint, make_checkpoint
 from tests.ranks.threads import ThreadCollectives, load_ranks, logits_of
 from weft.errors import ConfigError
 from weft.families import read_architecture
+from weft.families.sharding import possible_tps
 from weft.memory.frames.plan import plan_arena
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.cuts import StoredCut
 from weft.models.loading import LoadedModel, load_model
 from weft.models.rotary import RotaryTable
 from weft.models.safetensors_header import StoredTensor
+from weft.models.sharding import Shard
 from weft.models.stored_values import MappedFiles
 from weft.planning.model_plan import Asked, make_plan
-from weft.planning.ranks import possible_tps
 from weft.runner.arena import DeviceArena
 
 TOLERANCE = 1e-5
@@ -71,9 +71,9 @@ def check(directory: Path, size: int, whole: LoadedModel, expected: torch.Tensor
     read = [0]
     copied = MappedFiles.read
 
-    def counted(files: MappedFiles, stored: StoredTensor, cut: StoredCut | None = None) -> torch.Tensor:
-        tensor = copied(files, stored, cut)
-        read[0] += 0 if cut is not None and cut.absent else tensor.nbytes
+    def counted(files: MappedFiles, stored: StoredTensor, shard: Shard | None = None) -> torch.Tensor:
+        tensor = copied(files, stored, shard)
+        read[0] += 0 if shard is not None and shard.absent else tensor.nbytes
         return tensor
 
     with monkeypatch.context() as patch:

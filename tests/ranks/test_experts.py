@@ -15,15 +15,15 @@ from tests.ranks.threads import load_ranks, logits_of
 from weft.engine.stats import EngineStats
 from weft.errors import ConfigError
 from weft.families import read_architecture
+from weft.families.sharding import RankPlace, rank_architecture
 from weft.models.blocks.experts import ExpertsBlock
-from weft.models.cuts import RankPlace
 from weft.models.loading import load_model
-from weft.models.rank_share import RankShare, Summed
-from weft.planning.ranks import rank_architecture
+from weft.models.sharded_model import RankShare, Summed
 from weft.planning.weights import count_weights, form_of
 from weft.ranks.peers import Peers
 from weft.server.edge import EdgeLimits, HttpEdge
-from weft.server.metrics import EngineReport, FleetReport, Metrics
+from weft.server.metric_table import EngineReport, FleetReport
+from weft.server.metrics import Metrics
 
 TOLERANCE = 1e-5
 
@@ -125,7 +125,7 @@ def test_bytes_of_a_rank_are_those_of_the_plan() -> None:
 
 
 def test_shares_differ_by_one_at_most() -> None:
-    assert [RankPlace(rank, 4).balanced(6).count for rank in range(4)] == [1, 2, 1, 2]
+    assert [RankPlace(rank, 4).of_experts(6).count for rank in range(4)] == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize(("family", "tp", "message"), [

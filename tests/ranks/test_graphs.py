@@ -22,7 +22,7 @@ from weft.memory.frames.plan import plan_arena
 from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.models.loading import LoadedModel, load_model
-from weft.models.rank_share import RankedModel
+from weft.models.sharded_model import RankedModel
 from weft.ranks.graph_capture import RankedCapture
 from weft.ranks.messages import for_other_ranks
 from weft.ranks.samplers import FollowingSampler

@@ -1,4 +1,4 @@
-"""The model's own head over ranks: cut as a layer of the trunk, with the drafts of one rank."""
+"""The model's own head over ranks: divided as a layer of the trunk, with the drafts of one rank."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from tests.oracle.test_mtp import EMBEDDED, FREE
 from tests.ranks.engines import GREEDY, SAMPLED, Story, engine, own_executor, prompt, run
 from tests.ranks.threads import load_ranks
 from weft.assemble import assembly
-from weft.families.architecture import MtpLayer
+from weft.costs.rows import RowCosts
+from weft.families.architecture import Architecture
+from weft.families.sharding import RankPlace
 from weft.memory.frames.plan import plan_arena
-from weft.models.cuts import Cutter, RankPlace
+from weft.models import mtp
+from weft.models.decoder import CausalModel
+from weft.models.weights import TensorSource
 from weft.planning.model_plan import Asked, make_plan
 from weft.ranks.peers import Peers
 from weft.schedule.plan import StepPlan
-from weft.speculation.costs import StepCosts
 from weft.speculation.speculator import Speculator
 
 ASKED = {"a": (prompt(100, 1), replace(GREEDY, max_tokens=40)), "b": (prompt(30, 2), GREEDY),
@@ -29,7 +32,7 @@ class Listening(Speculator):
     """Finds every draft of the head worth it, and keeps what the head offered."""
 
     def __init__(self) -> None:
-        super().__init__(("mtp",), costs=StepCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
+        super().__init__(("mtp",), costs=RowCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
         self.offered: list[tuple[int, ...]] = []
 
     def offer(self, key: int, tokens: Any, chances: Any) -> None:
@@ -94,12 +97,13 @@ def test_all_ranks_see_which_pages_are_new(two: Peers, monkeypatch: pytest.Monke
 def test_a_rank_with_the_head_of_its_neighbour_shows(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: rank 0 holds the part of rank 1. Drafts are others, and no token is."""
     expected, alone = answers(None, monkeypatch)
-    of_head = Cutter.of_head
+    build = mtp.build_mtp
 
-    def of_neighbour(head: MtpLayer, place: RankPlace) -> Cutter:
-        return of_head(head, RankPlace(1, 2))
+    def of_neighbour(architecture: Architecture, source: TensorSource, trunk: CausalModel) -> mtp.MtpHead:
+        source.place = RankPlace(1, 2)
+        return build(architecture, source, trunk)
 
-    monkeypatch.setattr(Cutter, "of_head", of_neighbour)
+    monkeypatch.setattr(mtp, "build_mtp", of_neighbour)
     story, source = answers(two, monkeypatch)
     assert story.tokens == expected.tokens
     assert source.offered != alone.offered

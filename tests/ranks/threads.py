@@ -1,21 +1,19 @@
-"""Ranks as threads of one process: the same cuts and models, so that a test can break a cut for all ranks."""
+"""Ranks as threads of one process: the same models, so that a test can break a shard for all of them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from tests.oracle.model_driver import ModelDriver
-from weft.models.cuts import RankPlace
+from weft.families.sharding import RankPlace
 from weft.models.loading import LoadedModel, load_model
-from weft.models.rank_share import RankGroup
+from weft.models.sharded_model import RankGroup
 from weft.models.weights_cache import WeightsCache
-from weft.planning.ranks import rank_architecture
 
 
 class ThreadCollectives:
@@ -47,8 +45,7 @@ def load_ranks(directory: Path, size: int, *, by_expert: bool = False,
                caches: Sequence[WeightsCache | None] | None = None, **more: object) -> list[LoadedModel]:
     """``caches``: of packed weights, one for each rank."""
     board, barrier = [torch.empty(0)] * size, threading.Barrier(size, timeout=60)
-    divide = partial(rank_architecture, tp=size, ep=by_expert)
-    return [load_model(directory, ranks=RankGroup(RankPlace(rank, size, by_expert), divide,
+    return [load_model(directory, ranks=RankGroup(RankPlace(rank, size, by_expert),
                                                   ThreadCollectives(rank, board, barrier)),  # type: ignore[arg-type]
                        weights_cache=None if caches is None else caches[rank], **more)
             for rank in range(size)]

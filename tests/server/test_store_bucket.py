@@ -19,9 +19,9 @@ from obstore.store import from_url
 
 from tests.unit.store.contents import assert_hit, fetched, identity, options, prompt, written
 from weft.errors import ConfigError
+from weft.memory.prefix_store import StoreEvent
 from weft.store.store import open_store
 from weft.store.tiered_store import TieredStore
-from weft.store.values import StoreEvent
 
 START_S = 90.0
 PATIENCE_S = 30.0

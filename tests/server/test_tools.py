@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.constrained import tokenizer
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
 from weft.errors import ConfigError
+from weft.server.chat import Delta, stream_deltas
 from weft.server.config import ServerConfig
+from weft.text.chat import ChatTemplate
+from weft.text.dialect import Dialect
+from weft.text.tools.definitions import ToolChoice, read_tools
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "fixtures" / "family_templates"
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {
@@ -132,6 +137,76 @@ def test_a_stream_of_calls_has_the_name_first_and_the_arguments_in_parts(server:
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 0
 
 
+def said_in_one_piece(text: str) -> list[Delta]:
+    """The deltas of an answer that comes at once, which is the most that one piece can have."""
+    template = ChatTemplate((TEMPLATES / "hermes_think.jinja").read_text(), special_tokens={})
+    dialect = Dialect(template, tokenizer())
+    plan = dialect.plan("", tools=read_tools([WEATHER, TIME]), choice=ToolChoice("auto"))
+    return stream_deltas(plan.reader(eager=True).read(text, [], "stop"))
+
+
+def test_a_delta_has_one_part_of_one_call_and_the_name_comes_without_arguments() -> None:
+    deltas = said_in_one_piece(f"<think>hm</think>I look.\n{CALL}\n{CALL_TIME}")
+    assert (deltas[0].reasoning, deltas[0].reasoning_content, deltas[0].content) == ("hm", "hm", "I look.")
+    parts = [part for delta in deltas for [part] in [delta.tool_calls]]  # type: ignore[misc]
+    assert [(part.index, bool(part.id), part.function.arguments) for part in parts] == [
+        (0, True, ""), (0, False, '{"city": "Köln 🏔"}'), (1, True, ""), (1, False, "{}")]
+
+
+@pytest.mark.parametrize("shape", ["first of the delta", "first with the id", "as the documentation says"])
+def test_the_usual_loops_over_a_stream_gather_every_call(server: RunningServer, shape: str) -> None:
+    """Each of them relies on something that OpenAI's streams have."""
+    calls: dict[int, dict[str, Any]] = {}
+    for chunk in chat(server, f"{CALL}{CALL_TIME}", tools=[WEATHER, TIME], stream=True):
+        parts = chunk.choices[0].delta.tool_calls or []
+        for part in parts[:1] if shape == "first of the delta" else parts:
+            called = part.model_dump()["function"]
+            if shape == "first with the id" and part.id:
+                calls[len(calls)] = {**called, "arguments": ""}
+            elif shape == "first with the id":
+                calls[len(calls) - 1]["arguments"] += called["arguments"]
+            else:
+                calls.setdefault(part.index, dict(called))["arguments"] += called["arguments"]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls.values()] == [
+        ("get_weather", {"city": "Köln 🏔"}), ("get_time", {})]
+
+
+def test_the_client_gathers_a_stream_of_calls_itself(server: RunningServer) -> None:
+    tools: Any = [{**tool, "function": {**tool["function"], "strict": False}} for tool in (WEATHER, TIME)]
+    with server.client().chat.completions.stream(
+            model="scripted", messages=[{"role": "user", "content": f"say:I look.{CALL}{CALL_TIME}"}],
+            tools=tools) as stream:
+        parts = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        [choice] = stream.get_final_completion().choices
+    assert len(parts) > 5
+    assert (choice.message.content, choice.finish_reason) == ("I look.", "tool_calls")
+    assert [(call.function.name, json.loads(call.function.arguments))
+            for call in choice.message.tool_calls or []] == [
+                ("get_weather", {"city": "Köln 🏔"}), ("get_time", {})]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("said", [f"<think>I look.\n{CALL}\n{CALL_TIME}",
+                                  f"<think>I look.{CALL}{CALL_TIME}</think>"])
+def test_calls_at_the_end_of_a_reasoning_are_found(server: RunningServer, said: str, *, stream: bool) -> None:
+    answer = chat(server, said, tools=[WEATHER, TIME], stream=stream)
+    if stream:
+        found = gathered(answer)
+        names = [call["name"] for call in found["calls"].values()]
+        told = (found["reasoning"], found["content"], found["reason"])
+    else:
+        message = answer.choices[0].message
+        names = [call.function.name for call in message.tool_calls]
+        told = (message.reasoning_content, message.content or "", answer.choices[0].finish_reason)
+    assert (names, told) == (["get_weather", "get_time"], ("I look.", "", "tool_calls"))
+
+
+def test_a_call_that_was_only_considered_is_reasoning(server: RunningServer) -> None:
+    choice = chat(server, f"<think>Perhaps {CALL}? No.</think>It is noon.", tools=[WEATHER]).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("stop", "It is noon.")
+    assert choice.message.model_extra["reasoning_content"] == f"Perhaps {CALL}? No."
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_custom_tool_gets_a_text(server: RunningServer, *, stream: bool) -> None:
     said, text = '{"name": "sql", "arguments": {"input": "SELECT \\"ü\\""}}', 'SELECT "ü"'
@@ -141,7 +216,9 @@ def test_a_custom_tool_gets_a_text(server: RunningServer, *, stream: bool) -> No
     lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     messages = [line["choices"][0]["delta"] for line in lines] if stream else [
         answer.json()["choices"][0]["message"]]
-    first, second = (call for message in messages for call in message.get("tool_calls", ()))
+    first, second, *more = (call for message in messages for call in message.get("tool_calls", ()))
+    for part in more:
+        second["function"]["arguments"] += part["function"]["arguments"]
     assert (first["type"], first["custom"]) == ("custom", {"name": "sql", "input": text})
     assert (second["type"], second["function"]) == ("function", {"name": "get_time", "arguments": "{}"})
     first.pop("index", None)

@@ -12,11 +12,11 @@ import pytest
 
 from tests.fixtures.drafters import AnswerDrafter
 from tests.sim.failing import assert_fails
+from tests.support.digests import digest, digest_of
+from tests.support.scripted import ScriptedExecutor, hashed_token
 from tests.support.sharing import sharing_scenario
 from tests.support.simulator import Simulation
 from tests.support.workload import VOCAB_SIZE, Scenario, scenario_from_seed
-from weft.engine.digests import digest, digest_of
-from weft.engine.scripted import ScriptedExecutor, hashed_token
 from weft.schedule.plan import StepPlan
 from weft.schedule.windows import WindowPlanner
 from weft.speculation.drafter import DraftRow, Int32s

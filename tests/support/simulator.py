@@ -19,22 +19,22 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from tests.support.checkers import InFlight, Ledger, ProgressCheck
+from tests.support.scripted import ScriptedExecutor
 from tests.support.trace import Trace, plan_bytes
 from tests.support.workload import EOS_IDS, VOCAB_SIZE, Scenario, ScriptedCancel
+from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
-from weft.engine.scripted import ScriptedExecutor
 from weft.engine.sleep_state import Part
 from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
+from weft.memory.prefix_store import Store
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
-from weft.sim.clock import VirtualClock
+from weft.sim.replay import VirtualClock
 from weft.speculation.drafter import Drafter
-from weft.store.protocol import Store
 
 STEP_BASE_S = 1e-3
 STEP_TOKEN_S = 2e-5

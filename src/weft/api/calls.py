@@ -19,11 +19,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from weft.api.completion import Completion
 from weft.api.progress import AnswerBar
 from weft.api.turn import Turn
-from weft.engine.choices import Choice, Piece
-from weft.engine.detokenize import TextDecoder
 from weft.engine.engine import EngineCore
 from weft.errors import WeftError
 from weft.request import Request, TokenEvent
+from weft.text.choices import Choice, Piece
+from weft.text.detokenize import TextDecoder
 
 
 class Call:

@@ -16,15 +16,17 @@ from typing import Any
 import msgspec
 
 from weft.api.completion import ChatPiece, ChatReply, Completion, FunctionCall
-from weft.engine.choices import Piece
-from weft.engine.detokenize import TextDecoder
 from weft.errors import RequestError
 from weft.request import SamplingParams
+from weft.text.blocks import text_of
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
 from weft.text.chat_request import ChatRequest, ConversationFields, EncodedChat, encode_prompt, read_chat
+from weft.text.choices import Piece
+from weft.text.detokenize import TextDecoder
 from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
+from weft.text.tools.body_reader import CallDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +41,34 @@ class PreparedChat:
 
     def reply(self, completion: Completion) -> ChatReply:
         """``completion`` in parts: content, reasoning, calls of tools."""
-        heard = self.plan.reader(eager=False).read(completion.text, completion.tokens, last=True)
-        calls: dict[int, FunctionCall] = {}
-        for delta in heard.calls:
-            call = calls.setdefault(delta.index, FunctionCall())
-            if delta.call_id is not None and delta.name is not None:
-                call.id, call.name = delta.call_id, delta.name
-            call.arguments += delta.arguments
+        reader = self.plan.reader(eager=False)
+        reader.read(completion.text, completion.tokens, completion.finish_reason or "stop")
         fields = msgspec.structs.asdict(completion)
-        if calls and completion.finish_reason == "stop":
-            fields["finish_reason"] = "tool_calls"
-        return ChatReply(**{**fields, "text": heard.content}, reasoning=heard.reasoning,
-                         tool_calls=list(calls.values()))
+        fields |= {"text": text_of(reader.blocks, "text"),
+                   "finish_reason": reader.finish_reason(completion.finish_reason)}
+        calls = [FunctionCall(id=block.call_id, name=block.name, arguments=block.text)
+                 for block in reader.blocks if block.is_call]
+        return ChatReply(**fields, reasoning=text_of(reader.blocks, "reasoning"), tool_calls=calls)
 
     def pieces(self, pieces: Iterable[Piece]) -> Iterator[ChatPiece]:
         """``reply`` for a stream. A piece whose text may become a marker has no text yet."""
         readers = [self.plan.reader(eager=True) for _ in range(self.sampling.n)]
         for piece in pieces:
-            heard = readers[piece.index].read(piece.text, piece.tokens, last=piece.finish_reason is not None)
-            yield ChatPiece(piece.index, heard.content, piece.tokens, piece.logprobs, piece.finish_reason,
-                            piece.stop_reason, heard.reasoning, heard.calls)
+            events = readers[piece.index].read(piece.text, piece.tokens, piece.finish_reason)
+            chat_piece = ChatPiece(piece.index, "", piece.tokens, piece.logprobs, piece.finish_reason,
+                                   piece.stop_reason)
+            for event in events:
+                block = event.block
+                if block.kind == "text":
+                    chat_piece.text += event.delta
+                elif block.kind == "reasoning":
+                    chat_piece.reasoning += event.delta
+                elif event.phase == "start":
+                    chat_piece.calls.append(CallDelta(block.call_index, block.call_id, block.name,
+                                                      is_custom=block.kind == "custom_call"))
+                elif event.phase == "delta":
+                    chat_piece.calls.append(CallDelta(block.call_index, arguments=event.delta))
+            yield chat_piece
 
 
 class ChatWriter:

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from weft.engine.choices import Choice, Piece
 from weft.request import FinishReason, LostTokens, TokenLogprobs
-from weft.text.tools.call_deltas import CallDelta
+from weft.text.choices import Choice, Piece
+from weft.text.tools.body_reader import CallDelta
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -31,12 +31,12 @@ from weft.api.completion import ChatPiece, ChatReply, Completion
 from weft.api.sampling import Prompt, prompt_list, sampling_from, token_ids
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
-from weft.engine.choices import Piece
 from weft.engine.sleep_state import Flushed, Part, check_level
 from weft.engine.sleeper import Sleeper
 from weft.engine.stats import EngineStats
 from weft.errors import RequestError
 from weft.request import Request, SamplingParams
+from weft.text.choices import Piece
 from weft.text.tokenizer import Tokenizer
 
 SleepMode = Literal["wait", "abort"]

@@ -1,6 +1,6 @@
 """The ranks of an engine, as ``assemble`` starts them: the other processes first, so that all load at once.
 
-    start_ranks     processes, the meeting, the group that ``load_model`` cuts by
+    start_ranks     processes, the meeting, the group that ``load_model`` shards by
     common_room     the arena that fits on every rank; refuses ranks that differ from rank 0
     executor        rank 0's executor with the others behind it
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +24,8 @@ from weft.units import format_bytes
 if TYPE_CHECKING:
     import torch
 
-    from weft.families.architecture import Architecture
     from weft.models.loading import LoadedModel
-    from weft.models.rank_share import RankGroup
+    from weft.models.sharded_model import RankGroup
     from weft.ranks.executor import RankedExecutor
     from weft.ranks.peers import Peers
     from weft.runner.torch_executor import TorchExecutor
@@ -55,17 +53,17 @@ class StartedRanks:
             usual = min(usual, answer.usual_bytes)
         return ArenaRoom(most, min(usual, most), why)
 
-    def sampler(self, rows_max: int, vocab_size: int, device: torch.device, *, remote: bool) -> Any:
+    def sampler(self, rows_max: int, vocab_size: int, device: torch.device) -> Any:
         """Of rank 0."""
         from weft.ranks.samplers import LeadingSampler
         from weft.runner.sampler import Sampler
 
         if not self.shares_choice:
-            return Sampler(rows_max, vocab_size, device, remote=remote)
-        return LeadingSampler(self.group.collectives, rows_max, vocab_size, device, remote=remote)
+            return Sampler(rows_max, vocab_size, device)
+        return LeadingSampler(self.group.collectives, rows_max, vocab_size, device)
 
     def stats(self, own: TorchExecutor) -> RankStats:
-        from weft.models.rank_share import RankedModel
+        from weft.models.sharded_model import RankedModel
 
         choices = own.model.expert_choices() if isinstance(own.model, RankedModel) else []
         return RankStats(self.peers.size, self.group.collectives.seconds, choices)
@@ -124,10 +122,10 @@ def meet(config: EngineConfig, folder: Path, rank: int, device: torch.device) ->
 
 
 def group_of(config: EngineConfig, rank: int, collectives: GroupCollectives) -> RankGroup:
-    from weft.models.cuts import RankPlace
-    from weft.models.rank_share import RankGroup
+    from weft.families.sharding import RankPlace
+    from weft.models.sharded_model import RankGroup
 
-    return RankGroup(RankPlace(rank, config.tp, config.ep), _divide(config), collectives)
+    return RankGroup(RankPlace(rank, config.tp, config.ep), collectives)
 
 
 def settings_of(config: EngineConfig) -> list[tuple[str, str]]:
@@ -143,14 +141,9 @@ def identity_with(identity: dict[str, str], loaded: LoadedModel) -> dict[str, st
     return {**identity, "dtype": loaded.spec.dtype, "weights form": loaded.weights_form}
 
 
-def _divide(config: EngineConfig) -> Callable[[Architecture], Architecture]:
-    from weft.planning.ranks import rank_architecture
-
-    return partial(rank_architecture, tp=config.tp, ep=config.ep)
-
-
 def _check_divides(config: EngineConfig, directory: Path) -> None:
     from weft.families import read_architecture
+    from weft.families.sharding import rank_architecture
     from weft.files import read_json
 
-    _divide(config)(read_architecture(read_json(directory / "config.json")))
+    rank_architecture(read_architecture(read_json(directory / "config.json")), config.tp, ep=config.ep)

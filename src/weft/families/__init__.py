@@ -22,7 +22,8 @@
     mamba             mamba            Mamba-1                        none
     falcon_mamba      falcon_mamba     Mamba-1                        none
 
-One file here for each kin of families, over ``reading.py``.
+One file here for each kin of families, over ``reading.py``. Its FAMILIES say which ``model_type`` it reads,
+and which file of ``weft.models`` builds the model.
 
 Dialects, all read the same: a multimodal wrapper with ``text_config`` (its text part is served);
 ``torch_dtype`` and ``dtype``; ``rope_theta`` / ``rope_scaling`` / ``partial_rotary_factor`` at top level and
@@ -36,14 +37,14 @@ transformers for each ``model_type``. Pure: no I/O, no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UnknownArchitectureError
 from weft.families import bamba, granite, jamba, kimi, lfm2, llama, mamba, nemotron_h, olmo, qwen, zamba2
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
+from weft.families.reading import Family
 from weft.spec import DTypeName, ModelSpec
 
 
@@ -59,15 +60,15 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """As ``read_spec``, with everything the model code needs besides."""
     model_type = config.get("model_type")
-    row = _TABLE.get(model_type) if isinstance(model_type, str) else None
-    if row is None:
+    family = _OF_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
         named = ", ".join(str(name) for name in config.get("architectures") or ())
         raise UnknownArchitectureError(
             f"config.json has model_type {model_type!r}{f' ({named})' if named else ''}; "
             f"weft serves {', '.join(SUPPORTED)}", param="model")
     keys = ConfigKeys(text_config(config), fallback=config)
-    _refuse_what_is_not_served(keys, row.activation)
-    return row.read(row.family, keys)
+    _refuse_what_is_not_served(keys, family.activation)
+    return family.read(family.name, keys)
 
 
 def named_dtype(config: Mapping[str, Any]) -> DTypeName | None:
@@ -95,39 +96,10 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
         fail("hidden_act", activation, f"only {served} is served")
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    family: str
-    read: Callable[[str, ConfigKeys], Architecture]
-    activation: str = "silu"
+FAMILIES: tuple[Family, ...] = tuple(
+    family for module in (llama, qwen, lfm2, olmo, kimi, granite, bamba, nemotron_h, jamba, zamba2, mamba)
+    for family in module.FAMILIES)
+_OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
-
-_TABLE: dict[str, _Family] = {
-    "llama": _Family("llama", llama.read_llama),
-    "mistral": _Family("llama", llama.read_mistral),
-    "qwen3": _Family("qwen3", qwen.read_qwen3),
-    "qwen3_moe": _Family("qwen3", qwen.read_qwen3),
-    "qwen3_5": _Family("qwen3_5", qwen.read_qwen_hybrid),
-    "qwen3_5_text": _Family("qwen3_5", qwen.read_qwen_hybrid),
-    "qwen3_5_moe": _Family("qwen3_5", qwen.read_qwen_hybrid),
-    "qwen3_5_moe_text": _Family("qwen3_5", qwen.read_qwen_hybrid),
-    "qwen3_next": _Family("qwen3_next", qwen.read_qwen_hybrid),
-    "lfm2": _Family("lfm2", lfm2.read_lfm2),
-    "lfm2_moe": _Family("lfm2", lfm2.read_lfm2_moe),
-    "lfm3": _Family("lfm3", lfm2.read_lfm3),
-    "olmo3": _Family("olmo3", olmo.read_olmo3),
-    "olmo_hybrid": _Family("olmo_hybrid", olmo.read_olmo_hybrid),
-    "kimi_linear": _Family("kimi_linear", kimi.read_kimi_linear),
-    "granitemoehybrid": _Family("granite_hybrid", granite.read_granite),
-    "bamba": _Family("bamba", bamba.read_bamba),
-    "falcon_h1": _Family("falcon_h1", bamba.read_falcon_h1),
-    "nemotron_h": _Family("nemotron_h", nemotron_h.read_nemotron_h),
-    "jamba": _Family("jamba", jamba.read_jamba),
-    "zamba2": _Family("zamba2", zamba2.read_zamba2, activation="gelu"),
-    "mamba2": _Family("mamba2", mamba.read_mamba2_alone),
-    "mamba": _Family("mamba", mamba.read_mamba),
-    "falcon_mamba": _Family("falcon_mamba", mamba.read_mamba),
-}
-
-SUPPORTED: tuple[str, ...] = tuple(_TABLE)
+SUPPORTED: tuple[str, ...] = tuple(_OF_MODEL_TYPE)
 """The ``model_type`` values of config.json that weft serves."""

@@ -60,7 +60,8 @@ class Attention:
     """Softmax attention with grouped KV heads. ``gated``: the output is multiplied by sigmoid of a gate that
     the query projection makes too; ``head_gated``: by sigmoid of one number per head, of a projection of its
     own. ``qk_norm``: queries and keys pass an RMS norm before rotary, per head or (``norm_whole``) over all
-    heads. ``window``: a token sees itself and the ``window - 1`` tokens before it; None: all of them."""
+    heads. ``window``: a token sees itself and the ``window - 1`` tokens before it; None: all of them.
+    ``kv_copies``: ranks that hold the same KV heads, where there are fewer heads than ranks."""
 
     heads: int
     kv_heads: int
@@ -73,6 +74,7 @@ class Attention:
     window: int | None = None
     head_gated: bool = False
     norm_whole: bool = False
+    kv_copies: int = 1
 
     @property
     def ring(self) -> bool:
@@ -158,7 +160,8 @@ GatedNorm = Literal["gate_first", "gate_last", "none"]
 class Mamba2:
     """Mamba-2 (Dao and Gu, 2024). ``dt_limit`` clamps the step after softplus. ``multipliers``: factors on
     the five parts of the input projection (gate, x, B, C, dt), Falcon-H1's; empty for none. ``output_bias``:
-    the output projection has a bias; None is as ``projection_bias``."""
+    the output projection has a bias; None is as ``projection_bias``. ``group_copies``: ranks that hold the
+    same groups, where there are fewer groups than ranks."""
 
     heads: int
     head_dim: int
@@ -171,6 +174,7 @@ class Mamba2:
     norm: GatedNorm = "gate_first"
     multipliers: tuple[float, ...] = ()
     output_bias: bool | None = None
+    group_copies: int = 1
 
     @property
     def inner_width(self) -> int:
@@ -309,6 +313,11 @@ class Experts:
     gated: bool = True
     latent_width: int = 0
     own_count: int = 0
+
+    @property
+    def shared(self) -> Dense:
+        """The expert that every token passes."""
+        return Dense(self.shared_width, self.activation, self.gated)
 
 
 FeedForward = Dense | Experts

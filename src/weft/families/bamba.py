@@ -7,7 +7,7 @@ from typing import cast
 
 from weft.families.architecture import Architecture, Dense, GatedNorm, Parallel
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.reading import build_architecture, layer_kinds, read_attention, read_mamba2
+from weft.families.reading import Family, build_architecture, layer_kinds, read_attention, read_mamba2
 
 
 def read_bamba(family: str, keys: ConfigKeys) -> Architecture:
@@ -47,3 +47,9 @@ def read_falcon_h1(family: str, keys: ConfigKeys) -> Architecture:
                               eps=keys.number("rms_norm_eps", 1e-5), max_positions=8192,
                               embedding_multiplier=keys.number("embedding_multiplier", 1.0),
                               logits_divisor=1.0 / head)
+
+
+FAMILIES = (
+    Family("bamba", ("bamba",), read_bamba, builder="bamba"),
+    Family("falcon_h1", ("falcon_h1",), read_falcon_h1, builder="bamba"),
+)

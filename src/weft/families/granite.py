@@ -5,6 +5,7 @@ from __future__ import annotations
 from weft.families.architecture import Architecture, Dense, Experts, FeedForward
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import (
+    Family,
     build_architecture,
     experts_per_token,
     layer_kinds,
@@ -33,3 +34,8 @@ def read_granite(family: str, keys: ConfigKeys) -> Architecture:
                          embedding_multiplier=keys.number("embedding_multiplier", 1.0),
                          residual_multiplier=keys.number("residual_multiplier", 1.0),
                          logits_divisor=keys.number("logits_scaling", 1.0))
+
+
+FAMILIES = (
+    Family("granite_hybrid", ("granitemoehybrid",), read_granite, builder="granite_hybrid"),
+)

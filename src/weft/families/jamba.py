@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from weft.families.architecture import Architecture, Dense, Experts, FeedForward, Mamba1
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.reading import build_architecture, experts_per_token, layer_kinds, read_attention
+from weft.families.reading import Family, build_architecture, experts_per_token, layer_kinds, read_attention
 from weft.units import ceil_div
 
 
@@ -47,3 +47,8 @@ def _every(keys: ConfigKeys, what: str, period: int, offset: int) -> Callable[[i
     if offset >= period:
         fail(f"{what}_offset", offset, f"it must be smaller than {what}_period {period}")
     return lambda layer: layer % period == offset
+
+
+FAMILIES = (
+    Family("jamba", ("jamba",), read_jamba, builder="jamba"),
+)

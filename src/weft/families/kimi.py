@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from weft.families.architecture import Architecture, Dense, Experts, FeedForward, KimiDelta, LatentAttention
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.reading import build_architecture, layer_kinds
+from weft.families.reading import Family, build_architecture, layer_kinds
 
 
 def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
@@ -90,3 +90,8 @@ def _experts(keys: ConfigKeys) -> Experts:
                    shared_width=width * shared, scoring="sigmoid", choice_bias=True,
                    scale=keys.number("routed_scaling_factor", 2.446),
                    normalizer_eps=1e-20, groups=groups, groups_chosen=keys.integer("topk_group", 1))
+
+
+FAMILIES = (
+    Family("kimi_linear", ("kimi_linear",), read_kimi_linear, builder="kimi_linear"),
+)

@@ -6,7 +6,7 @@ import dataclasses
 
 from weft.families.architecture import Architecture, Attention, Dense, Experts, Mixer, ShortConv
 from weft.families.config_keys import ConfigKeys, fail, read_rope
-from weft.families.reading import build_architecture, experts_per_token, layer_kinds, read_attention
+from weft.families.reading import Family, build_architecture, experts_per_token, layer_kinds, read_attention
 from weft.families.windows import WINDOW_KIND, kinds_with_windows, windowed
 
 
@@ -88,3 +88,10 @@ def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
 LFM3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}}
+
+
+FAMILIES = (
+    Family("lfm2", ("lfm2",), read_lfm2, builder="lfm2"),
+    Family("lfm2", ("lfm2_moe",), read_lfm2_moe, builder="lfm2"),
+    Family("lfm3", ("lfm3",), read_lfm3, builder="lfm2"),
+)

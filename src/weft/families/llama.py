@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.families.architecture import Architecture, Dense
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.reading import build_architecture, read_attention
+from weft.families.reading import Family, build_architecture, read_attention
 from weft.families.windows import states_window, windowed
 
 
@@ -28,3 +28,9 @@ def _read(family: str, keys: ConfigKeys, *, window: bool, max_positions: int) ->
     return build_architecture(family, keys, [attention] * count, [dense] * count,
                               tied=keys.boolean("tie_word_embeddings", False),
                               eps=keys.number("rms_norm_eps", 1e-6), max_positions=max_positions)
+
+
+FAMILIES = (
+    Family("llama", ("llama",), read_llama, builder="llama"),
+    Family("llama", ("mistral",), read_mistral, builder="llama"),
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from weft.families.architecture import Architecture, InnerNorms, Mamba1, Mamba2
 from weft.families.config_keys import ConfigKeys
-from weft.families.reading import build_architecture, check_mamba2
+from weft.families.reading import Family, build_architecture, check_mamba2
 from weft.units import ceil_div
 
 POSITIONS = 1 << 20
@@ -47,3 +47,10 @@ def _only(family: str, keys: ConfigKeys, mixer: Mamba1 | Mamba2, *, tied: bool) 
                               tied=keys.boolean("tie_word_embeddings", tied),
                               eps=keys.number("layer_norm_epsilon", 1e-5), max_positions=POSITIONS,
                               residual_float32=keys.boolean("residual_in_fp32", True))
+
+
+FAMILIES = (
+    Family("mamba2", ("mamba2",), read_mamba2_alone, builder="mamba"),
+    Family("mamba", ("mamba",), read_mamba, builder="mamba"),
+    Family("falcon_mamba", ("falcon_mamba",), read_mamba, builder="mamba"),
+)

@@ -20,7 +20,7 @@ from weft.families.architecture import (
     MtpLayer,
 )
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.reading import build_architecture, check_mamba2, experts_per_token, read_attention
+from weft.families.reading import Family, build_architecture, check_mamba2, experts_per_token, read_attention
 
 _PATTERN = {"M": "recurrent", "*": "attention", "-": "dense", "E": "experts"}
 _NAMES = {"mamba": "recurrent", "linear_attention": "recurrent", "attention": "attention",
@@ -108,3 +108,8 @@ def _experts(keys: ConfigKeys) -> Experts:
                    scoring="sigmoid", choice_bias=True, scale=keys.number("routed_scaling_factor", 1.0),
                    normalizer_eps=1e-20, groups=groups, groups_chosen=keys.integer("topk_group", 1),
                    activation="relu2", gated=False, latent_width=latent)
+
+
+FAMILIES = (
+    Family("nemotron_h", ("nemotron_h",), read_nemotron_h, builder="nemotron_h"),
+)

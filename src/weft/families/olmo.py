@@ -10,7 +10,7 @@ import dataclasses
 
 from weft.families.architecture import Architecture, Attention, Dense, GatedDelta
 from weft.families.config_keys import ConfigKeys, fail, read_rope
-from weft.families.reading import build_architecture, layer_kinds, read_attention
+from weft.families.reading import Family, build_architecture, layer_kinds, read_attention
 from weft.families.windows import WINDOW_KIND, kinds_with_windows, windowed
 
 
@@ -60,3 +60,9 @@ def read_olmo_hybrid(family: str, keys: ConfigKeys) -> Architecture:
 def _last_of_four(count: int) -> list[str]:
     kinds = ["attention" if i % 4 == 3 else "recurrent" for i in range(count)]
     return kinds if "attention" in kinds else [*kinds[:-1], "attention"]
+
+
+FAMILIES = (
+    Family("olmo3", ("olmo3",), read_olmo3, builder="olmo"),
+    Family("olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid, builder="olmo"),
+)

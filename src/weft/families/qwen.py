@@ -13,6 +13,7 @@ from weft.families.architecture import (
 )
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import (
+    Family,
     build_architecture,
     every_nth_attention,
     experts_per_token,
@@ -86,3 +87,11 @@ def _qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool) -> FeedFor
                    normalized=keys.boolean("norm_topk_prob", shared),
                    shared_width=keys.integer("shared_expert_intermediate_size") if shared else 0,
                    shared_gate=shared)
+
+
+FAMILIES = (
+    Family("qwen3", ("qwen3", "qwen3_moe"), read_qwen3, builder="llama"),
+    Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid,
+           builder="qwen3_5"),
+    Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid, builder="qwen3_5"),
+)

@@ -7,6 +7,7 @@ Layer kinds come by many names (``layer_types``, ``layers_block_type``; "mamba" 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from weft.families.architecture import (
     Architecture,
@@ -18,6 +19,19 @@ from weft.families.architecture import (
     MtpLayer,
 )
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """``model_types``: of config.json. ``builder``: the file of ``weft.models`` with its ``build``.
+    ``activation``: the one that its feed-forward may have."""
+
+    name: str
+    model_types: tuple[str, ...]
+    read: Callable[[str, ConfigKeys], Architecture]
+    builder: str
+    activation: str = "silu"
+
 
 KINDS = {"full_attention": "attention", "attention": "attention",
          "linear_attention": "recurrent", "mamba": "recurrent", "mamba2": "recurrent",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from weft.families.architecture import Architecture, Attention, Dense, Mamba2, Mixer, SharedBlock
 from weft.families.config_keys import ConfigKeys, fail, read_rope
-from weft.families.reading import build_architecture, check_mamba2
+from weft.families.reading import Family, build_architecture, check_mamba2
 
 _KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
 """Layer kinds -> whether a shared block stands beside."""
@@ -74,3 +74,8 @@ def _mamba(keys: ConfigKeys, hidden: int) -> Mamba2:
                    conv_bias=True, projection_bias=bias, dt_limit=(0.0, float("inf")))
     return check_mamba2(mamba, inner, "mamba_expand x hidden_size", heads="n_mamba_heads",
                         groups="mamba_ngroups")
+
+
+FAMILIES = (
+    Family("zamba2", ("zamba2",), read_zamba2, builder="zamba2", activation="gelu"),
+)

@@ -32,8 +32,8 @@ from weft.memory.arena_work import (
 )
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.compressed_kv import PackedPages
+from weft.memory.prefix_store import EXACT_FORM, KvRows
 from weft.memory.values import NO_NODE, NO_SLOT
-from weft.store.values import EXACT_FORM, KvRows
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId, ceil_div, pages_for
 
 

@@ -1,13 +1,55 @@
-"""What the memory holds and has done, as one value of numbers. ``Memory.usage`` computes it.
+"""What memory, its prefix cache and the store hold and have done, as values of numbers.
 
-It crosses processes inside ``EngineStats``. The HTTP process shows it and never imports the memory itself.
+``Memory.usage`` and ``Store.stats`` compute them. They cross processes inside ``EngineStats``. The HTTP
+process shows them and never imports the memory itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from weft.memory.prefix.cache_counts import CacheCounts
+
+@dataclass(slots=True)
+class CacheCounts:
+    """Since the start; they only grow. ``lost_*`` are tokens that an opened sequence could not use, by reason
+    (``values.Lost``). Leases that load are not counted as opened."""
+
+    opened: int = 0
+    hits: int = 0
+    hit_tokens: int = 0
+    lost_no_checkpoint: int = 0
+    lost_evicted_state: int = 0
+    lost_evicted_kv: int = 0
+    lost_not_ready: int = 0
+    lost_salt: int = 0
+    lost_stored: int = 0
+    lost_damaged: int = 0
+    lost_store_busy: int = 0
+    published: int = 0
+    evicted_states: int = 0
+    """Tails included."""
+    evicted_pages: int = 0
+    """Bare KV, and one page for each tail."""
+    evicted_tails: int = 0
+    """Checkpoints inside a page, where a request had ended."""
+    compressed: int = 0
+    """Checkpoints that were compressed."""
+    restored: int = 0
+    """Leases that opened on a compressed checkpoint."""
+    compressed_pages: int = 0
+    """Pages of KV that were compressed."""
+    restored_pages: int = 0
+    """Compressed pages that were unpacked again."""
+    hits_inexact: int = 0
+    """Leases that opened on data that was compressed once, or was computed from such data."""
+    loaded: int = 0
+    """Checkpoints that came from a store."""
+    loaded_tokens: int = 0
+    """Tokens that those checkpoints added to what the cache had."""
+
+
+STORE_COUNTS = frozenset({"lost_stored", "lost_damaged", "lost_store_busy", "loaded", "loaded_tokens"})
+"""Counters that stay 0 without a store."""
 
 
 @dataclass(slots=True)
@@ -70,3 +112,36 @@ class MemoryUsage:
     def used_share(self) -> float:
         """Share of the arena that is not free for either kind."""
         return 1 - self.free_bytes / self.arena_bytes if self.arena_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Counters since the store was opened, and what it holds now; it crosses processes in ``EngineStats``.
+
+    ``checkpoints``: of this namespace; ``others``: of other models in the same directory.
+    ``damaged``, ``dropped``: counts by reason. ``notes``: sentences about the state of the store that an
+    operator reads, such as that another process holds the lock."""
+
+    path: str
+    writable: bool
+    checkpoints: int
+    kv_records: int
+    stored_bytes: int
+    capacity_bytes: int
+    matches: int = 0
+    fetches: int = 0
+    fetched_bytes: int = 0
+    puts: int = 0
+    written_bytes: int = 0
+    queued_bytes: int = 0
+    evicted: int = 0
+    read_bytes_per_second: float = 0.0
+    read_latency_s: float = 0.0
+    damaged: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    remote: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    others: int = 0
+    raw_bytes: int = 0
+    packed_bytes: int = 0
+    """Of records that went through packing: before and after."""

@@ -1,37 +1,40 @@
-"""Bamba: Mamba-2 with a few layers of attention, half of each head rotary; SwiGLU in every layer.
+"""Bamba and Falcon-H1: Mamba-2 and attention, in turns or in parallel in every layer.
 
-Names as of Jamba and Falcon-H1: ``pre_ff_layernorm``, ``feed_forward``, ``final_layernorm``.
-Source: transformers ``bamba``.
+Bamba has a few layers of attention, half of each head rotary. Every layer of Falcon-H1 has both, and KV pages
+and a state. Its factors (muP multipliers, fixed before training) stay factors on activations: folded into
+weights they would round them once more, and could not be folded into quantised ones. Only the key's is part
+of the attention scale. Names as of Jamba: ``pre_ff_layernorm``, ``feed_forward``, ``final_layernorm``.
+Source: transformers ``bamba``, ``falcon_h1``.
 """
 
 from __future__ import annotations
 
-from weft.families.architecture import Architecture, Attention, Dense, Mamba2
-from weft.models import block_readers as parts
-from weft.models import state_space
-from weft.models.blocks.linear import Norm
+from weft.families.architecture import (
+    Architecture,
+    Attention,
+    Dense,
+    FeedForward,
+    Mamba2,
+    Mixer,
+    Parallel,
+)
+from weft.models.block_readers import BlockReader
 from weft.models.decoder import CausalModel
-from weft.models.layer import DecoderLayer, Mixer
+from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
 
 def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     """Read every tensor of the model from ``source``."""
-    layers = [_layer(architecture, source, index) for index in range(architecture.layer_count)]
-    return parts.model(architecture, source, layers, final_norm="final_layernorm.weight")
+    read = BlockReader(architecture, source)
 
+    def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
+        assert isinstance(feed, Dense)
+        attention, mamba = f"{name}.self_attn", f"{name}.mamba"
+        return DecoderLayer(
+            read.norm(f"{name}.input_layernorm"),
+            (read.parallel(mixer, attention, mamba) if isinstance(mixer, Parallel)
+             else read.mixer(mixer, {Attention: attention, Mamba2: mamba})),
+            read.norm(f"{name}.pre_ff_layernorm"), read.dense(feed, f"{name}.feed_forward"))
 
-def _layer(architecture: Architecture, source: TensorSource, index: int) -> DecoderLayer:
-    name, hidden, eps = f"layers.{index}", architecture.hidden_size, architecture.norm_eps
-    shape, feed = architecture.mixers[index], architecture.feed_forwards[index]
-    assert isinstance(feed, Dense)
-    mixer: Mixer
-    if isinstance(shape, Attention):
-        mixer = parts.attention(architecture, source, shape, f"{name}.self_attn")
-    else:
-        assert isinstance(shape, Mamba2)
-        mixer = state_space.mamba2(source, shape, f"{name}.mamba", hidden, eps)
-    return DecoderLayer(
-        mixer_norm=Norm(source.tensor(f"{name}.input_layernorm.weight", hidden), eps), mixer=mixer,
-        feed_norm=Norm(source.tensor(f"{name}.pre_ff_layernorm.weight", hidden), eps),
-        feed_forward=parts.dense(source, f"{name}.feed_forward", hidden, feed))
+    return read.model(layer, final_norm="final_layernorm")

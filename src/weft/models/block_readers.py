@@ -1,137 +1,300 @@
-"""Pieces that several families read from a checkpoint under the same names.
+"""Blocks out of a checkpoint: the tables of ``families.tensors``, read under the names of a family.
 
-A family file says which block sits under which name; where two families agree on a name's meaning, the
-reading of it is here once. All take a ``TensorSource`` and are run twice: against the check, then for real.
+A family file says which block lies under which name and puts the layers together. What a block's tensors are
+called, their shapes and which of them are one product, stands in the tables. All of it runs twice: against
+the check, then for real.
+
+    read = BlockReader(architecture, source)
+    read.mixer(shape, {Attention: "layers.3.self_attn", Mamba2: "layers.3.mamba"})
+    read.swiglu(feed, "layers.3.mlp")
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from weft.families.architecture import Architecture, Attention, Dense, Experts
+from weft.errors import CheckpointError
+from weft.families import tensors
+from weft.families.architecture import (
+    Architecture,
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    GatedDelta,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    Parallel,
+    ShortConv,
+)
+from weft.families.tensors import GATED, Names, Table, Tensor
+from weft.models import layer
 from weft.models.blocks.attention import AttentionBlock, separate_gate
 from weft.models.blocks.dense import DenseBlock
 from weft.models.blocks.experts import ExpertsBlock
+from weft.models.blocks.gated_delta import GatedDeltaBlock
 from weft.models.blocks.linear import Linear, Norm, Projection, SwiGlu
+from weft.models.blocks.mamba1 import Mamba1Block
+from weft.models.blocks.mamba2 import Mamba2Block
+from weft.models.blocks.parallel import ParallelBlock
+from weft.models.blocks.short_conv import ShortConvBlock
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
-from weft.models.rank_share import RankedModel
-from weft.models.tensor_source import Part
+from weft.models.sharded_model import RankedModel
 from weft.models.weights import TensorSource
 from weft.tensor.ops.moe import ExpertWeights
 
-
-def model(architecture: Architecture, source: TensorSource, layers: list[DecoderLayer], *,
-          final_norm: str = "norm.weight", plus_one: bool = False,
-          embedding: str = "embed_tokens.weight") -> CausalModel:
-    """Embedding, final norm and head around ``layers``."""
-    share, hidden = source.share, architecture.hidden_size
-    vocab = architecture.vocab_size if share is None else share.vocabulary(architecture.vocab_size).count
-    tied = architecture.tied_embeddings
-    table = source.table(embedding, vocab, hidden, is_head=tied)
-    head = source.head(vocab, hidden, tied=table if tied else None)
-    norm = Norm(source.tensor(final_norm, hidden), architecture.norm_eps, plus_one)
-    if share is not None:
-        return RankedModel(architecture, share, embedding=table, layers=layers, final_norm=norm, head=head)
-    return CausalModel(architecture, embedding=table, layers=layers, final_norm=norm, head=head)
+Order = Callable[[torch.Tensor], torch.Tensor]
+"""Rows [rows, anything] as they are stored -> as a block has them."""
 
 
-def attention(architecture: Architecture, source: TensorSource, shape: Attention, name: str, *,
-              out: str = "o_proj", norms: tuple[str, str] = ("q_norm", "k_norm"),
-              plus_one: bool = False) -> AttentionBlock:
-    """``name``.{q,k,v}_proj fused into one projection, with the gate's rows moved behind the query's and head
-    gates (``g_proj``, ``gate_proj`` on the hub) at the end."""
-    hidden, eps = architecture.hidden_size, architecture.norm_eps
-    q_width = shape.heads * shape.head_dim
-    q_rows = q_width * 2 if shape.gated else q_width
-    kv_rows = shape.kv_heads * shape.head_dim
-    widths = (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows))
-    projections: list[Part] = [(f"{name}.{part}.weight", rows) for part, rows in widths]
-    if shape.gated:
-        projections[0] = (*projections[0][:2], lambda rows: separate_gate(rows, shape.heads, shape.head_dim))
-    if shape.head_gated:
-        part = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
-        projections.append((f"{name}.{part}.weight", shape.heads))
-    bias = source.rows([(f"{name}.{part}.bias", rows) for part, rows in widths]) if shape.bias else None
-    if bias is not None and shape.head_gated:
-        bias = torch.nn.functional.pad(bias, (0, shape.heads))
-    if shape.gated and bias is not None:
-        bias[:q_rows] = separate_gate(bias[:q_rows], shape.heads, shape.head_dim)
-    out_bias = source.tensor(f"{name}.{out}.bias", hidden) if shape.bias else None
-    q_norm = k_norm = None
-    if shape.qk_norm:
-        widths_of_norms = (q_width, kv_rows) if shape.norm_whole else (shape.head_dim, shape.head_dim)
-        q_norm, k_norm = (Norm(source.tensor(f"{name}.{norm}.weight", width), eps, plus_one)
-                          for norm, width in zip(norms, widths_of_norms, strict=True))
-    qkv: Projection = source.linear(projections, hidden, bias)
-    if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
-        qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
-        shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
-    return AttentionBlock(shape, qkv, source.linear([(f"{name}.{out}.weight", hidden)], q_width, out_bias),
-                          q_norm, k_norm)
+class TableReader:
+    """The tensors of ``table``, which lie under ``name``."""
+
+    def __init__(self, source: TensorSource, table: Table, name: str) -> None:
+        self.source = source
+        self.table = table
+        self.name = name
+
+    def linear(self, role: str, *, orders: Mapping[str, Order] | None = None,
+               bias: torch.Tensor | None = None) -> Linear:
+        """The tensors of ``role`` as one product. ``orders``: by the name of a tensor. ``bias``: in place of
+        the stored one."""
+        orders, parts = orders or {}, []
+        for tensor in self.table[role]:
+            full, (rows, columns) = self.declared(tensor)
+            parts.append((full, rows, orders[tensor.name]) if tensor.name in orders else (full, rows))
+        return self.source.linear(parts, columns, self.get(f"{role}.bias") if bias is None else bias)
+
+    def tensor(self, role: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        first, *others = self.table[role]
+        if others:
+            return self.source.rows([(full, rows) for full, (rows,) in map(self.declared, (first, *others))])
+        full, shape = self.declared(first)
+        return self.source.tensor(full, *shape, dtype=torch.float32 if first.form == "float32" else dtype)
+
+    def get(self, role: str) -> torch.Tensor | None:
+        """None where the table does not have it."""
+        return self.tensor(role) if role in self.table else None
+
+    def norm(self, role: str, eps: float, *, plus_one: bool = False) -> Norm | None:
+        weight = self.get(role)
+        return None if weight is None else Norm(weight, eps, plus_one)
+
+    def conv(self) -> torch.Tensor:
+        """[channels, kernel]."""
+        return self.tensor("conv").squeeze(1)
+
+    def qkv_conv(self) -> torch.Tensor:
+        """[channels of q, k and v, kernel]: one tensor (``conv1d``) or three (``q_conv1d`` ...).
+
+        Transformers saves three by cutting its one into equal parts, whatever the widths are; put together
+        again they are the same, so what counts is the sum. A rank reads all three and keeps its channels."""
+        source, [whole] = self.source, self.table["conv"]
+        if source.has(f"{self.name}.{whole.name}"):
+            return self.conv()
+        divided = whole.spans(source.place)
+        assert divided is not None
+        spans, widths = divided[1], [span.total for span in divided[1]]
+        names = [f"{self.name}.{part}_conv1d.weight" for part in "qkv"]
+        stored = [source.stored_rows(name) for name in names]
+        counts = stored if sum(stored) == sum(widths) else widths
+        conv = source.rows(list(zip(names, counts, strict=True)), *whole.shape(source.place)[1:]).squeeze(1)
+        if source.share is None:
+            return conv
+        return torch.cat([part[span.begin : span.begin + span.count]
+                          for part, span in zip(torch.split(conv, widths), spans, strict=True)])
+
+    def decay(self) -> torch.Tensor:
+        """-exp(A_log). A tensor without values (TensorCheck) has a shape only: torch's Python form of
+        arithmetic on "meta" would import its compiler first, which takes seconds of every start."""
+        log = self.tensor("A_log")
+        return log if log.is_meta else -log.exp()
+
+    def declared(self, tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+        full = f"{self.name}.{tensor.name}"
+        self.source.declare(self.source.checkpoint.prefix + full, tensor)
+        return full, tensor.shape(self.source.place)
 
 
-def swiglu(source: TensorSource, name: str, hidden: int, width: int, *,
-           names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> SwiGlu:
-    """``name``.{gate,up}_proj fused, and down_proj."""
-    gate, up, down = names
-    gate_up = source.linear([(f"{name}.{gate}.weight", width), (f"{name}.{up}.weight", width)], hidden)
-    return SwiGlu(gate_up, source.linear([(f"{name}.{down}.weight", hidden)], width))
+class BlockReader:
+    """``plus_one``: norms of the stream and of attention are stored as the distance from 1."""
 
+    def __init__(self, architecture: Architecture, source: TensorSource, *, plus_one: bool = False) -> None:
+        self.architecture = architecture
+        self.source = source
+        self.plus_one = plus_one
+        self.hidden, self.eps = architecture.hidden_size, architecture.norm_eps
 
-def dense(source: TensorSource, name: str, hidden: int, shape: Dense) -> DenseBlock:
-    """``name``.{gate,up,down}_proj in any of the forms that ``Dense`` tells of."""
-    inner = [f"{name}.gate_proj", f"{name}.up_proj"] if shape.gated else [f"{name}.up_proj"]
+    def table(self, table: Table, name: str) -> TableReader:
+        return TableReader(self.source, table, name)
 
-    def rows(kind: str) -> list[tuple[str, int]]:
-        return [(f"{part}.{kind}", shape.width) for part in inner]
+    def model(self, read_layer: Callable[[str, Mixer | None, FeedForward | None], DecoderLayer], *,
+              final_norm: str = "norm", embedding: str = "embed_tokens") -> CausalModel:
+        """Embedding, layers, final norm and head. ``read_layer``: of "layers.3", its mixer and its
+        feed-forward."""
+        architecture, source = self.architecture, self.source
+        layers = [read_layer(f"layers.{index}", mixer, feed) for index, (mixer, feed) in
+                  enumerate(zip(architecture.mixers, architecture.feed_forwards, strict=True))]
+        tokens = tensors.vocabulary(architecture.vocab_size, self.hidden)
+        tied = architecture.tied_embeddings
+        table = source.table(f"{embedding}.weight", tokens, is_head=tied)
+        head = source.head(tokens, tied=table if tied else None)
+        norm = self.norm(final_norm)
+        if source.share is not None:
+            return RankedModel(architecture, source.share, embedding=table, layers=layers, final_norm=norm,
+                               head=head)
+        return CausalModel(architecture, embedding=table, layers=layers, final_norm=norm, head=head)
 
-    down_bias = source.tensor(f"{name}.down_proj.bias", hidden) if shape.bias else None
-    return DenseBlock(
-        shape, source.linear(rows("weight"), hidden, source.rows(rows("bias")) if shape.bias else None),
-        source.linear([(f"{name}.down_proj.weight", hidden)], shape.width, down_bias))
+    def norm(self, name: str) -> Norm:
+        """Of the stream."""
+        return Norm(self.source.tensor(f"{name}.weight", self.hidden), self.eps, self.plus_one)
 
+    def mixer(self, shape: Mixer | None, names: Mapping[type, str]) -> layer.Mixer:
+        """``names``: where each kind of mixer lies."""
+        name = names[type(shape)]
+        if isinstance(shape, Attention):
+            return self.attention(shape, name)
+        if isinstance(shape, Mamba2):
+            return self.mamba2(shape, name)
+        if isinstance(shape, Mamba1):
+            return self.mamba1(shape, name)
+        if isinstance(shape, GatedDelta):
+            return self.gated_delta(shape, name)
+        assert isinstance(shape, ShortConv)
+        return self.short_conv(shape, name)
 
-def qkv_conv(source: TensorSource, name: str, widths: tuple[int, int, int], kernel: int) -> torch.Tensor:
-    """[channels of q, k and v, kernel]: one tensor (``name``.conv1d) or three (``name``.q_conv1d ...).
+    def attention(self, shape: Attention, name: str, *, out: str = "o_proj",
+                  norms: tuple[str, str] = ("q_norm", "k_norm")) -> AttentionBlock:
+        """One projection, with the gate's rows moved behind the query's, and head gates (``g_proj``,
+        ``gate_proj`` on the hub) at the end."""
+        source = self.source
+        gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
+        read = self.table(tensors.attention(shape, self.hidden, out=out, norms=norms, gates=gates), name)
+        bias = read.get("qkv.bias")
+        if bias is not None and shape.head_gated:
+            bias = torch.nn.functional.pad(bias, (0, shape.heads))
+        orders: dict[str, Order] = {}
+        if shape.gated:
+            orders["q_proj.weight"] = lambda rows: separate_gate(rows, shape.heads, shape.head_dim)
+            if bias is not None:
+                asked = 2 * shape.heads * shape.head_dim
+                bias[:asked] = separate_gate(bias[:asked], shape.heads, shape.head_dim)
+        qkv: Projection = read.linear("qkv", orders=orders, bias=bias)
+        q_norm, k_norm = (read.norm(role, self.eps, plus_one=self.plus_one) for role in ("q_norm", "k_norm"))
+        if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
+            qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
+            shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
+        return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm)
 
-    Transformers saves three by cutting its one into equal parts, whatever the widths are; put together again
-    they are the same, so what counts is the sum. A rank reads all three and keeps its channels."""
-    if source.has(f"{name}.conv1d.weight"):
-        return source.tensor(f"{name}.conv1d.weight", sum(widths), 1, kernel).squeeze(1)
-    names = [f"{name}.{part}_conv1d.weight" for part in "qkv"]
-    stored = [source.stored_rows(part) for part in names]
-    place = None if source.share is None else source.share.place
-    whole = widths if place is None else tuple(width * place.size for width in widths)
-    counts = stored if sum(stored) == sum(whole) else whole
-    conv = source.rows(list(zip(names, counts, strict=True)), 1, kernel).squeeze(1)
-    if place is None:
-        return conv
-    return torch.cat([part.chunk(place.size)[place.rank] for part in torch.split(conv, list(whole))])
+    def gated_delta(self, shape: GatedDelta, name: str, *, orders: Mapping[str, Order] | None = None,
+                    eps: float | None = None, **names: Any) -> GatedDeltaBlock:
+        """``eps``: of the gated norm, where it is another one. ``names``: as ``tensors.gated_delta`` takes
+        them."""
+        read = self.table(tensors.gated_delta(shape, self.hidden, **names), name)
+        return GatedDeltaBlock(
+            shape, read.linear("project", orders=orders), conv=read.qkv_conv(), decay=read.decay(),
+            dt_bias=read.tensor("dt_bias"), norm=read.tensor("norm"),
+            norm_eps=self.eps if eps is None else eps, out=read.linear("out"))
 
+    def short_conv(self, shape: ShortConv, name: str) -> ShortConvBlock:
+        read = self.table(tensors.short_conv(shape, self.hidden), name)
+        return ShortConvBlock(shape, read.linear("project"), conv=read.conv(),
+                              conv_bias=read.get("conv.bias"), out=read.linear("out"))
 
-def gated_experts(source: TensorSource, name: str, hidden: int, shape: Experts, *,
-                  names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-                  ) -> tuple[ExpertWeights, ExpertWeights]:
-    """gate_up and down of all experts. Hub releases store each expert by itself
-    (``name``.3.gate_proj.weight); transformers may save them as two tensors of all experts
-    (``name``.gate_up_proj). Both are read."""
-    gate, up, down = names
-    own, width = source.own_experts(shape.count), shape.width
-    if source.has(f"{name}.gate_up_proj"):
-        return (source.all_experts(f"{name}.gate_up_proj", len(own), 2 * width, hidden),
-                source.all_experts(f"{name}.down_proj", len(own), hidden, width))
-    each = [f"{name}.{expert}" for expert in own]
-    gate_up = source.experts([(f"{e}.{gate}.weight", f"{e}.{up}.weight") for e in each], width, hidden)
-    return gate_up, source.experts([(f"{e}.{down}.weight",) for e in each], hidden, width)
+    def parallel(self, shape: Parallel, attention: str, mamba: str) -> ParallelBlock:
+        return ParallelBlock(shape, self.attention(shape.attention, attention),
+                             self.mamba2(shape.mamba, mamba))
 
+    def mamba2(self, shape: Mamba2, name: str, *, eps: float | None = None) -> Mamba2Block:
+        """``eps``: of the gated norm, where it is another one."""
+        source, eps = self.source, self.eps if eps is None else eps
+        read = self.table(tensors.mamba2(shape, self.hidden), name)
+        norm = read.get("norm")
+        out: Projection = read.linear("out")
+        groups = shape.groups * source.place.size // shape.group_copies
+        if source.share is not None and norm is not None and groups < source.place.size:
+            if shape.norm == "gate_last":
+                raise CheckpointError(f"--tp is {source.place.size}, and the Mamba-2 layers of this model, "
+                                      f"which are normed before their gate, have {groups} groups; use --tp "
+                                      f"{groups} or less", param="--tp")
+            out, norm = source.share.normed_group(groups, Norm(norm, eps), out), None
+        return Mamba2Block(shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
+                           a=read.decay(), d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), norm=norm,
+                           norm_eps=eps, out=out, factors=self._factors(shape))
 
-def qwen_experts(source: TensorSource, name: str, hidden: int, shape: Experts) -> ExpertsBlock:
-    """Router, experts and gated shared expert of Qwen's sparse block."""
-    gate_up, down = gated_experts(source, f"{name}.experts", hidden, shape)
-    return ExpertsBlock(
-        shape, Linear(source.tensor(f"{name}.gate.weight", shape.count, hidden)), gate_up, down,
-        shared=swiglu(source, f"{name}.shared_expert", hidden, shape.shared_width),
-        shared_gate=Linear(source.tensor(f"{name}.shared_expert_gate.weight", 1, hidden)))
+    def _factors(self, shape: Mamba2) -> torch.Tensor | None:
+        """On each row of the input projection."""
+        if not shape.multipliers or set(shape.multipliers) == {1.0}:
+            return None
+        widths = (shape.inner_width, shape.inner_width, shape.group_width, shape.group_width, shape.heads)
+        return torch.cat([torch.full((width,), factor, dtype=self.source.dtype, device=self.source.device)
+                          for width, factor in zip(widths, shape.multipliers, strict=True)])
+
+    def mamba1(self, shape: Mamba1, name: str) -> Mamba1Block:
+        source = self.source
+        read = self.table(tensors.mamba1(shape, self.hidden), name)
+
+        def norm(part: str, width: int) -> Norm:
+            if shape.inner_norms == "weighted":
+                return Norm(read.tensor(f"{part}_layernorm"), shape.inner_eps)
+            return Norm(torch.ones(width, dtype=source.dtype, device=source.device), shape.inner_eps)
+
+        norms = None
+        if shape.inner_norms != "none":
+            norms = norm("dt", shape.dt_rank), norm("b", shape.state_dim), norm("c", shape.state_dim)
+        return Mamba1Block(shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
+                           select=source.summed(read.linear("select")), step=read.linear("step"),
+                           a=read.decay(), d=read.tensor("D"), dt_bias=read.tensor("dt_bias"),
+                           out=read.linear("out"), norms=norms)
+
+    def swiglu(self, shape: Dense, name: str, names: Names = GATED) -> SwiGlu:
+        """The usual feed-forward; ``names`` as in its table."""
+        read = self.table(tensors.dense(shape, self.hidden, names=names), name)
+        return SwiGlu(read.linear("into"), read.linear("down"))
+
+    def dense(self, shape: Dense, name: str, names: Names = GATED) -> DenseBlock:
+        """A feed-forward in any of the forms that ``Dense`` tells of."""
+        read = self.table(tensors.dense(shape, self.hidden, names=names), name)
+        return DenseBlock(shape, read.linear("into"), read.linear("down"))
+
+    def experts(self, shape: Experts, name: str, *, router_dtype: torch.dtype | None = None,
+                shared: str | None = None, **names: Any) -> ExpertsBlock:
+        """``shared``: where the expert that every token passes lies, if it is the usual one. ``names``: as
+        ``tensors.experts`` takes them."""
+        read = self.table(tensors.experts(shape, self.hidden, **names), name)
+        into, down = self._routed(shape, read, names.get("names", GATED))
+        block = ExpertsBlock(shape, Linear(read.tensor("router", router_dtype)), into, down,
+                             choice_bias=read.get("choice_bias"))
+        if shared is not None:
+            block.shared = self.swiglu(shape.shared, f"{name}.{shared}")
+        if shape.shared_gate:
+            block.shared_gate = Linear(read.tensor("shared_gate"))
+        if shape.latent_width:
+            block.latent_in, block.latent_out = read.linear("latent_in"), read.linear("latent_out")
+        return block
+
+    def _routed(self, shape: Experts, read: TableReader, names: Names) -> tuple[ExpertWeights, ExpertWeights]:
+        """What goes into all experts, and what comes out. Hub releases store each expert by itself
+        (``experts.3.gate_proj.weight``); transformers may save them as two tensors of all experts
+        (``experts.gate_up_proj``). Both are read."""
+        source, weights = self.source, []
+        for role in ("into", "down"):
+            [stack] = read.table[role]
+            if source.has(f"{read.name}.{stack.name}"):
+                full, (count, rows, columns) = read.declared(stack)
+                weights.append(source.all_experts(full, count, rows, columns))
+                continue
+            table, parts = tensors.expert(shape, self.hidden, names=names)[role], []
+            for expert in source.own_experts(shape.count):
+                one = self.table({role: table}, f"{read.name}.experts.{expert}")
+                parts.append([one.declared(tensor) for tensor in table])
+            rows, columns = parts[0][0][1]
+            weights.append(source.experts([[full for full, _ in part] for part in parts], rows, columns))
+        into, down = weights
+        return into, down

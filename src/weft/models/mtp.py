@@ -8,7 +8,7 @@
 Further drafts read the head's own hidden state in place of the trunk's. Embedding and output matrix are the
 trunk's. A draft is a guess: no bit of an answer depends on this file.
 
-Of several ranks, each holds its share of the layer, cut as a layer of the trunk. Each rank finds its best
+Of several ranks, each holds its share of the layer, divided as a layer of the trunk. Each rank finds its best
 token, and all choose the best of these by the same numbers. So drafts are equal on all ranks.
 
 ``write`` computes keys and values alone, for tokens that draft nothing: those of prompts. ``draft`` computes
@@ -31,20 +31,20 @@ import numpy as np
 import torch
 
 from weft.errors import CheckpointError
-from weft.families.architecture import Architecture, Attention, Dense, Experts
-from weft.models import block_readers as parts
-from weft.models import nemotron_h
+from weft.families.architecture import Architecture, Attention, Experts
+from weft.models import nemotron_h, qwen3_5
+from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.checkpoint_files import DraftWeights
 from weft.models.decoder import CausalModel, Lookup
-from weft.models.draft_weights import DraftWeights
 from weft.models.embedding import Embedding
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
-from weft.models.rank_share import RankedModel, RankShare, RankVocabulary, Summed
 from weft.models.reader import TensorReader
 from weft.models.rotary import RotaryTable
 from weft.models.runtime_form import RuntimeForm
+from weft.models.sharded_model import RankedModel, RankShare, RankVocabulary, Summed
 from weft.models.tensor_check import TensorCheck
 from weft.models.weights import TensorSource
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
@@ -130,30 +130,21 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
     """Read the head from ``source``, whose names have no ``mtp.`` before them."""
     shape = architecture.mtp
     assert shape is not None
-    hidden, eps, rope = architecture.hidden_size, architecture.norm_eps, shape.attention.rope
+    hidden, rope = architecture.hidden_size, shape.attention.rope
 
-    plus_one = architecture.family != "nemotron_h"
-
-    def norm(name: str) -> Norm:
-        return Norm(source.tensor(f"{name}.weight", hidden), eps, plus_one=plus_one)
-
-    def attention(name: str) -> AttentionBlock:
-        return parts.attention(architecture, source, shape.attention, name, plus_one=plus_one)
-
+    read = BlockReader(architecture, source, plus_one=architecture.family != "nemotron_h")
     feed = shape.feed_forward
-    assert isinstance(feed, (Dense, Experts))
     if architecture.family == "nemotron_h":
         assert isinstance(feed, Experts)
         names = ["layers.0.enorm", "layers.0.hnorm", "layers.0.eh_proj.weight", "layers.1.final_layernorm"]
-        layer = DecoderLayer(norm("layers.0.norm"), attention("layers.0.mixer"), norm("layers.1.norm"),
-                             nemotron_h.experts(source, feed, "layers.1.mixer", hidden))
+        layer = DecoderLayer(
+            read.norm("layers.0.norm"), read.attention(shape.attention, "layers.0.mixer"),
+            read.norm("layers.1.norm"), nemotron_h.experts(read, feed, "layers.1.mixer"))
     else:
         names, name = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc.weight", "norm"], "layers.0"
         layer = DecoderLayer(
-            norm(f"{name}.input_layernorm"), attention(f"{name}.self_attn"),
-            norm(f"{name}.post_attention_layernorm"),
-            (parts.swiglu(source, f"{name}.mlp", hidden, feed.width) if isinstance(feed, Dense)
-             else parts.qwen_experts(source, f"{name}.mlp", hidden, feed)))
+            read.norm(f"{name}.input_layernorm"), read.attention(shape.attention, f"{name}.self_attn"),
+            read.norm(f"{name}.post_attention_layernorm"), qwen3_5.feed_forward(read, feed, f"{name}.mlp"))
     embedding: Lookup = Embedding(trunk.embedding)
     vocabulary = None
     if source.share is not None:
@@ -162,8 +153,8 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
         [layer] = source.share.joined([layer])
     return MtpHead(
         shape.attention, embedding, architecture.embedding_multiplier,
-        norm(names[0]), norm(names[1]), source.linear([(names[2], hidden)], 2 * hidden), layer,
-        norm(names[3]), _first_tokens(trunk.head),
+        read.norm(names[0]), read.norm(names[1]), source.linear([(names[2], hidden)], 2 * hidden), layer,
+        read.norm(names[3]), _first_tokens(trunk.head),
         None if rope is None else RotaryTable(rope, trunk.embedding.device), vocabulary)
 
 
@@ -175,13 +166,11 @@ def load_mtp(architecture: Architecture, weights: DraftWeights, trunk: CausalMod
     if architecture.mtp is None:
         raise CheckpointError(f"weft knows no such head of {architecture.family} with these settings",
                               param="model")
-    own = None if share is None else share.of_head
     with torch.inference_mode():
-        check = TensorCheck(weights.checkpoint, weights.dtype, runtime, own)
+        check = TensorCheck(weights.checkpoint, weights.dtype, runtime, share)
         build_mtp(architecture, check, trunk)
         check.raise_problems()
-        with TensorReader(weights.checkpoint, weights.dtype, runtime=runtime, order=check.order,
-                          device=device, share=own) as reader:
+        with TensorReader(check, device=device) as reader:
             return build_mtp(architecture, reader, trunk), reader.held_bytes
 
 

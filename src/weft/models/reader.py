@@ -33,14 +33,11 @@ from typing import Self
 import torch
 
 from weft.errors import CheckpointError
-from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.cuts import StoredCut
-from weft.models.rank_share import RankShare
-from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor
+from weft.models.sharding import Shard
 from weft.models.stored_values import MappedFiles, is_finite
-from weft.models.tensor_source import OnProgress, Part
-from weft.models.weights import TensorSource
+from weft.models.tensor_check import TensorCheck
+from weft.models.weights import OnProgress, Part, TensorSource
 from weft.models.weights_cache import WeightsCache
 from weft.tensor.gpu.pinned_ring import ring_for
 from weft.tensor.weights import large_pages
@@ -52,25 +49,25 @@ _THREADS = min(8, 2 * (os.cpu_count() or 1))
 
 
 class TensorReader(TensorSource):
-    """A context manager, because it holds threads and files. ``nonfinite``: the tensors with NaN or infinite
-    values, which are refused unless ``allow_nonfinite``. ``cache``: of packed weights."""
+    """Answers what ``check`` was asked before. A context manager, because it holds threads and files.
+    ``nonfinite``: the tensors with NaN or infinite values, which are refused unless ``allow_nonfinite``.
+    ``cache``: of packed weights."""
 
-    def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype, *, order: Sequence[str] = (),
-                 total_bytes: int = 0, on_progress: OnProgress | None = None,
-                 runtime: RuntimeForm | None = None, device: torch.device | None = None,
-                 allow_nonfinite: bool = False, cache: WeightsCache | None = None,
-                 share: RankShare | None = None) -> None:
-        super().__init__(checkpoint, dtype, runtime, share)
+    def __init__(self, check: TensorCheck, *, on_progress: OnProgress | None = None,
+                 device: torch.device | None = None, allow_nonfinite: bool = False,
+                 cache: WeightsCache | None = None) -> None:
+        super().__init__(check.checkpoint, check.dtype, check.runtime, check.share)
+        self.declared = check.declared
         self._device = device or torch.device("cpu")
         self._ring = ring_for(self._device)
         self._files = MappedFiles()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="weft-read")
-        self._next = deque(order)
+        self._next = deque(check.order)
         self._cache = cache
         self._fetched: dict[str, Future[torch.Tensor] | None] = {}
         """None: a matrix that is packed from the map, and that the system was asked to read."""
         self._ahead_bytes = 0
-        self._total_bytes = total_bytes
+        self._total_bytes = check.read_bytes
         self._read_bytes = 0
         self._on_progress = on_progress
         self._allow_nonfinite = allow_nonfinite
@@ -94,14 +91,14 @@ class TensorReader(TensorSource):
 
     def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
         stored = self.checkpoint.tensors[name]
-        cut = self.cut_of(name)
-        own = stored.shape if cut is None else cut.of_rank(stored.shape)
+        shard = self.shard_of(name)
+        own = stored.shape if shard is None else shard.of_rank(stored.shape)
         assert own == shape, f"{name} was not checked"
         assert stored.dtype in dtypes, f"{name} was not checked"
         self._fetch_ahead()
         future = self._forget_fetched(stored)
         # None: asked for again, out of order, or not packed after all
-        tensor = self._read(stored, cut) if future is None else future.result()
+        tensor = self._read(stored, shard) if future is None else future.result()
         self._note_read(stored)
         return tensor.to(self._device) if self._ring is None else self._ring.to_device(tensor)
 
@@ -162,44 +159,45 @@ class TensorReader(TensorSource):
 
     def _serves_by_rows(self, stored: StoredTensor) -> bool:
         """Whether rows of bfloat16 may be read where they lie in the file, for 12 bits."""
-        cut, own = self.cut_of(stored.name), self._own_shape(stored)
-        in_one = cut is None or (not cut.absent and len(own) == 2 and (cut.dim == 0 or len(cut.spans) == 1))
+        shard, own = self.shard_of(stored.name), self._own_shape(stored)
+        in_one = shard is None or (not shard.absent and len(own) == 2
+                                   and (shard.dim == 0 or len(shard.spans) == 1))
         return (in_one and self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16
                 and stored.dtype == "BF16" and len(own) in (2, 3) and stored.begin % 2 == 0)
 
     def _own_shape(self, stored: StoredTensor) -> tuple[int, ...]:
-        cut = self.cut_of(stored.name)
-        return stored.shape if cut is None else cut.of_rank(stored.shape)
+        shard = self.shard_of(stored.name)
+        return stored.shape if shard is None else shard.of_rank(stored.shape)
 
     def _own_rows(self, stored: StoredTensor) -> MatrixRows:
         """This rank's part of a bfloat16 matrix where it lies in the file."""
-        view, cut = self._files.view(stored), self.cut_of(stored.name)
+        view, shard = self._files.view(stored), self.shard_of(stored.name)
         (rows, columns), at = stored.shape, view.ctypes.data
         stride_bytes = 2 * columns
-        if cut is None:
+        if shard is None:
             return rows_from(view, at, rows, columns, stride_bytes)
-        if cut.dim == 0:
+        if shard.dim == 0:
             each = [rows_from(view, at + begin * stride_bytes, count, columns, stride_bytes)
-                    for begin, count in cut.spans]
+                    for begin, count in shard.spans]
             return MatrixRows(view, torch.cat([part.addresses for part in each]), columns)
-        [(begin, count)] = cut.spans
+        [(begin, count)] = shard.spans
         return rows_from(view, at + 2 * begin, rows, count, stride_bytes)
 
     def _forget_fetched(self, stored: StoredTensor) -> Future[torch.Tensor] | None:
         if stored.name not in self._fetched:
             return None
-        self._ahead_bytes -= _read_bytes(stored, self.cut_of(stored.name))
+        self._ahead_bytes -= _read_bytes(stored, self.shard_of(stored.name))
         return self._fetched.pop(stored.name)
 
     def _note_read(self, stored: StoredTensor) -> None:
         self.used.add(stored.name)
-        self._read_bytes += _read_bytes(stored, self.cut_of(stored.name))
+        self._read_bytes += _read_bytes(stored, self.shard_of(stored.name))
         if self._on_progress is not None:
             self._on_progress(self._read_bytes, self._total_bytes)
 
-    def _read(self, stored: StoredTensor, cut: StoredCut | None) -> torch.Tensor:
+    def _read(self, stored: StoredTensor, shard: Shard | None) -> torch.Tensor:
         """Called on any thread. Raises CheckpointError where a value is not finite and must be."""
-        tensor = self._files.read(stored, cut)
+        tensor = self._files.read(stored, shard)
         if not is_finite(tensor, stored.dtype):
             if not self._allow_nonfinite:
                 raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values; "
@@ -214,15 +212,15 @@ class TensorReader(TensorSource):
             if name in self._fetched:
                 continue
             stored = self.checkpoint.tensors[name]
-            cut = self.cut_of(name)
-            self._ahead_bytes += _read_bytes(stored, cut)
+            shard = self.shard_of(name)
+            self._ahead_bytes += _read_bytes(stored, shard)
             if self._packs(stored):
-                if cut is None and (self._cache is None or not self._cache.is_mapped):
+                if shard is None and (self._cache is None or not self._cache.is_mapped):
                     self._files.will_need(stored)
                 self._fetched[name] = None
             else:
-                self._fetched[name] = self._threads.submit(self._read, stored, cut)
+                self._fetched[name] = self._threads.submit(self._read, stored, shard)
 
 
-def _read_bytes(stored: StoredTensor, cut: StoredCut | None) -> int:
-    return stored.stored_bytes if cut is None else cut.read_bytes(stored.stored_bytes)
+def _read_bytes(stored: StoredTensor, shard: Shard | None) -> int:
+    return stored.stored_bytes if shard is None else shard.read_bytes(stored.stored_bytes)

@@ -22,9 +22,12 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.cuts import StoredCut
 from weft.models.safetensors_header import StoredTensor
-from weft.models.tensor_source import TORCH_DTYPES
+from weft.models.sharding import Shard
+
+TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+                "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
+                "F8_E8M0": torch.float8_e8m0fnu}
 
 _FP8_NAN = {"F8_E4M3": (0x7F, 0x7F), "F8_E8M0": (0xFF, 0xFF)}
 """Format -> (mask, value) of the codes that are no number."""
@@ -38,21 +41,21 @@ class MappedFiles:
         self._maps: dict[Path, mmap.mmap] = {}
         self._lock = threading.Lock()
 
-    def read(self, stored: StoredTensor, cut: StoredCut | None = None) -> torch.Tensor:
-        """A copy of the tensor's bytes, or of those that ``cut`` names."""
+    def read(self, stored: StoredTensor, shard: Shard | None = None) -> torch.Tensor:
+        """A copy of the tensor's bytes, or of those that ``shard`` names."""
         dtype = TORCH_DTYPES[stored.dtype]
-        if cut is not None:
-            return self._read_cut(stored, cut, dtype)
+        if shard is not None:
+            return self._read_shard(stored, shard, dtype)
         if stored.stored_bytes == 0:
             return torch.empty(stored.shape, dtype=dtype)
         return torch.from_numpy(self.view(stored).copy()).view(dtype).view(stored.shape)
 
-    def _read_cut(self, stored: StoredTensor, cut: StoredCut, dtype: torch.dtype) -> torch.Tensor:
-        shape = cut.of_rank(stored.shape)
-        if cut.absent:
+    def _read_shard(self, stored: StoredTensor, shard: Shard, dtype: torch.dtype) -> torch.Tensor:
+        shape = shard.of_rank(stored.shape)
+        if shard.absent:
             return torch.zeros(shape, dtype=dtype)
-        lines = self.view(stored).reshape(math.prod(shape[:cut.dim]), cut.total, -1)
-        own = np.concatenate([lines[:, begin : begin + count] for begin, count in cut.spans], axis=1)
+        lines = self.view(stored).reshape(math.prod(shape[:shard.dim]), shard.total, -1)
+        own = np.concatenate([lines[:, begin : begin + count] for begin, count in shard.spans], axis=1)
         return torch.from_numpy(own.reshape(-1)).view(dtype).view(shape)
 
     def view(self, stored: StoredTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

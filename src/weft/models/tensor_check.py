@@ -7,9 +7,9 @@ import torch
 from weft.errors import CheckpointError
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.forms.stored_form import FLOATS
-from weft.models.rank_share import RankShare
 from weft.models.runtime_form import RuntimeForm
-from weft.models.tensor_source import TORCH_DTYPES
+from weft.models.sharded_model import RankShare
+from weft.models.stored_values import TORCH_DTYPES
 from weft.models.weights import TensorSource
 
 _PROBLEMS_SHOWN = 8
@@ -35,20 +35,20 @@ class TensorCheck(TensorSource):
     def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
         stored = self.checkpoint.tensors.get(name)
         self.used.add(name)
-        cut = self.cut_of(name)
+        shard = self.shard_of(name)
         if stored is None:
             self.problems.append(f"{self.checkpoint.source}: tensor {name} of shape {list(shape)} is missing")
         elif stored.dtype not in dtypes:
             self.problems.append(f"{stored.file}: tensor {name} is stored as {stored.dtype}; weft reads "
                                  f"{', '.join(dtypes)} here{_UNNAMED_FORM if dtypes == FLOATS else ''}")
-        elif cut is not None and (not cut.fits(stored.shape) or cut.of_rank(stored.shape) != shape):
+        elif shard is not None and (not shard.fits(stored.shape) or shard.of_rank(stored.shape) != shape):
             self.problems.append(f"{stored.file}: tensor {name} has shape {list(stored.shape)}; config.json "
                                  f"makes the part of a rank {list(shape)}")
-        elif cut is None and stored.shape != shape:
+        elif shard is None and stored.shape != shape:
             self.problems.append(f"{stored.file}: tensor {name} has shape {list(stored.shape)}; "
                                  f"config.json makes it {list(shape)}")
         else:
-            self.read_bytes += stored.stored_bytes if cut is None else cut.read_bytes(stored.stored_bytes)
+            self.read_bytes += stored.stored_bytes if shard is None else shard.read_bytes(stored.stored_bytes)
             self.order.append(name)
         known = stored.dtype if stored is not None and stored.dtype in dtypes else dtypes[0]
         return torch.empty(shape, dtype=TORCH_DTYPES[known], device="meta")

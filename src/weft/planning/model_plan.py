@@ -20,6 +20,7 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.families import read_architecture
 from weft.families.architecture import Architecture
+from weft.families.sharding import possible_tps, rank_architecture
 from weft.memory.frames.plan import (
     ArenaPlan,
     memory_for,
@@ -28,7 +29,6 @@ from weft.memory.frames.plan import (
 )
 from weft.memory.frames.sizes import WORKSPACE_SHARE, fit_sizes
 from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
-from weft.planning.ranks import possible_tps, rank_architecture
 from weft.planning.weights import Weights, count_weights, form_of
 from weft.spec import CacheDTypeName, DTypeName, ModelSpec, with_cache_dtypes
 

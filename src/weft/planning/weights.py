@@ -1,13 +1,9 @@
-"""Parameters and bytes of the weights, counted from the architecture: the shapes the model code asks for.
+"""Parameters and bytes of the weights, counted from the tables that the model code reads by.
 
-    Architecture of one rank  -->  pieces: (part, elements, how they are stored)  -->  bytes
+    Architecture of one rank  --families.tensors-->  (part, elements, how they are stored)  -->  bytes
 
-    matrix     products of the stream: in the model's dtype, or quantised with a scale per group
-    plain      embedding, head, norms, convolutions, routers: the model's dtype, never quantised
-    float32    decay rates and steps of recurrent layers, kept exact
-
-A row per kind of mixer, as ``models`` has a file for it; a test counts every tiny checkpoint both ways. Under
-tensor parallelism the architecture is a rank's already (``ranks``) and only the vocabulary is cut here.
+A test counts every tiny checkpoint both ways. Under tensor parallelism the architecture is a rank's already
+(``families.sharding``), and only what is divided by its number is divided here.
 
 Rejected: the file sizes on the hub, which are not there before a download, know no ``--tp``, and count vision
 towers; and running the model code without weights, which needs torch.
@@ -15,33 +11,16 @@ towers; and running the model code without weights, which needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from weft.errors import CheckpointError
-from weft.families.architecture import (
-    Architecture,
-    Attention,
-    Dense,
-    Experts,
-    FeedForward,
-    GatedDelta,
-    KimiDelta,
-    LatentAttention,
-    Mamba1,
-    Mamba2,
-    Mixer,
-    Parallel,
-    SharedBlock,
-    ShortConv,
-)
+from weft.families.architecture import Architecture, Attention, Dense, Experts, LatentAttention, SharedBlock
+from weft.families.tensors import Form, Table, shared_block, tables, vocabulary
 from weft.spec import ITEM_BYTES, DTypeName
 from weft.units import ceil_div
-
-Stored = Literal["matrix", "plain", "float32"]
-Pieces = Iterator[tuple[Stored, int]]
-"""(how it is stored, elements), one per tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +72,9 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
     """Weights of ``whole``, of which ``rank`` is one device's share among ``tp``. ``mtp``: with the head for
     multi-token prediction, which is no part of ``parameters``."""
     parts: dict[str, int] = {}
-    for part, stored, elements in (*_pieces(rank, tp), *(_mtp_pieces(rank) if mtp else ())):
+    for part, stored, elements in (*_pieces(rank, tp), *(_mtp_pieces(rank, tp) if mtp else ())):
         head = part == "head" or (part == "embedding" and rank.tied_embeddings)
-        kind: Stored = "matrix" if head and form.twelve_bit else stored
+        kind: Form = "matrix" if head and form.twelve_bit else stored
         parts[part] = parts.get(part, 0) + _bytes(kind, elements, rank, form)
     return Weights(parameters=sum(elements for _, _, elements in _pieces(whole, 1)),
                    rank_bytes=sum(parts.values()), form=form.name, parts=parts)
@@ -134,15 +113,16 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
     return WeightForm(f"{method} {bits}-bit", bits, size if size > 0 else 4096, 16 if bits == 8 else 20)
 
 
-def _bytes(stored: Stored, elements: int, rank: Architecture, form: WeightForm) -> int:
+def _bytes(stored: Form, elements: int, rank: Architecture, form: WeightForm) -> int:
     if stored == "matrix":
         return form.matrix_bytes(elements, rank.hidden_size)
     return elements * ITEM_BYTES["float32" if stored == "float32" else rank.dtype]
 
 
-def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Stored, int]]:
+def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:
+    """(part, how it is stored, elements) of each product and each tensor beside."""
     hidden = architecture.hidden_size
-    table = ceil_div(architecture.vocab_size, tp) * hidden
+    table = vocabulary(architecture.vocab_size, hidden).elements(tp)
     yield "embedding", "plain", table
     if not architecture.tied_embeddings:
         yield "head", "plain", table
@@ -153,16 +133,14 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Stored, 
             if record is None:
                 continue
             yield "norms", "plain", hidden * (1 + architecture.sandwich_norms)
-            part = _PART[type(record)]
-            for stored, elements in _record_pieces(record, hidden):
-                yield part, stored, elements
+            yield from _record_pieces(_PART.get(type(record), "recurrent"), tables(record, hidden), tp)
         if isinstance(mixer, SharedBlock) and mixer.block not in shared_seen:
             shared_seen.add(mixer.block)
-            for stored, elements in _shared_weights(mixer, hidden):
-                yield "attention", stored, elements
+            yield from _record_pieces("attention", shared_block(mixer, hidden), tp)
+            yield "attention", "plain", 3 * hidden
 
 
-def _mtp_pieces(architecture: Architecture) -> Iterator[tuple[str, Stored, int]]:
+def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:
     """Norms of its two inputs, of its layer and of its output; the join of the inputs; the layer. Embedding
     and output matrix are the trunk's."""
     assert architecture.mtp is not None
@@ -170,148 +148,20 @@ def _mtp_pieces(architecture: Architecture) -> Iterator[tuple[str, Stored, int]]
     yield "draft head", "plain", 5 * hidden
     yield "draft head", "matrix", 2 * hidden * hidden
     for record in (architecture.mtp.attention, architecture.mtp.feed_forward):
-        for stored, elements in _record_pieces(record, hidden):
-            yield "draft head", stored, elements
+        yield from _record_pieces("draft head", tables(record, hidden), tp)
 
 
-def _record_pieces(record: Mixer | FeedForward, hidden: int) -> Pieces:
-    count: Callable[[Any, int], Pieces] = _COUNTED[type(record)]
-    return count(record, hidden)
+def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[tuple[str, Form, int]]:
+    """Tensors of one role and one form are one matrix."""
+    for table in of_record:
+        for stored in table.values():
+            elements: Counter[Form] = Counter()
+            for tensor in stored:
+                elements[tensor.form] += tensor.elements(tp)
+            for form, count in elements.items():
+                yield part, form, count
 
 
-def _attention(shape: Attention, hidden: int, *, inputs: int | None = None) -> Pieces:
-    """``inputs``: width of what it reads, where that is not the stream."""
-    inputs = inputs or hidden
-    q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    rows = q_width * (2 if shape.gated else 1) + 2 * kv_width
-    yield "matrix", rows * inputs
-    yield "matrix", hidden * q_width
-    if shape.head_gated:
-        yield "matrix", shape.heads * inputs
-    if shape.bias:
-        yield "plain", rows + hidden
-    if shape.qk_norm:
-        yield "plain", q_width + kv_width if shape.norm_whole else 2 * shape.head_dim
-
-
-def _latent_attention(shape: LatentAttention, hidden: int) -> Pieces:
-    queries = shape.heads * shape.key_dim
-    if shape.query_rank is None:
-        yield "matrix", queries * hidden
-    else:
-        yield "matrix", shape.query_rank * hidden + queries * shape.query_rank
-        yield "plain", shape.query_rank
-    yield "matrix", (shape.latent_dim + shape.shared_dim) * hidden
-    yield "plain", shape.latent_dim
-    yield "matrix", shape.heads * (shape.own_dim + shape.value_dim) * shape.latent_dim
-    yield "matrix", hidden * shape.heads * shape.value_dim
-    if shape.bias:
-        yield "plain", (shape.query_rank or 0) + shape.latent_dim + shape.shared_dim + hidden
-
-
-def _gated_delta(shape: GatedDelta, hidden: int) -> Pieces:
-    channels = 2 * shape.key_width + shape.value_width
-    yield "matrix", (channels + shape.value_width) * hidden
-    yield "plain", 2 * shape.v_heads * hidden
-    yield "plain", channels * shape.conv_kernel
-    yield "float32", 2 * shape.v_heads
-    yield "plain", shape.v_dim
-    yield "matrix", hidden * shape.value_width
-
-
-def _kimi_delta(shape: KimiDelta, hidden: int) -> Pieces:
-    yield "matrix", 3 * shape.width * hidden
-    yield "plain", 3 * shape.width * shape.conv_kernel
-    yield "matrix", 2 * shape.head_dim * (hidden + shape.width)
-    yield "plain", shape.heads * hidden
-    yield "float32", shape.heads + shape.width
-    yield "plain", shape.head_dim
-    yield "matrix", hidden * shape.width
-
-
-def _mamba2(shape: Mamba2, hidden: int) -> Pieces:
-    channels = shape.inner_width + 2 * shape.group_width
-    rows = shape.inner_width + channels + shape.heads
-    yield "matrix", rows * hidden
-    yield "plain", channels * (shape.conv_kernel + shape.conv_bias)
-    yield "float32", 3 * shape.heads
-    if shape.norm != "none":
-        yield "plain", shape.inner_width
-    yield "matrix", hidden * shape.inner_width
-    if shape.projection_bias:
-        yield "plain", rows
-    if shape.projection_bias if shape.output_bias is None else shape.output_bias:
-        yield "plain", hidden
-
-
-def _mamba1(shape: Mamba1, hidden: int) -> Pieces:
-    width = shape.dt_rank + 2 * shape.state_dim
-    yield "matrix", 2 * shape.channels * hidden
-    yield "plain", shape.channels * (shape.conv_kernel + shape.conv_bias)
-    yield "matrix", width * shape.channels
-    yield "matrix", shape.channels * shape.dt_rank
-    yield "float32", shape.channels * (shape.state_dim + 2)
-    if shape.inner_norms == "weighted":
-        yield "plain", width
-    yield "matrix", hidden * shape.channels
-    if shape.projection_bias:
-        yield "plain", 2 * shape.channels + hidden
-
-
-def _short_conv(shape: ShortConv, hidden: int) -> Pieces:
-    yield "matrix", 4 * shape.channels * hidden
-    yield "plain", shape.channels * shape.conv_kernel
-    if shape.bias:
-        yield "plain", 4 * shape.channels + hidden
-
-
-def _parallel(shape: Parallel, hidden: int) -> Pieces:
-    yield from _attention(shape.attention, hidden)
-    yield from _mamba2(shape.mamba, hidden)
-
-
-def _shared_use(shape: SharedBlock, hidden: int) -> Pieces:
-    """What a layer has of its own: its Mamba-2, the projection into it, and adapters."""
-    yield from _mamba2(shape.mamba, hidden)
-    yield "matrix", hidden * hidden
-    rank, wide = shape.adapter_rank, shape.attention.heads * shape.attention.head_dim
-    yield "matrix", rank * (hidden + 2 * shape.feed_forward.width)
-    if shape.adapted_attention:
-        yield "matrix", 3 * rank * (2 * hidden + wide)
-
-
-def _shared_weights(shape: SharedBlock, hidden: int) -> Pieces:
-    """What all uses of a block share: its attention over [x, embedding], its feed-forward, their norms."""
-    yield from _attention(shape.attention, hidden, inputs=2 * hidden)
-    yield from _dense(shape.feed_forward, hidden)
-    yield "plain", 3 * hidden
-
-
-def _dense(shape: Dense, hidden: int) -> Pieces:
-    into = 2 * shape.width if shape.gated else shape.width
-    yield "matrix", (into + shape.width) * hidden
-    if shape.bias:
-        yield "plain", into + hidden
-
-
-def _experts(shape: Experts, hidden: int) -> Pieces:
-    inner = shape.latent_width or hidden
-    matrices = 3 if shape.gated else 2
-    yield "plain", shape.count * hidden
-    yield "matrix", matrices * (shape.own_count or shape.count) * shape.width * inner
-    if shape.latent_width:
-        yield "matrix", 2 * shape.latent_width * hidden
-    if shape.choice_bias:
-        yield "float32", shape.count
-    yield "matrix", matrices * shape.shared_width * hidden
-    if shape.shared_gate:
-        yield "plain", hidden
-
-
-_COUNTED: dict[type, Callable[[Any, int], Pieces]] = {
-    Attention: _attention, LatentAttention: _latent_attention, GatedDelta: _gated_delta,
-    KimiDelta: _kimi_delta, Mamba2: _mamba2, Mamba1: _mamba1, ShortConv: _short_conv, Parallel: _parallel,
-    SharedBlock: _shared_use, Dense: _dense, Experts: _experts,
-}
-_PART: dict[type, str] = dict.fromkeys(_COUNTED, "recurrent") | {
-    Attention: "attention", LatentAttention: "attention", Dense: "feed-forward", Experts: "experts"}
+_PART: dict[type, str] = {Attention: "attention", LatentAttention: "attention", Dense: "feed-forward",
+                          Experts: "experts"}
+"""All others are recurrent."""

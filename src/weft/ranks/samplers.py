@@ -30,9 +30,9 @@ _FAILED = "the sequence failed on rank 0"
 class LeadingSampler(Sampler):
     """Of rank 0, where choices are sent. Ranks sample windows in the same rounds, whatever a row asks for."""
 
-    def __init__(self, collectives: Collectives, rows_max: int, vocab_size: int, device: torch.device, *,
-                 remote: bool = False) -> None:
-        super().__init__(rows_max, vocab_size, device, remote=remote)
+    def __init__(self, collectives: Collectives, rows_max: int, vocab_size: int,
+                 device: torch.device) -> None:
+        super().__init__(rows_max, vocab_size, device)
         self._collectives = collectives
 
     def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
@@ -56,9 +56,9 @@ class LeadingSampler(Sampler):
 class FollowingSampler(Sampler):
     """Of every other rank. ``collectives`` None: choices are not sent, and tokens mean nothing here."""
 
-    def __init__(self, collectives: Collectives | None, rows_max: int, vocab_size: int, device: torch.device,
-                 *, remote: bool = False) -> None:
-        super().__init__(rows_max, vocab_size, device, remote=remote)
+    def __init__(self, collectives: Collectives | None, rows_max: int, vocab_size: int,
+                 device: torch.device) -> None:
+        super().__init__(rows_max, vocab_size, device)
         self._collectives = collectives
 
     def admit(self, row: int, tokens: npt.NDArray[np.int32], prompt_tokens: int, sampling: SamplingParams,

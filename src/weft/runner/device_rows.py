@@ -28,7 +28,7 @@ class DeviceRows:
     def __init__(self, rows_max: int, pages_max: int, device: torch.device, *, staging_bytes: int) -> None:
         self.table = torch.full((rows_max + 1, max(pages_max, 1)), PAD, dtype=torch.int32, device=device)
         self.chosen = torch.zeros(rows_max + 1, dtype=torch.int64, device=device)
-        self.staging = Staging(device, staging_bytes, remote=True)
+        self.staging = Staging(device, staging_bytes)
         self._cleared: Staged | None = None
         self._table_writes: list[Staged] = []
         self._work: list[tuple[WorkKind, Staged]] = []

@@ -95,7 +95,7 @@ def fill_numbers(out_5N: npt.NDArray[np.float64], temperature: npt.NDArray[np.fl
         out_5N[:] = temperature, top_k, top_p, np.log(min_p), uniforms
 
 
-def choose(logits_NV: torch.Tensor, filters: Filters, *, remote: bool = False) -> torch.Tensor:
+def choose(logits_NV: torch.Tensor, filters: Filters, *, remote: bool) -> torch.Tensor:
     """One token per row, int64 [N], drawn with the filters' uniform numbers from the filtered distribution.
     ``remote``: without a look at the device.
 

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.tensor.device import is_remote
 from weft.tensor.waits import wait_for
 
 Words = npt.NDArray[np.int64]
@@ -69,11 +70,11 @@ class PendingReadback:
 
 
 class Readback:
-    """From ``device``. ``remote``: the host reaches the device's memory only by copies."""
+    """From ``device``."""
 
-    def __init__(self, device: torch.device, *, remote: bool = False) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._remote = remote
+        self._remote = is_remote(device)
         self._turn = 0
         self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int64)] * 2
         self._pending: list[PendingReadback | None] = [None, None]

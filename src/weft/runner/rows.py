@@ -29,6 +29,7 @@ from weft.runner.host_rows import HostRows
 from weft.runner.sampler import TokenChoice
 from weft.runner.staging import Staging, step_bytes
 from weft.schedule.plan import StepPlan
+from weft.tensor.device import is_remote
 
 
 class Rows(Protocol):
@@ -71,12 +72,11 @@ class Rows(Protocol):
         ...
 
 
-def rows_on(device: torch.device, *, rows_max: int, pages_max: int, step_tokens_max: int,
-            remote: bool) -> Rows:
-    """``remote``: the host reaches the memory of ``device`` by copies only. The staging buffer holds a usual
+def rows_on(device: torch.device, *, rows_max: int, pages_max: int, step_tokens_max: int) -> Rows:
+    """The staging buffer holds a usual
     step of up to ``step_tokens_max`` tokens."""
     staging_bytes = step_bytes(max(step_tokens_max, rows_max), rows_max, pages_max)
-    if remote:
+    if is_remote(device):
         return DeviceRows(rows_max, pages_max, device, staging_bytes=staging_bytes)
     assert device.type == "cpu", f"the host cannot write the memory of {device}"
     return HostRows(rows_max, pages_max, staging_bytes=staging_bytes)

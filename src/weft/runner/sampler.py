@@ -26,7 +26,7 @@ that will learn its tokens, not their rows, which may belong to other sequences 
 
 A row of logits with NaN in it (a bug of a model or a kernel) neither raises nor spreads: NaN counts as
 impossible. On a CPU the best logit shows whether a row has any. Numpy finds it in a seventh of torch's time
-for rows of 150,000 logits. On a device (``remote``) the host does not look: kernels (``sampling_kernels``)
+for rows of 150,000 logits. On a remote device the host does not look: kernels (``sampling_kernels``)
 read NaN as the lowest number, and without kernels one pass replaces it in all logits. Rejected: a flag that
 comes with the tokens and repeats the sampling (the next step has been fed the wrong tokens by then).
 """
@@ -52,6 +52,7 @@ from weft.runner.readback import PendingReadback, Readback
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import CompiledGrammar
 from weft.tensor import gpu
+from weft.tensor.device import is_remote
 
 _NO_LOGPROBS = -1
 _CPU = torch.device("cpu")
@@ -129,11 +130,9 @@ _GREEDY_ALONE = _Asked(_NONE, _NONE, None, None, None)
 
 
 class Sampler:
-    """Sampling state of ``rows_max`` rows over a vocabulary of ``vocab_size``. ``remote``: the host reaches
-    the memory of ``device`` only by copies."""
+    """Sampling state of ``rows_max`` rows over a vocabulary of ``vocab_size``."""
 
-    def __init__(self, rows_max: int, vocab_size: int, device: torch.device = _CPU, *,
-                 remote: bool = False) -> None:
+    def __init__(self, rows_max: int, vocab_size: int, device: torch.device = _CPU) -> None:
         self.vocab_size = vocab_size
         self._greedy = np.ones(rows_max, np.bool_)
         self._temperature = np.ones(rows_max, np.float64)
@@ -147,8 +146,8 @@ class Sampler:
         self._greedy_alone = True
         """No row draws, and none asks for logprobs."""
         self._device = device
-        self._remote = remote
-        self._late = Staging(device, remote=self._remote)
+        self._remote = is_remote(device)
+        self._early, self._late, self._readback = Staging(device), Staging(device), Readback(device)
         self._staged: _Asked | None = None
 
     def admit(self, row: int, tokens: npt.NDArray[np.int32], prompt_tokens: int, sampling: SamplingParams,
@@ -236,10 +235,9 @@ class Sampler:
         if self._staged is None and self._greedy_alone:
             return _GREEDY_ALONE
         if self._staged is None:
-            staging = Staging(self._device, remote=self._remote)
-            staging.begin()
-            self.stage(staging, rows, positions)
-            staging.send()
+            self._early.begin()
+            self.stage(self._early, rows, positions)
+            self._early.send()
         assert self._staged is not None
         staged, self._staged = self._staged, None
         return staged
@@ -248,7 +246,7 @@ class Sampler:
                positions: npt.NDArray[np.int64]) -> Sampled:
         """``launch``, and wait for what it makes."""
         choice = self.launch(logits_XV, rows, positions)
-        return choice.result(choice.sent(Readback(self._device, remote=self._remote), []).open())
+        return choice.result(choice.sent(self._readback, []).open())
 
     def launch(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
                host_XV: npt.NDArray[np.float32] | None = None) -> TokenChoice:

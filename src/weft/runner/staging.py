@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.tensor.device import is_remote
 from weft.tensor.waits import wait_for
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
@@ -78,13 +79,11 @@ class Staged:
 
 class Staging:
     """One step at a time: ``begin``, any number of ``take`` and ``add``, ``send``. ``capacity_bytes``: of a
-    usual step; it grows. ``remote``: the host reaches the device's memory only by copies, so
-    ``send`` copies."""
+    usual step; it grows. ``send`` copies where the device is remote."""
 
-    def __init__(self, device: torch.device, capacity_bytes: int = 1 << 16, *,
-                 remote: bool = False) -> None:
+    def __init__(self, device: torch.device, capacity_bytes: int = 1 << 16) -> None:
         self._device = device
-        self._remote = remote
+        self._remote = is_remote(device)
         self._turn = 0
         self._events: list[Any] = [None, None]
         self._used = 0

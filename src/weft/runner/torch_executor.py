@@ -63,7 +63,7 @@ from weft.runner.step_worker import StepWorker
 from weft.runner.verify import SampledRows, choose, replay
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import ModelSpec
-from weft.tensor.device import current, use
+from weft.tensor.device import current, is_remote, use
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.scratch import scratch
@@ -74,7 +74,7 @@ Observer = Callable[[StepPlan, torch.Tensor], None]
 BeforeStep = Callable[[StepPlan], None]
 
 class MakeSampler(Protocol):
-    def __call__(self, rows_max: int, vocab_size: int, device: torch.device, *, remote: bool) -> Sampler: ...
+    def __call__(self, rows_max: int, vocab_size: int, device: torch.device) -> Sampler: ...
 
 
 PROMPT_LOGITS_TOKENS = 128
@@ -102,18 +102,15 @@ class TorchExecutor:
     fp8, and measured for the other layers. ``reload`` reads the checkpoint again,
     after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
     called; None: never. ``mixed_tokens_max``: of a recorded step with prompts; 0: none is recorded.
-    ``pad_decode_to`` and the two hooks are described above and in
-    ``weft.runner.batch``. ``remote``: the host reaches device
-    memory only by the copies of a step; by default so on every device but
-    the CPU. ``sampler`` makes the sampler: of one rank of several it is another. Not thread-safe: one
-    step at a time."""
+    ``pad_decode_to`` and the two hooks are described above and in ``weft.runner.batch``. ``sampler`` makes
+    the sampler: of one rank of several it is another. Not thread-safe: one step at a time."""
 
     def __init__(self, model: Model, arena_plan: ArenaPlan, sizes: Sizes, *,
                  kv_scales: Mapping[int, torch.Tensor] | None = None,
                  reload: Callable[[], LoadedModel] | None = None, device: torch.device | None = None,
                  capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
                  pad_decode_to: int = 0, observer: Observer | None = None,
-                 before_step: BeforeStep | None = None, remote: bool | None = None,
+                 before_step: BeforeStep | None = None,
                  sampler: MakeSampler = Sampler) -> None:
         device = scratch.home = device or torch.device("cpu")
         self.model = model
@@ -124,22 +121,21 @@ class TorchExecutor:
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
-        remote = device.type != "cpu" if remote is None else remote
         rows = rows_on(device, rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
-                       step_tokens_max=sizes.step_tokens_max, remote=remote)
+                       step_tokens_max=sizes.step_tokens_max)
         self.batches = BatchBuilder(rows, step_tokens_max=sizes.step_tokens_max, pad_decode_to=pad_decode_to)
         self.graphs = None if capture is None else DecodeGraphs(
             rows.table, rows.chosen, decode_widths(sizes.rows_max), capture)
         self.mixed_graphs = None if capture is None or capture.reads_host else MixedGraphs(
             rows.table, rows.chosen,
             mixed_shapes(sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max)), capture)
-        self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device, remote=remote)
+        self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device)
         with current(device):
             self.sampler.warm()
             if device.type == "cuda":
                 warm(self.arena)
-        self._readback = Readback(device, remote=remote)
-        self._keeps_room = not remote
+        self._readback = Readback(device)
+        self._keeps_room = not is_remote(device)
         self._room: LogitsRoom | None = None
         self._inference = torch.inference_mode()
         self._on_device = current(device)

@@ -28,10 +28,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from weft.costs.step import Work, pairs_of
 from weft.memory.arena_work import NO_WORK, ArenaWork
 from weft.memory.reservation import Reservation
 from weft.request import SamplingParams, TokenLogprobs
-from weft.schedule.store_step import NO_STORE_STEP, StoreStep
+from weft.schedule.tier_values import NO_STORE_STEP, StoreStep
 from weft.units import RowId, SeqId, SlotId
 
 Int32s = npt.NDArray[np.int32]
@@ -155,6 +156,18 @@ class StepPlan:
     @property
     def prefills(self) -> range:
         return range(self.decode_count + self.window_count, self.run_count)
+
+
+def work_of(plan: StepPlan) -> Work:
+    """What the time of ``plan`` depends on; tokens of windows count as those of prefills."""
+    decodes = plan.decode_count
+    starts, lengths = plan.starts, plan.lengths
+    context = int(starts[:decodes].sum()) + decodes
+    if decodes == plan.run_count:
+        return Work(0, 0, decodes, context)
+    runs = zip(starts[decodes:].tolist(), lengths[decodes:].tolist(), strict=True)
+    return Work(int(lengths[decodes:].sum()), sum(pairs_of(start, start + length) for start, length in runs),
+                decodes, context)
 
 
 @dataclass(frozen=True, slots=True)

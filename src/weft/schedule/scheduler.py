@@ -48,17 +48,14 @@ import numpy as np
 from weft.config import Sizes
 from weft.memory.memory import Memory
 from weft.schedule.admission import AdmissionPlanner
-from weft.schedule.budget import Budget, step_tokens_bound
+from weft.schedule.budget import NO_LIMIT, Budget, StepLimit, step_tokens_bound
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
-from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.preemption import victim_count
-from weft.schedule.queues import RankedQueue
 from weft.schedule.reuse import Reuse
-from weft.schedule.rows import RowTable
-from weft.schedule.sequence import SeqState, Sequence
-from weft.schedule.step_limit import NO_LIMIT, StepLimit
+from weft.schedule.rows import DecodeBatch, RowTable
+from weft.schedule.sequence import RankedQueue, SeqState, Sequence
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.windows import WindowPlanner
 from weft.speculation.drafter import Drafter
@@ -352,5 +349,5 @@ class Scheduler:
 def _budget_beside(step: PlanBuilder, rows: RowTable, sizes: Sizes, limit: StepLimit) -> Budget:
     """What the decodes of ``step`` leave to prefills."""
     decodes = int(step.decode_rows.size)
-    context = 0 if limit.estimate is None else int(rows.computed[step.decode_rows].sum()) + decodes
+    context = 0 if limit.cost is None else int(rows.computed[step.decode_rows].sum()) + decodes
     return Budget(sizes.step_tokens_max, decodes, limit, context)

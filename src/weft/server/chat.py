@@ -12,28 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.engine.choices import Piece
 from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
 from weft.server.generation import Usage
 from weft.server.ids import random_id
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
-from weft.server.protocol import ChatBody, refuse_stream_fields
+from weft.server.protocol import ChatBody, refuse_stream_fields, stream_usage
 from weft.server.service import Service
 from weft.server.sse import DONE, sse_line
-from weft.server.turn import AnswerCall, ChatTurn, PreparedTurn, calls_of, prepare_turn
+from weft.server.turn import ChatTurn, PreparedTurn, prepare_turn
+from weft.text.blocks import AnswerBlock, BlockEvent, text_of
 from weft.text.chat_request import ConversationFields
+from weft.text.choices import Piece
 from weft.text.predicted import predicted_text
-from weft.text.tools.call_deltas import CallDelta
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """``name`` is left out behind the first delta of a call. ``arguments``: JSON text, in a stream a part."""
+    """``name`` is in the first delta of a call only. ``arguments``: JSON text, in a stream a part."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
@@ -85,15 +85,13 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class Delta(msgspec.Struct, kw_only=True):
+    """``tool_calls`` has one entry: clients read the first."""
+
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
-
-    @property
-    def empty(self) -> bool:
-        return self.content is UNSET and self.reasoning is UNSET and self.tool_calls is UNSET
 
 
 class DeltaChoice(msgspec.Struct, kw_only=True):
@@ -151,63 +149,49 @@ class ChatJob:
         return _encoder.encode(response)
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        generation, body = self.generation, self._body
-        options = body.stream_options
-        with_usage = options is not None and bool(options.include_usage)
-        always = options is not None and bool(options.continuous_usage_stats)
+        roles = [DeltaChoice(index=choice.index, delta=Delta(role="assistant", content=""))
+                 for choice in self.generation.choices]
+        yield b"".join(self._line([role], first=role.index == 0) for role in roles)
+        async for pieces in self.generation.pieces():
+            if choices := [choice for piece in pieces for choice in self._choices(piece)]:
+                yield b"".join(self._line([choice]) for choice in choices)
+        if stream_usage(self._body)[0]:
+            yield self._line([])
+        yield DONE
 
-        def line(choices: list[DeltaChoice], *, first: bool = False) -> bytes:
-            chunk = ChatChunk(id=self._id, created=self._created_s, model=self._turn.name, choices=choices)
-            if always or (with_usage and not choices):
-                chunk.usage = self._turn.usage()
-            elif with_usage:
-                chunk.usage = None
-            if first and body.return_token_ids:
-                chunk.prompt_token_ids = self._turn.prompt.tokens
-            return sse_line(_encoder.encode(chunk))
-
-        try:
-            roles = [DeltaChoice(index=choice.index, delta=Delta(role="assistant", content=""))
-                     for choice in generation.choices]
-            yield b"".join(line([role], first=role.index == 0) for role in roles)
-            async for pieces in generation.pieces():
-                # A piece whose text is held back (it may become a marker) says nothing yet.
-                deltas = [delta for delta in map(self._delta, pieces) if delta is not None]
-                if deltas:
-                    yield b"".join(line([delta]) for delta in deltas)
-            if with_usage:
-                yield line([])
-            yield DONE
-        finally:
-            generation.close()
+    def _line(self, choices: list[DeltaChoice], *, first: bool = False) -> bytes:
+        chunk = ChatChunk(id=self._id, created=self._created_s, model=self._turn.name, choices=choices)
+        with_usage, always = stream_usage(self._body)
+        if always or (with_usage and not choices):
+            chunk.usage = self._turn.usage()
+        elif with_usage:
+            chunk.usage = None
+        if first and self._body.return_token_ids:
+            chunk.prompt_token_ids = self._turn.prompt.tokens
+        return sse_line(_encoder.encode(chunk))
 
     def _message(self, piece: Piece) -> ChatAnswer:
-        heard = self._turn.read(piece)
-        answer = ChatAnswer(content=heard.content)
-        if heard.reasoning:
-            answer.reasoning = answer.reasoning_content = heard.reasoning
-        if heard.calls:
-            answer.tool_calls = [_call(call) for call in calls_of(heard.calls)]
-            answer.content = heard.content or None
+        blocks = self._turn.read_whole(piece)
+        answer = ChatAnswer(content=text_of(blocks, "text"))
+        if reasoning := text_of(blocks, "reasoning"):
+            answer.reasoning = answer.reasoning_content = reasoning
+        if calls := [_call(block, block.text) for block in blocks if block.is_call]:
+            answer.tool_calls, answer.content = calls, answer.content or None
         return answer
 
-    def _delta(self, piece: Piece) -> DeltaChoice | None:
-        heard = self._turn.read(piece)
-        choice = DeltaChoice(index=piece.index, delta=Delta(), logprobs=self._logprobs(piece),
-                             finish_reason=self._turn.finish_reason(piece))
-        if heard.content:
-            choice.delta.content = heard.content
-        if heard.reasoning:
-            choice.delta.reasoning = choice.delta.reasoning_content = heard.reasoning
-        if heard.calls:
-            choice.delta.tool_calls = [_call_delta(delta) for delta in heard.calls]
-        if piece.finish_reason is not None:
-            choice.stop_reason = piece.stop_reason
-        elif choice.delta.empty and choice.logprobs is None and not self._body.return_token_ids:
-            return None
+    def _choices(self, piece: Piece) -> list[DeltaChoice]:
+        """None for a piece whose text is held back, as it may become a marker."""
+        deltas = stream_deltas(self._turn.read(piece))
+        choices = [DeltaChoice(index=piece.index, delta=delta) for delta in deltas or [Delta()]]
+        choices[0].logprobs = self._logprobs(piece)
         if self._body.return_token_ids:
-            choice.token_ids = piece.tokens
-        return choice
+            choices[0].token_ids = piece.tokens
+        if piece.finish_reason is not None:
+            choices[-1].finish_reason = self._turn.finish_reason(piece)
+            choices[-1].stop_reason = piece.stop_reason
+        elif not deltas and choices[0].logprobs is None and not self._body.return_token_ids:
+            return []
+        return choices
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if not self._body.logprobs:
@@ -215,21 +199,39 @@ class ChatJob:
         return chat_logprobs(piece.logprobs, self._turn.model.tokenizer, self._namer, self._top)
 
 
-def _call(call: AnswerCall) -> ToolCall:
-    if call.is_custom:
-        return ToolCall(id=call.call_id, type="custom",
-                        custom=CustomInput(name=call.name, input=call.arguments))
-    return ToolCall(id=call.call_id, type="function",
-                    function=Function(name=call.name, arguments=call.arguments))
+def _call(block: AnswerBlock, text: str) -> ToolCall:
+    if block.kind == "custom_call":
+        return ToolCall(id=block.call_id, type="custom", custom=CustomInput(name=block.name, input=text))
+    return ToolCall(id=block.call_id, type="function", function=Function(name=block.name, arguments=text))
 
 
-def _call_delta(delta: CallDelta) -> ToolCall:
-    if delta.name is None or delta.call_id is None:
-        return ToolCall(index=delta.index, function=Function(arguments=delta.arguments))
-    [call] = calls_of([delta])
-    whole = _call(call)
-    whole.index = delta.index
-    return whole
+def stream_deltas(events: Iterable[BlockEvent]) -> list[Delta]:
+    """Each part of a call has a delta of its own, and the first one of a call has no arguments yet: clients
+    take the first entry of ``tool_calls`` alone, and some add arguments to the one that has the name."""
+    deltas: list[Delta] = []
+    for event in events:
+        call = _call_part(event)
+        if call is not None:
+            if not deltas or deltas[-1].tool_calls is not UNSET:
+                deltas.append(Delta())
+            deltas[-1].tool_calls = [call]
+        elif event.phase == "delta" and not event.block.is_call:
+            deltas = deltas or [Delta()]
+            delta, name = deltas[-1], "content" if event.block.kind == "text" else "reasoning"
+            setattr(delta, name, (getattr(delta, name) or "") + event.delta)
+            delta.reasoning_content = delta.reasoning
+    return deltas
+
+
+def _call_part(event: BlockEvent) -> ToolCall | None:
+    block, phase = event.block, event.phase
+    if block.kind == "call" and phase == "delta":
+        return ToolCall(index=block.call_index, function=Function(arguments=event.delta))
+    if (block.kind, phase) in (("call", "start"), ("custom_call", "stop")):
+        call = _call(block, "" if phase == "start" else block.text)
+        call.index = block.call_index
+        return call
+    return None
 
 
 async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:

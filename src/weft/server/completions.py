@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.engine.choices import Choice, Piece
 from weft.errors import RequestError
 from weft.request import SamplingParams
 from weft.server.generation import Generation, Prompt, Usage, check_count
@@ -32,12 +31,14 @@ from weft.server.protocol import (
     prompts_of,
     refuse_stream_fields,
     sampling_params,
+    stream_usage,
 )
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
 from weft.server.structured import grammar_of
 from weft.server.truncation import check_truncation, truncated
 from weft.text.bad_words import banned_sequences
+from weft.text.choices import Choice, Piece
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -96,24 +97,19 @@ class CompletionJob:
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         generation = self.generation
-        options = self._body.stream_options
-        with_usage = options is not None and bool(options.include_usage)
-        always = options is not None and bool(options.continuous_usage_stats)
+        with_usage, always = stream_usage(self._body)
         started = [False] * len(generation.choices)
-        try:
-            async for pieces in generation.pieces():
-                out = []
-                for piece in pieces:
-                    choice = self._choice(piece, first=not started[piece.index])
-                    started[piece.index] = True
-                    usage = generation.usage() if always else None if with_usage else UNSET
-                    out.append(sse_line(_encoder.encode(self._response([choice], usage))))
-                yield b"".join(out)
-            if with_usage:
-                yield sse_line(_encoder.encode(self._response([], generation.usage())))
-            yield DONE
-        finally:
-            generation.close()
+        async for pieces in generation.pieces():
+            out = []
+            for piece in pieces:
+                choice = self._choice(piece, first=not started[piece.index])
+                started[piece.index] = True
+                usage = generation.usage() if always else None if with_usage else UNSET
+                out.append(sse_line(_encoder.encode(self._response([choice], usage))))
+            yield b"".join(out)
+        if with_usage:
+            yield sse_line(_encoder.encode(self._response([], generation.usage())))
+        yield DONE
 
     def _sampling(self, prompt: Prompt) -> SamplingParams:
         body, info = self._body, self._model.info

@@ -39,7 +39,8 @@ class ServerConfig:
     port: int | None = flag(None, "Port to listen on; 0 takes any free one. Default: 8000, or the next one "
                                   "that is free.")
     api_key: tuple[str, ...] = flag((), "Key that clients must send as 'Authorization: Bearer KEY'; may be "
-                                        "given several times. Guards everything but /health.")
+                                        "given several times. Only /health, the page, /docs and "
+                                        "/openapi.json answer without it.")
     operator_key: tuple[str, ...] = flag((), "Key that opens everything, and alone opens /metrics, "
                                              "/v1/cache, /sleep and /wake_up; may be given several "
                                              "times. Without one, every --api-key opens those.")
@@ -53,6 +54,8 @@ class ServerConfig:
                                           "(429); 0: no limit.", least=0)
     key_mb_in_flight: int = limit(0, "MB that the bodies of one API key's unfinished requests may hold "
                                      "(429); 0: no limit.", least=0)
+    strict_fields: bool = flag(False, "Refuse a request with an unknown field (400). Else it is ignored, and "
+                                      "the header X-Weft-Ignored of the answer names it.")
     hide_cached_tokens: bool = flag(False, "Answer with cached_tokens 0: the number tells a client "
                                            "whether another one sent the same prefix.")
     show_text: bool = flag(False, "Show the operator the first words of cached prefixes, on the page and in "

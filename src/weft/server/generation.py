@@ -19,8 +19,6 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.engine.choices import Choice, Piece
-from weft.engine.detokenize import TextDecoder
 from weft.errors import RequestError, WeftError
 from weft.fleet.request_stream import RequestStream
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
@@ -29,6 +27,8 @@ from weft.server.ids import random_id
 from weft.server.metrics import SequenceTimes
 from weft.server.service import ServedModel, Service
 from weft.server.tracing import GenerationOutcome
+from weft.text.choices import Choice, Piece
+from weft.text.detokenize import TextDecoder
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -41,6 +41,10 @@ def sse_line(json: bytes) -> bytes:
     return b"data: " + json + b"\n\n"
 
 
+def named_event(name: str, json: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + json + b"\n\n"
+
+
 async def until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

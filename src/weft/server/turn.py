@@ -17,21 +17,18 @@ them); a job base class with hooks (the streams of the dialects have nothing in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import msgspec
 
-from weft.engine.choices import Piece
 from weft.server.generation import Generation, Prompt, Usage
 from weft.server.protocol import SamplingFields, sampling_params
 from weft.server.service import ServedModel, Service
 from weft.server.structured import grammar_of
 from weft.server.truncation import check_truncation, truncated
 from weft.text.bad_words import banned_sequences
+from weft.text.blocks import AnswerBlock, BlockEvent
 from weft.text.chat_request import ConversationFields, KnownPrefix
-from weft.text.dialect import AnswerPlan, Heard
-from weft.text.tools.call_deltas import CallDelta
+from weft.text.choices import Piece
+from weft.text.dialect import AnswerPlan
 
 
 class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,17 +51,6 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     prediction: str | None = None
 
 
-@dataclass(slots=True)
-class AnswerCall:
-    """A call of a tool; ``arguments`` is JSON text, of which an answer that was cut may have half. With
-    ``is_custom`` it is the text of a custom tool."""
-
-    call_id: str = ""
-    name: str = ""
-    arguments: str = ""
-    is_custom: bool = False
-
-
 class PreparedTurn:
     """A turn whose ``generation`` is ready to start. ``name`` is the model's, as the request called it."""
 
@@ -83,21 +69,21 @@ class PreparedTurn:
             cache_salt=fields.cache_salt or "", decoder=model.tokenizer.showing(plan.shown_ids),
             prompt_field=turn.prompt_field)
         self.generation.check_logprob_count(streamed=bool(fields.stream), field=turn.logprobs_field)
-        self._show_reasoning = turn.show_reasoning
-        self._readers = [plan.reader(eager=bool(fields.stream)) for _ in self.generation.choices]
+        self._readers = [plan.reader(eager=bool(fields.stream), shows_reasoning=turn.show_reasoning)
+                         for _ in self.generation.choices]
 
-    def read(self, piece: Piece) -> Heard:
-        """The reasoning, content and calls in a piece of an answer; each piece is read once, in order."""
-        last = piece.finish_reason is not None
-        heard = self._readers[piece.index].read(piece.text, piece.tokens, last=last)
-        if not self._show_reasoning:
-            heard.reasoning = ""
-        return heard
+    def read(self, piece: Piece) -> list[BlockEvent]:
+        """What a piece of an answer brings; each piece is read once, in order."""
+        return self._readers[piece.index].read(piece.text, piece.tokens, piece.finish_reason)
+
+    def read_whole(self, piece: Piece) -> list[AnswerBlock]:
+        """``piece``: all of an answer."""
+        self.read(piece)
+        return self._readers[piece.index].blocks
 
     def finish_reason(self, piece: Piece) -> str | None:
         """``tool_calls`` for an answer that ends with calls; after the piece was read."""
-        called = self._readers[piece.index].call_count > 0
-        return "tool_calls" if called and piece.finish_reason == "stop" else piece.finish_reason
+        return self._readers[piece.index].finish_reason(piece.finish_reason)
 
     def reasoning_tokens(self) -> int:
         return sum(reader.reasoning_tokens for reader in self._readers)
@@ -125,14 +111,3 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
         prediction = await model.encode(turn.prediction, add_special_tokens=False)
         cut = msgspec.structs.replace(cut, prediction=prediction)
     return PreparedTurn(service, model, turn, cut, plan)
-
-
-def calls_of(deltas: Sequence[CallDelta]) -> list[AnswerCall]:
-    """The calls that all deltas of an answer add up to."""
-    calls: dict[int, AnswerCall] = {}
-    for delta in deltas:
-        call = calls.setdefault(delta.index, AnswerCall())
-        if delta.name is not None and delta.call_id is not None:
-            call.call_id, call.name, call.is_custom = delta.call_id, delta.name, delta.is_custom
-        call.arguments += delta.arguments
-    return list(calls.values())

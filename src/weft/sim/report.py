@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.prefix.cache_counts import STORE_COUNTS, CacheCounts
-from weft.memory.usage import MemoryUsage
+from weft.memory.usage import STORE_COUNTS, CacheCounts, MemoryUsage
 from weft.sim.store_tier import StoreReport
 
 Floats = npt.NDArray[np.float64]

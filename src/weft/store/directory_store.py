@@ -23,6 +23,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.memory.prefix_store import (
+    GRAIN_TOKENS,
+    DropReason,
+    KvPiece,
+    PrefixTokens,
+    PutOffer,
+    StagingBuffers,
+    StoredPrefix,
+    StoreEvent,
+    Ticket,
+)
+from weft.memory.usage import StoreStats
 from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.identity import NamespaceIdentity
 from weft.store.index import NO_ENTRY, KvChain
@@ -34,19 +46,7 @@ from weft.store.reading import FetchThreads, RecordFetch
 from weft.store.record_books import RecordBooks, free_bytes
 from weft.store.rows import root_chain, token_bytes
 from weft.store.salts import salt_key
-from weft.store.stats import StoreStats
 from weft.store.upkeep import COMPACT_ROWS_LEAST, Compacted, Refreshed, Upkeep
-from weft.store.values import (
-    GRAIN_TOKENS,
-    DropReason,
-    KvPiece,
-    PrefixTokens,
-    PutOffer,
-    StagingBuffers,
-    StoredPrefix,
-    StoreEvent,
-    Ticket,
-)
 from weft.store.volumes import Volumes
 from weft.store.writing import PutJob, WriteOutcome, WriteThread
 

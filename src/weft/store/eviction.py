@@ -30,10 +30,10 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
+from weft.memory.prefix_store import GRAIN_TOKENS
 from weft.store.index import NO_ENTRY, StoreIndex
 from weft.store.recovery import Int64s
 from weft.store.rows import CHECKPOINT, KV
-from weft.store.values import GRAIN_TOKENS
 
 SECONDS_PER_TOKEN = 1e-6
 """Stands in for the seconds of a checkpoint whose writer gave none."""

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from weft.memory.prefix_store import GRAIN_TOKENS
 from weft.store.recovery import Int64s, LiveRows
 from weft.store.rows import CHECKPOINT, INEXACT, KV, chain_of, head_of
-from weft.store.values import GRAIN_TOKENS
 
 NO_ENTRY = -1
 VISITS_MAX = 4096

@@ -32,12 +32,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from weft.store.packing import CHUNK_BYTES, HEADER_BYTES, PackingError, join_parts, pack_part, unpack
-from weft.store.prefixes import places_of
-from weft.store.protocol import Store
-from weft.store.rows import token_bytes
-from weft.store.stats import StoreStats
-from weft.store.values import (
+from weft.memory.prefix_store import (
     EXACT_FORM,
     GRAIN_TOKENS,
     PACKED,
@@ -45,10 +40,15 @@ from weft.store.values import (
     PrefixTokens,
     PutOffer,
     StagingBuffers,
+    Store,
     StoredPrefix,
     StoreEvent,
     Ticket,
 )
+from weft.memory.usage import StoreStats
+from weft.store.packing import CHUNK_BYTES, HEADER_BYTES, PackingError, join_parts, pack_part, unpack
+from weft.store.prefixes import places_of
+from weft.store.rows import token_bytes
 from weft.units import ceil_div
 
 PART_BYTES = 8 * CHUNK_BYTES

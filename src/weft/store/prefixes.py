@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.memory.prefix_store import EXACT_FORM, GRAIN_TOKENS, StagingBuffers, StoredPrefix, StoredSpan
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex
 from weft.store.reading import RecordRead
 from weft.store.rows import INEXACT
-from weft.store.values import EXACT_FORM, GRAIN_TOKENS, StagingBuffers, StoredPrefix, StoredSpan
 from weft.units import ceil_div
 
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.memory.prefix_store import GRAIN_TOKENS, RECORD_TOKENS_MAX, KvPiece
 from weft.store.extents import BLOCK_BYTES
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex
 from weft.store.rows import CHECKPOINT, INEXACT, KV, chain_of, head_of
-from weft.store.values import GRAIN_TOKENS, RECORD_TOKENS_MAX, KvPiece
 from weft.store.writing import RecordWrite
 
 

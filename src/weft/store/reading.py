@@ -28,9 +28,9 @@ from typing import Protocol
 
 import numpy as np
 
+from weft.memory.prefix_store import EventKind, Ticket
 from weft.store.ledger import LedgerError
 from weft.store.rows import payload_checksum
-from weft.store.values import EventKind, Ticket
 
 THREADS = 4
 UNREACHABLE = "unreachable"

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from weft.memory.prefix_store import StoreEvent
+from weft.memory.usage import StoreStats
 from weft.store.eviction import EVICTED_SHARE, evict, place_of, subtree
 from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.index import StoreIndex
@@ -33,9 +35,7 @@ from weft.store.options import StoreOptions
 from weft.store.reading import RecordFetch
 from weft.store.rows import CHECKPOINT, KV
 from weft.store.space import Space
-from weft.store.stats import StoreStats
 from weft.store.upkeep import Compacted, Refreshed
-from weft.store.values import StoreEvent
 from weft.store.writing import MarkJob, PutJob, WriteOutcome, WriteThread
 
 USES_BEFORE_WRITE = 64

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from weft.memory.prefix_store import GRAIN_TOKENS, RECORD_TOKENS_MAX
 from weft.store.extents import BLOCK_BYTES
 from weft.store.rows import CHECKPOINT, KV, REMOTE_VOLUME, RETIRED, ROW, USED, LedgerRows
-from weft.store.values import GRAIN_TOKENS, RECORD_TOKENS_MAX
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]

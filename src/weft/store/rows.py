@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from weft.store.values import GRAIN_TOKENS
+from weft.memory.prefix_store import GRAIN_TOKENS
 
 ROW = np.dtype([
     ("kind", "u1"), ("flags", "u1"), ("tokens", "<u2"), ("form", "<u4"), ("number", "<u8"),

@@ -25,17 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weft.store.bucket import Bucket, record_key
-from weft.store.directory_store import FINAL_WRITES_S, DirectoryStore
-from weft.store.eviction import subtree
-from weft.store.index import NO_ENTRY, KvChain, StoreIndex
-from weft.store.prefixes import is_current, places_of, prefix_of, reads_of
-from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
-from weft.store.rows import CHECKPOINT, token_bytes
-from weft.store.segments import RemoteLedger
-from weft.store.stats import StoreStats
-from weft.store.uploads import BucketThread, RemoteIndex, UploadJob
-from weft.store.values import (
+from weft.memory.prefix_store import (
     KvPiece,
     PrefixTokens,
     PutOffer,
@@ -44,6 +34,16 @@ from weft.store.values import (
     StoreEvent,
     Ticket,
 )
+from weft.memory.usage import StoreStats
+from weft.store.bucket import Bucket, record_key
+from weft.store.directory_store import FINAL_WRITES_S, DirectoryStore
+from weft.store.eviction import subtree
+from weft.store.index import NO_ENTRY, KvChain, StoreIndex
+from weft.store.prefixes import is_current, places_of, prefix_of, reads_of
+from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
+from weft.store.rows import CHECKPOINT, token_bytes
+from weft.store.segments import RemoteLedger
+from weft.store.uploads import BucketThread, RemoteIndex, UploadJob
 from weft.units import format_bytes
 
 

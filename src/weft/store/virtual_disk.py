@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 from math import inf
 
-from weft.store.values import Ticket
+from weft.memory.prefix_store import Ticket
 
 
 @dataclass(frozen=True, slots=True)

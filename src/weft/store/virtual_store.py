@@ -21,14 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, inf
 
-from weft.store.eviction import EVICTED_SHARE, evict
-from weft.store.extents import BLOCK_BYTES, blocks_for
-from weft.store.index import NO_ENTRY, KvChain, StoreIndex
-from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of
-from weft.store.put_records import PutRequest, put_request, records_of
-from weft.store.rows import root_chain, token_bytes
-from weft.store.stats import StoreStats
-from weft.store.values import (
+from weft.memory.prefix_store import (
     DropReason,
     KvPiece,
     PrefixTokens,
@@ -38,6 +31,13 @@ from weft.store.values import (
     StoreEvent,
     Ticket,
 )
+from weft.memory.usage import StoreStats
+from weft.store.eviction import EVICTED_SHARE, evict
+from weft.store.extents import BLOCK_BYTES, blocks_for
+from weft.store.index import NO_ENTRY, KvChain, StoreIndex
+from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of
+from weft.store.put_records import PutRequest, put_request, records_of
+from weft.store.rows import root_chain, token_bytes
 from weft.store.virtual_disk import NO_PACKING, DiskModel, PackingModel, VirtualDisk
 
 NAMESPACE = b"simulated".ljust(16, b"\0")

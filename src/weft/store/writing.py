@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from weft.memory.prefix_store import DropReason, Ticket
 from weft.store.extents import BLOCK_BYTES
 from weft.store.ledger import LedgerFiles
 from weft.store.reading import reason_of
 from weft.store.rows import RETIRED, USED, payload_checksum, row_of
-from weft.store.values import DropReason, Ticket
 from weft.store.volumes import Volumes
 
 BATCH_BYTES = 32 << 20

@@ -49,6 +49,15 @@ def choose_device(asked: str) -> torch.device:
     return torch.device("cuda", wanted)
 
 
+HOST_MEMORY = frozenset({"cpu"})
+"""Kinds of devices whose memory the host reads and writes itself."""
+
+
+def is_remote(device: torch.device) -> bool:
+    """Whether the host reaches the memory of ``device`` by copies only."""
+    return device.type not in HOST_MEMORY
+
+
 def use(device: torch.device) -> None:
     """Make a GPU the current device of this thread; Triton launches there. Does nothing for a CPU, and for a
     GPU without a number, which is the current one already."""

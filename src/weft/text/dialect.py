@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
 
 from weft.errors import RequestError
 from weft.request import Grammar
+from weft.text.blocks import AnswerBlock, BlockEvent, BlockWriter
 from weft.text.grammars import NO_FORCING, behind_reasoning
 from weft.text.reasoning import (
     ReasoningFormat,
@@ -30,11 +31,12 @@ from weft.text.reasoning import (
     reasoning_format,
 )
 from weft.text.tokenizer import Tokenizer
-from weft.text.tools.call_deltas import CallDelta
+from weft.text.tools.body_reader import CallDelta
 from weft.text.tools.calling import calls_grammar, strict_grammar
-from weft.text.tools.custom_calls import with_inputs
+from weft.text.tools.custom_calls import input_of
 from weft.text.tools.definitions import Tool, ToolChoice
 from weft.text.tools.formats import NAMES, ToolFormat, tool_format
+from weft.text.tools.last_calls import LastCalls
 from weft.text.tools.reader import ToolCallReader
 
 _NO_CALLS = ToolChoice("none")
@@ -42,56 +44,88 @@ _MARKER_TOKENS_MAX = 32
 """A marker that is no token of its own is at most so many."""
 
 
-@dataclass(slots=True)
-class Heard:
-    """What a piece of an answer's text turned out to be."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
-
-
 class AnswerReader:
-    """One per answer: its text in pieces, told apart. ``call_count``: complete calls so far. ``has_end`` says
-    whether the end of the reasoning is in the text of some tokens. ``custom``: names of custom tools."""
+    """One per answer: its text in pieces becomes the events of its blocks. ``has_end``: whether the end of
+    the reasoning is in the text of some tokens. ``custom``: names of custom tools. Without
+    ``shows_reasoning``, the reasoning is read and left out."""
 
     def __init__(self, reasoning: ReasoningSplitter | None, calls: ToolCallReader | None,
-                 has_end: Callable[[Sequence[int]], bool], custom: frozenset[str]) -> None:
+                 last_calls: LastCalls | None, has_end: Callable[[Sequence[int]], bool],
+                 custom: frozenset[str], *, shows_reasoning: bool) -> None:
         self._reasoning = reasoning
         self._custom = custom
         self._calls = calls
+        self._last_calls = last_calls
+        self._shows_reasoning = shows_reasoning
         self._has_end = has_end
+        self._writer = BlockWriter()
+        self._space = ""
+        """Whitespace behind a reasoning that ends with calls, until something follows."""
         self._tail: list[int] = []
         self._undecided_tokens = 0
         self.reasoning_tokens = 0
         """Tokens up to the end of the reasoning, its markers too."""
 
     @property
-    def call_count(self) -> int:
-        return 0 if self._calls is None else self._calls.call_count
+    def blocks(self) -> list[AnswerBlock]:
+        return self._writer.blocks
 
-    def read(self, text: str, tokens: Sequence[int], *, last: bool) -> Heard:
-        heard = Heard(content=text)
+    def read(self, text: str, tokens: Sequence[int], finish_reason: str | None) -> list[BlockEvent]:
+        """The events of a piece of the answer; with a ``finish_reason``, of its last one."""
+        last = finish_reason is not None
+        reasoning, content = "", text
         if self._reasoning is not None:
             was_over = self._reasoning.over
             split = self._reasoning.push(text)
-            heard = Heard(split.reasoning, split.content)
             if not was_over:
                 self._count(tokens)
+            reasoning, content = split.reasoning, split.content
             if last:
                 rest = self._reasoning.finish()
-                heard.reasoning += rest.reasoning
-                heard.content += rest.content
-        if self._calls is not None:
-            read = self._calls.push(heard.content)
-            heard.content, heard.calls = read.content, read.calls
-            if last:
-                rest_read = self._calls.finish()
-                heard.content += rest_read.content
-                heard.calls += rest_read.calls
-            if self._custom and heard.calls:
-                heard.calls = with_inputs(heard.calls, self._custom)
-        return heard
+                reasoning, content = reasoning + rest.reasoning, content + rest.content
+        if self._last_calls is not None:
+            reasoning, content = self._hold_last_calls(self._last_calls, reasoning, content, last=last)
+        self._think(reasoning)
+        self._write([content] if self._calls is None else self._calls.push(content))
+        if last:
+            self._write([] if self._calls is None else self._calls.finish())
+            self._writer.stop(is_cut=finish_reason == "length")
+        return self._writer.take()
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """``tool_calls`` for an answer that ends with calls; after its last piece was read."""
+        return "tool_calls" if reason == "stop" and self._writer.call_count else reason
+
+    def _hold_last_calls(self, last_calls: LastCalls, reasoning: str, content: str, *,
+                         last: bool) -> tuple[str, str]:
+        """Calls at the end of a reasoning wait until it is sure that nothing follows."""
+        reasoning, content, self._space = last_calls.push(reasoning), self._space + content, ""
+        if content.strip():
+            return reasoning + last_calls.release(), content
+        if not last_calls.held:
+            return reasoning, content
+        if not last:
+            self._space = content
+            return reasoning, ""
+        calls = last_calls.calls()
+        if not calls:
+            return reasoning + last_calls.release(), content
+        self._think(reasoning)
+        self._write(calls)
+        return "", ""
+
+    def _think(self, reasoning: str) -> None:
+        if self._shows_reasoning:
+            self._writer.write("reasoning", reasoning)
+
+    def _write(self, parsed: Iterable[str | CallDelta]) -> None:
+        for part in parsed:
+            if isinstance(part, str):
+                self._writer.write("text", part)
+            elif part.name in self._custom:
+                self._writer.call(replace(part, arguments=input_of(part.arguments), is_custom=True))
+            else:
+                self._writer.call(part)
 
     def _count(self, tokens: Sequence[int]) -> None:
         reasoning = self._reasoning
@@ -127,15 +161,19 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     _single: bool
     _tokenizer: Tokenizer
 
-    def reader(self, *, eager: bool) -> AnswerReader:
+    def reader(self, *, eager: bool, shows_reasoning: bool = True) -> AnswerReader:
         """``eager``: for a stream, see ``ToolCallReader``."""
-        splitter = calls = None
+        splitter = calls = last_calls = None
         if self._reasoning is not None:
             splitter = ReasoningSplitter(self._reasoning, inside=self._inside)
         custom = frozenset(tool.name for tool in self._tools if tool.is_custom)
         if self._calls is not None:
             calls = ToolCallReader(self._calls, self._tools, eager=eager and not custom, single=self._single)
-        return AnswerReader(splitter, calls, self._has_end, custom)
+            if splitter is not None:
+                whole = ToolCallReader(self._calls, self._tools, eager=False, single=self._single)
+                last_calls = LastCalls(self._calls, whole)
+        return AnswerReader(splitter, calls, last_calls, self._has_end, custom,
+                            shows_reasoning=shows_reasoning)
 
     def _has_end(self, tokens: Sequence[int]) -> bool:
         assert self._reasoning is not None

@@ -7,8 +7,8 @@ import functools
 import pytest
 
 from tests.fixtures.drafters import KINDS, AnswerDrafter, Kind
+from tests.support.digests import PlanViolation
 from tests.unit.engine.rig import EOS, VOCAB_SIZE, Rig
-from weft.engine.digests import PlanViolation
 from weft.request import TokenEvent
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan

@@ -21,7 +21,7 @@ from tests.unit.models.test_families_attention import RELEASES_MORE, SMALLER_MOR
 from weft.errors import CheckpointError
 from weft.families import read_architecture
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.registry import FAMILIES
+from weft.models.loading import builder
 from weft.models.safetensors_header import StoredTensor
 from weft.models.tensor_check import TensorCheck
 
@@ -47,7 +47,7 @@ def stand_in(config: dict[str, Any]) -> CheckpointFiles:
 def check(config: dict[str, Any], checkpoint: CheckpointFiles) -> TensorCheck:
     architecture = read_architecture(config)
     source = TensorCheck(checkpoint, torch.bfloat16)
-    FAMILIES[architecture.family](architecture, source)
+    builder(architecture.family)(architecture, source)
     return source
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import get_args
 
 import pytest
 
+from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
 from weft.errors import CheckpointError, ConfigError
 from weft.families import named_dtype, read_architecture
 from weft.families.architecture import FeedForward, Mixer
+from weft.families.sharding import possible_tps, rank_architecture
+from weft.families.tensors import tables
 from weft.planning.geometries import GEOMETRIES, find_geometry
 from weft.planning.model_plan import Asked, ModelPlan, make_plan
-from weft.planning.ranks import possible_tps, rank_architecture
-from weft.planning.weights import _COUNTED, FORMS, TWELVE_BIT, count_weights, form_of
+from weft.planning.weights import FORMS, TWELVE_BIT, count_weights, form_of
 
 
 def plan_of(name: str, **asked: object) -> ModelPlan:
@@ -46,7 +49,12 @@ def test_a_row_has_the_kv_heads_and_states_of_its_model(name: str, kv_heads: int
 
 
 def test_every_mixer_and_feed_forward_can_be_weighed() -> None:
-    assert set(_COUNTED) == {*get_args(Mixer), *get_args(FeedForward)}
+    architectures = [read_architecture(json.loads((checkpoint(name) / "config.json").read_text()))
+                     for name in CHECKPOINTS]
+    records = [record for one in architectures for record in (*one.mixers, *one.feed_forwards)]
+    assert {type(record) for record in records if record} == {*get_args(Mixer), *get_args(FeedForward)}
+    assert all(tensor.elements(1) > 0 for record in records if record for table in tables(record, 64)
+               for stored in table.values() for tensor in stored)
 
 
 def test_kv_heads_are_divided_and_then_replicated() -> None:
@@ -74,8 +82,8 @@ def test_a_tp_that_does_not_divide_names_what_and_which_do() -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of("Qwen3.5-4B", tp=3)
     assert caught.value.message == (
-        "--tp is 3, which does not divide GatedDelta.k_heads 16, GatedDelta.v_heads 32, Attention.heads 16, "
-        "Attention.kv_heads 4 of this model; it may be 1, 2, 4, 8, 16")
+        "--tp is 3, which does not divide this model: 16 key heads of gated delta, 32 value heads of gated "
+        "delta, 16 heads of attention, 4 KV heads of attention; it may be 1, 2, 4, 8, 16")
     assert caught.value.param == "--tp"
 
 

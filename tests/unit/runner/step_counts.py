@@ -24,7 +24,7 @@ from weft.config import QuantizeChoice
 from weft.families import read_architecture
 from weft.memory.frames.plan import memory_for, plan_arena
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.registry import FAMILIES
+from weft.models.loading import builder
 from weft.models.runtime_form import RuntimeForm
 from weft.models.tensor_check import TensorCheck
 from weft.runner import sampling_kernels
@@ -84,7 +84,7 @@ def released_model(config: dict[str, Any], quantize: QuantizeChoice = "none") ->
     architecture = read_architecture(config)
     headers = CheckpointFiles(None, config, {}, "", None)  # type: ignore[arg-type]
     check = TensorCheck(headers, torch.bfloat16, RuntimeForm(quantize))
-    return FAMILIES[architecture.family](architecture, check)
+    return builder(architecture.family)(architecture, check)
 
 
 @torch.inference_mode()

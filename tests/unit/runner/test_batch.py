@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import torch
 from msgspec import structs
 
+from tests.fixtures.far_memory import far_memory
 from tests.unit.runner import plans
 from weft.memory.arena_work import CompressState, RestoreState
 from weft.memory.frames.plan import plan_arena
@@ -33,16 +34,14 @@ def arena() -> DeviceArena:
 
 
 @pytest.fixture(autouse=True, params=["on the host", "by copies"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every promise holds for both kinds of rows: as on a CPU, and as on a GPU, with one copy a step."""
-    monkeypatch.setattr(sys.modules[__name__], "REMOTE", request.param == "by copies")
-
-
-REMOTE = False
+    with far_memory(request.param == "by copies"):
+        yield
 
 
 def builder(pad_decode_to: int = 0) -> BatchBuilder:
-    rows = rows_on(CPU, rows_max=6, pages_max=8, step_tokens_max=64, remote=REMOTE)
+    rows = rows_on(CPU, rows_max=6, pages_max=8, step_tokens_max=64)
     return BatchBuilder(rows, step_tokens_max=64, pad_decode_to=pad_decode_to)
 
 
@@ -51,10 +50,11 @@ def test_the_first_long_prompts_fit_into_the_staging_buffer(
         arena: DeviceArena, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     """What does not fit goes by a copy of pageable memory, and the host waits for each. One row has a hit of
     the longest context; all rows draw, and ask for logprobs."""
-    rows = rows_on(CPU, rows_max=64, pages_max=4096, step_tokens_max=tokens, remote=REMOTE)
+    rows = rows_on(CPU, rows_max=64, pages_max=4096, step_tokens_max=tokens)
     batches = BatchBuilder(rows, step_tokens_max=tokens)
     capacity = rows.staging.capacity_bytes
-    chosen = Sampler(64, 32, remote=True)
+    with far_memory():
+        chosen = Sampler(64, 32)
     long = tokens - 63
     runs = [(row, 70, [row], row % 3, True) for row in range(63)] + [(63, 64, list(range(long)), 5, True)]
     admissions = [plans.admission(row, list(range(65)), logprobs=3) for row in range(63)]

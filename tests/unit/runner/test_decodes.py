@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.fixtures.far_memory import far_memory
 from tests.unit.runner import plans
 from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
@@ -34,7 +35,8 @@ def arena() -> DeviceArena:
 
 
 def builder(*, remote: bool = False) -> BatchBuilder:
-    rows = rows_on(CPU, rows_max=6, pages_max=8, step_tokens_max=64, remote=remote)
+    with far_memory(remote):
+        rows = rows_on(CPU, rows_max=6, pages_max=8, step_tokens_max=64)
     return BatchBuilder(rows, step_tokens_max=64)
 
 

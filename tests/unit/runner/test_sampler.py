@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
+from tests.fixtures.far_memory import far_memory
 from tests.unit.runner import dull_sampler
 from weft.request import SamplingParams
 from weft.runner import filters
@@ -19,10 +21,10 @@ PROMPT = [3, 3, 14, 60]
 
 
 @pytest.fixture(autouse=True, params=["seen", "remote"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every promise is kept both ways: as on a CPU, and as on a device that nobody looks at."""
-    init, remote = Sampler.__init__, request.param == "remote"
-    monkeypatch.setattr(Sampler, "__init__", lambda self, *args: init(self, *args, remote=remote))
+    with far_memory(request.param == "remote"):
+        yield
 
 
 def ids(*tokens: int) -> np.ndarray:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fixtures.far_memory import far_memory
 from weft.runner.staging import ALIGN, Staging
 
 CPU = torch.device("cpu")
@@ -13,7 +14,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_what_is_staged_arrives_whatever_its_shape_and_dtype(copies: bool) -> None:
-    staging = Staging(CPU, remote=copies)
+    with far_memory(copies):
+        staging = Staging(CPU)
     for _ in range(3):
         staging.begin()
         filled = staging.take((2, 3))
@@ -38,7 +40,8 @@ def test_on_a_cpu_nothing_is_copied() -> None:
     staging.send()
     piece.host[0] = 5
     assert piece.device.tolist() == [5, 2]
-    copying = Staging(CPU, remote=True)
+    with far_memory():
+        copying = Staging(CPU)
     copying.begin()
     piece = copying.add(np.array([1, 2]))
     copying.send()
@@ -47,7 +50,8 @@ def test_on_a_cpu_nothing_is_copied() -> None:
 
 
 def test_the_host_writes_another_buffer_than_the_one_that_is_on_its_way() -> None:
-    staging = Staging(CPU, remote=True)
+    with far_memory():
+        staging = Staging(CPU)
     hosts = []
     for step in range(3):
         staging.begin()
@@ -59,7 +63,8 @@ def test_the_host_writes_another_buffer_than_the_one_that_is_on_its_way() -> Non
 
 
 def test_every_piece_begins_where_kernels_like_it() -> None:
-    staging = Staging(CPU, remote=True)
+    with far_memory():
+        staging = Staging(CPU)
     staging.begin()
     pieces = [staging.add(np.zeros(count, np.int32)) for count in (1, 3, 5, 4)]
     staging.send()
@@ -69,7 +74,8 @@ def test_every_piece_begins_where_kernels_like_it() -> None:
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_a_step_that_does_not_fit_is_served_and_the_next_finds_room(copies: bool) -> None:
-    staging = Staging(CPU, capacity_bytes=64, remote=copies)
+    with far_memory(copies):
+        staging = Staging(CPU, capacity_bytes=64)
     for _ in range(2):
         staging.begin()
         pieces = [staging.add(np.arange(n)) for n in (4, 100, 2)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.fixtures.far_memory import far_memory
 from weft.runner.readback import PendingReadback
 from weft.runner.staging import Staging
 from weft.tensor import waits
@@ -61,7 +62,8 @@ def test_the_waits_of_a_step_have_the_deadline(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(wait_for, "__kwdefaults__", {**(wait_for.__kwdefaults__ or {}), "deadline_s": 0.01})
     with pytest.raises(DeviceTimeoutError):
         PendingReadback([((1,), False)], torch.zeros(1, dtype=torch.int64).numpy(), never).open()
-    staging = Staging(torch.device("cpu"), remote=True)
+    with far_memory():
+        staging = Staging(torch.device("cpu"))
     staging._events = [never, never]
     with pytest.raises(DeviceTimeoutError):
         staging.begin()

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from weft.memory.prefix_store import KvPiece, StagingBuffers, Store, StoreEvent, Ticket
 from weft.store.directory_store import DirectoryStore
 from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
 from weft.store.options import StoreOptions
-from weft.store.protocol import Store
 from weft.store.store import open_local
-from weft.store.values import KvPiece, StagingBuffers, StoreEvent, Ticket
 
 GRAIN_BYTES = 640
 STATE_BYTES = 5000

@@ -25,11 +25,11 @@ from tests.unit.store.contents import (
     put,
     written,
 )
+from weft.memory.prefix_store import StagingBuffers, StoredPrefix
 from weft.store import writing
 from weft.store.directory_store import DirectoryStore
 from weft.store.eviction import ranked_victims
 from weft.store.reading import FetchThreads
-from weft.store.values import StagingBuffers, StoredPrefix
 from weft.store.volumes import Volumes
 
 

@@ -22,9 +22,9 @@ from tests.unit.store.contents import (
     state_of,
     written,
 )
+from weft.memory.prefix_store import EXACT_FORM, PACKED, StagingBuffers
 from weft.store.packed_store import PackedStore, threads_for
 from weft.store.packing import PackingError, join_parts, pack_part, unpack
-from weft.store.values import EXACT_FORM, PACKED, StagingBuffers
 
 
 def packed(payload: bytes) -> bytes:

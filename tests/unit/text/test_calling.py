@@ -36,13 +36,10 @@ BY_NAME = {row.name: row for row in FORMATS}
 
 def read_back(row: Any, text: str) -> tuple[str, list[tuple[str, Any]]]:
     reader = ToolCallReader(row, TOOLS, eager=False)
-    steps = [reader.push(text), reader.finish()]
-    calls: dict[int, list[str]] = {}
-    for delta in (delta for step in steps for delta in step.calls):
-        call = calls.setdefault(delta.index, [delta.name or "", ""])
-        call[1] += delta.arguments
-    content = "".join(step.content for step in steps)
-    return content, [(name, json.loads(arguments)) for name, arguments in calls.values()]
+    parsed = [*reader.push(text), *reader.finish()]
+    content = "".join(part for part in parsed if isinstance(part, str))
+    return content, [(part.name or "", json.loads(part.arguments))
+                     for part in parsed if not isinstance(part, str)]
 
 
 @pytest.mark.parametrize("with_markers", [True, False])

@@ -11,8 +11,9 @@ import pytest
 from tests.fixtures.constrained import tokenizer, write
 from weft.errors import RequestError
 from weft.request import Grammar
+from weft.text.blocks import AnswerBlock, text_of
 from weft.text.chat import ChatMessage, ChatTemplate
-from weft.text.dialect import Dialect
+from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.grammars import choice_grammar, json_grammar
 from weft.text.tools.definitions import ToolChoice, read_choice, read_tools
 
@@ -52,6 +53,12 @@ def conversation(call_id: str) -> list[ChatMessage]:
             ChatMessage(role="assistant", content="Sunny."), ChatMessage(role="user", content="Thanks.")]
 
 
+def blocks_of(plan: AnswerPlan, text: str) -> list[AnswerBlock]:
+    reader = plan.reader(eager=False)
+    reader.read(text, [], "stop")
+    return reader.blocks
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_formats_are_told_from_the_template(family: str) -> None:
     reasoning, tools, _ = FAMILIES[family]
@@ -75,9 +82,9 @@ def test_a_conversation_with_tools_is_rendered_as_its_family_wants(family: str) 
     reader = dialect(family).plan(text, tools=TOOLS, choice=AUTO).reader(eager=False)
     begin = called.index(next(mark for mark in OPENINGS if mark in called))
     prefix = "</think>" if FAMILIES[family][2] else ""
-    [delta, *rest] = reader.read(prefix + called[begin:], [], last=True).calls
-    arguments = delta.arguments + "".join(part.arguments for part in rest)
-    assert (delta.name, json.loads(arguments)) == ("get_weather", ARGUMENTS)
+    reader.read(prefix + called[begin:], [], "stop")
+    [call] = [block for block in reader.blocks if block.is_call]
+    assert (call.name, json.loads(call.text)) == ("get_weather", ARGUMENTS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,10 +95,10 @@ def test_a_required_call_is_written_and_read_back_in_every_family(family: str) -
     opened = FAMILIES[family][2]
     wish = "hm\n</think>\n\n" if opened else "<tool" if family == "hermes_think" else ""
     text = write(plan.grammar, 2, wish=wish, with_markers=False)
-    heard = plan.reader(eager=False).read(text or "", [], last=True)
-    assert heard.reasoning == ("hm" if opened else "")
-    assert not heard.content.strip()
-    assert len([delta for delta in heard.calls if delta.name]) == 1
+    blocks = blocks_of(plan, text or "")
+    assert text_of(blocks, "reasoning") == ("hm" if opened else "")
+    assert not text_of(blocks, "text").strip()
+    assert len([block for block in blocks if block.is_call]) == 1
 
 
 def test_thinking_that_is_switched_off_leaves_no_room_for_reasoning() -> None:
@@ -100,8 +107,8 @@ def test_thinking_that_is_switched_off_leaves_no_room_for_reasoning() -> None:
                                        variables={"enable_thinking": False})
         plan = dialect(family).plan(text, grammar=ANSWER)
         assert write(plan.grammar, 1, with_markers=False) == "sunny"
-        heard = plan.reader(eager=False).read("sunny", [], last=True)
-        assert (heard.reasoning, heard.content) == ("", "sunny")
+        [block] = blocks_of(plan, "sunny")
+        assert (block.kind, block.text) == ("text", "sunny")
 
 
 def test_a_model_that_thinks_is_constrained_behind_its_thoughts() -> None:
@@ -118,7 +125,7 @@ def test_with_tools_and_a_schema_the_answer_is_either() -> None:
     plan = dialect("granite").plan("", tools=TOOLS, choice=AUTO, several_calls=False, grammar=ANSWER)
     assert write(plan.grammar, 1, wish="s", with_markers=False) == "sunny"
     text = write(plan.grammar, 1, wish="<t", with_markers=False)
-    assert plan.reader(eager=False).read(text or "", [], last=True).calls
+    assert any(block.is_call for block in blocks_of(plan, text or ""))
     schema = json_grammar({"type": "object", "additionalProperties": False}, field="f")
     both = dialect("granite").plan("", tools=TOOLS, choice=AUTO, grammar=schema)
     assert json.loads(write(both.grammar, 1, wish="{", with_markers=False) or "") == {}
@@ -167,16 +174,16 @@ def test_reasoning_tokens_are_counted_up_to_the_end_marker(with_markers: bool) -
     expected = len(text.encode("<think>\nab\n</think>"))
     one_by_one, at_once = plan.reader(eager=True), plan.reader(eager=False)
     for token in tokens:
-        one_by_one.read(text.decode([token], False), [token], last=False)
+        one_by_one.read(text.decode([token], False), [token], None)
     assert one_by_one.reasoning_tokens == expected
-    at_once.read(text.decode(tokens, False), tokens, last=True)
+    at_once.read(text.decode(tokens, False), tokens, "stop")
     assert at_once.reasoning_tokens == expected
     halved = plan.reader(eager=True)
     for part in (tokens[:expected - 1], tokens[expected - 1:]):
-        halved.read(text.decode(part, False), part, last=False)
+        halved.read(text.decode(part, False), part, None)
     assert halved.reasoning_tokens == expected
     none = plan.reader(eager=False)
-    none.read("just so", text.encode("just so"), last=True)
+    none.read("just so", text.encode("just so"), "stop")
     assert none.reasoning_tokens == 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from weft.errors import ConfigError
+from weft.text.tools.body_reader import CallDelta
 from weft.text.tools.definitions import Tool, read_tools
 from weft.text.tools.formats import FORMATS, tool_format
 from weft.text.tools.reader import ToolCallReader
@@ -26,16 +27,17 @@ def read(name: str, pieces: list[str], *, eager: bool = False, single: bool = Fa
     """(content, [(name, arguments)]); arguments that are not JSON stay text."""
     reader = ToolCallReader(BY_NAME[name], TOOLS, eager=eager, single=single)
     content, calls, ids = "", {}, set()
-    for step in [*(reader.push(piece) for piece in pieces), reader.finish()]:
-        content += step.content
-        for delta in step.calls:
-            call = calls.setdefault(delta.index, [delta.name, ""])
-            call[1] += delta.arguments
-            if delta.name is not None:
-                assert delta.call_id not in ids
-                ids.add(delta.call_id)
-            else:
-                assert delta.call_id is None
+    for part in [part for step in [*map(reader.push, pieces), reader.finish()] for part in step]:
+        if isinstance(part, str):
+            content += part
+            continue
+        call = calls.setdefault(part.index, [part.name, ""])
+        call[1] += part.arguments
+        if part.name is not None:
+            assert part.call_id not in ids
+            ids.add(part.call_id)
+        else:
+            assert part.call_id is None
     return content, [(called, _parsed(text)) for called, text in calls.values()]
 
 
@@ -163,12 +165,10 @@ def test_calls_before_a_broken_one_in_a_list_are_kept() -> None:
 def test_a_stream_gives_arguments_out_before_the_call_is_complete() -> None:
     reader = ToolCallReader(BY_NAME["hermes"], TOOLS, eager=True)
     first = reader.push('<tool_call>{"name": "get_weather", "arguments": {"city": "Pa')
-    assert [(delta.name, delta.arguments) for delta in first.calls] == [
-        ("get_weather", ""), (None, '{"city": "Pa')]
-    assert reader.call_count == 0
+    assert isinstance(first[0], CallDelta)
+    assert first == [CallDelta(0, first[0].call_id, "get_weather"), CallDelta(0, arguments='{"city": "Pa')]
     second = reader.push('ris"}}</tool_call>')
-    assert "".join(delta.arguments for delta in second.calls) == 'ris"}'
-    assert reader.call_count == 1
+    assert second == [CallDelta(0, arguments='ris"}'), CallDelta(0, complete=True)]
 
 
 def test_a_stream_that_breaks_off_in_a_call_loses_no_character() -> None:
@@ -185,8 +185,8 @@ def test_one_call_is_given_out_where_more_are_not_wanted() -> None:
 
 def test_ids_are_as_the_families_want_them() -> None:
     def first_id(name: str, text: str) -> str:
-        [delta] = [delta for delta in ToolCallReader(BY_NAME[name], TOOLS, eager=False).push(text).calls
-                   if delta.call_id]
+        [delta] = ToolCallReader(BY_NAME[name], TOOLS, eager=False).push(text)
+        assert isinstance(delta, CallDelta)
         return str(delta.call_id)
 
     assert first_id("hermes", f"<tool_call>{JSON_TIME}</tool_call>").startswith("call_")

@@ -1,12 +1,12 @@
-"""An answer as a Messages object, or as its events.
+"""An answer as a Messages object, or as its events: the blocks of ``weft.text.blocks`` renamed.
 
     message_start
       content_block_start  content_block_delta ...  content_block_stop     thinking | text | tool_use
     message_delta          stop_reason, usage
     message_stop
 
-A block begins with the first piece of its kind and ends when another kind follows. ``message_start`` waits
-for the first piece: only then does the server know how much of the prompt came from the cache.
+``message_start`` waits for the first piece: only then does the server know how much of the prompt came from
+the cache.
 
 Usage counts every prompt token once: ``cache_read_input_tokens`` came from the cache,
 ``cache_creation_input_tokens`` are computed tokens in front of the client's last ``cache_control``, and
@@ -15,20 +15,22 @@ Usage counts every prompt token once: ``cache_read_input_tokens`` came from the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 
-from weft.engine.choices import Piece
 from weft.errors import WeftError
 from weft.server.anthropic.protocol import MessagesBody, error_json
-from weft.server.anthropic.turns import cache_marked, messages_turn
+from weft.server.anthropic.turns import cache_marked, messages_turn, thinks
 from weft.server.errors import bug
 from weft.server.ids import random_id
+from weft.server.ignored_fields import note_ignored
 from weft.server.service import Service
-from weft.server.turn import PreparedTurn, calls_of, prepare_turn
-from weft.text.dialect import Heard
+from weft.server.sse import named_event
+from weft.server.turn import PreparedTurn, prepare_turn
+from weft.text.blocks import AnswerBlock, BlockEvent
+from weft.text.choices import Piece
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _encoder = msgspec.json.Encoder()
@@ -45,54 +47,41 @@ class MessagesJob:
 
     async def answer(self) -> bytes:
         [piece] = await self.generation.whole()
-        heard = self._turn.read(piece)
-        reason, sequence = self._stop(piece)
-        return _encoder.encode({
-            "id": self._id, "type": "message", "role": "assistant", "model": self._turn.name,
-            "content": _blocks(heard), "stop_reason": reason, "stop_sequence": sequence,
-            "usage": self._usage()})
+        content = [_block(block, block.text) for block in self._turn.read_whole(piece)]
+        return _encoder.encode({**self._message(content), **self._stop(piece), "usage": self._usage()})
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        blocks = _OpenBlock()
         started = False
         try:
             async for pieces in self.generation.pieces():
                 events: list[dict[str, Any]] = []
                 if not started:
+                    message = {**self._message([]), "stop_reason": None, "stop_sequence": None,
+                               "usage": {**self._usage(), "output_tokens": 0}}
+                    events.append({"type": "message_start", "message": message})
                     started = True
-                    events.append(self._start())
                 for piece in pieces:
-                    events += blocks.events_of(self._turn.read(piece))
+                    events += map(_event, self._turn.read(piece))
                     if piece.finish_reason is not None:
-                        events += blocks.end()
-                        events += self._end(piece)
-                yield b"".join(map(_line, events))
+                        events.append({"type": "message_delta", "delta": self._stop(piece),
+                                       "usage": self._usage()})
+                        events.append({"type": "message_stop"})
+                yield b"".join(named_event(event["type"], _encoder.encode(event)) for event in events)
         except Exception as error:
             failure = error if isinstance(error, WeftError) else bug(error)
-            yield b"event: error\ndata: " + error_json(failure) + b"\n\n"
+            yield named_event("error", error_json(failure))
             if failure is not error:
                 raise
-        finally:
-            self.generation.close()
 
-    def _start(self) -> dict[str, Any]:
-        message: dict[str, Any] = {
-            "id": self._id, "type": "message", "role": "assistant", "model": self._turn.name,
-            "content": [], "stop_reason": None, "stop_sequence": None,
-            "usage": {**self._usage(), "output_tokens": 0}}
-        return {"type": "message_start", "message": message}
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._id, "type": "message", "role": "assistant", "model": self._turn.name,
+                "content": content}
 
-    def _end(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        reason, sequence = self._stop(piece)
-        yield {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": sequence},
-               "usage": self._usage()}
-        yield {"type": "message_stop"}
-
-    def _stop(self, piece: Piece) -> tuple[str, str | None]:
+    def _stop(self, piece: Piece) -> dict[str, str | None]:
         reason = self._turn.finish_reason(piece) or "stop"
         if reason == "stop" and isinstance(piece.stop_reason, str):
-            return "stop_sequence", piece.stop_reason
-        return _STOP_REASONS.get(reason, "end_turn"), None
+            return {"stop_reason": "stop_sequence", "stop_sequence": piece.stop_reason}
+        return {"stop_reason": _STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None}
 
     def _usage(self) -> dict[str, int]:
         usage, prompt = self.generation.usage(), self.generation.prompts[0]
@@ -103,52 +92,24 @@ class MessagesJob:
                 "cache_creation_input_tokens": created, "output_tokens": usage.completion_tokens}
 
 
-class _OpenBlock:
-    """The content block that is open in a stream: its index and kind; a tool call has its own number too."""
-
-    def __init__(self) -> None:
-        self._index = -1
-        self._kind: tuple[str, int] | None = None
-
-    def events_of(self, heard: Heard) -> Iterator[dict[str, Any]]:
-        if heard.reasoning:
-            yield from self._begin(("thinking", 0), {"type": "thinking", "thinking": "", "signature": ""})
-            yield self._delta({"type": "thinking_delta", "thinking": heard.reasoning})
-        if heard.content:
-            yield from self._begin(("text", 0), {"type": "text", "text": ""})
-            yield self._delta({"type": "text_delta", "text": heard.content})
-        for call in heard.calls:
-            if call.name is not None and call.call_id is not None:
-                block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
-                yield from self._begin(("tool_use", call.index), block)
-            if call.arguments:
-                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-
-    def end(self) -> Iterator[dict[str, Any]]:
-        if self._kind is not None:
-            yield {"type": "content_block_stop", "index": self._index}
-            self._kind = None
-
-    def _begin(self, kind: tuple[str, int], block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if self._kind == kind:
-            return
-        yield from self.end()
-        self._index += 1
-        self._kind = kind
-        yield {"type": "content_block_start", "index": self._index, "content_block": block}
-
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+def _event(event: BlockEvent) -> dict[str, Any]:
+    kind, index = event.block.kind, event.block.index
+    if event.phase == "stop":
+        return {"type": "content_block_stop", "index": index}
+    if event.phase == "start":
+        return {"type": "content_block_start", "index": index, "content_block": _block(event.block, "")}
+    delta = ({"type": "thinking_delta", "thinking": event.delta} if kind == "reasoning"
+             else {"type": "text_delta", "text": event.delta} if kind == "text"
+             else {"type": "input_json_delta", "partial_json": event.delta})
+    return {"type": "content_block_delta", "index": index, "delta": delta}
 
 
-def _blocks(heard: Heard) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = []
-    if heard.reasoning:
-        blocks.append({"type": "thinking", "thinking": heard.reasoning, "signature": ""})
-    if heard.content:
-        blocks.append({"type": "text", "text": heard.content})
-    return [*blocks, *({"type": "tool_use", "id": call.call_id, "name": call.name,
-                        "input": _arguments(call.arguments)} for call in calls_of(heard.calls))]
+def _block(block: AnswerBlock, text: str) -> dict[str, Any]:
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    if block.kind == "text":
+        return {"type": "text", "text": text}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _arguments(text)}
 
 
 def _arguments(text: str) -> Any:
@@ -159,10 +120,9 @@ def _arguments(text: str) -> Any:
         return {}
 
 
-def _line(event: dict[str, Any]) -> bytes:
-    return b"event: " + str(event["type"]).encode() + b"\ndata: " + _encoder.encode(event) + b"\n\n"
-
-
 async def prepare_messages(service: Service, body: MessagesBody) -> MessagesJob:
     """Raises what ``prepare_turn`` raises."""
-    return MessagesJob(await prepare_turn(service, messages_turn(body)), body)
+    turn = await prepare_turn(service, messages_turn(body))
+    if thinks(body.thinking) and turn.model.dialect.reasoning is None:
+        note_ignored("thinking")
+    return MessagesJob(turn, body)

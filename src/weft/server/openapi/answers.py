@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from weft.server.responses.answers import ResponseObject
 from weft.server.responses.protocol import ResponsesBody
 
 
@@ -98,12 +97,6 @@ class Message(msgspec.Struct, kw_only=True):
     stop_reason: str | None
     stop_sequence: str | None
     usage: dict[str, Any]
-
-
-class ResponseAnswer(ResponseObject, kw_only=True):
-    """``output``: reasoning, message and function_call items."""
-
-    output: list[dict[str, Any]]  # type: ignore[assignment]  # a schema has no union of types without tags
 
 
 class DeletedResponse(msgspec.Struct, kw_only=True):

@@ -48,7 +48,6 @@ from weft.server.openapi.answers import (
     MessagesError,
     ModelCard,
     ModelList,
-    ResponseAnswer,
     ResponsePromptBody,
     ResponseStreamEvent,
     SleepAnswer,
@@ -64,6 +63,7 @@ from weft.server.protocol import (
     TokenizePromptBody,
 )
 from weft.server.replicas import DRAIN_MAX_S, DRAIN_S, ReplicaList
+from weft.server.responses.answers import ResponseObject
 from weft.server.responses.protocol import ITEMS_DEFAULT, ITEMS_MAX, ResponsesBody
 from weft.server.sleep import SleepBody, WakeBody
 
@@ -151,19 +151,19 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              answer=CompletionResponse, events=CompletionResponse, errors=(404, 413, 422)),
     Endpoint(operation="create_response", method="POST", path="/v1/responses", group="Generate",
              text="An answer as items: reasoning, message, function calls.", body=ResponsesBody,
-             answer=ResponseAnswer, events=ResponseStreamEvent, errors=(404, 413, 422)),
+             answer=ResponseObject, events=ResponseStreamEvent, errors=(404, 413, 422)),
     Endpoint(operation="response_input_tokens", method="POST", path="/v1/responses/input_tokens",
              group="Tokens", text="The length of the prompt of /v1/responses.", body=ResponsePromptBody,
              answer=InputTokensAnswer, errors=(404, 413)),
     Endpoint(operation="retrieve_response", method="GET", path="/v1/responses/{response_id}",
-             group="Responses", text="A stored response of this key.", answer=ResponseAnswer,
+             group="Responses", text="A stored response of this key.", answer=ResponseObject,
              parameters=(_RESPONSE, _FOLLOWED, _STARTING_AFTER), events=ResponseStreamEvent, errors=(404,)),
     Endpoint(operation="delete_response", method="DELETE", path="/v1/responses/{response_id}",
              group="Responses", text="Deletes a stored response of this key.", answer=DeletedResponse,
              parameters=(_RESPONSE,), errors=(404,)),
     Endpoint(operation="cancel_response", method="POST", path="/v1/responses/{response_id}/cancel",
              group="Responses", text="Ends a response that is computed in the background.",
-             answer=ResponseAnswer, parameters=(_RESPONSE,), errors=(404,)),
+             answer=ResponseObject, parameters=(_RESPONSE,), errors=(404,)),
     Endpoint(operation="response_input_items", method="GET", path="/v1/responses/{response_id}/input_items",
              group="Responses", text="The input items of a response's own request.", answer=ItemList,
              parameters=(_RESPONSE, _LIMIT, _ORDER, _AFTER), errors=(404,)),

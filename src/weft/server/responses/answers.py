@@ -14,20 +14,22 @@ A failure after the beginning of a stream is ``response.failed``; before it, an 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from weft.engine.choices import Piece
 from weft.errors import WeftError
 from weft.server.errors import bug
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
 from weft.server.responses.history import RawAnswer
-from weft.server.responses.output import OutputItem, OutputWriter, Status, whole_output
+from weft.server.responses.items import Item
+from weft.server.responses.output import OutputWriter
 from weft.server.responses.protocol import ReasoningOptions, ResponsesBody
 from weft.server.responses.turns import format_of
+from weft.server.sse import named_event
 from weft.server.turn import PreparedTurn
+from weft.text.choices import Piece
 
 _encoder = msgspec.json.Encoder()
 Keep = Callable[[str, bytes, RawAnswer], Awaitable[bool]]
@@ -55,7 +57,7 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """Fields of the request are given back as they were used."""
+    """Fields of the request are given back as they were used. ``output``: reasoning, messages and calls."""
 
     id: str
     object: str = "response"
@@ -70,7 +72,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputItem] = []
+    output: list[Item] = []
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -87,14 +89,6 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: str
     usage: ResponseUsage | None = None
     user: str | None
-
-
-class ResponseEvent(msgspec.Struct, kw_only=True):
-    """``response.created`` and the others that carry the response."""
-
-    type: str
-    sequence_number: int = 0
-    response: ResponseObject
 
 
 class ResponsesJob:
@@ -130,15 +124,12 @@ class ResponsesJob:
 
     async def answer(self) -> bytes:
         if self._top is None:
-            [piece] = await self.generation.whole()
-            self._take(piece)
-            status: Status = "incomplete" if self._is_cut else "completed"
-            self._output.items = whole_output(self._turn.read(piece), status, self.response.id)
+            pieces = await self.generation.whole()
         else:  # whose logprobs belong to the message follows from the order of the pieces
-            async for pieces in self.generation.pieces():
-                for piece in pieces:
-                    for _ in self._events(piece):
-                        pass  # the items are what counts
+            pieces = [piece async for some in self.generation.pieces() for piece in some]
+        for piece in pieces:
+            for _ in self._events(piece):
+                pass  # the items are what counts
         await self._complete()
         return _encoder.encode(self.response)
 
@@ -185,17 +176,13 @@ class ResponsesJob:
     def cancelled(self) -> None:
         self.response.status, self.response.incomplete_details = "cancelled", None
 
-    def _take(self, piece: Piece) -> None:
+    def _events(self, piece: Piece) -> Iterator[Item]:
         self._tokens += piece.tokens
         self._texts.append(piece.text)
         self._is_cut = piece.finish_reason == "length"
-
-    def _events(self, piece: Piece) -> Iterable[Any]:
-        self._take(piece)
-        heard = self._turn.read(piece)
-        yield from self._output.write(heard, self._logprobs(piece))
-        if piece.finish_reason is not None:
-            yield from self._output.end("incomplete" if self._is_cut else "completed")
+        yield from self._output.write(self._turn.read(piece), self._logprobs(piece))
+        if piece.finish_reason is not None and not self._output.items:
+            yield from self._output.empty_message(is_cut=self._is_cut)
 
     async def _complete(self) -> None:
         response, usage = self.response, self._turn.usage()
@@ -223,10 +210,9 @@ class ResponsesJob:
         return chat_logprobs(shown, tokenizer, self._namer, self._top).content
 
     def _response_line(self, kind: str) -> bytes:
-        return self._line(ResponseEvent(type=kind, response=self.response))
+        return self._line({"type": kind, "response": self.response})
 
-    def _line(self, event: Any) -> bytes:
-        event.sequence_number = self._sequence_number
+    def _line(self, event: Item) -> bytes:
+        kind, number = event["type"], self._sequence_number
         self._sequence_number += 1
-        kind: str = event.type
-        return b"event: " + kind.encode() + b"\ndata: " + _encoder.encode(event) + b"\n\n"
+        return named_event(kind, _encoder.encode({"type": kind, "sequence_number": number, **event}))

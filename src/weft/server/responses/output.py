@@ -1,4 +1,4 @@
-"""What an answer is made of in Responses: items, and the events that announce them.
+"""What an answer is made of in Responses: the blocks of ``weft.text.blocks`` as items, and their events.
 
     reasoning      output_item.added  content_part.added  reasoning_text.delta ...  reasoning_text.done
                    content_part.done  output_item.done
@@ -8,8 +8,7 @@
                    output_item.done
     custom_tool_call, the same with custom_tool_call_input
 
-An item begins with the first piece of its kind and ends when another kind follows, or the answer ends. Every
-delta of an item lies between its two brackets, and the deltas add up to the text of its ``done``.
+An answer without blocks is an empty message.
 
 A piece whose text is held back may still become a marker, so its logprobs wait. When content follows, the
 last of them that cover its text belong to it; the others were of a marker.
@@ -17,284 +16,101 @@ last of them that cover its text belong to it; the others were of a marker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
 from weft.server.logprobs import ChatTokenLogprob
-from weft.server.responses.items import item_id
-from weft.server.turn import calls_of
-from weft.text.dialect import Heard
+from weft.server.responses.items import Item, item_id
+from weft.text.blocks import AnswerBlock, BlockEvent, BlockKind
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(msgspec.Struct, kw_only=True):
-    type: str = "output_text"
-    text: str = ""
-    annotations: list[None] = []
-    logprobs: list[ChatTokenLogprob] = []
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Of a kind of block: its item, its events, the field with its text, and the part that has that field."""
+
+    item: str
+    events: str
+    field: str
+    part: str | None = None
 
 
-class ReasoningText(msgspec.Struct, kw_only=True):
-    type: str = "reasoning_text"
-    text: str = ""
-
-
-class OutputMessage(msgspec.Struct, kw_only=True):
-    type: str = "message"
-    id: str
-    status: Status = "in_progress"
-    role: str = "assistant"
-    content: list[OutputText] = []
-
-
-class OutputReasoning(msgspec.Struct, kw_only=True):
-    """``summary`` is always empty: ``content`` has the reasoning itself."""
-
-    type: str = "reasoning"
-    id: str
-    status: Status = "in_progress"
-    summary: list[None] = []
-    content: list[ReasoningText] = []
-
-
-class OutputCall(msgspec.Struct, kw_only=True):
-    type: str = "function_call"
-    id: str
-    status: Status = "in_progress"
-    call_id: str
-    name: str
-    arguments: str = ""
-
-
-class OutputCustomCall(msgspec.Struct, kw_only=True):
-    type: str = "custom_tool_call"
-    id: str
-    status: Status = "in_progress"
-    call_id: str
-    name: str
-    input: str = ""
-
-
-OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
-
-
-class ItemEvent(msgspec.Struct, kw_only=True):
-    """``response.output_item.added`` and ``.done``."""
-
-    type: str
-    sequence_number: int = 0
-    output_index: int
-    item: OutputItem
-
-
-class PartEvent(msgspec.Struct, kw_only=True):
-    """``response.content_part.added`` and ``.done``."""
-
-    type: str
-    sequence_number: int = 0
-    item_id: str
-    output_index: int
-    content_index: int = 0
-    part: OutputText | ReasoningText
-
-
-class TextDelta(msgspec.Struct, kw_only=True):
-    type: str = "response.output_text.delta"
-    sequence_number: int = 0
-    item_id: str
-    output_index: int
-    content_index: int = 0
-    delta: str
-    logprobs: list[ChatTokenLogprob]
-
-
-class TextDone(msgspec.Struct, kw_only=True):
-    type: str = "response.output_text.done"
-    sequence_number: int = 0
-    item_id: str
-    output_index: int
-    content_index: int = 0
-    text: str
-    logprobs: list[ChatTokenLogprob]
-
-
-class ReasoningDelta(msgspec.Struct, kw_only=True):
-    type: str = "response.reasoning_text.delta"
-    sequence_number: int = 0
-    item_id: str
-    output_index: int
-    content_index: int = 0
-    delta: str
-
-
-class ReasoningDone(msgspec.Struct, kw_only=True):
-    type: str = "response.reasoning_text.done"
-    sequence_number: int = 0
-    item_id: str
-    output_index: int
-    content_index: int = 0
-    text: str
-
-
-class ArgumentsDelta(msgspec.Struct, kw_only=True):
-    type: str = "response.function_call_arguments.delta"
-    sequence_number: int = 0
-    item_id: str
-    output_index: int
-    delta: str
-
-
-class ArgumentsDone(msgspec.Struct, kw_only=True):
-    type: str = "response.function_call_arguments.done"
-    sequence_number: int = 0
-    item_id: str
-    output_index: int
-    name: str
-    arguments: str
-
-
-class InputDelta(msgspec.Struct, kw_only=True):
-    type: str = "response.custom_tool_call_input.delta"
-    sequence_number: int = 0
-    item_id: str
-    output_index: int
-    delta: str
-
-
-class InputDone(msgspec.Struct, kw_only=True):
-    type: str = "response.custom_tool_call_input.done"
-    sequence_number: int = 0
-    item_id: str
-    output_index: int
-    input: str
-
-
-OutputEvent = (ItemEvent | PartEvent | TextDelta | TextDone | ReasoningDelta | ReasoningDone | ArgumentsDelta
-               | ArgumentsDone | InputDelta | InputDone)
-
-
-def whole_output(heard: Heard, status: Status, response_id: str) -> list[OutputItem]:
-    """The items that an ``OutputWriter`` would have of ``heard``, the whole answer. ``status``: of the
-    last item."""
-    items: list[OutputItem] = []
-    if heard.reasoning:
-        items.append(OutputReasoning(id=item_id("reasoning", response_id, "o", 0), status="completed",
-                                     content=[ReasoningText(text=heard.reasoning)]))
-    if heard.content or not (items or heard.calls):
-        items.append(OutputMessage(id=item_id("message", response_id, "o", len(items)), status="completed",
-                                   content=[OutputText(text=heard.content)]))
-    for call in calls_of(heard.calls):
-        item = _call_item(call.call_id, call.name, response_id, len(items), is_custom=call.is_custom)
-        item.status = "completed"
-        if isinstance(item, OutputCustomCall):
-            item.input = call.arguments
-        else:
-            item.arguments = call.arguments
-        items.append(item)
-    items[-1].status = status
-    return items
+_NAMES: dict[BlockKind, _Names] = {
+    "reasoning": _Names("reasoning", "response.reasoning_text", "text", "reasoning_text"),
+    "text": _Names("message", "response.output_text", "text", "output_text"),
+    "call": _Names("function_call", "response.function_call_arguments", "arguments"),
+    "custom_call": _Names("custom_tool_call", "response.custom_tool_call_input", "input")}
 
 
 class OutputWriter:
     """``items``: the output so far; those that are complete have their whole text."""
 
     def __init__(self, response_id: str) -> None:
-        self.items: list[OutputItem] = []
+        self.items: list[Item] = []
         self._response_id = response_id
-        self._open: OutputItem | None = None
-        self._parts: list[str] = []
         self._logprobs: list[ChatTokenLogprob] = []
         self._undecided: list[ChatTokenLogprob] = []
 
-    def write(self, heard: Heard, logprobs: list[ChatTokenLogprob]) -> Iterator[OutputEvent]:
-        """The events of one piece of the answer."""
+    def write(self, events: Iterable[BlockEvent], logprobs: list[ChatTokenLogprob]) -> Iterator[Item]:
+        """The events of one piece of the answer, without their ``sequence_number``."""
         self._undecided += logprobs
-        if heard.reasoning:
-            if not isinstance(self._open, OutputReasoning):
-                yield from self._begin(OutputReasoning(id=self._next_id("reasoning")))
-            self._undecided = []
-            self._parts.append(heard.reasoning)
-            yield ReasoningDelta(item_id=self._id, output_index=self._index, delta=heard.reasoning)
-        if heard.content:
-            if not isinstance(self._open, OutputMessage):
-                yield from self._begin(OutputMessage(id=self._next_id("message")))
-            decided, self._undecided = _covering(self._undecided, heard.content), []
-            self._parts.append(heard.content)
-            self._logprobs += decided
-            yield TextDelta(item_id=self._id, output_index=self._index, delta=heard.content, logprobs=decided)
-        for call in heard.calls:
-            if call.name is not None and call.call_id is not None:
-                yield from self._begin(_call_item(call.call_id, call.name, self._response_id,
-                                                  len(self.items), is_custom=call.is_custom))
-            self._undecided = []
-            if call.arguments:
-                self._parts.append(call.arguments)
-                delta = InputDelta if call.is_custom else ArgumentsDelta
-                yield delta(item_id=self._id, output_index=self._index, delta=call.arguments)
+        for event in events:
+            block, names = event.block, _NAMES[event.block.kind]
+            if event.phase == "start":
+                yield from self._start(block)
+            elif event.phase == "stop":
+                yield from self._stop(block)
+            else:
+                decided, self._undecided = self._undecided, []
+                more: Item = {}
+                if block.kind == "text":
+                    more["logprobs"] = _covering(decided, event.delta)
+                    self._logprobs += more["logprobs"]
+                yield {"type": f"{names.events}.delta", **self._place(block), "delta": event.delta, **more}
 
-    def end(self, status: Status) -> Iterator[OutputEvent]:
-        """The answer is over. ``status`` of the item that is open; an empty answer is an empty message."""
-        if not self.items:
-            yield from self._begin(OutputMessage(id=self._next_id("message")))
-        yield from self._close(status)
+    def empty_message(self, *, is_cut: bool) -> Iterator[Item]:
+        """The output of an answer without blocks."""
+        block = AnswerBlock("text", 0, is_complete=not is_cut)
+        yield from self._start(block)
+        yield from self._stop(block)
 
-    @property
-    def _id(self) -> str:
-        assert self._open is not None
-        return self._open.id
+    def _start(self, block: AnswerBlock) -> Iterator[Item]:
+        self._logprobs = []
+        self.items.append(self._item(block, "in_progress"))
+        yield {"type": "response.output_item.added", "output_index": block.index, "item": self.items[-1]}
+        if _NAMES[block.kind].part:
+            yield {"type": "response.content_part.added", **self._place(block), "part": _part(block, "", [])}
 
-    def _next_id(self, kind: str) -> str:
-        return item_id(kind, self._response_id, "o", len(self.items))
+    def _stop(self, block: AnswerBlock) -> Iterator[Item]:
+        names, place, logprobs = _NAMES[block.kind], self._place(block), self._logprobs
+        self.items[-1] = item = self._item(block, "completed" if block.is_complete else "incomplete")
+        name = {"name": block.name} if block.kind == "call" else {}
+        yield {"type": f"{names.events}.done", **place, **name, names.field: block.text,
+               **({"logprobs": logprobs} if block.kind == "text" else {})}
+        if names.part:
+            yield {"type": "response.content_part.done", **place, "part": _part(block, block.text, logprobs)}
+        yield {"type": "response.output_item.done", "output_index": block.index, "item": item}
 
-    @property
-    def _index(self) -> int:
-        return len(self.items) - 1
+    def _place(self, block: AnswerBlock) -> Item:
+        part = {"content_index": 0} if _NAMES[block.kind].part else {}
+        return {"item_id": self.items[-1]["id"], "output_index": block.index, **part}
 
-    def _begin(self, item: OutputItem) -> Iterator[OutputEvent]:
-        yield from self._close("completed")
-        self._open = item
-        self.items.append(item)
-        self._parts, self._logprobs = [], []
-        yield ItemEvent(type="response.output_item.added", output_index=self._index, item=item)
-        if not isinstance(item, OutputCall | OutputCustomCall):
-            part = OutputText() if isinstance(item, OutputMessage) else ReasoningText()
-            yield PartEvent(type="response.content_part.added", item_id=item.id, output_index=self._index,
-                            part=part)
-
-    def _close(self, status: Status) -> Iterator[OutputEvent]:
-        item, text, at = self._open, "".join(self._parts), self._index
-        if item is None:
-            return
-        self._open, item.status = None, status
-        part: OutputText | ReasoningText
-        if isinstance(item, OutputCall):
-            item.arguments = text
-            yield ArgumentsDone(item_id=item.id, output_index=at, name=item.name, arguments=text)
-        elif isinstance(item, OutputCustomCall):
-            item.input = text
-            yield InputDone(item_id=item.id, output_index=at, input=text)
-        elif isinstance(item, OutputMessage):
-            part = OutputText(text=text, logprobs=self._logprobs)
-            item.content = [part]
-            yield TextDone(item_id=item.id, output_index=at, text=text, logprobs=self._logprobs)
-            yield PartEvent(type="response.content_part.done", item_id=item.id, output_index=at, part=part)
-        else:
-            part = ReasoningText(text=text)
-            item.content = [part]
-            yield ReasoningDone(item_id=item.id, output_index=at, text=text)
-            yield PartEvent(type="response.content_part.done", item_id=item.id, output_index=at, part=part)
-        yield ItemEvent(type="response.output_item.done", output_index=at, item=item)
+    def _item(self, block: AnswerBlock, status: Status) -> Item:
+        names, text = _NAMES[block.kind], "" if status == "in_progress" else block.text
+        item: Item = {"type": names.item, "id": item_id(names.item, self._response_id, "o", block.index),
+                      "status": status}
+        if block.is_call:
+            return {**item, "call_id": block.call_id, "name": block.name, names.field: text}
+        content = [] if status == "in_progress" else [_part(block, text, self._logprobs)]
+        return {**item, **({"role": "assistant"} if block.kind == "text" else {"summary": []}),
+                "content": content}
 
 
-def _call_item(call_id: str, name: str, response_id: str, at: int, *, is_custom: bool
-               ) -> OutputCall | OutputCustomCall:
-    if is_custom:
-        return OutputCustomCall(id=item_id("custom_tool_call", response_id, "o", at), call_id=call_id,
-                                name=name)
-    return OutputCall(id=item_id("function_call", response_id, "o", at), call_id=call_id, name=name)
+def _part(block: AnswerBlock, text: str, logprobs: list[ChatTokenLogprob]) -> Item:
+    of_text = {"annotations": [], "logprobs": logprobs} if block.kind == "text" else {}
+    return {"type": _NAMES[block.kind].part, "text": text, **of_text}
 
 
 def _covering(logprobs: list[ChatTokenLogprob], text: str) -> list[ChatTokenLogprob]:

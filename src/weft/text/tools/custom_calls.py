@@ -2,7 +2,7 @@
 
     {"type": "custom", "custom": {"name": "sql", "format": ...}}  --custom_function--> a function with one
                                                                                        parameter, ``input``
-    call sql {"input": "SELECT 1"}  --with_inputs--> CallDelta(name="sql", arguments="SELECT 1", is_custom)
+    call sql {"input": "SELECT 1"}  --input_of--> SELECT 1
 
 No chat template knows custom tools. So the template sees a function, the model calls it, and the one argument
 is the text. A ``regex`` of the format becomes the pattern of the parameter, and makes the function strict.
@@ -16,12 +16,10 @@ the text does not know); the text in parts (half an escape is no text).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import RequestError
-from weft.text.tools.call_deltas import CallDelta
 
 INPUT = "input"
 
@@ -48,19 +46,8 @@ def function_call(call: Mapping[str, Any]) -> dict[str, Any]:
             "function": {"name": shown.get("name"), "arguments": {INPUT: shown.get("input")}}}
 
 
-def with_inputs(deltas: Sequence[CallDelta], custom: Collection[str]) -> list[CallDelta]:
-    """One delta for each call of ``deltas``, which are whole. ``custom``: names of custom tools."""
-    calls: dict[int, CallDelta] = {}
-    for delta in deltas:
-        call = calls.get(delta.index)
-        calls[delta.index] = delta if call is None else replace(
-            call, arguments=call.arguments + delta.arguments)
-    return [replace(call, arguments=_input(call.arguments), is_custom=True) if call.name in custom else call
-            for call in calls.values()]
-
-
-def _input(arguments: str) -> str:
-    """A model may write other arguments than it was shown: then they are the text."""
+def input_of(arguments: str) -> str:
+    """The text of a call. A model may write other arguments than it was shown: then they are the text."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -12,7 +12,7 @@ import json
 import re
 
 from weft.text.markers import may_become
-from weft.text.tools.call_parts import BodyReader, CallPart
+from weft.text.tools.body_reader import BodyReader, CallDelta
 from weft.text.tools.json_calls import ObjectScanner
 
 _NUMBERED = re.compile(r"(?:functions\.)?(.+):\d+")
@@ -30,14 +30,14 @@ class HeadedCalls(BodyReader):
         self._object: ObjectScanner | None = None
         self._given = 0
 
-    def _read(self, last: bool) -> list[CallPart]:
-        parts: list[CallPart] = []
+    def _read(self, last: bool) -> list[CallDelta]:
+        deltas: list[CallDelta] = []
         while self.end is None and not self.broken:
-            if not (self._head(parts, last) if self._object is None else self._arguments(parts)):
+            if not (self._head(deltas, last) if self._object is None else self._arguments(deltas)):
                 break
-        return parts
+        return deltas
 
-    def _head(self, parts: list[CallPart], last: bool) -> bool:
+    def _head(self, deltas: list[CallDelta], last: bool) -> bool:
         """Whether it got anywhere."""
         while self._at < len(self.text) and self.text[self._at].isspace():
             self._at += 1
@@ -64,20 +64,20 @@ class HeadedCalls(BodyReader):
             return True
         head = head.strip()
         numbered = _NUMBERED.fullmatch(head)
-        parts.append(CallPart(name=head) if numbered is None
-                     else CallPart(name=numbered.group(1), call_id=head))
+        deltas.append(CallDelta(name=head) if numbered is None
+                     else CallDelta(name=numbered.group(1), call_id=head))
         self._object = ObjectScanner(start)
         self._object.copy(start)
         self._given = 0
         return True
 
-    def _arguments(self, parts: list[CallPart]) -> bool:
+    def _arguments(self, deltas: list[CallDelta]) -> bool:
         scanner = self._object
         assert scanner is not None
         scanner.scan(self.text)
         fresh = "".join(scanner.escaped[self._given:])
         if fresh:
-            parts.append(CallPart(arguments=fresh))
+            deltas.append(CallDelta(arguments=fresh))
             self._given, self.emitted = len(scanner.escaped), scanner.at
         if scanner.end is None:
             return False
@@ -91,7 +91,7 @@ class HeadedCalls(BodyReader):
             if not may_become(rest, (self._behind,)):
                 self.broken = True
             return self.broken
-        parts.append(CallPart(complete=True))
+        deltas.append(CallDelta(complete=True))
         self._at = len(self.text) - len(rest) + len(self._behind)
         if not self._behind:
             self._at = scanner.end

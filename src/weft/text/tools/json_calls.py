@@ -16,7 +16,7 @@ import re
 from typing import Any
 
 from weft.text.markers import may_become
-from weft.text.tools.call_parts import BodyReader, CallPart
+from weft.text.tools.body_reader import BodyReader, CallDelta
 
 _HEADER = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _ARGUMENTS = ("arguments", "parameters")
@@ -87,15 +87,15 @@ class JsonCalls(BodyReader):
         self._list: bool | None = None
         """True inside a list, False behind it, None where there was none."""
 
-    def _read(self, last: bool) -> list[CallPart]:
-        parts: list[CallPart] = []
+    def _read(self, last: bool) -> list[CallDelta]:
+        deltas: list[CallDelta] = []
         while self.end is None and not self.broken:
             if self._object is not None:
-                if not self._read_object(parts):
+                if not self._read_object(deltas):
                     break
             elif not self._read_between(last):
                 break
-        return parts
+        return deltas
 
     def _read_between(self, last: bool) -> bool:
         """Whether it got anywhere."""
@@ -127,7 +127,7 @@ class JsonCalls(BodyReader):
             self.broken = True
         return True
 
-    def _read_object(self, parts: list[CallPart]) -> bool:
+    def _read_object(self, deltas: list[CallDelta]) -> bool:
         scanner = self._object
         assert scanner is not None
         if self._name is None and scanner.copy_from is None:
@@ -137,11 +137,11 @@ class JsonCalls(BodyReader):
                 scanner.scan(self.text, header.end())
                 scanner.copy(header.end())
                 self._name = json.loads(header.group(1), strict=False)
-                parts.append(CallPart(name=self._name))
+                deltas.append(CallDelta(name=self._name))
                 self._given = 0
         scanner.scan(self.text)
         if scanner.copy_from is not None:
-            self._give_copied(scanner, parts)
+            self._give_copied(scanner, deltas)
         if scanner.end is None:
             return False
         call = read_call(self.text[scanner.start:scanner.end])
@@ -149,18 +149,18 @@ class JsonCalls(BodyReader):
             self.broken = True
             return True
         if self._name is None:
-            parts.append(CallPart(name=call[0], arguments=call[1], complete=True))
+            deltas.append(CallDelta(name=call[0], arguments=call[1], complete=True))
         else:
-            parts.append(CallPart(complete=True))
+            deltas.append(CallDelta(complete=True))
         self._at = scanner.end
         self._object, self._name = None, None
         self._completed(self._at)
         return True
 
-    def _give_copied(self, scanner: ObjectScanner, parts: list[CallPart]) -> None:
+    def _give_copied(self, scanner: ObjectScanner, deltas: list[CallDelta]) -> None:
         fresh = "".join(scanner.escaped[self._given:])
         if fresh:
-            parts.append(CallPart(arguments=fresh))
+            deltas.append(CallDelta(arguments=fresh))
             self._given = len(scanner.escaped)
             self.emitted = scanner.at if scanner.copy_end is None else scanner.copy_end
 

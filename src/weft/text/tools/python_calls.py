@@ -14,7 +14,7 @@ import ast
 import json
 from typing import Any
 
-from weft.text.tools.call_parts import BodyReader, CallPart
+from weft.text.tools.body_reader import BodyReader, CallDelta
 from weft.text.tools.json_calls import call_of
 
 _JSON_NAMES = {"true": True, "false": False, "null": None}
@@ -23,7 +23,7 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 class PythonCalls(BodyReader):
     """See the module."""
 
-    def _read(self, last: bool) -> list[CallPart]:
+    def _read(self, last: bool) -> list[CallDelta]:
         body, end = self.text, len(self.text)
         at = self.text.find(self.close) if self.close is not None else -1
         if at >= 0 and self.close is not None:
@@ -37,7 +37,7 @@ class PythonCalls(BodyReader):
         self.end = end
         self.call_count = len(calls)
         self.whole = self.emitted = end
-        return [CallPart(name=name, arguments=arguments, complete=True) for name, arguments in calls]
+        return [CallDelta(name=name, arguments=arguments, complete=True) for name, arguments in calls]
 
 
 def read_python_calls(text: str) -> list[tuple[str, str]]:

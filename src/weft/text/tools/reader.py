@@ -4,10 +4,11 @@
           |                |
        content        held back, then an envelope: a BodyReader takes over until the envelope ends
 
-``eager`` gives a call out in parts as it comes, for streams. Without it a call is given out when it is
+``eager`` gives a call out in deltas as it comes, for streams. Without it a call is given out when it is
 complete, and what turns out to be none is content, word for word. An eager stream cannot take back what it
 has sent: of a call that breaks off, the part that was sent stays sent, and the rest is content. Either way no
-character is lost but the markers of real calls and the whitespace around them.
+character is lost but the markers of real calls and the whitespace around them. Some models write the markers
+twice, one in the other: both are markers of the call.
 
 With ``single`` the first call is the only one that is given out, as ``parallel_tool_calls: false`` asks.
 """
@@ -16,11 +17,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-from weft.text.markers import first_marker, held_characters
-from weft.text.tools.call_deltas import CallDelta
-from weft.text.tools.call_parts import BodyReader, CallPart
+from weft.text.markers import first_marker, held_characters, may_become
+from weft.text.tools.body_reader import BodyReader, CallDelta
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import Body, Envelope, ToolFormat
 from weft.text.tools.headed_calls import HeadedCalls
@@ -29,14 +29,8 @@ from weft.text.tools.python_calls import PythonCalls
 from weft.text.tools.xml_calls import XmlCalls
 
 
-@dataclass(slots=True)
-class Read:
-    content: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
-
-
 class ToolCallReader:
-    """One per answer."""
+    """One per answer. It gives out content (text) and what calls gained, in the order of the answer."""
 
     def __init__(self, row: ToolFormat, tools: Sequence[Tool], *, eager: bool, single: bool = False) -> None:
         self._row = row
@@ -49,73 +43,86 @@ class ToolCallReader:
         """Whitespace that came last: it is content when content follows, or stood before it."""
         self._after_call = False
         self._envelope: Envelope | None = None
+        self._opening = ""
+        """The text that opened the envelope, which is content if no call follows."""
+        self._close = ""
+        """The marker that closed the last call: behind it another one means nothing."""
         self._body: BodyReader | None = None
         self._begun = False
         """Something other than whitespace came."""
-        self._pending: list[CallPart] = []
-        self.call_count = 0
-        """Calls that are complete."""
+        self._pending: list[CallDelta] = []
+        self._parsed: list[str | CallDelta] = []
         self._index = -1
 
-    def push(self, text: str) -> Read:
-        read = Read()
+    def push(self, text: str) -> list[str | CallDelta]:
         self._text += text
-        while self._advance(read, last=False):
+        while self._advance(last=False):
             pass
-        return read
+        parsed, self._parsed = self._parsed, []
+        return parsed
 
-    def finish(self) -> Read:
+    def finish(self) -> list[str | CallDelta]:
         """The answer is over."""
-        read = Read()
-        while self._advance(read, last=True):
+        while self._advance(last=True):
             pass
         if self._envelope is not None:  # an envelope that ended where it began
-            self._give_back(read, self._envelope.open)
+            self._give_back(self._opening)
         content, self._text = self._text, ""
-        self._show(read, content)
-        if not self._after_call:
-            read.content += self._space
+        self._show(content)
+        if self._space and not self._after_call:
+            self._parsed.append(self._space)
         self._space = ""
-        return read
+        return self._parsed
 
-    def _advance(self, read: Read, *, last: bool) -> bool:
+    def _advance(self, *, last: bool) -> bool:
         """One thing at a time: whether there may be more to do with the text at hand."""
         if self._envelope is None:
-            return self._look_for_envelope(read)
+            return self._look_for_envelope()
         if self._body is None:
-            return self._begin_body(read, last)
-        return self._read_body(read, last)
+            return self._begin_body(last)
+        return self._read_body(last)
 
-    def _look_for_envelope(self, read: Read) -> bool:
+    def _look_for_envelope(self) -> bool:
         bare = self._text.lstrip()
         at_start = next((e for e in self._row.envelopes if not e.open), None)
         begins = bool(bare) and at_start is not None and bare[0] in dict(at_start.bodies)
         if begins and not self._begun:
-            self._envelope, self._text, self._begun = at_start, bare, True
+            self._envelope, self._opening, self._text, self._begun = at_start, "", bare, True
+            return True
+        if self._close and bare.startswith(self._close):
+            self._text = bare[len(self._close):]
             return True
         self._begun = self._begun or bool(bare)
         match = first_marker(self._text, self._row.opens)
         if match is None:
+            if self._close and may_become(bare, (self._close,)):
+                return False
             safe = len(self._text) - held_characters(self._text, self._row.opens)
-            self._show(read, self._text[:safe])
+            self._show(self._text[:safe])
             self._text = self._text[safe:]
             return False
         at, marker = match
-        self._show(read, self._text[:at])
+        self._show(self._text[:at])
         self._envelope = next(envelope for envelope in self._row.envelopes if envelope.open == marker)
-        self._text = self._text[at + len(marker):]
+        self._opening, self._text = marker, self._text[at + len(marker):]
         return True
 
-    def _begin_body(self, read: Read, last: bool) -> bool:
+    def _begin_body(self, last: bool) -> bool:
         envelope = self._envelope
         assert envelope is not None
         text = envelope.open + self._text if envelope.keeps_open else self._text
         bare = text.lstrip()
         if not bare:
             return False
+        if envelope.close and bare.startswith(envelope.open):
+            twice = len(text) - len(bare) + len(envelope.open)
+            self._opening, self._text = self._opening + text[:twice], text[twice:]
+            return True
+        if envelope.close and may_become(bare, (envelope.open,)) and not last:
+            return False
         body = next((body for first, body in envelope.bodies if bare.startswith(first)), None)
         if body is None:
-            self._give_back(read, envelope.open)
+            self._give_back(self._opening)
             return True
         self._body = self._reader(body, envelope.close)
         self._text = text
@@ -132,35 +139,35 @@ class ToolCallReader:
         assert head is not None
         return HeadedCalls(close, before=head.before, arguments=head.arguments, behind=head.behind)
 
-    def _read_body(self, read: Read, last: bool) -> bool:
+    def _read_body(self, last: bool) -> bool:
         body, envelope = self._body, self._envelope
         assert body is not None
         assert envelope is not None
         text, self._text = self._text, ""
         if not text and not last:
             return False
-        for part in body.push(text, last=last):
-            self._take(read, part)
+        for delta in body.push(text, last=last):
+            self._take(delta)
         if body.broken:
             done = max(body.whole, body.emitted if self._eager else 0)
             self._text, self._body, self._envelope = body.text[done:], None, None
             self._pending.clear()
             if not done:  # the marker is content, and must not be taken for one again
-                self._show(read, envelope.open)
+                self._show(self._opening)
                 self._text = self._text[len(envelope.open) if envelope.keeps_open else 0:]
             return True
         if body.end is not None:
             self._text, self._body, self._envelope = body.text[body.end:], None, None
             if not body.call_count:  # "<tool_call></tool_call>"
-                self._show(read, envelope.open + body.text[:body.end])
+                self._show(self._opening + body.text[:body.end])
             return bool(self._text)
         return False
 
-    def _give_back(self, read: Read, marker: str) -> None:
+    def _give_back(self, marker: str) -> None:
         self._envelope = None
-        self._show(read, marker)
+        self._show(marker)
 
-    def _show(self, read: Read, content: str) -> None:
+    def _show(self, content: str) -> None:
         """Content, but for the whitespace at its end, which waits for what follows."""
         if not content:
             return
@@ -169,30 +176,23 @@ class ToolCallReader:
         if not bare:
             self._space += content
             return
-        self._after_call = False
-        read.content += self._space + bare
+        self._after_call, self._close = False, ""
+        self._parsed.append(self._space + bare)
         self._space = content[len(bare):]
 
-    def _take(self, read: Read, part: CallPart) -> None:
-        if self._eager:
-            self._give(read, part)
-            return
-        self._pending.append(part)
-        if part.complete:
-            for waiting in self._pending:
-                self._give(read, waiting)
+    def _take(self, delta: CallDelta) -> None:
+        if not self._eager:
+            self._pending.append(delta)
+            if not delta.complete:
+                return
+            delta = replace(self._pending[0], complete=True,
+                            arguments="".join(waiting.arguments for waiting in self._pending))
             self._pending.clear()
-
-    def _give(self, read: Read, part: CallPart) -> None:
         self._space, self._after_call = "", True
-        if part.name is not None:
+        self._close = (self._envelope and self._envelope.close) or ""
+        if delta.name is not None:
             self._index += 1
-        self.call_count += part.complete
-        if self._single and self._index > 0:
-            return
-        delta = CallDelta(self._index, arguments=part.arguments)
-        if part.name is not None:
-            delta.name = part.name
-            delta.call_id = part.call_id or self._row.new_id(uuid.uuid4().hex, part.name, self._index)
-        if delta.name is not None or delta.arguments:
-            read.calls.append(delta)
+            delta.call_id = delta.call_id or self._row.new_id(uuid.uuid4().hex, delta.name, self._index)
+        if not (self._single and self._index > 0):
+            delta.index = self._index
+            self._parsed.append(delta)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.text.markers import may_become
-from weft.text.tools.call_parts import BodyReader, CallPart
+from weft.text.tools.body_reader import BodyReader, CallDelta
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
@@ -38,18 +38,18 @@ class XmlCalls(BodyReader):
         self._function: str | None = None
         self._parameters = 0
 
-    def _read(self, last: bool) -> list[CallPart]:
-        parts: list[CallPart] = []
+    def _read(self, last: bool) -> list[CallDelta]:
+        deltas: list[CallDelta] = []
         while self.end is None and not self.broken:
             while self._at < len(self.text) and self.text[self._at].isspace():
                 self._at += 1
             rest = self.text[self._at:]
             step = self._between if self._function is None else self._inside
-            if not step(rest, parts, last):
+            if not step(rest, deltas, last):
                 break
-        return parts
+        return deltas
 
-    def _between(self, rest: str, parts: list[CallPart], last: bool) -> bool:
+    def _between(self, rest: str, deltas: list[CallDelta], last: bool) -> bool:
         """Whether it got anywhere."""
         expected = [FUNCTION, *([self.close] if self.close is not None else [])]
         if self.close is not None and rest.startswith(self.close):
@@ -61,7 +61,7 @@ class XmlCalls(BodyReader):
             self._function, self._parameters = name, 0
             self._at += length
             self.emitted = self._at
-            parts.append(CallPart(name=name))
+            deltas.append(CallDelta(name=name))
         elif may_become(rest, expected) and not last:
             return False
         elif self.call_count:
@@ -70,20 +70,20 @@ class XmlCalls(BodyReader):
             self.broken = True
         return True
 
-    def _inside(self, rest: str, parts: list[CallPart], last: bool) -> bool:
+    def _inside(self, rest: str, deltas: list[CallDelta], last: bool) -> bool:
         if rest.startswith(PARAMETER):
             name, length = self._tag_name(rest, PARAMETER)
             end = rest.find(PARAMETER_END, length)
             if name is None or end < 0:
                 return False
             value = self._value(name, rest[length:end])
-            parts.append(CallPart(arguments=f"{', ' if self._parameters else '{'}"
+            deltas.append(CallDelta(arguments=f"{', ' if self._parameters else '{'}"
                                             f"{json.dumps(name, ensure_ascii=False)}: {value}"))
             self._parameters += 1
             self._at += end + len(PARAMETER_END)
             self.emitted = self._at
         elif rest.startswith(FUNCTION_END):
-            parts.append(CallPart(arguments="}" if self._parameters else "{}", complete=True))
+            deltas.append(CallDelta(arguments="}" if self._parameters else "{}", complete=True))
             self._at += len(FUNCTION_END)
             self._function = None
             self._completed(self._at)

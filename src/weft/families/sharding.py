@@ -1,0 +1,167 @@
+"""Tensor parallelism as arithmetic: what one rank of several holds of a model. Geometry in, geometry out.
+
+    heads, experts' width, channels      divided by tp, and must divide
+    experts themselves, with ``ep``      divided by their number, spans differ by one at most
+    KV heads, groups of Mamba-2          divided while there are enough; from then on each has a copy of one
+    vocabulary                           spans of equal length, the last ones shorter
+    hidden size, norms, routers          whole on every rank
+
+That is how the field shards (Shoeybi et al., 2019, for attention and feed-forward; grouped heads are copied
+as every engine with grouped-query attention does), so the figures compare. What is divided is named by field:
+a new mixer that calls its heads ``heads`` is divided without a word here, and one inside another is found.
+Rejected: dividing the bytes, which is wrong wherever something is copied.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from weft.errors import ConfigError
+from weft.families.architecture import Architecture, Attention, Experts, Mamba2
+from weft.units import ceil_div
+
+_DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width"})
+_COPIED: dict[type, tuple[str, str]] = {
+    Attention: ("kv_heads", "kv_copies"), Mamba2: ("groups", "group_copies")}
+"""What ranks share once there are fewer than ranks, and the field that says how many share one."""
+_WORDS = {"heads": "heads", "k_heads": "key heads", "v_heads": "value heads", "kv_heads": "KV heads",
+          "groups": "groups", "channels": "channels", "width": "columns", "shared_width": "shared columns"}
+TP_MAX = 64
+"""Largest ``--tp`` that is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpan:
+    """``count`` entries from ``begin`` on, of ``total``."""
+
+    total: int
+    begin: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Rank ``rank`` of ``size``. ``by_expert``: experts are divided by their number, not by their width."""
+
+    rank: int = 0
+    size: int = 1
+    by_expert: bool = False
+
+    def of_units(self, own: int, width: int = 1, copies: int = 1) -> ShardSpan:
+        """Of units of ``width`` entries, ``own`` a rank; ``copies`` neighbours hold the same.
+
+        Queries of neighbours need the same KV head. Choosing it by ``rank % heads`` gives numbers that look
+        right and are not (SGLang issue 30997); a test keeps that as its control."""
+        return ShardSpan(own * self.size // copies * width, self.rank // copies * own * width, own * width)
+
+    def of_tokens(self, count: int) -> ShardSpan:
+        """Of the vocabulary: spans of equal length, the last ones shorter."""
+        own = -(-count // self.size)
+        begin = min(self.rank * own, count)
+        return ShardSpan(count, begin, min(own, count - begin))
+
+    def of_experts(self, count: int) -> ShardSpan:
+        """Spans whose lengths differ by one at most: none is empty while there are as many as ranks."""
+        begin = self.rank * count // self.size
+        return ShardSpan(count, begin, (self.rank + 1) * count // self.size - begin)
+
+
+def rank_architecture(architecture: Architecture, tp: int, *, ep: bool = False) -> Architecture:
+    """``architecture`` as one of ``tp`` (at least 1) devices holds it, the one with the most. ``ep``: experts
+    are divided by their number. ``vocab_size`` stays whole. A head for multi-token
+    prediction that ``tp`` does not divide is left out.
+
+    Raises ConfigError naming the numbers that ``tp`` does not divide, and the values of ``--tp`` that do.
+    """
+    if ep:
+        architecture = _experts_divided(architecture, tp)
+    if tp == 1:
+        return architecture
+    stuck = _indivisible(architecture, tp)
+    if stuck:
+        possible = ", ".join(str(n) for n in possible_tps(architecture, ep=ep))
+        raise ConfigError(f"--tp is {tp}, which does not divide this model: {', '.join(stuck)}; it may be "
+                          f"{possible}", param="--tp")
+    return replace(architecture, mixers=tuple(_share(mixer, tp) for mixer in architecture.mixers),
+                   feed_forwards=tuple(_share(feed, tp) for feed in architecture.feed_forwards),
+                   mtp=None if _stuck_fields(architecture.mtp, tp) else _share(architecture.mtp, tp))
+
+
+def _experts_divided(architecture: Architecture, tp: int) -> Architecture:
+    """Raises ConfigError for a model without experts, or with fewer than ranks."""
+    counts = {feed.count for feed in architecture.feed_forwards if isinstance(feed, Experts)}
+    if not counts:
+        raise ConfigError("--ep divides experts over ranks, and this model has none", param="--ep")
+    if min(counts) < tp:
+        raise ConfigError(f"--tp is {tp} with --ep, and this model has {min(counts)} experts; use --tp "
+                          f"{min(counts)} or less", param="--tp")
+
+    def divided(feed: Any) -> Any:
+        return replace(feed, own_count=ceil_div(feed.count, tp)) if isinstance(feed, Experts) else feed
+
+    head = architecture.mtp
+    return replace(architecture, feed_forwards=tuple(map(divided, architecture.feed_forwards)),
+                   mtp=None if head is None else replace(head, feed_forward=divided(head.feed_forward)))
+
+
+def possible_tps(architecture: Architecture, *, ep: bool = False) -> list[int]:
+    """Values of ``--tp`` up to TP_MAX that divide this model."""
+    if not ep:
+        return [tp for tp in range(1, TP_MAX + 1) if not _indivisible(architecture, tp)]
+    divided = _experts_divided(architecture, 1)
+    counts = [feed.count for feed in divided.feed_forwards if isinstance(feed, Experts)]
+    return [tp for tp in range(1, min(TP_MAX, *counts) + 1) if not _indivisible(divided, tp)]
+
+
+def _share(record: Any, tp: int) -> Any:
+    """A record of the architecture with its numbers divided, those of records inside it too."""
+    if not is_dataclass(record) or isinstance(record, type):
+        return record
+    changes: dict[str, Any] = {}
+    copied = _COPIED.get(type(record))
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if field.name in _DIVIDED and not _is_of_whole_experts(record, field.name):
+            changes[field.name] = value // tp
+        elif copied is not None and field.name == copied[0]:
+            changes[field.name] = max(1, value // tp)
+            changes[copied[1]] = max(1, tp // value)
+        elif is_dataclass(value):
+            changes[field.name] = _share(value, tp)
+    return replace(record, **changes)
+
+
+def _indivisible(architecture: Architecture, tp: int) -> list[str]:
+    stuck: dict[str, None] = {}
+    for record in dict.fromkeys((*architecture.mixers, *architecture.feed_forwards)):
+        stuck |= dict.fromkeys(_stuck_fields(record, tp))
+    return list(stuck)
+
+
+def _stuck_fields(record: Any, tp: int) -> list[str]:
+    """What of ``record`` can be neither divided nor, where that is allowed, replicated evenly."""
+    if not is_dataclass(record) or isinstance(record, type):
+        return []
+    stuck = []
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if _is_of_whole_experts(record, field.name):
+            continue
+        copied = field.name == _COPIED.get(type(record), ("",))[0]
+        if (field.name in _DIVIDED or copied) and value % tp and not (copied and tp % value == 0):
+            stuck.append(f"{value} {_WORDS[field.name]} of {_kind(record)}")
+        elif is_dataclass(value):
+            stuck += _stuck_fields(value, tp)
+    return stuck
+
+
+def _kind(record: Any) -> str:
+    """``GatedDelta`` -> "gated delta"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(record).__name__).lower()
+
+
+def _is_of_whole_experts(record: Any, field: str) -> bool:
+    """Whether experts are divided by their number, so that their width is whole."""
+    return isinstance(record, Experts) and bool(record.own_count) and field == "width"

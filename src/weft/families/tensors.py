@@ -1,0 +1,339 @@
+"""The tensors of each mixer and feed-forward, as data: one table says what is stored.
+
+    role     the tensors that are read as one, one below the other
+
+    "qkv"    Tensor("q_proj.weight", (Units(heads, head_dim), hidden))      dims: rows, columns
+             Tensor("k_proj.weight", (Units(kv_heads, head_dim), hidden))
+             Tensor("v_proj.weight", (Units(kv_heads, head_dim), hidden))
+    "out"    Tensor("o_proj.weight", (hidden, Units(heads, head_dim)))
+
+Three read it. ``planning.weights`` multiplies dims, and counts bytes by the form. ``models.block_readers``
+asks for the tensors under these names and in these shapes, each role as one product. ``models.sharding``
+finds the part of a rank: the dim that is no plain number is divided.
+
+    in_proj_qkv   | q q q q | k k k k | v v v v v v v v |     all ranks
+    rank 1 of 2   |     q q |     k k |         v v v v |     a span of each of its units
+
+A fused projection names its units one by one: one span of all of it would give rank 0 all queries and rank 1
+all values. Where columns are divided, a product is a part of a sum over ranks, and its bias is the first
+rank's. Numbers are those of the architecture at hand, a whole one or a rank's. Families that spell a name
+otherwise pass their own.
+
+Rejected: shards in the family files (each would say the same); shards by shape (a square matrix does not say
+which side is divided).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from weft.families.architecture import (
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    GatedDelta,
+    KimiDelta,
+    LatentAttention,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    Parallel,
+    SharedBlock,
+    ShortConv,
+)
+from weft.families.sharding import RankPlace, ShardSpan
+
+Form = Literal["matrix", "plain", "float32"]
+"""A product of the stream, in the model's dtype or quantised; norms, convolutions, routers and biases, which
+files never quantise; decay rates and steps of recurrent layers, kept exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """``own`` units of a rank, of ``width`` entries each; ``copies`` ranks hold the same."""
+
+    own: int
+    width: int = 1
+    copies: int = 1
+
+    def most(self, size: int) -> int:
+        """Entries on the one of ``size`` ranks that has the most."""
+        return self.own * self.width
+
+    def span(self, place: RankPlace) -> ShardSpan:
+        return place.of_units(self.own, self.width, self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """``count`` experts or tokens, divided by their number."""
+
+    of: Literal["experts", "tokens"]
+    count: int
+
+    def most(self, size: int) -> int:
+        return -(-self.count // size)
+
+    def span(self, place: RankPlace) -> ShardSpan:
+        return place.of_experts(self.count) if self.of == "experts" else place.of_tokens(self.count)
+
+
+Dim = int | Units | Numbered | tuple[Units, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """``name``: behind that of the mixer. ``of_first``: other ranks than the first hold zeros."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    form: Form = "matrix"
+    of_first: bool = False
+
+    def elements(self, size: int) -> int:
+        """On the one of ``size`` ranks that has the most."""
+        return math.prod(dim if isinstance(dim, int) else sum(unit.most(size) for unit in _units(dim))
+                         for dim in self.dims)
+
+    def shape(self, place: RankPlace) -> tuple[int, ...]:
+        """On one rank."""
+        return tuple(dim if isinstance(dim, int) else sum(unit.span(place).count for unit in _units(dim))
+                     for dim in self.dims)
+
+    def spans(self, place: RankPlace) -> tuple[int, tuple[ShardSpan, ...]] | None:
+        """The dim that is divided, and this rank's spans of it; None for a tensor that each rank holds."""
+        for index, dim in enumerate(self.dims):
+            if not isinstance(dim, int):
+                return index, tuple(unit.span(place) for unit in _units(dim))
+        return None
+
+
+def _units(dim: Dim) -> tuple[Units | Numbered, ...]:
+    assert not isinstance(dim, int)
+    return dim if isinstance(dim, tuple) else (dim,)
+
+
+Table = dict[str, tuple[Tensor, ...]]
+"""Role -> its tensors. The bias of a role is under ``role.bias``."""
+
+
+def vocabulary(count: int, hidden: int) -> Tensor:
+    """The embedding, and the head."""
+    return Tensor("embed_tokens.weight", (Numbered("tokens", count), hidden), "plain")
+
+
+def _product(role: str, columns: Dim, *parts: tuple[str, Dim], bias: bool = False) -> Table:
+    """(name, rows) of each tensor; with ``bias`` each has one."""
+    table: Table = {role: tuple(Tensor(f"{name}.weight", (rows, columns)) for name, rows in parts)}
+    if bias:
+        of_first = not isinstance(columns, int)
+        table[f"{role}.bias"] = tuple(Tensor(f"{name}.bias", (rows,), "plain", of_first)
+                                      for name, rows in parts)
+    return table
+
+
+def _conv(channels: Dim, kernel: int, name: str = "conv1d", *, bias: bool = False) -> Table:
+    table: Table = {"conv": (Tensor(f"{name}.weight", (channels, 1, kernel), "plain"),)}
+    return table | {"conv.bias": (Tensor(f"{name}.bias", (channels,), "plain"),)} if bias else table
+
+
+def _exact(*names: str, dims: tuple[Dim, ...]) -> Table:
+    return {name: (Tensor(name, dims, "float32"),) for name in names}
+
+
+def _norm(role: str, width: Dim, name: str | None = None) -> Table:
+    return {role: (Tensor(f"{name or role}.weight", (width,), "plain"),)}
+
+
+def attention(shape: Attention, hidden: int, *, inputs: int | None = None, out: str = "o_proj",
+              norms: tuple[str, str] = ("q_norm", "k_norm"), gates: str = "g_proj") -> Table:
+    """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias."""
+    queries = Units(shape.heads, shape.head_dim)
+    keys = Units(shape.kv_heads, shape.head_dim, shape.kv_copies)
+    asked = Units(shape.heads, shape.head_dim * 2) if shape.gated else queries
+    read = inputs or hidden
+    table = _product("qkv", read, ("q_proj", asked), ("k_proj", keys), ("v_proj", keys), bias=shape.bias)
+    if shape.head_gated:
+        table["qkv"] += (Tensor(f"{gates}.weight", (Units(shape.heads), read)),)
+    if shape.qk_norm:
+        table |= _norm("q_norm", queries if shape.norm_whole else shape.head_dim, norms[0])
+        table |= _norm("k_norm", keys if shape.norm_whole else shape.head_dim, norms[1])
+    return table | _product("out", queries, (out, hidden), bias=shape.bias)
+
+
+def latent_attention(shape: LatentAttention, hidden: int) -> Table:
+    rank, latent = shape.query_rank, shape.latent_dim
+    into: tuple[tuple[str, Dim], ...] = (("kv_a_proj_with_mqa", latent + shape.shared_dim),)
+    queries = Units(shape.heads, shape.key_dim)
+    if rank is None:
+        table = _product("query", hidden, ("q_proj", queries))
+    else:
+        table = _product("query", rank, ("q_b_proj", queries)) | _norm("query_norm", rank, "q_a_layernorm")
+        into = (("q_a_proj", rank), *into)
+    expanded = Units(shape.heads, shape.own_dim + shape.value_dim)
+    return (table | _product("latent", hidden, *into, bias=shape.bias)
+            | _norm("latent_norm", latent, "kv_a_layernorm")
+            | _product("expansion", latent, ("kv_b_proj", expanded))
+            | _product("out", Units(shape.heads, shape.value_dim), ("o_proj", hidden), bias=shape.bias))
+
+
+DeltaNames = Literal["fused", "by_key_head", "each"]
+"""How the input projection of a gated delta net is stored: Qwen3.5, Qwen3-Next, OLMo hybrid."""
+
+
+def gated_delta(shape: GatedDelta, hidden: int, *, names: DeltaNames = "fused", norm: str = "norm",
+                out: str = "out_proj") -> Table:
+    """The rows of beta and decay are never quantised in files."""
+    key, value = Units(shape.k_heads, shape.k_dim), Units(shape.v_heads, shape.v_dim)
+    heads, ratio = Units(shape.v_heads), shape.v_heads // shape.k_heads
+    matrices: dict[DeltaNames, dict[str, Dim]] = {
+        "fused": {"in_proj_qkv": (key, key, value), "in_proj_z": value},
+        "by_key_head": {"in_proj_qkvz": Units(shape.k_heads, 2 * (shape.k_dim + ratio * shape.v_dim))},
+        "each": {"q_proj": key, "k_proj": key, "v_proj": value, "g_proj": value}}
+    gates: dict[DeltaNames, dict[str, Dim]] = {
+        "fused": {"in_proj_b": heads, "in_proj_a": heads},
+        "by_key_head": {"in_proj_ba": Units(shape.k_heads, 2 * ratio)},
+        "each": {"b_proj": heads, "a_proj": heads}}
+    table = _product("project", hidden, *matrices[names].items())
+    table["project"] += tuple(Tensor(f"{name}.weight", (rows, hidden), "plain")
+                              for name, rows in gates[names].items())
+    return (table | _conv((key, key, value), shape.conv_kernel) | _exact("A_log", "dt_bias", dims=(heads,))
+            | _norm("norm", shape.v_dim, norm) | _product("out", value, (out, hidden)))
+
+
+def kimi_delta(shape: KimiDelta, hidden: int, *, forget: str = "") -> Table:
+    """``forget``: what stands before the names of the forget gate."""
+    width, heads, rank = Units(shape.heads, shape.head_dim), Units(shape.heads), shape.head_dim
+    table = _product("project", hidden, ("q_proj", width), ("k_proj", width), ("v_proj", width))
+    table["project"] += (Tensor("b_proj.weight", (heads, hidden), "plain"),
+                         Tensor(f"{forget}f_a_proj.weight", (rank, hidden)),
+                         Tensor("g_a_proj.weight", (rank, hidden)))
+    table["A_log"] = (Tensor(f"{forget}A_log", (1, 1, heads, 1), "float32"),)
+    table["dt_bias"] = (Tensor(f"{forget}dt_bias", (width,), "float32"),)
+    return (table | _conv((width, width, width), shape.conv_kernel)
+            | _product("forget", rank, (f"{forget}f_b_proj", width))
+            | _product("gate", rank, ("g_b_proj", width))
+            | _norm("norm", rank, "o_norm") | _product("out", width, ("o_proj", hidden)))
+
+
+def mamba2(shape: Mamba2, hidden: int) -> Table:
+    inner, heads = Units(shape.heads, shape.head_dim), Units(shape.heads)
+    group = Units(shape.groups, shape.state_dim, shape.group_copies)
+    out_bias = shape.projection_bias if shape.output_bias is None else shape.output_bias
+    table = (_product("project", hidden, ("in_proj", (inner, inner, group, group, heads)),
+                      bias=shape.projection_bias)
+             | _conv((inner, group, group), shape.conv_kernel, bias=shape.conv_bias)
+             | _exact("A_log", "D", "dt_bias", dims=(heads,))
+             | _product("out", inner, ("out_proj", hidden), bias=out_bias))
+    return table if shape.norm == "none" else table | _norm("norm", inner)
+
+
+def mamba1(shape: Mamba1, hidden: int) -> Table:
+    channels, rank, width = Units(shape.channels), shape.dt_rank, shape.state_dim
+    table = (_product("project", hidden, ("in_proj", (channels, channels)), bias=shape.projection_bias)
+             | _conv(channels, shape.conv_kernel, bias=shape.conv_bias)
+             | _product("select", channels, ("x_proj", rank + 2 * width))
+             | _product("step", rank, ("dt_proj", channels))
+             | _exact("A_log", dims=(channels, width)) | _exact("D", dims=(channels,))
+             | {"dt_bias": (Tensor("dt_proj.bias", (channels,), "float32"),)}
+             | _product("out", channels, ("out_proj", hidden), bias=shape.projection_bias))
+    if shape.inner_norms == "weighted":
+        table |= _norm("dt_layernorm", rank) | _norm("b_layernorm", width) | _norm("c_layernorm", width)
+    return table
+
+
+def short_conv(shape: ShortConv, hidden: int) -> Table:
+    channels = Units(shape.channels)
+    return (_product("project", hidden, ("in_proj", (channels, channels, channels)), bias=shape.bias)
+            | _conv(channels, shape.conv_kernel, "conv", bias=shape.bias)
+            | _product("out", channels, ("out_proj", hidden), bias=shape.bias))
+
+
+def shared_block(shape: SharedBlock, hidden: int) -> tuple[Table, Table]:
+    """What all uses of a block share: its attention over [x, embedding], and its feed-forward."""
+    return (attention(shape.attention, hidden, inputs=2 * hidden),
+            dense(shape.feed_forward, hidden, names=("gate_up_proj", "down_proj")))
+
+
+def shared_use(shape: SharedBlock, hidden: int) -> Table:
+    """What a use of a shared block has of its own. An adapter is two matrices: the first is whole, the second
+    divided as the rows that it adds to."""
+    attended, width = shape.attention, Units(shape.feed_forward.width)
+    keys = Units(attended.kv_heads, attended.head_dim, attended.kv_copies)
+    queries = Units(attended.heads, attended.head_dim)
+    added: dict[str, tuple[str, int, Dim]] = {"into": ("feed_forward.gate_up_proj", hidden, (width, width))}
+    if shape.adapted_attention:
+        added |= {part: (f"self_attn.linear_{part}", 2 * hidden, queries if part == "q" else keys)
+                  for part in "qkv"}
+    table: Table = {}
+    for role, (name, read, rows) in added.items():
+        adapter = f"{name}_adapter_list.{shape.use}"
+        table |= _product(f"{role}.0", read, (f"{adapter}.0", shape.adapter_rank))
+        table |= _product(f"{role}.1", shape.adapter_rank, (f"{adapter}.1", rows))
+    return table
+
+
+Names = tuple[str, ...]
+GATED: Names = ("gate_proj", "up_proj", "down_proj")
+
+
+def dense(shape: Dense, hidden: int, *, names: Names = GATED, whole: bool = False) -> Table:
+    """``names``: of what goes in, and of what comes out; one name of gate and up where they are one tensor.
+    ``whole``: ranks do not divide it."""
+    *into, down = names if shape.gated else names[-2:]
+    width: Dim = shape.width if whole else Units(shape.width)
+    rows = width
+    if shape.gated and len(into) == 1:
+        rows = 2 * width if isinstance(width, int) else (Units(shape.width), Units(shape.width))
+    return (_product("into", hidden, *((name, rows) for name in into), bias=shape.bias)
+            | _product("down", width, (down, hidden), bias=shape.bias))
+
+
+def experts(shape: Experts, hidden: int, *, names: Names = GATED, router: str = "gate.weight",
+            choice_bias: str = "gate.e_score_correction_bias",
+            stacks: tuple[str, str] | None = None) -> Table:
+    """The routed experts as one tensor each way, whatever they are stored as (``stacks``: what those are
+    called), and what belongs to them beside the expert that every token passes."""
+    count: Dim = Numbered("experts", shape.count) if shape.own_count else shape.count
+    into, down = stacks or ("experts.gate_up_proj" if shape.gated else "experts.up_proj", "experts.down_proj")
+    fused = expert(shape, hidden, names=("into", "down"))
+    table: Table = {"router": (Tensor(router, (shape.count, hidden), "plain"),),
+                    "into": (Tensor(into, (count, *fused["into"][0].dims)),),
+                    "down": (Tensor(down, (count, *fused["down"][0].dims)),)}
+    if shape.choice_bias:
+        table["choice_bias"] = (Tensor(choice_bias, (shape.count,), "float32"),)
+    if shape.shared_gate:
+        table["shared_gate"] = (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)
+    if shape.latent_width:
+        table |= _product("latent_in", hidden, ("fc1_latent_proj", shape.latent_width))
+        table |= _product("latent_out", shape.latent_width, ("fc2_latent_proj", hidden))
+    return table
+
+
+def expert(shape: Experts, hidden: int, *, names: Names = GATED) -> Table:
+    """One of them. Its width is divided, unless experts are divided by their number."""
+    one = Dense(shape.width, shape.activation, shape.gated)
+    return dense(one, shape.latent_width or hidden, names=names,
+                 whole=bool(shape.own_count))
+
+
+def tables(record: Mixer | FeedForward, hidden: int) -> list[Table]:
+    """Of one layer's mixer or feed-forward, all that is its own."""
+    if isinstance(record, Parallel):
+        return [attention(record.attention, hidden), mamba2(record.mamba, hidden)]
+    if isinstance(record, SharedBlock):
+        return [mamba2(record.mamba, hidden), shared_use(record, hidden),
+                _product("linear", hidden, ("linear", hidden))]
+    if isinstance(record, Experts):
+        shared = [dense(record.shared, hidden)] if record.shared_width else []
+        return [experts(record, hidden), *shared]
+    return [TABLES[type(record)](record, hidden)]
+
+
+TABLES: dict[type, Callable[[Any, int], Table]] = {
+    Attention: attention, LatentAttention: latent_attention, GatedDelta: gated_delta, KimiDelta: kimi_delta,
+    Mamba2: mamba2, Mamba1: mamba1, ShortConv: short_conv, Dense: dense}

@@ -1,0 +1,223 @@
+"""What an engine may ask of a prefix store, and the frozen values between the two.
+
+    engine thread                                   threads of the store
+    tokens --match--> StoredPrefix   memory only
+    tokens --offer--> PutOffer       memory only
+    fetch(StagingBuffers) -- Ticket --> queue of reads  --> read, verify, compare tokens --.
+    put(KvPiece, state) ---- Ticket --> queue of writes --> records, tokens, ledger line --|
+    poll <------------------------------- StoreEvent("fetched", "written", ...) -----------'
+
+A *grain* is the KV of 16 tokens of all attention layers, unsharded and in head order: one page of an engine
+that runs on one rank. A *KV record* holds the KV of up to 256 tokens of one edge, as grains one after the
+other. A *state record* holds the state after ``position`` tokens. A *stored checkpoint* is a state record
+with the KV records of all tokens before it.
+
+One thread calls every method of a ``Store``, and none of them waits for a disk or a network. A store belongs
+to one namespace (``weft.store.identity``): another model, dtype or layout on the same path never matches.
+Buffers given to ``fetch`` and ``put`` belong to the store until ``poll`` returns the event of their ticket.
+Cancelling the request changes nothing of that.
+
+Laws:
+
+* L8: a hit is a checkpoint with all of its KV.
+* L9: a put never waits. It is refused (None) when queues are full.
+* L10: ``match`` compares hashes; the fetch compares the tokens themselves before its event says ``fetched``.
+* L11: each drop and each refusal is counted with its reason.
+
+Rejected: bytes inside the values (a record is megabytes); futures or callbacks (an engine reads events
+between two steps like commands, so no callback runs inside a step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal, NamedTuple, NewType, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.memory.usage import StoreStats
+from weft.units import ceil_div
+
+PrefixTokens = Sequence[int] | npt.NDArray[np.int32]
+"""Tokens of a prompt. An array costs no list of integers."""
+
+Ticket = NewType("Ticket", int)
+"""One fetch or one put under way; each ends in exactly one ``StoreEvent``."""
+
+GRAIN_TOKENS = 16
+"""Tokens of a grain, the smallest piece of KV on disk."""
+RECORD_TOKENS_MAX = 256
+"""Most tokens of a KV record."""
+
+EXACT_FORM, INT8_KV, INT4_KV, INT8_STATE, PACKED = range(5)
+"""Forms of payloads: as the engine computes with them, compressed by it, or packed without rounding."""
+
+EventKind = Literal["fetched", "damaged", "missing", "written", "dropped"]
+DropReason = Literal["queue_full", "store_full", "rate", "read_only", "disk_error", "disk_full", "parent",
+                     "too_large", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSpan:
+    """KV record number ``record`` holds the KV of tokens [``start``, ``end``). ``form``: see ``KvPiece``.
+    ``entry``: where the store has it; it means nothing to others. ``stored_bytes``: what a read of it moves,
+    0 for ``payload_bytes``."""
+
+    record: int
+    entry: int
+    start: int
+    end: int
+    payload_bytes: int
+    form: int = 0
+    stored_bytes: int = 0
+
+
+class KvRows(NamedTuple):
+    """KV of tokens [``start``, ``end``) in one form, in ``row_count`` rows of a page each, from row ``first``
+    of a buffer on. Compressed grains lie side by side, from the first byte of the first row on."""
+
+    start: int
+    end: int
+    first: int
+    row_count: int
+    form: int = EXACT_FORM
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """A stored checkpoint: the state after ``position`` tokens and the KV of all of them.
+
+    ``exact``: every byte is what the engine computed, without rounding. ``remote``: bytes that are not on the
+    local disk yet. ``tokens`` and ``salt`` are what was asked for; a fetch compares them."""
+
+    checkpoint: int
+    entry: int
+    position: int
+    spans: tuple[StoredSpan, ...]
+    state_bytes: int
+    state_form: int
+    exact: bool
+    tokens: bytes = field(repr=False)
+    """The first ``position`` tokens as little-endian uint32."""
+    remote: bool = False
+    salt: str | None = field(default=None, repr=False)
+    stored_state_bytes: int = 0
+    """What a read of the state moves; 0 for ``state_bytes``."""
+
+    def bytes_from(self, start: int) -> int:
+        """Bytes that a fetch of [``start``, ``position``) reads."""
+        return (self.stored_state_bytes or self.state_bytes) + sum(
+            span.stored_bytes or span.payload_bytes for span in self.spans if span.end > start)
+
+    def rows_from(self, start: int, page_bytes: int) -> tuple[KvRows, ...]:
+        """How a fetch of [``start``, ``position``) fills a buffer of pages: neighbours in one form follow one
+        another, and each change of form begins a new row."""
+        if not any(span.form for span in self.spans) or not page_bytes:
+            pages = ceil_div(self.position, GRAIN_TOKENS) - start // GRAIN_TOKENS
+            return (KvRows(start, self.position, 0, pages if page_bytes else 0),)
+        rows: list[KvRows] = []
+        for form, group in groupby((span for span in self.spans if span.end > start),
+                                   key=lambda span: span.form):
+            spans = list(group)
+            begin, end = max(start, spans[0].start), spans[-1].end
+            grain_bytes = spans[0].payload_bytes // ceil_div(spans[0].end - spans[0].start, GRAIN_TOKENS)
+            grains = ceil_div(end - begin, GRAIN_TOKENS)
+            first = rows[-1].first + rows[-1].row_count if rows else 0
+            rows.append(KvRows(begin, end, first, ceil_div(grains * grain_bytes, page_bytes), form))
+        return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StagingBuffers:
+    """Writable memory for one fetch. A thread writes it until the fetch's event is polled.
+
+    ``kv``: the grains of [``start``, ``position``), ``start`` rounded down and ``position`` up to 16 tokens.
+    ``state``: the state record. ``page_bytes``: where the form of the KV changes, the next span begins at a
+    multiple of it (``StoredPrefix.rows_from``); 0 for prefixes in one form."""
+
+    kv: memoryview
+    state: memoryview
+    page_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PutOffer:
+    """What a put of a checkpoint needs: KV of [``start``, ``position``). The rest is stored already.
+
+    ``start`` is a multiple of 16. ``above``: the position of the deepest checkpoint that the store has of
+    these tokens, 0 without one. KV without a state is no place to resume at, so ``above`` may lie far before
+    ``start``. An offer is good until the next put."""
+
+    start: int
+    position: int
+    above: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvPiece:
+    """KV of tokens [``start``, ``end``), at most 256 of them: one record. ``start`` is a multiple of 16, and
+    so is ``end``, except at the checkpoint's position.
+
+    ``form`` 0: grains as the engine computes with them. Another number names a compressed form of the engine;
+    the store only keeps it."""
+
+    start: int
+    end: int
+    payload: memoryview
+    form: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEvent:
+    """How a ticket ended. Its buffers belong to the engine again.
+
+    ``fetched``: the staging buffers hold verified bytes. ``damaged``: a checksum or the tokens did not match,
+    or the disk failed; the records are retired. ``missing``: a record was evicted or its object is gone.
+    ``written``: the checkpoint is durable and matches from now on. ``dropped``: it was not written."""
+
+    ticket: Ticket
+    kind: EventKind
+    reason: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class Store(Protocol):
+    """One namespace of one directory or bucket."""
+
+    def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
+        """The deepest stored checkpoint of more than ``above`` tokens that ``tokens`` begins with."""
+        ...
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever ``match`` may answer otherwise."""
+        ...
+
+    def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
+        """Reads the KV of [``start``, ``position``) and the state. ``start`` is a multiple of 16."""
+        ...
+
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
+              exact: bool) -> PutOffer | None:
+        """What a put of this checkpoint needs; None if it is stored, or if a put would be refused."""
+        ...
+
+    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
+            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+        """Stores a checkpoint. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
+        hit saves; eviction ranks by it. None: refused and counted."""
+        ...
+
+    def poll(self) -> list[StoreEvent]:
+        """Events since the last call."""
+        ...
+
+    def stats(self) -> StoreStats: ...
+
+    def close(self) -> None:
+        """Ends the threads. Puts that are queued are written as far as a few seconds allow."""
+        ...

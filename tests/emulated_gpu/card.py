@@ -1,0 +1,279 @@
+"""The card: its memory, streams and captures, what the host waited for, and what went wrong.
+
+``reports`` has what a GPU does silently: bytes that are touched without an order, a host that reads a buffer
+before its copy has ended, a compilation inside of a request. What a GPU refuses is an exception here too.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tests.emulated_gpu.allocator import Allocator, Block, Pool, poison
+from tests.emulated_gpu.places import place_of_caller
+from tests.emulated_gpu.streams import Order, Span, StreamQueue, Work, span_of
+
+CUDA = torch.device("cuda", 0)
+CONTEXT_BYTES = 8 << 20
+"""Of the driver; some hundred MiB on a real one."""
+WORKSPACE_BYTES = 4 << 20
+"""Of cuBLAS, for each thread and stream; 32 MiB on Hopper."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """``kind``: order, early (the host reads before a copy has ended), reused (the host writes before), wait,
+    compile, workspace, upload, pinning."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Wait:
+    kind: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.place}"
+
+
+@dataclass(eq=False)
+class Capture:
+    """Recorded on ``queue`` by ``thread``. ``broken``: why it is invalid."""
+
+    queue: StreamQueue
+    pool: Pool
+    thread: int
+    works: list[Work] = field(default_factory=list)
+    broken: str | None = None
+
+
+class Storage:
+    """Device memory of tensors that share it. It may shrink to nothing and grow again, elsewhere."""
+
+    def __init__(self, card: Card, size: int) -> None:
+        self.card = card
+        self.generation = 0
+        self.block: Block | None = None
+        self.size = 0
+        self._take(size)
+
+    def _take(self, size: int) -> None:
+        self.size = size
+        self.block = self.card.allocate(size) if size else None
+        self.generation += 1
+
+    def resize(self, size: int) -> None:
+        self._free()
+        self._take(size)
+
+    def _free(self) -> None:
+        if self.block is not None:
+            self.card.freed.append(self.block)
+            self.block = None
+
+    def __del__(self) -> None:
+        self._free()
+
+
+@dataclass(eq=False)
+class _HostCopy:
+    """Under way between the card and pinned memory. ``into``: it writes the host's bytes."""
+
+    span: Span
+    into: bool
+    place: str
+
+
+class Card:
+    """``total``: its bytes. ``seed``: of the order among streams; None for the latest."""
+
+    def __init__(self, total: int, seed: int | None = None) -> None:
+        self.allocator = Allocator(total, CONTEXT_BYTES)
+        self.reports: list[Report] = []
+        self.waits: list[Wait] = []
+        self.order = Order(self.report, seed)
+        self.lock = self.order.lock
+        self.default = self.order.queue()
+        self.local = threading.local()
+        self.freed: collections.deque[Block] = collections.deque()
+        self.captures: dict[StreamQueue, Capture] = {}
+        self.caught: dict[StreamQueue, Pool] = {}
+        """Pools that never stopped recording, by their stream: its allocations still go there."""
+        self.pinned: list[tuple[Span, str]] = []
+        self.compiled: dict[Any, str] = {}
+        """Specialisations of kernels, and where each came first."""
+        self.workspaces: dict[tuple[int, StreamQueue], Storage] = {}
+        self.serving = False
+        self.computes = True
+        """Without it work is asked for and does nothing: for a start that nobody looks at."""
+        self.launches = self.replays = 0
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._copies: list[_HostCopy] = []
+        self._kept: list[Any] = []
+
+    def report(self, kind: str, text: str) -> None:
+        one = Report(kind, text)
+        if one not in self.reports:
+            self.reports.append(one)
+
+    def late(self, kind: str, text: str) -> None:
+        """Something that takes long, and belongs to the start."""
+        if self.serving:
+            self.report(kind, f"{text} at {place_of_caller()}, inside of a request")
+
+    # The current stream of a thread
+
+    @property
+    def current(self) -> StreamQueue:
+        queue: StreamQueue = getattr(self.local, "queue", self.default)
+        return queue
+
+    @contextlib.contextmanager
+    def on(self, queue: StreamQueue) -> Iterator[None]:
+        before, self.local.queue = self.current, queue
+        try:
+            yield
+        finally:
+            self.local.queue = before
+
+    # Memory
+
+    def allocate(self, size: int) -> Block:
+        with self.lock:
+            self.settle_frees()
+            queue = self.current
+            capture = self.captures.get(queue)
+            pool = capture.pool if capture is not None else self.caught.get(queue)
+            return self.allocator.take(size, queue, pool)
+
+    def settle_frees(self) -> None:
+        """What was freed is poison, and may be given out again."""
+        while self.freed:
+            block = self.freed.popleft()
+            memory = block.memory
+            pool, queue, _ = block.key
+            work = Work("free", lambda memory=memory: poison(memory), (), [span_of(memory)])
+            capture = self.captures.get(queue)
+            if capture is not None and capture.pool is pool:
+                capture.works.append(work)
+            else:
+                self.order.enqueue(queue, work)
+            self.allocator.give(block)
+
+    # Work
+
+    def enqueue(self, name: str, run: Callable[[], Any], reads: Sequence[torch.Tensor],
+                writes: Sequence[torch.Tensor]) -> None:
+        """``run`` computes, on the host's views of device memory; what it returns are further spans."""
+        memories = [*reads, *writes]
+        segments = [self.allocator.segments.get(one.untyped_storage().data_ptr()) for one in memories]
+
+        def checked() -> Any:
+            if any(segment is not None and not segment.alive for segment in segments):
+                raise RuntimeError("CUDA error: an illegal memory access was encountered: the memory went "
+                                   "back to the driver")
+            return run()
+
+        with self.lock:
+            self.settle_frees()
+            work = Work(name, checked, [span_of(one) for one in reads], [span_of(one) for one in writes],
+                        place=place_of_caller())
+            queue = self.current
+            capture = self.captures.get(queue)
+            if capture is not None:
+                capture.works.append(work)
+            elif self.computes:
+                self.order.enqueue(queue, work)
+
+    def own_capture(self) -> Capture | None:
+        """Of this thread."""
+        own = threading.get_ident()
+        return next((one for one in self.captures.values() if one.thread == own), None)
+
+    def refuse_in_capture(self, what: str) -> None:
+        capture = self.own_capture()
+        if capture is not None:
+            capture.broken = what
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing: "
+                               f"{what} at {place_of_caller()}")
+
+    def wait(self, kind: str) -> None:
+        """The host waits for the current stream, without having asked for an event."""
+        self.refuse_in_capture(kind)
+        self.waits.append(Wait(kind, place_of_caller()))
+        self.late("wait", kind)
+        queue = self.current
+        self.order.host_waits(queue, queue.issued, queue.clock)
+
+    def synchronize(self) -> None:
+        self.refuse_in_capture("synchronize")
+        with self.lock:
+            self.settle_frees()
+        for queue in list(self.order.queues):
+            self.order.host_waits(queue, queue.issued, queue.clock)
+
+    # Memory of the host
+
+    def pin(self, memory: torch.Tensor, how: str) -> None:
+        with self.lock:
+            self.pinned.append((span_of(memory), how))
+            self._kept.append(memory)
+        self.late("pinning", f"{memory.nbytes} bytes of host memory are pinned ({how})")
+
+    def unpin(self, address: int) -> None:
+        with self.lock:
+            self.pinned = [one for one in self.pinned if one[0][0] != address]
+
+    def is_pinned(self, memory: torch.Tensor) -> bool:
+        first, end = span_of(memory)
+        return any(low <= first and end <= high for (low, high), _ in self.pinned)
+
+    def copy_of_host(self, host: torch.Tensor, into: bool) -> _HostCopy:
+        copy = _HostCopy(span_of(host), into, place_of_caller())
+        self._copies.append(copy)
+        return copy
+
+    def copies_of(self, span: Span) -> list[_HostCopy]:
+        """Under way."""
+        return [copy for copy in self._copies if span[0] < copy.span[1] and copy.span[0] < span[1]]
+
+    def end_copy(self, copy: _HostCopy) -> None:
+        if copy in self._copies:
+            self._copies.remove(copy)
+
+    def host_touches(self, span: Span, *, writes: bool, where: str = "") -> None:
+        """The host reads or writes these bytes now."""
+        for copy in self.copies_of(span):
+            if copy.into or writes:
+                does, did = "writes" if writes else "reads", "writes" if copy.into else "reads"
+                self.report("reused" if writes else "early",
+                            f"the host {does} at {where or place_of_caller()} what the copy at {copy.place} "
+                            f"{did}, before its end")
+
+    # Libraries
+
+    def product(self) -> None:
+        """cuBLAS takes a workspace for each thread and stream."""
+        key = (threading.get_ident(), self.current)
+        if key not in self.workspaces:
+            self.late("workspace", "cuBLAS takes a workspace for a new thread or stream")
+            self.workspaces[key] = Storage(self, WORKSPACE_BYTES)
+
+    def compile(self, key: Any, name: str) -> None:
+        if key in self.compiled:
+            return
+        self.refuse_in_capture(f"compiling {name}")
+        self.compiled[key] = place_of_caller()
+        self.late("compile", f"{name} compiles")
