@@ -13,7 +13,7 @@ import pytest
 from tests.unit.engine.rig import Rig
 from weft.cli import top
 from weft.memory.usage import StoreStats
-from weft.schedule.tier_stats import RestoreCounts, TierStats, WriteCounts
+from weft.schedule.tier_values import RestoreCounts, TierStats, WriteCounts
 from weft.server.edge import EdgeLimits, HttpEdge
 from weft.server.metric_table import HISTOGRAMS, EngineReport, FleetReport, combines
 from weft.server.metrics import Metrics

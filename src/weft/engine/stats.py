@@ -14,7 +14,7 @@ import msgspec
 from weft.costs.step import StepCost
 from weft.engine.sleep_state import AWAKE, SleepState
 from weft.memory.usage import MemoryUsage
-from weft.schedule.tier_stats import TierStats
+from weft.schedule.tier_values import TierStats
 from weft.speculation.stats import SpeculationStats
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
-"""The costs of steps, measured when an engine starts: a rehearsal in place of a guess.
+"""The costs of steps, measured when an engine starts: a profile run in place of a guess.
 
     a sequence of its own, no client      steps with 0 0 0 1 3 7 15 drafts, some rounds
     drafts                                one token, again and again: right or wrong, the step costs the same
 
-The rehearsal is a drafter that drafts what the table needs. The caller runs an engine with it until
+The profile run is a drafter that drafts what the table needs. The caller runs an engine with it until
 ``measured`` is complete, and gives the figures to the engine that serves. Counts take turns, so
 a busy moment hits them alike. The least of a few seconds counts: the first step of a shape may compile or
 touch memory for the first time. Of plain steps in a row the last ones reuse what those before them built.
@@ -25,12 +25,12 @@ _ROUNDS = 6
 ROUNDS_MIN = 2
 SECONDS_MAX = 0.4
 LONG_STEP_S = 0.1
-REHEARSAL_TOKENS = _ROUNDS * sum(1 + count for count in DRAFT_COUNTS) + 80
-"""Answer tokens that a rehearsal takes at most, were all drafts right."""
+PROFILE_TOKENS = _ROUNDS * sum(1 + count for count in DRAFT_COUNTS) + 80
+"""Answer tokens that a profile run takes at most, were all drafts right."""
 _TOKEN = 0
 
 
-class Rehearsal:
+class ProfileRun:
     """A ``Drafter`` of one sequence. ``head_drafts``: most drafts of the model's own head, 0 without one."""
 
     awake = True
@@ -63,11 +63,11 @@ class Rehearsal:
         return dict(self._head_seconds)
 
     def wake(self) -> None:
-        """The rehearsal never sleeps."""
+        """The profile run never sleeps."""
 
     def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
               prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
-        """The rehearsal needs no text."""
+        """The profile run needs no text."""
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         count = self._left[0] if self._left else 0
@@ -99,7 +99,7 @@ class Rehearsal:
             self._next(self._head_left, len(self._head_round), seconds)
 
     def sleep_through(self, steps: int, seconds: float, decodes: int, last_s: float | None) -> None:
-        """The rehearsal never sleeps."""
+        """The profile run never sleeps."""
 
     def end(self, key: int) -> None:
         """The sequence was never remembered."""
