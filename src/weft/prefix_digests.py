@@ -9,15 +9,7 @@ once. A list of Python integers is packed first, which takes half the time of nu
 digests do not prove equal tokens. A router that believes them misplaces a request at worst: the engine
 compares the tokens themselves.
 
-An engine reports the prefixes at which a request can resume (``CheckpointReport``):
-
-    report    number 7:  + (digest, tail, position, place, restore seconds)    - (digest, no tail)
-
-Reports are numbered. A router that misses a number knows that its table is stale, and asks for a snapshot,
-which has every checkpoint (``weft.router.checkpoint_table``).
-
-Rejected: digests of KV pages in reports (a hybrid model resumes at states, which are a hundred times fewer);
-a cryptographic hash for each page (6,250 calls for a prompt of 100,000 tokens); a key (a collision
+Rejected: a cryptographic hash for each page (6,250 calls for a prompt of 100,000 tokens); a key (a collision
 gains an attacker nothing).
 """
 
@@ -27,9 +19,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -95,31 +85,3 @@ def _powers(count: int) -> Digests:
 def _power_table(count: int) -> Digests:
     table: Digests = np.cumprod(np.full(count, _POWER, dtype=np.uint64), dtype=np.uint64)
     return table
-
-
-Place = Literal["memory", "compressed"]
-
-
-class ReportedCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """``digest``: of the whole pages before ``position``. ``tail``: the tokens between them and ``position``.
-    ``restore_s``: seconds until a request can resume here."""
-
-    digest: int
-    position: int
-    tail: tuple[int, ...] = ()
-    place: Place = "memory"
-    restore_s: float = 0.0
-
-
-class RemovedCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    digest: int
-    tail: tuple[int, ...] = ()
-
-
-class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``number``: one more than that of the report before. ``is_snapshot``: ``added`` is everything."""
-
-    number: int
-    added: list[ReportedCheckpoint] = []
-    removed: list[RemovedCheckpoint] = []
-    is_snapshot: bool = False

@@ -10,8 +10,9 @@ import pytest
 
 from tests.support.synthetic import Library, document_traffic
 from tests.support.workload import small_arena
+from weft.checkpoint_report import CheckpointReport
 from weft.costs.step import StepCost
-from weft.prefix_digests import CheckpointReport, prefix_digests
+from weft.prefix_digests import prefix_digests
 from weft.router.checkpoint_table import CheckpointTable
 from weft.sim.arms import find_arm
 from weft.sim.replay import Player, sizes_for

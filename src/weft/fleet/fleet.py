@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.all_engines import AllEngines
@@ -32,7 +33,6 @@ from weft.fleet.placement import Placement
 from weft.fleet.places import divide_machine, start_at_once
 from weft.fleet.replica import Replica, first_error
 from weft.info import ModelInfo
-from weft.prefix_digests import CheckpointReport
 from weft.router.blind import LeastLoaded
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints

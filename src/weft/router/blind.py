@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.checkpoint_report import CheckpointReport
 from weft.errors import ConfigError
-from weft.prefix_digests import CheckpointReport
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, Router, RouterCounts, Wants
 from weft.units import PAGE_TOKENS
 

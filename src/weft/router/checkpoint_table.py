@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.prefix_digests import CheckpointReport, Digests, Int32s, ReportedCheckpoint
+from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
+from weft.prefix_digests import Digests, Int32s
 from weft.units import PAGE_TOKENS
 
 CELLS_MIN = 1 << 16

@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from weft.checkpoint_report import CheckpointReport
 from weft.costs.step import StepCost
-from weft.prefix_digests import CheckpointReport
 
 if TYPE_CHECKING:
     import numpy as np

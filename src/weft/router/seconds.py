@@ -28,8 +28,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
 
+from weft.checkpoint_report import CheckpointReport
 from weft.costs.step import StepCost, mean_cost
-from weft.prefix_digests import CheckpointReport, prefix_digests, token_array
+from weft.prefix_digests import prefix_digests, token_array
 from weft.router.boundaries import Boundaries
 from weft.router.checkpoint_table import CacheMatch, CheckpointTable
 from weft.router.prefill_queue import PrefillQueue

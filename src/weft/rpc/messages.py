@@ -27,11 +27,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.checkpoint_report import CheckpointReport
 from weft.engine.sleep_state import Flushed, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
-from weft.prefix_digests import CheckpointReport
 from weft.request import Request, TokenEvent
 from weft.rpc.recording_target import RecordingTarget
 

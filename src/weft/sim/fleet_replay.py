@@ -31,11 +31,11 @@ from typing import Any
 
 import numpy as np
 
+from weft.checkpoint_report import CheckpointReport
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
 from weft.costs.step import CostModel, Work
 from weft.memory.frames.plan import ArenaPlan
-from weft.prefix_digests import CheckpointReport
 from weft.router.blind import make_router
 from weft.router.protocol import ReplicaLoad, RoutedRequest, Router
 from weft.schedule.plan import StepPlan

@@ -6,14 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from weft.prefix_digests import (
-    CheckpointReport,
-    RemovedCheckpoint,
-    ReportedCheckpoint,
-    extended_digests,
-    prefix_digests,
-    salt_digest,
-)
+from weft.checkpoint_report import CheckpointReport, RemovedCheckpoint, ReportedCheckpoint
+from weft.prefix_digests import extended_digests, prefix_digests, salt_digest
 from weft.router.checkpoint_table import ASK_AGAIN_AFTER, CheckpointTable
 from weft.units import PAGE_TOKENS
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
 from weft.costs.step import StepCost
-from weft.prefix_digests import CheckpointReport, ReportedCheckpoint, prefix_digests
+from weft.prefix_digests import prefix_digests
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
 from weft.router.seconds import AMPLIFIED, Seconds, SharedCosts
 from weft.units import PAGE_TOKENS

@@ -10,7 +10,7 @@ A model with states resumes at checkpoints only (law L8): a node offers the one 
 states resumes at any page: a node offers every fourth page of its span, and its end. The same is reported of
 a model with states if a router asks for ``pages``: KV pages are what other routers know.
 
-Digests go down the tree by sums (``weft.prefix_digests``), so a node costs its own tokens. They are stored
+Digests go down the tree by sums (``weft.checkpoint_report``), so a node costs its own tokens. They are stored
 for nodes that offer something, and dropped with them.
 
 Law L11: at most OFFERED_MAX checkpoints are reported at once. Later ones wait until others go.
@@ -23,16 +23,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.checkpoint_report import CheckpointReport, RemovedCheckpoint, ReportedCheckpoint
 from weft.memory.prefix.edge import COMPRESSED, Node
 from weft.memory.prefix.tree import PrefixTree, namespace_of
 from weft.memory.values import NodeId
-from weft.prefix_digests import (
-    CheckpointReport,
-    RemovedCheckpoint,
-    ReportedCheckpoint,
-    extended_digests,
-    salt_digest,
-)
+from weft.prefix_digests import extended_digests, salt_digest
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS
 
 OFFERED_MAX = 200_000

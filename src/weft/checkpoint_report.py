@@ -1,0 +1,44 @@
+"""What an engine reports of its prefix cache: digests of the prefixes at which a request can resume.
+
+    tokens    [ page 0 | page 1 | page 2 | tail ]      page: 16 tokens; tail: fewer
+    report    number 7:  + (digest, tail, position, place, restore seconds)    - (digest, no tail)
+
+The digests are those of ``weft.prefix_digests``. Reports are numbered. A router that misses a number knows
+that its table is stale, and asks for a snapshot, which has every checkpoint
+(``weft.router.checkpoint_table``).
+
+Rejected: digests of KV pages (a hybrid model resumes at states, which are a hundred times fewer).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Place = Literal["memory", "compressed"]
+
+
+class ReportedCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+    """``digest``: of the whole pages before ``position``. ``tail``: the tokens between them and ``position``.
+    ``restore_s``: seconds until a request can resume here."""
+
+    digest: int
+    position: int
+    tail: tuple[int, ...] = ()
+    place: Place = "memory"
+    restore_s: float = 0.0
+
+
+class RemovedCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+    digest: int
+    tail: tuple[int, ...] = ()
+
+
+class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``number``: one more than that of the report before. ``is_snapshot``: ``added`` is everything."""
+
+    number: int
+    added: list[ReportedCheckpoint] = []
+    removed: list[RemovedCheckpoint] = []
+    is_snapshot: bool = False
