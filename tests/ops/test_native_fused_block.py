@@ -16,12 +16,11 @@ from tests.ops.test_tiled_linear import in_order
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops import attention_layer, gated_delta_layer, mamba2_layer, short_conv, silu_mul
-from weft.tensor.ops.attention_layer.unfused import AttentionCore
-from weft.tensor.ops.gated_delta_layer.unfused import GatedDeltaWeights
-from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
-from weft.tensor.ops.quantized_linear import quantized_linear
-from weft.tensor.ops.tiled_linear import tiled_linear
+from weft.tensor.ops import attention_layer, conv, gated_delta_layer, mamba2_layer, silu_mul
+from weft.tensor.ops.attention_layer import AttentionCore
+from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights
+from weft.tensor.ops.linear import quantized_linear, tiled_linear
+from weft.tensor.ops.mamba2_layer import Mamba2Weights
 from weft.tensor.weights.quantized import QuantizedWeight
 
 RUNS = make_runs([Run(7, slot=3), PAD_ROW, Run(200, slot=0)], [Run(0, 4, slot=1, fresh=True)], pages=40)
@@ -55,10 +54,10 @@ def swiglu(dtype: torch.dtype) -> Block:
 
 
 def lfm2(dtype: torch.dtype) -> Block:
-    conv, bias = noise(2, 80, 3, dtype=dtype), noise(3, 80, dtype=dtype)
+    weight, bias = noise(2, 80, 3, dtype=dtype), noise(3, 80, dtype=dtype)
     return (3 * 80, 80, [states(80, 2, dtype=dtype)],
-            lambda fused, x, kept: short_conv.run_fused(fused, x, conv, bias, *kept, RUNS),
-            lambda x, kept: short_conv.short_conv(x, conv, bias, *kept, RUNS))
+            lambda fused, x, kept: conv.run_fused(fused, x, weight, bias, *kept, RUNS),
+            lambda x, kept: conv.short_conv(x, weight, bias, *kept, RUNS))
 
 
 def delta(dtype: torch.dtype) -> Block:

@@ -30,7 +30,7 @@ from weft.runner.arena import NAN_BYTE
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
-from weft.sim.clock import VirtualClock
+from weft.sim.replay import VirtualClock
 from weft.spec import ModelSpec
 from weft.units import pages_for
 

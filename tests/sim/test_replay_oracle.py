@@ -13,8 +13,7 @@ from weft.costs.step import StepCost
 from weft.schedule.checkpoints import AUTO
 from weft.schedule.taps import insurance_tokens, wanted_positions
 from weft.sim.arms import find_arm
-from weft.sim.bounds import infinite_cache
-from weft.sim.forest import Forest, computed_tokens
+from weft.sim.forest import Forest, computed_tokens, infinite_cache
 from weft.sim.oracle import OracleMemory, Span, oracle
 from weft.sim.study import run_study
 from weft.sim.traffic import Traffic, TrafficRequest

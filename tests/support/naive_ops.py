@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from weft.tensor.activation import Activation, activate
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.moe.weights import ExpertWeights
+from weft.tensor.ops.moe import ExpertWeights
 from weft.tensor.rounding import rounded
 from weft.tensor.weights.quantized import LINE, PART, ZERO_POINT, QuantizedWeight
 from weft.units import PAD, PAGE_TOKENS

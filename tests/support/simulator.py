@@ -33,7 +33,7 @@ from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.store_tier import StoreTier
-from weft.sim.clock import VirtualClock
+from weft.sim.replay import VirtualClock
 from weft.speculation.drafter import Drafter
 
 STEP_BASE_S = 1e-3

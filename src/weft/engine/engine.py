@@ -18,8 +18,8 @@ refused.
 
 The engine links a sequence, which knows tokens, to a request, which knows a client. It decides the
 token-level end of an answer. It knows no text, no clock and no randomness: the clock is passed in and seeds
-are split (``seeds.py``). One thread owns it. ``submit`` and ``cancel`` may be called while ``step`` is in
-``execute``, by the executor, on that thread.
+are split (``request.split_seed``). One thread owns it. ``submit`` and ``cancel`` may be called while ``step``
+is in ``execute``, by the executor, on that thread.
 
 Laws: L11 (at most ``queue_max`` sequences wait; the error names the flag), L1 (``audit``, which the owner of
 the engine calls when it has fallen idle).
@@ -31,12 +31,10 @@ from collections.abc import Callable
 
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
-from weft.engine.ages import Ages
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.executor import Executor, ProcessWatch
-from weft.engine.flush import CacheFlush
 from weft.engine.grammars import GrammarCompiler
-from weft.engine.loop import PlainLoop, StepLoop, StepParts
+from weft.engine.loop import Ages, CacheFlush, PlainLoop, StepLoop, StepParts
 from weft.engine.overlap import OverlapLoop
 from weft.engine.settlement import Settlement
 from weft.engine.sleep_state import AWAKE
@@ -185,7 +183,7 @@ class EngineCore:
     def flush_cache(self) -> None:
         """Drop every prefix that no running sequence reads. Answers in progress are not affected. Prefixes of
         closing sequences go with the step that closes them; with a step in flight, the flush waits for its
-        settling (``weft.engine.flush``)."""
+        settling (``weft.engine.loop.CacheFlush``)."""
         if self.failure is None and not self._closed:
             self._flush.run(in_flight=self._loop.in_flight is not None)
 
@@ -272,17 +270,12 @@ class EngineCore:
         self.streams.audit()
 
     def stats(self) -> EngineStats:
-        counters = self.counters
-        tokens, decodes, seconds = counters.last_step
         return EngineStats(
+            **self.counters.counts(),
             running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
             rows_max=self.sizes.rows_max, queue_max=self.sizes.queue_max, memory=self.memory.usage(),
-            steps=counters.steps, last_step_tokens=tokens, last_step_decodes=decodes, last_step_s=seconds,
-            requests=counters.requests, requests_refused=counters.requests_refused,
-            prompt_tokens=counters.prompt_tokens, cached_tokens=counters.cached_tokens,
-            generation_tokens=counters.generation_tokens, computed_tokens=counters.computed_tokens,
             preemptions=self.scheduler.preemption_count,
-            recomputed_tokens=self.scheduler.recomputed_tokens, finished=dict(counters.finished),
+            recomputed_tokens=self.scheduler.recomputed_tokens,
             sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
-            costs=self.meter.cost(), ranks=counters.ranks())
+            costs=self.meter.cost(), ranks=self.counters.ranks())

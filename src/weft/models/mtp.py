@@ -36,8 +36,8 @@ from weft.models import nemotron_h, qwen3_5
 from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.checkpoint_files import DraftWeights
 from weft.models.decoder import CausalModel, Lookup
-from weft.models.draft_weights import DraftWeights
 from weft.models.embedding import Embedding
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer

@@ -32,7 +32,7 @@ from weft.costs.step import Work, pairs_of
 from weft.memory.arena_work import NO_WORK, ArenaWork
 from weft.memory.reservation import Reservation
 from weft.request import SamplingParams, TokenLogprobs
-from weft.schedule.store_step import NO_STORE_STEP, StoreStep
+from weft.schedule.tier_values import NO_STORE_STEP, StoreStep
 from weft.units import RowId, SeqId, SlotId
 
 Int32s = npt.NDArray[np.int32]

@@ -22,7 +22,6 @@ from weft.memory.arena_work import ArenaWork, PageTransfer, SlotCopy, StateTrans
 from weft.memory.draft import Draft
 from weft.memory.reservation import Moves, TablePatch
 from weft.memory.values import NodeId
-from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import (
     Admission,
     Bools,
@@ -31,9 +30,9 @@ from weft.schedule.plan import (
     Tap,
     no_writes,
 )
-from weft.schedule.rows import RowTable
+from weft.schedule.rows import DecodeBatch, RowTable
 from weft.schedule.sequence import Sequence
-from weft.schedule.store_step import FetchKey, FetchWish, StoreStep
+from weft.schedule.tier_values import FetchKey, FetchWish, StoreStep
 from weft.units import PageId, RowId, SeqId, SlotId
 
 Stores = tuple[tuple[PageTransfer, ...], tuple[StateTransfer, ...]]

@@ -49,8 +49,7 @@ from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import Match, StoreLoss
 from weft.schedule.plan import Int32s
 from weft.schedule.sequence import Sequence
-from weft.schedule.store_step import FetchKey, FetchWish
-from weft.schedule.tier_stats import RestoreCounts
+from weft.schedule.tier_values import FetchKey, FetchWish, RestoreCounts
 from weft.units import PAD, PAGE_TOKENS, BufferId, SeqId, ceil_div
 
 LOAD_SEQS_FROM = 1 << 40

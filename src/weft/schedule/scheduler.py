@@ -50,14 +50,12 @@ from weft.memory.memory import Memory
 from weft.schedule.admission import AdmissionPlanner
 from weft.schedule.budget import NO_LIMIT, Budget, StepLimit, step_tokens_bound
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
-from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.preemption import victim_count
-from weft.schedule.queues import RankedQueue
 from weft.schedule.reuse import Reuse
-from weft.schedule.rows import RowTable
-from weft.schedule.sequence import SeqState, Sequence
+from weft.schedule.rows import DecodeBatch, RowTable
+from weft.schedule.sequence import RankedQueue, SeqState, Sequence
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.windows import WindowPlanner
 from weft.speculation.drafter import Drafter

@@ -66,7 +66,7 @@ from weft.memory.prefix_store import (
 )
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import NodeId
-from weft.schedule.tier_stats import WriteCounts
+from weft.schedule.tier_values import WriteCounts
 from weft.units import PAGE_TOKENS, BufferId, ceil_div, pages_for
 
 STEP_BYTES = 8 << 20

@@ -19,8 +19,7 @@ from weft.rpc.recording_target import RecordingTarget
 from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits
 from weft.server.origins import Origins
-from weft.server.responses.database import StoreLimits
-from weft.server.responses.store import default_path
+from weft.server.responses.store import StoreLimits, default_path
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
 from weft.text.reasoning import check_reasoning_parser

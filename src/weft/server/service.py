@@ -24,7 +24,8 @@ from weft.server.body_check import BodyChecker
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
 from weft.server.ignored_fields import did_you_mean
-from weft.server.metrics import EngineReport, FleetReport, Metrics
+from weft.server.metric_table import EngineReport, FleetReport
+from weft.server.metrics import Metrics
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget

@@ -62,7 +62,7 @@ _CHANCE_MAX = 0.98
 _DRAFT_SHARE = 0.15
 """Guessed seconds of a draft over those of a step."""
 _ROWS_MAX = 16
-"""Rows of a step with drafts of the head: as many as the rehearsal measures. Figures of wider steps are
+"""Rows of a step with drafts of the head: as many as the profile run measures. Figures of wider steps are
 guesses, and a guess made 32 sequences at once a quarter slower."""
 _CREDIT_START = 30.0
 _CREDIT_MAX = 100.0

@@ -31,8 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.costs.rows import RowCosts
-from weft.speculation.chances import Chances, OwnChances
-from weft.speculation.choice import choose, may_pay
+from weft.speculation.choice import Chances, OwnChances, choose, may_pay
 from weft.speculation.drafter import PLAIN_STEPS, DraftGrammar, DraftRow, Int32s
 from weft.speculation.grammar import GrammarFollower
 from weft.speculation.host_budget import FEW_SEQUENCES, HostBudget

@@ -20,7 +20,7 @@ from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.store_tier import StoreTier
-from weft.sim.clock import VirtualClock
+from weft.sim.replay import VirtualClock
 from weft.speculation.drafter import Drafter
 
 VOCAB_SIZE = 97

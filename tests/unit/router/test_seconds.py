@@ -8,8 +8,7 @@ from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
 from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
-from weft.router.seconds import Seconds
-from weft.router.shared_costs import AMPLIFIED, SharedCosts
+from weft.router.seconds import AMPLIFIED, Seconds, SharedCosts
 from weft.units import PAGE_TOKENS
 
 COSTS = StepCost(fixed_s=0.01, token_s=1e-3)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.costs.rows import ROWS, RowCosts
-from weft.speculation.chances import Chances, OwnChances
-from weft.speculation.choice import GAIN_MIN, choose, may_pay
+from weft.speculation.choice import GAIN_MIN, Chances, OwnChances, choose, may_pay
 from weft.speculation.proposal import Proposal
 
 FLAT = RowCosts({1: 27.0, 16: 30.0})

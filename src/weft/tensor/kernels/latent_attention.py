@@ -29,6 +29,7 @@ import triton.language as tl
 from weft.tensor import native
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.decode_kernels import decode_items, programs_of
+from weft.tensor.gpu.launch import dense_rows
 from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import (
     TRITON_TYPES,
@@ -50,7 +51,6 @@ from weft.tensor.kernels.write_kv import (
     MOVING,
     TILE_TOKENS,
     VARYING,
-    dense_rows,
     find_places,
     places_of,
     tile_count,

@@ -44,7 +44,8 @@ from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
 from weft.tensor.gpu.products import product
 from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
-from weft.tensor.ops.moe.weights import ExpertWeights, count_of, inner_of
+from weft.tensor.op import UNFIT, Unfit
+from weft.tensor.ops.moe import ExpertWeights, count_of, in_tiles, inner_of
 from weft.tensor.weights.quantized import QuantizedWeight
 
 COMBINE = Blocks(512)
@@ -243,7 +244,9 @@ def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.con
 
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True) -> torch.Tensor:
+        gated: bool = True) -> torch.Tensor | Unfit:
+    if not in_tiles(gate_up_EJD, down_EDI):
+        return UNFIT
     (tokens, width), choices = x_TD.shape, expert_ids_TX.shape[1]
     experts, inner = count_of(down_EDI), inner_of(down_EDI)
     x_TD, ids = dense_rows(x_TD), expert_ids_TX.contiguous()
