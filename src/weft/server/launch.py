@@ -45,8 +45,8 @@ from weft.models.hub import local_checkpoint
 from weft.router.blind import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
+from weft.rpc.link import tcp_address
 from weft.rpc.link_keys import LinkKeys, new_token, read_or_create_token
-from weft.rpc.link_socket import tcp_address
 from weft.server.banner import base_url, print_banner
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, LAST_ANSWERS_S, http_server, raise_file_limit, set_up_logging
