@@ -65,7 +65,7 @@ EXTRA_MODULES: dict[str, set[str]] = {
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 
 TRITON_FILES = re.compile(
-    r"/tensor/kernels/|_kernels\.py$|/tensor/gpu/(?!__init__|runs|compilation|prefill_backend)\w+\.py$")
+    r"/tensor/kernels/|_kernels\.py$|/tensor/gpu/(?!__init__|runs|prefill_backend)\w+\.py$")
 """Kernels, and what kernels are made of."""
 
 IMPURE_MODULES = {"time", "random", "os", "socket", "secrets", "subprocess", "threading", "pathlib", "io"}

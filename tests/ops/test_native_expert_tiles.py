@@ -12,8 +12,8 @@ from tests.ops.test_tiled_linear import in_order
 from tests.ops.test_twelve_bit import made_of
 from tests.support import naive_ops
 from weft.tensor import native
-from weft.tensor.activation import Activation
 from weft.tensor.op import UNFIT
+from weft.tensor.ops.activation import Activation
 from weft.tensor.ops.moe import moe
 from weft.tensor.weights.expert_tiles import ExpertTiles
 from weft.tensor.weights.tiled import TiledWeight

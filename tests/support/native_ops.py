@@ -8,7 +8,7 @@ from typing import Any
 from weft.tensor.op import UNFIT
 
 _MODULES = {"add_norm": "norm", "rms_norm": "norm", "causal_conv": "conv", "short_conv": "conv",
-            "quantized_linear": "linear", "tiled_linear": "linear"}
+            "quantized_linear": "linear", "tiled_linear": "linear", "silu_mul": "activation"}
 """The module of an op that is not named as the op."""
 
 

@@ -28,9 +28,16 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows, padded
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import (
+    STEP_TABLES,
+    TYPES,
+    Blocks,
+    Compilation,
+    compilation_of,
+    dense_rows,
+    launch,
+    padded,
+)
 from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,

@@ -16,9 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import dense_rows
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Compilation, dense_rows, launch
 from weft.tensor.op import UNFIT, Unfit
 from weft.units import ceil_div
 

@@ -40,10 +40,8 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu import prefill_backend
-from weft.tensor.gpu.compilation import CAPABILITIES, SMALL_SHARED, Compilation
 from weft.tensor.gpu.decode_kernels import decode_items, programs_of
-from weft.tensor.gpu.launch import dense_rows
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import CAPABILITIES, SMALL_SHARED, Compilation, dense_rows, launch
 from weft.tensor.gpu.pages import (
     FP8_BITS,
     block_dim,

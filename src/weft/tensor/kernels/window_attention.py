@@ -25,9 +25,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import dense_rows
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Compilation, dense_rows, launch
 from weft.tensor.gpu.pages import TRITON_TYPES, as_bits, block_dim, fp8_kind, product_of, small_shared, widen
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import finish, softmax_step

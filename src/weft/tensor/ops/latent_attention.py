@@ -19,7 +19,7 @@ from weft.tensor.inputs import Runs
 from weft.tensor.kv_numbers import as_bytes, narrowed, quantized
 from weft.tensor.op import op
 from weft.tensor.ops.paged_attention import Group, group_decodes
-from weft.tensor.ops.write_kv import Places, find_places
+from weft.tensor.ops.write_kv import places_of
 from weft.tensor.scratch import scratch
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
@@ -62,10 +62,7 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
 
 def _write(x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs,
            scales: torch.Tensor | None) -> None:
-    where = runs.memo.get("write_kv")
-    if where is None:
-        where = runs.memo["write_kv"] = find_places(positions_T, runs)
-    assert isinstance(where, Places)
+    where = places_of(positions_T, runs)
     if where.tokens is not None:
         x_TW = x_TW[where.tokens]
     lanes, pack = cache.shape[2], cache.shape[4]

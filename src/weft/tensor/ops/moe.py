@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor import native
-from weft.tensor.activation import Activation, activate
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.ops import linear
+from weft.tensor.ops.activation import Activation, activate
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.scratch import scratch
 from weft.tensor.weights.expert_tiles import ExpertTiles
@@ -226,7 +226,7 @@ def product(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tenso
     return quantized_linear(x, weights.of(expert))
 
 
-@op("weft.tensor.kernels.add_gated")
+@op("weft.tensor.kernels.moe")
 def add_gated(y_TD: torch.Tensor, x_TD: torch.Tensor, gate_T1: torch.Tensor) -> torch.Tensor:
     """The output of a shared expert, added to that of the routed experts through a gate for each token:
     ``y + sigmoid(gate) * x`` in the dtype of ``y_TD``. torch rounds each step to it, Triton the sum alone.

@@ -39,10 +39,7 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
     place; ``positions_T`` int64 [T]. Tokens at position PAD, and tokens with a PAD page, are not written
     (L4). Nothing else of the cache changes.
     """
-    where = runs.memo.get("write_kv")
-    if where is None:
-        where = runs.memo["write_kv"] = find_places(positions_T, runs)
-    assert isinstance(where, Places)
+    where = places_of(positions_T, runs)
     if where.tokens is not None:
         k_THD, v_THD = k_THD[where.tokens], v_THD[where.tokens]
     if scales is not None:
@@ -75,7 +72,16 @@ def _write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, c
     return None
 
 
-def find_places(positions_T: torch.Tensor, runs: Runs) -> Places:
+def places_of(positions_T: torch.Tensor, runs: Runs) -> Places:
+    """Where the tokens of the step go, found once for all layers."""
+    where = runs.memo.get("write_kv")
+    if where is None:
+        where = runs.memo["write_kv"] = _find_places(positions_T, runs)
+    assert isinstance(where, Places)
+    return where
+
+
+def _find_places(positions_T: torch.Tensor, runs: Runs) -> Places:
     device = positions_T.device
     lengths = torch.tensor(runs.lengths, dtype=torch.int64, device=device)
     run_T = torch.repeat_interleave(torch.arange(runs.run_count, device=device), lengths,

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from triton.runtime.errors import OutOfResources
 
-from weft.tensor.gpu import KernelTooLargeError, launcher
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu import KernelTooLargeError
+from weft.tensor.gpu import launch as launching
+from weft.tensor.gpu.launch import launch
 
 
 class Kernel:
@@ -31,9 +32,9 @@ class Kernel:
 
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> Iterator[None]:
-    launcher._fitting_stages.clear()
+    launching._fitting_stages.clear()
     yield
-    launcher._fitting_stages.clear()
+    launching._fitting_stages.clear()
 
 
 def test_a_kernel_that_does_not_fit_runs_with_fewer_stages_and_says_so(
@@ -54,7 +55,7 @@ def test_a_kernel_that_fits_is_tried_once() -> None:
     launch(kernel, (1,))(num_stages=4)
     launch(kernel, (1,))()
     assert kernel.tries == [4, 3]
-    assert not launcher._fitting_stages
+    assert not launching._fitting_stages
 
 
 def test_a_kernel_that_never_fits_names_itself_and_a_way_out() -> None:

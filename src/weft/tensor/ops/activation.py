@@ -1,6 +1,8 @@
-"""The gated activation of a SwiGLU feed-forward (csrc/elementwise.inl)."""
+"""Activation functions of feed-forward layers, and the gated one of SwiGLU (csrc/elementwise.inl)."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,18 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.op import UNFIT, Unfit, op
+
+Activation = Literal["silu", "gelu", "relu2"]
+"""By the name in an ``Architecture``."""
+
+
+def activate(x: torch.Tensor, name: Activation) -> torch.Tensor:
+    """Elementwise, in the dtype of ``x``: silu, gelu (the exact one, by erf), or the square of relu."""
+    if name == "silu":
+        return F.silu(x)
+    if name == "gelu":
+        return F.gelu(x)
+    return F.relu(x).square()
 
 
 @op("weft.tensor.kernels.silu_mul")
