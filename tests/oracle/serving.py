@@ -266,7 +266,7 @@ class Serving:
         for run in np.flatnonzero(plan.samples):
             end = int(plan.starts[run] + plan.lengths[run])
             # A row behind a wrong draft is seen too; a later step sees its position again.
-            for position in range(int(plan.starts[run]) + 1 if run in plan.windows else end, end + 1):
+            for position in range(int(plan.starts[run]) + 1 if run in plan.verify_runs else end, end + 1):
                 self._rows_of_logits[int(plan.seqs[run]), position] = next(rows).clone().cpu()
 
     def _before_step(self, plan: StepPlan) -> None:

@@ -109,7 +109,7 @@ class AnsweringExecutor:
                 end = min(int(plan.starts[run] + plan.lengths[run]), admission.prompt_tokens - 1)
                 prompt_logprobs[run] = [scripted_logprobs(tokens[at + 1], at, top)
                                         for at in range(int(plan.starts[run]), end)]
-            if run in plan.windows:
+            if run in plan.verify_runs:
                 first = int(plan.lengths[:run].sum())
                 drafts = [*plan.tokens[first + 1 : first + int(plan.lengths[run])].tolist(), PAD]
                 said: list[int] = []

@@ -134,7 +134,7 @@ class ScriptedExecutor(LateExecutor):
         tokens = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
         windows: dict[int, tuple[int, ...]] = {}
-        window_logprobs: dict[int, list[TokenLogprobs]] = {}
+        verified_logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         require(all(0 <= tap.run < plan.run_count for tap in plan.taps), "a tap of a run that is not there")
         offset = 0
@@ -144,8 +144,8 @@ class ScriptedExecutor(LateExecutor):
             offset += length
             if run in plan.prompt_logprob_runs:
                 prompt_logprobs[run] = self._prompt_logprobs(row, int(plan.starts[run]), length)
-            if run in plan.windows:
-                windows[run] = self._verify(plan, run, row, window_logprobs)
+            if run in plan.verify_runs:
+                windows[run] = self._verify(plan, run, row, verified_logprobs)
                 tokens[run] = windows[run][-1]
             elif plan.samples[run]:
                 tokens[run] = self._sample(row)
@@ -154,8 +154,8 @@ class ScriptedExecutor(LateExecutor):
                                                      row.admission.sampling.logprobs)
         for kind, ids in plan.arena_work.after_runs():
             self.arena.perform(kind, ids, plan)
-        return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, windows=windows,
-                          window_logprobs=window_logprobs)
+        return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, verified=windows,
+                          verified_logprobs=verified_logprobs)
 
     # ------------------------------------------------------------------ what a plan may look like
 
@@ -169,7 +169,7 @@ class ScriptedExecutor(LateExecutor):
         require(len(set(plan.rows.tolist())) == runs, "a row has two runs in one step")
         require(len(set(plan.seqs)) == runs, "a sequence has two runs in one step")
         decodes, prefills = slice(0, plan.decode_count), slice(plan.decode_count, runs)
-        windows = slice(plan.windows.start, plan.windows.stop)
+        windows = slice(plan.verify_runs.start, plan.verify_runs.stop)
         require((plan.lengths[windows] > 1).all(), "a window without drafts")
         require((plan.starts[windows] > 0).all(), "a window starts at 0")
         require((plan.lengths[decodes] == 1).all(), "a decode is longer than one token")
@@ -236,7 +236,7 @@ class ScriptedExecutor(LateExecutor):
         row_id, start = RowId(int(plan.rows[run])), int(plan.starts[run])
         end = start + int(plan.lengths[run])
         row = self._rows[row_id]
-        drafts = end - start - 1 if run in plan.windows else 0
+        drafts = end - start - 1 if run in plan.verify_runs else 0
         where = f"step {plan.step} run {run} (row {row_id}, positions {start} to {end})"
         if row is None:
             raise PlanViolation(f"L5: {where} is on an empty row")

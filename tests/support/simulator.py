@@ -203,10 +203,10 @@ class Simulation:
     def _step(self, number: int) -> None:
         self.progress.before_plan()
         if number % _REPLAN_EVERY_STEPS == 0 and self.core.failure is None:
-            dropped = self.core.scheduler.plan(windows=not self.flights.any)
+            dropped = self.core.scheduler.plan(verifies=not self.flights.any)
             self._planned = None if dropped is None else plan_bytes(dropped)
             if self.tier is not None:  # the step reads events of the store before it plans
-                again = self.core.scheduler.plan(windows=not self.flights.any)
+                again = self.core.scheduler.plan(verifies=not self.flights.any)
                 assert self._planned == (None if again is None else plan_bytes(again)), "planning changed it"
                 self._planned = None
         events = self.core.step()

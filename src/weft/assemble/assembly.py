@@ -163,7 +163,7 @@ def _cost_listener(core: EngineCore, policy: Policy, guess: PrefillCost,
                    tier: StoreTier | None) -> Callable[[StepPlan, float], None]:
     """Gives the eviction policy and the prices of the store what the meter of ``core`` has measured."""
     def measured(plan: StepPlan, seconds: float) -> None:
-        if plan.window_count:
+        if plan.verify_count:
             return
         if tier is not None:
             tier.prices.stepped(core.meter.last, seconds)

@@ -65,9 +65,9 @@ class EngineCore:
     ``memory`` decides whether prefixes are cached, ``checkpoints`` where states are cached. ``grammars``
     compiles the grammars of requests. ``overlap``: plan the next step while one is computed. ``store``:
     prefixes beyond memory; ``pause`` lets time pass while every request waits for it. ``drafter`` guesses
-    next tokens, which steps then verify (``weft.schedule.windows``); None: no speculation. ``max_step_s``:
-    seconds of a step with decodes (``weft.schedule.budget``), None: no limit; ``pair_tokens``: guessed
-    cost of a (query, key) pair in prefill tokens."""
+    next tokens, which steps then verify (``weft.schedule.verify_runs``); None: no speculation.
+    ``max_step_s``: seconds of a step with decodes (``weft.schedule.budget``), None: no limit;
+    ``pair_tokens``: guessed cost of a (query, key) pair in prefill tokens."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
@@ -111,7 +111,7 @@ class EngineCore:
         self._loop: StepLoop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
 
     def _measure(self, plan: StepPlan, seconds: float) -> None:
-        if plan.window_count or not plan.run_count:
+        if plan.verify_count or not plan.run_count:
             return   # steps that verify drafts are other work
         self.meter.stepped(plan.step, work_of(plan), seconds)
         if self._max_step_s is not None:

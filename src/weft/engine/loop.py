@@ -116,7 +116,7 @@ class StepParts:
         self.note_finish(plan)
         if self.flush.due:
             self.flush.run(in_flight=False)
-        self.scheduler.advance(plan, result.tokens, result.windows)
+        self.scheduler.advance(plan, result.tokens, result.verified)
         self.settlement.settle(plan, result)
         self.counters.step(plan, self.clock() - began_s)
 

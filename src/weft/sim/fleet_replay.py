@@ -191,7 +191,7 @@ class _ReplicaPlayer(Player):
     def _count(self, plan: StepPlan, work: Work) -> None:
         began_s = self.clock()
         super()._count(plan, work)
-        if not plan.window_count:
+        if not plan.verify_count:
             self.meter.stepped(plan.step, work, self.clock() - began_s)
 
     def _note_began(self, plan: StepPlan) -> None:

@@ -1,24 +1,24 @@
-"""Windows of drafts: decodes that compute more than one token, because the next tokens may be known already.
+"""Verify runs: decodes that compute more than one token, because the next tokens may be known already.
 
     decode    [t]               one token, one state read and written
-    window    [t d1 d2 d3]      t was chosen, d1 to d3 are drafts; one token is chosen behind each of the four
+    verify    [t d1 d2 d3]      t was chosen, d1 to d3 are drafts; one token is chosen behind each of the four
                      tokens chosen: d1 d2 x          d1 and d2 are right, x is new: three tokens in one step
 
 A draft changes no token: the step chooses a token at each of these positions as decodes would. The first one
 that differs from its draft is the last of the step.
 
-A window is best effort, like a tap (law L9). It is planned last, and it is shortened
+A verify run is best effort, like a tap (law L9). It is planned last, and it is shortened
 
     at the end of the answer          ``RowTable.limit``
     at a position that saves a state  the running slot must hold exactly this state between two steps
     before an id that may end it      so only the last new token of a step can end an answer
     where pages are short             every other lease still has a free page to grow into
-    where the step is full            the token budget, and WINDOW_TOKENS_MAX (law L11)
+    where the step is full            the token budget, and VERIFY_TOKENS_MAX (law L11)
 
 What it took stays with its lease: the sequence grows into these pages anyway.
 
-Rejected: windows in a step that is short of memory (a draft must not cost another sequence its page); windows
-beside a step in flight (its tokens are not known).
+Rejected: verify runs in a step that is short of memory (a draft must not cost another sequence its page);
+verify runs beside a step in flight (its tokens are not known).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from weft.schedule.reuse import Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
 from weft.speculation.drafter import Drafter, DraftRow
-from weft.units import PAGE_TOKENS, WINDOW_TOKENS_MAX, RowId, SeqId
+from weft.units import PAGE_TOKENS, VERIFY_TOKENS_MAX, RowId, SeqId
 
 
-class WindowPlanner:
+class VerifyPlanner:
     """``step_tokens``: most tokens that a step may have."""
 
     def __init__(self, drafter: Drafter, rows: RowTable, reuse: Reuse, step_tokens: int) -> None:
@@ -41,19 +41,19 @@ class WindowPlanner:
         self._step_tokens = step_tokens
 
     def plan(self, step: PlanBuilder) -> None:
-        """Turn decodes of ``step`` into windows. All else in it is final."""
+        """Turn decodes of ``step`` into verify runs. All else in it is final."""
         if self._drafter.awake:
-            self._plan_windows(step)
+            self._plan_runs(step)
         elif not step.prefill_rows:
             return
         sequences = int(step.decode_rows.size) + sum(step.prefill_samples)
         step.mtp_drafts = self._drafter.head_drafts(sequences, prompts=bool(step.prefill_rows))
 
-    def _plan_windows(self, step: PlanBuilder) -> None:
+    def _plan_runs(self, step: PlanBuilder) -> None:
         if step.short or not step.decode_rows.size:
             return
         rows = step.decode_rows.tolist()
-        room = min(self._step_tokens - step.token_count, WINDOW_TOKENS_MAX - 1)
+        room = min(self._step_tokens - step.token_count, VERIFY_TOKENS_MAX - 1)
         limits = {row: min(limit, room) for row, limit in zip(rows, self._limits(step), strict=True)}
         asked = [DraftRow(self._rows.seq_ids.item(row), limits[row]) for row in rows if limits[row] > 0]
         if not asked:
@@ -61,16 +61,16 @@ class WindowPlanner:
         drafts = self._drafter.draft(asked)
         if not drafts:
             return
-        windows: dict[int, tuple[int, ...]] = {}
-        tokens_left, rows_left = room, WINDOW_TOKENS_MAX
+        runs: dict[int, tuple[int, ...]] = {}
+        tokens_left, rows_left = room, VERIFY_TOKENS_MAX
         for row in rows:
             draft = self._without_ends(row, drafts.get(self._rows.seq_ids.item(row), ())[:limits[row]])
             count = self._with_pages(step, row, min(len(draft), tokens_left, rows_left - 1))
             if count > 0:
-                windows[row] = (self._seq(row).generated[-1], *draft[:count])
+                runs[row] = (self._seq(row).generated[-1], *draft[:count])
                 tokens_left -= count
                 rows_left -= 1 + count
-        step.set_windows(windows)
+        step.set_verify_runs(runs)
 
     def _limits(self, step: PlanBuilder) -> list[int]:
         """Most drafts of each decode."""

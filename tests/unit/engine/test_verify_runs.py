@@ -12,7 +12,7 @@ from tests.unit.engine.rig import EOS, VOCAB_SIZE, Rig
 from weft.request import TokenEvent
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
-from weft.units import WINDOW_TOKENS_MAX, SeqId
+from weft.units import VERIFY_TOKENS_MAX, SeqId
 
 PROMPTS = (20, 33, 5, 64, 130, 17)
 
@@ -77,10 +77,10 @@ def test_drafts_change_no_token(kind: Kind, sampling: dict[str, object], cache: 
 def test_a_full_window_brings_its_drafts_and_one_more_token() -> None:
     rig, drafter = speculating("random", most=3)
     rig.run()
-    whole = [plan for plan in rig.plans if plan.window_count]
+    whole = [plan for plan in rig.plans if plan.verify_count]
     assert {(drafted, accepted) for _, drafted, accepted in drafter.log} >= {(3, 3)}
-    assert max(plan.window_count for plan in whole) > 1
-    assert any(plan.decode_count and plan.window_count for plan in rig.plans)
+    assert max(plan.verify_count for plan in whole) > 1
+    assert any(plan.decode_count and plan.verify_count for plan in rig.plans)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 9])
@@ -100,7 +100,7 @@ def test_an_end_token_inside_a_window_is_the_end(kind: Kind) -> None:
     rig, drafter = speculating(kind, sampling=sampling)
     assert answers_of(rig) == expected
     assert not any(EOS in plan.tokens[int(plan.lengths[:run].sum()) + 1:][:int(plan.lengths[run]) - 1]
-                   for plan in rig.plans for run in plan.windows), "an end of the answer was drafted"
+                   for plan in rig.plans for run in plan.verify_runs), "an end of the answer was drafted"
     assert drafter.accepted > 20
 
 
@@ -144,10 +144,10 @@ def test_windows_stop_where_an_answer_saves_a_state() -> None:
 
 
 def test_a_step_has_a_bounded_number_of_window_tokens() -> None:
-    rig, _ = speculating("perfect", most=WINDOW_TOKENS_MAX * 2)
+    rig, _ = speculating("perfect", most=VERIFY_TOKENS_MAX * 2)
     rig.run()
-    windows = [sum(int(plan.lengths[run]) for run in plan.windows) for plan in rig.plans]
-    assert max(windows) <= WINDOW_TOKENS_MAX
+    windows = [sum(int(plan.lengths[run]) for run in plan.verify_runs) for plan in rig.plans]
+    assert max(windows) <= VERIFY_TOKENS_MAX
     assert max(windows) > 20
 
 
@@ -166,7 +166,7 @@ def test_a_cancel_inside_a_window_leaves_the_state_under_its_tokens() -> None:
     cancelled = []
 
     def cancel(plan: StepPlan) -> None:
-        runs = {plan.seqs[run]: run for run in plan.windows}
+        runs = {plan.seqs[run]: run for run in plan.verify_runs}
         if not cancelled and 0 in runs and plan.starts[runs[SeqId(0)]] >= 24:
             cancelled.append(rig.core.cancel("r0"))
 
@@ -183,7 +183,7 @@ def test_a_hit_reads_the_state_that_a_window_left() -> None:
     rig, _ = speculating("perfect", cache=True)
     answers = rig.run()
     prompt = [(7 * at + 2) % VOCAB_SIZE for at in range(33)]
-    rig.core.scheduler._windows = None  # the next turn has no drafts of its own
+    rig.core.scheduler._verify_planner = None  # the next turn has no drafts of its own
     rig.submit("turn", [*prompt, *answers["r1", 0].tokens, 5, 6, 7], max_tokens=4)
     rig.run()
     [first] = [event for event in rig.answers["turn", 0].events if event.queued_s is not None]
@@ -223,7 +223,7 @@ def test_a_state_one_token_too_far_is_noticed() -> None:
 
 def test_a_draft_of_an_end_is_a_violation() -> None:
     rig, _ = speculating("perfect", sampling={"ignore_eos": False, "temperature": 1.0, "max_tokens": 200})
-    rig.core.scheduler._windows._without_ends = lambda row, draft: draft
+    rig.core.scheduler._verify_planner._without_ends = lambda row, draft: draft
     rig.run()
     assert "a draft is an end of the answer" in str(rig.core.failure)
 
