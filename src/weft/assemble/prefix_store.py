@@ -37,7 +37,7 @@ from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
 from weft.store import identity, packing
 from weft.store.identity import NamespaceIdentity, weights_digest
-from weft.store.options import StoreOptions
+from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
 from weft.store.store import open_store
 from weft.units import format_bytes, parse_byte_rate, parse_bytes

@@ -111,9 +111,9 @@ def _writes(stats: EngineStats) -> dict[str, float]:
             "lost": writes.lost}
 
 
-def _uploads(stats: EngineStats) -> dict[str, float] | None:
+def _uploads(stats: EngineStats) -> dict[str, float]:
     remote = _tier(stats).store.remote
-    return {"uploaded": remote.get("uploaded", 0), "lost": remote["lost_uploads"]} if remote else None
+    return {"uploaded": remote.get("uploaded", 0), "lost": remote.get("lost_uploads", 0)}
 
 
 ENDED = Row[Mapping[str, int]](
@@ -202,9 +202,9 @@ ENGINE = (
     E("store_writes", "counter", "Checkpoints that became candidates, by outcome.", _writes, "outcome"),
     E("store_uploads", "counter", "Uploads to the bucket, by outcome.", _uploads, "outcome"),
     E("store_uploads_waiting", "gauge", "Checkpoints that wait for their upload to the bucket.",
-      lambda s: _tier(s).store.remote.get("waiting_uploads")),
+      lambda s: _tier(s).store.remote.get("waiting_uploads", 0)),
     E("store_unreachable_seconds", "counter", "Seconds that the bucket did not answer.",
-      lambda s: _tier(s).store.unreachable_s if _tier(s).store.remote else None, combine="mean"),
+      lambda s: _tier(s).store.unreachable_s, combine="mean"),
     E("generation_tokens", "counter", "Tokens generated.", lambda s: s.generation_tokens),
     E("computed_tokens", "counter", "Tokens that went through the model.", lambda s: s.computed_tokens),
     E("recomputed_tokens", "counter", "Tokens computed again after preemption.",
