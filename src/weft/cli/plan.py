@@ -112,7 +112,8 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
                               prefill_rate)
     if as_json:
         stored = {} if times is None else {"store": times.to_json()}
-        click.echo(json.dumps({**plan_data(plan, compare=compare), **stored, "serve": serve and serve.line}, indent=2))
+        data = {**plan_data(plan, compare=compare), **stored, "serve": serve and serve.line}
+        click.echo(json.dumps(data, indent=2))
     if plot is not None or not as_json:
         from weft.cli.plan_view import show
 
