@@ -37,7 +37,7 @@ from weft.router.blind import LeastLoaded
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints
 from weft.rpc.engine_link import ANYWHERE
-from weft.rpc.recording_target import RecordingTarget
+from weft.rpc.messages import RecordingTarget
 
 if TYPE_CHECKING:
     from weft.fleet.joined import JoinedReplicas

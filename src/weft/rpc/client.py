@@ -40,6 +40,7 @@ from weft.rpc.messages import (
     Look,
     Progress,
     Ready,
+    RecordingTarget,
     Sleep,
     SleepMode,
     SleepOutcome,
@@ -48,7 +49,6 @@ from weft.rpc.messages import (
     Submit,
     Wake,
 )
-from weft.rpc.recording_target import RecordingTarget
 
 ASSEMBLE = "weft.assemble:assemble"
 STALL_AFTER_S = 10.0

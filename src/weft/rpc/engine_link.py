@@ -28,8 +28,7 @@ import zmq.asyncio
 from weft.config import EngineConfig
 from weft.errors import WeftError
 from weft.rpc.loop_socket import LoopSocket
-from weft.rpc.messages import Command, Launch, Reply, Report
-from weft.rpc.recording_target import RecordingTarget
+from weft.rpc.messages import Command, Launch, RecordingTarget, Reply, Report
 
 _SOCKET_PATH_MAX = 90
 _encoder = msgspec.msgpack.Encoder()

@@ -58,8 +58,7 @@ from weft.rpc.link import (
 )
 from weft.rpc.link_keys import LinkKeys
 from weft.rpc.loop_socket import LoopSocket
-from weft.rpc.messages import Command, Report
-from weft.rpc.recording_target import RecordingTarget
+from weft.rpc.messages import Command, RecordingTarget, Report
 
 _FAREWELL_MS = 500
 _log = logging.getLogger("weft.server")

@@ -23,6 +23,7 @@ question then changes five places).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -33,7 +34,17 @@ from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
 from weft.request import Request, TokenEvent
-from weft.rpc.recording_target import RecordingTarget
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingTarget:
+    """Where a recording of the traffic goes. ``has_tokens``: prompts and answers too, not only their
+    hashes."""
+
+    file: str
+    limit_bytes: int
+    has_tokens: bool = False
+
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -215,3 +226,5 @@ class Fatal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Report = Progress | Ready | StepReport | Beat | Fatal
+
+

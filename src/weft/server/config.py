@@ -15,7 +15,7 @@ from typing import Literal
 from weft.config_check import debug, flag, limit, setting_name
 from weft.errors import ConfigError
 from weft.rpc.link import tcp_address
-from weft.rpc.recording_target import RecordingTarget
+from weft.rpc.messages import RecordingTarget
 from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits
 from weft.server.origins import Origins
