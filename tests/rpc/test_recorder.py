@@ -20,9 +20,8 @@ from weft.errors import ConfigError
 from weft.request import Request, SamplingParams
 from weft.rpc import recorder as recorder_module
 from weft.rpc.engine_process import start_recording
-from weft.rpc.messages import Cancel, Launch
+from weft.rpc.messages import Cancel, Launch, RecordingTarget
 from weft.rpc.recorder import Recorder
-from weft.rpc.recording_target import RecordingTarget
 from weft.server.config import ServerConfig
 from weft.sim.recording import Recording, read_recording
 from weft.sim.trace_files import read_trace
