@@ -166,7 +166,7 @@ def test_the_machine_s_ceilings_stand_beside_a_batch(tmp_path: Path, monkeypatch
     assert "share of the ceilings" in shown
     assert [line.split(":")[0] for line in shown.splitlines()[-3:]] == ["limited by", "faster with",
                                                                         "ceilings"]
-    assert result["verdict"]["limited by"] in shown
+    assert result["diagnosis"]["limited by"] in shown
 
 
 def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:

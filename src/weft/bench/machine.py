@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from weft.bench.verdict import LeastSeconds
+from weft.bench.diagnosis import LeastSeconds
 from weft.config import EngineConfig
 from weft.families import read_architecture
 from weft.info import ModelInfo

@@ -15,10 +15,10 @@ import click
 
 from weft.bench import report
 from weft.bench.client import Timing
+from weft.bench.diagnosis import Diagnosis, ServerRun, of_server
 from weft.bench.metrics import METRICS, figures, parse_goodput, parse_names, parse_percentiles, times_of
 from weft.bench.prompts import SampleRequest, file_requests, prefix_repetition_requests, random_requests
 from weft.bench.serve import BACKENDS, VOCAB_SIZE_UNKNOWN, LoadConfig, Served, Server, check_lengths, run_load
-from weft.bench.verdict import ServerRun, Verdict, of_server
 from weft.cli.flags import FlagCommand
 from weft.errors import ConfigError
 
@@ -131,9 +131,9 @@ def serve(**values: Any) -> int:
     served, asks, timings, seconds, queued = asyncio.run(_measure(values, load))
     results = figures(timings, seconds, names=names, percentiles=percentiles, promises=promises)
     _show(results, names, percentiles)
-    verdict = _verdict(values["base_url"], timings, results["max_concurrent_requests"], queued)
-    if verdict is not None:
-        report.conclude(verdict)
+    diagnosis = _diagnosis(values["base_url"], timings, results["max_concurrent_requests"], queued)
+    if diagnosis is not None:
+        report.conclude(diagnosis)
     for why in sorted({timing.error for timing in timings if timing.error is not None})[:5]:
         click.secho(f"failed: {why}", fg="red", err=True)
     if values["save_result"] or values["save_detailed"]:
@@ -142,7 +142,7 @@ def serve(**values: Any) -> int:
                  "model_id": served.name, "num_prompts": len(asks), "request_rate": rate,
                  "burstiness": load.burstiness, "max_concurrency": load.max_concurrency,
                  "goodput": promises or None, **notes, **results,
-                 "verdict": verdict and verdict.rows()}
+                 "diagnosis": diagnosis and diagnosis.rows()}
         if values["save_detailed"]:
             whole |= _details(timings)
         name = values["result_filename"] or (f"{values['backend']}-{rate}qps-{served.name.split('/')[-1]}-"
@@ -198,7 +198,7 @@ async def _measure(values: Mapping[str, Any],
     return served, asks, timings, seconds, waited / requests if requests > 0 else None
 
 
-def _verdict(base_url: str, timings: list[Timing], at_once: int, queued: float | None) -> Verdict | None:
+def _diagnosis(base_url: str, timings: list[Timing], at_once: int, queued: float | None) -> Diagnosis | None:
     """None where no request was answered."""
     times = [times_of(timing) for timing in timings if timing.error is None and timing.chunks]
     if not times:

@@ -17,7 +17,7 @@ LARGER = 1.2
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     limit: str
     faster: str
     ceilings: str
@@ -72,7 +72,7 @@ class ServerRun:
     queued: float | None = None
 
 
-def of_engine(run: EngineRun) -> Verdict:
+def of_engine(run: EngineRun) -> Diagnosis:
     least, share = run.least, run.least.total / run.seconds
     reads = least.read >= least.products
     faster = []
@@ -98,7 +98,7 @@ def of_engine(run: EngineRun) -> Verdict:
     times = (f"{100 * share:.0f} % of this machine's: at least {least.total:.3g} of {run.seconds:.3g} s "
              f"(prompts {least.prefill:.2g}, weights {least.read:.2g} or products {least.products:.2g})")
     beyond = "; over 100 % where a step makes several tokens" if share > 1 else ""
-    return Verdict(limit, "; ".join(faster) or "a faster device, or a smaller model", times + beyond)
+    return Diagnosis(limit, "; ".join(faster) or "a faster device, or a smaller model", times + beyond)
 
 
 def _byte_products(run: EngineRun) -> list[str]:
@@ -114,7 +114,7 @@ def _less_reading(run: EngineRun) -> list[str]:
     return [*ways, *([] if run.speculates else ["--speculate auto"])]
 
 
-def of_server(run: ServerRun) -> Verdict:
+def of_server(run: ServerRun) -> Diagnosis:
     """The flags are of the server, but for those of the load."""
     queued = run.queued or 0.0
     prefill, decode = max(0.0, run.ttft - queued), run.e2el - run.ttft
@@ -136,4 +136,4 @@ def of_server(run: ServerRun) -> Verdict:
     ceilings = ("not compared: the server's model and threads are unknown here; `weft bench throughput` with "
                 "its flags compares with this machine's" if run.here else
                 "not compared: the server's machine is unknown")
-    return Verdict(limit, faster, ceilings)
+    return Diagnosis(limit, faster, ceilings)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.bench.verdict import EngineRun, LeastSeconds, ServerRun, of_engine, of_server
+from weft.bench.diagnosis import EngineRun, LeastSeconds, ServerRun, of_engine, of_server
 
 READS = LeastSeconds(0.1, 5.0, 1.0)
 PROMPTS = LeastSeconds(5.0, 1.0, 0.5)
@@ -33,11 +33,11 @@ PRODUCTS = LeastSeconds(1.0, 2.0, 5.0)
 ])
 def test_a_run_of_the_engine_is_judged_by_its_longest_part(
         least: LeastSeconds, facts: dict[str, Any], limit: str, faster: str) -> None:
-    verdict = of_engine(EngineRun(10.0, least, **facts))
-    assert verdict.limit.startswith(limit)
-    assert verdict.faster.startswith(faster)
+    diagnosis = of_engine(EngineRun(10.0, least, **facts))
+    assert diagnosis.limit.startswith(limit)
+    assert diagnosis.faster.startswith(faster)
     share = f"{10 * least.total:.0f} % of this machine's: at least {least.total:.3g} of 10 s"
-    assert verdict.ceilings.startswith(share)
+    assert diagnosis.ceilings.startswith(share)
 
 
 def test_more_than_the_ceilings_is_explained() -> None:
@@ -60,9 +60,9 @@ def test_more_than_the_ceilings_is_explained() -> None:
 ])
 def test_a_load_on_a_server_is_judged_by_where_a_request_spends_its_time(
         run: ServerRun, limit: str, faster: str) -> None:
-    verdict = of_server(run)
-    assert verdict.limit.startswith(limit)
-    assert verdict.faster.startswith(faster)
+    diagnosis = of_server(run)
+    assert diagnosis.limit.startswith(limit)
+    assert diagnosis.faster.startswith(faster)
 
 
 def test_ceilings_of_a_server_are_not_made_up() -> None:
