@@ -249,6 +249,7 @@ def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None) -> Iterat
     def inner(thread: threading.Thread) -> None:
         with Emulation():
             bootstrap(thread)
+        one.end_thread()
 
     quick_interpreter.install()
     tensors.use_card(one)
