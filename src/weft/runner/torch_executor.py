@@ -39,7 +39,6 @@ from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
 from weft.memory.frames.plan import ArenaPlan
 from weft.models.loading import LoadedModel
 from weft.models.mtp import MtpHead
-from weft.request import TokenLogprobs
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import (
@@ -230,13 +229,12 @@ class TorchExecutor:
                         SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions), plan)
         replay(batch.inputs.runs, [len(tokens) for tokens in chosen.windows.values()])
         self.batches.store(self.arena)
-        scored: dict[int, list[TokenLogprobs]] = {}
-        if batch.prompt_spans:
-            prompts, scores = self._score_prompts(batch, hidden)
-            scored = LaunchedStep(began_s, plan.run_count, self._readback.send(scores),
-                                  prompts=prompts).home().prompt_logprobs
-        result = StepResult(chosen.tokens, chosen.logprobs, scored, time.perf_counter() - began_s,
-                            chosen.failures, chosen.windows, chosen.window_logprobs)
+        prompts, scores = self._score_prompts(batch, hidden)
+        # Waited for without scores too: the copies of the store are before it, and end with the step.
+        home = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts).home()
+        result = StepResult(chosen.tokens, chosen.logprobs, home.prompt_logprobs,
+                            time.perf_counter() - began_s, chosen.failures, chosen.windows,
+                            chosen.window_logprobs)
         return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
 
     def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:
