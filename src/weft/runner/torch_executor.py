@@ -54,7 +54,7 @@ from weft.runner.logits_room import LogitsRoom
 from weft.runner.logprobs import score
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, mixed_shapes
 from weft.runner.mtp import HeadRunner
-from weft.runner.readback import Readback
+from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler
 from weft.runner.sleep import DroppedModel, HostWeights, give_back
@@ -133,7 +133,7 @@ class TorchExecutor:
             self.sampler.warm()
             if device.type == "cuda":
                 warm(self.arena)
-        self._readback = Readback(device)
+        self._readback = Readback(device, step_words(sizes.rows_max))
         self._keeps_room = not is_remote(device)
         self._room: LogitsRoom | None = None
         self._inference = torch.inference_mode()
@@ -273,6 +273,23 @@ class TorchExecutor:
             refused.append(self.mixed_graphs.refused_in_words())
         return "; ".join(filter(None, refused)) or None
 
+    def warm(self) -> None:
+        """On a GPU: what the first steps would otherwise wait for. Libraries have a handle and a workspace
+        for each thread, and the first replay of a graph brings it to the device."""
+        if self.arena.device.type == "cuda":
+            self._worker.call(self._warm)
+
+    @torch.inference_mode()
+    def _warm(self) -> None:
+        if self.graphs is not None:
+            for width in self.graphs.recorded_widths:
+                self.graphs.idle(width)
+        if self.mixed_graphs is not None:
+            for shape in self.mixed_graphs.recorded_shapes:
+                self.mixed_graphs.idle(shape)
+        self.model.logits(self._forward(pad_rows(1, self.batches.rows.table.shape[1], self.arena.device)))
+        self._readback.send([]).open()
+
     @torch.inference_mode()
     def dummy_step(self, width: int) -> None:
         """What an idle rank of a data-parallel group computes so that the others can go on: a decode step of
@@ -336,6 +353,7 @@ class TorchExecutor:
             self._caches = self._lay_out(self.arena.device)
             self._bind_head()
             refused = self.record_graphs()
+            self.warm()
             if refused is not None:
                 _log.warning("after waking, some steps run without a CUDA graph and are slower: %s",
                              refused)
