@@ -56,6 +56,8 @@ class Capture:
     thread: int
     works: list[Work] = field(default_factory=list)
     broken: str | None = None
+    everywhere: bool = False
+    """Calls of other threads end it too."""
 
 
 class Storage:
@@ -203,11 +205,12 @@ class Card:
         return next((one for one in self.captures.values() if one.thread == own), None)
 
     def refuse_in_capture(self, what: str) -> None:
-        capture = self.own_capture()
-        if capture is not None:
-            capture.broken = what
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing: "
-                               f"{what} at {place_of_caller()}")
+        own = threading.get_ident()
+        for capture in list(self.captures.values()):
+            if capture.thread == own or capture.everywhere:
+                capture.broken = what
+                raise RuntimeError("CUDA error: operation not permitted when stream is capturing: "
+                                   f"{what} at {place_of_caller()}")
 
     def wait(self, kind: str) -> None:
         """The host waits for the current stream, without having asked for an event."""

@@ -49,8 +49,10 @@ def quick_start(card: Card) -> Iterator[None]:
                 card.computes = True
         return called
 
-    with (mock.patch.object(reserve, "measure_reserve", asked_for(reserve.measure_reserve)),
-          mock.patch.object(TorchExecutor, "record_graphs", asked_for(TorchExecutor.record_graphs))):
+    with contextlib.ExitStack() as stack:
+        for owner, name in ((reserve, "measure_reserve"), (TorchExecutor, "record_graphs"),
+                            (TorchExecutor, "warm")):
+            stack.enter_context(mock.patch.object(owner, name, asked_for(getattr(owner, name))))
         yield
 
 

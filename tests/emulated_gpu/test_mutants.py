@@ -1,0 +1,190 @@
+"""Faults that reading found in the GPU path, put back one by one: the emulated GPU must find each.
+
+A mutant is one function of weft with one line changed. The table in ``docs/gpu.md`` lists them. Without a
+mutant the same scenarios find nothing.
+"""
+
+from __future__ import annotations
+import __future__
+
+import contextlib
+import inspect
+import re
+import tempfile
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.emulated_gpu import emulated
+from tests.emulated_gpu.engines import answers, assert_tokens_of_transformers, started
+from tests.emulated_gpu.sample import sample
+from tests.fixtures.checkpoints import checkpoint
+from tests.fixtures.drafters import AnswerDrafter
+from weft.assemble import prefix_store, room
+from weft.runner import readback, reserve, sampler
+from weft.runner.device_rows import DeviceRows
+from weft.runner.graphs import CudaCapture, Recordings
+from weft.runner.staging import Staging
+from weft.runner.torch_executor import TorchExecutor
+
+CUDA = torch.device("cuda", 0)
+PROMPTS = [[7], [300, 20, 411, 5, 123]]
+
+
+def serve(family: str = "qwen3", prompts: list[list[int]] = PROMPTS, **more: Any) -> None:
+    checkpoint(family)
+    with emulated() as card, started(card, family, **more) as engine:
+        made = answers(engine.core, prompts)
+        streams = len(card.order.queues)
+    assert not card.reports, "; ".join(str(report) for report in card.reports)
+    assert streams <= 2, f"{streams} streams: recordings do not share one"
+    assert_tokens_of_transformers(family, prompts, made)
+
+
+def store() -> None:
+    """Checkpoints are written, and come back."""
+    prompt = list(range(3, 140))
+    with tempfile.TemporaryDirectory() as directory:
+        for _ in range(2):
+            serve("qwen3_5", [prompt], store=directory)
+
+
+def drafts() -> None:
+    """Steps with drafts store their checkpoints."""
+    prompt = list(range(3, 140))
+    checkpoint("qwen3_5")
+    with emulated() as card, started(card, "qwen3_5") as engine:
+        [said] = answers(engine.core, [prompt])
+    with tempfile.TemporaryDirectory() as directory:
+        serve("qwen3_5", [prompt], store=directory,
+              drafter=AnswerDrafter("perfect", dict.fromkeys(range(3), said), 512))
+
+
+def full_card() -> None:
+    """Everything that the start leaves goes to the arena."""
+    with tempfile.TemporaryDirectory() as directory:
+        serve("qwen3_5", [list(range(3, 140))], store=directory,
+              gpu_memory_fraction=1.0)
+
+
+def record() -> None:
+    """One of three steps cannot be recorded."""
+    with emulated() as card:
+        x = torch.ones(4, device=CUDA)
+        steps: dict[int, Callable[[], torch.Tensor]] = {1: lambda: x + 1, 3: lambda: x + 3}
+        warm = [True]
+
+        def looks() -> torch.Tensor:
+            if warm:
+                warm.clear()
+                return x
+            return x * x.sum().item()
+
+        recordings: Recordings[int] = Recordings(CudaCapture(CUDA))
+        recordings.record([1, 2, 3], lambda key: (steps.get(key, looks), ()))
+        assert recordings.keys == (1, 3), f"recorded: {recordings.keys}, refused: {recordings.refused}"
+        assert not card.reports
+
+
+def record_beside_a_thread() -> None:
+    """Another thread copies while a step is recorded."""
+    with emulated():
+        x = torch.ones(4, device=CUDA)
+
+        def step() -> torch.Tensor:
+            thread = threading.Thread(target=lambda: torch.ones(4).to(CUDA))
+            thread.start()
+            thread.join()
+            return x + 1
+
+        assert CudaCapture(CUDA).capture(step)().tolist() == [2] * 4
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``old`` becomes ``new`` in ``owner.name``; ``scenario`` then fails with ``found``."""
+
+    owner: Any
+    name: str
+    old: str
+    new: str
+    scenario: Callable[[], None]
+    found: str
+
+
+MUTANTS: dict[str, Mutant] = {
+    "old 1: the table of runs of a graph has no owner": Mutant(
+        Recordings, "record", "_Recorded(replay, tensors)", "_Recorded(replay, ())", serve,
+        "prompt of|out of bounds|index"),
+    "old 2: one step that cannot be recorded ends the start": Mutant(
+        Recordings, "record", "except refusals() as error", "except ZeroDivisionError as error", record,
+        "during capture"),
+    "old 4, 9: a stream for each recording": Mutant(
+        CudaCapture, "capture", "self._stream = self._stream or cuda.Stream", "self._stream = cuda.Stream",
+        serve, "streams: recordings do not share one"),
+    "old 8: a start with one long prompt": Mutant(
+        reserve._Measurement, "run", "for shape in self._shapes}", "for shape in self._shapes[:1]}", serve,
+        "compile: .* inside of a request"),
+    "old 11: another thread ends a recording": Mutant(
+        CudaCapture, "capture", 'capture_error_mode="thread_local"', 'capture_error_mode="global"',
+        record_beside_a_thread, "stream is capturing|during capture"),
+    "new 1: the sampler takes the card for the host": Mutant(
+        sampler.Sampler, "__init__", "is_remote(device)", "False", serve, "same device|convert cuda"),
+    "new 2: a step with drafts does not wait for its stores": Mutant(
+        TorchExecutor, "_verified", "self._readback.send(scores)", "self._readback.arrived_now([])", drafts,
+        "early: the host reads at the store's thread"),
+    "new 3: transfers are not in the reserve": Mutant(
+        room, "measured_gpu_room", "if config.store is not None:", "if False:", full_card, "out of memory"),
+    "new 4: ids of stores by a pageable copy": Mutant(
+        DeviceRows, "stage", "self._stores = [(kind, add(ids, np.int64))", "self._stores = [(kind, ids)",
+        store, "wait: a copy from pageable memory at weft/runner/arena.py"),
+    "new 5: the pool of an invalid recording is used again": Mutant(
+        CudaCapture, "capture", "self._stream = self._pool = None", "pass", record,
+        "already recording to mempool_id"),
+    "new 6: transfer buffers are pinned in requests": Mutant(
+        prefix_store, "_buffers", "allocate=room.take,",
+        "allocate=lambda size: __import__('torch').empty(size, dtype=__import__('torch').uint8, "
+        "pin_memory=True).numpy(),", store, "pinning: .* inside of a request"),
+    "new 7: the thread of the steps is not warm": Mutant(
+        TorchExecutor, "warm", 'self.arena.device.type == "cuda"', "False", serve,
+        "upload: .* inside of a request|workspace: .* inside of a request"),
+    "staging does not wait for its buffer": Mutant(
+        Staging, "begin", "wait_for(busy)", "pass", serve, "reused: |prompt of"),
+    "tokens are read before their copy has ended": Mutant(
+        readback.PendingReadback, "open", "wait_for(self._event)", "pass", serve,
+        "early: |prompt of|index|bounds"),
+}
+
+
+@contextlib.contextmanager
+def mutated(mutant: Mutant) -> Iterator[None]:
+    function = getattr(mutant.owner, mutant.name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(mutant.old) == 1, f"{mutant.name} has not one {mutant.old!r}"
+    scope = function.__globals__ if inspect.isfunction(function) else {}
+    names: dict[str, Any] = {}
+    code = compile(source.replace(mutant.old, mutant.new), "mutant", "exec",
+                   __future__.annotations.compiler_flag)
+    exec(code, scope, names)
+    with mock.patch.object(mutant.owner, mutant.name, names[mutant.name]):
+        yield
+
+
+@pytest.mark.parametrize("name", sample(MUTANTS, 3))
+def test_the_emulated_gpu_finds_a_fault_that_is_put_back(name: str) -> None:
+    mutant = MUTANTS[name]
+    with mutated(mutant), pytest.raises(Exception, match=r"(?s).*") as failed:
+        mutant.scenario()
+    told = "\n".join([str(failed.value), *getattr(failed.value, "__notes__", ())])
+    assert re.search(mutant.found, told), f"found otherwise: {type(failed.value).__name__}: {told}"
+
+
+@pytest.mark.parametrize("scenario", sample([store, drafts, full_card, record_beside_a_thread], 1))
+def test_the_control_without_a_mutant_nothing_is_found(scenario: Callable[[], None]) -> None:
+    scenario()
