@@ -13,7 +13,7 @@ import numpy as np
 from tests.emulated_gpu.card import Card
 from tests.fixtures.checkpoints import checkpoint
 from tests.oracle.test_models_against_transformers import expected
-from weft.assemble import assembly
+from weft.assemble import assembly, prefix_store
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.info import ModelInfo
@@ -24,7 +24,7 @@ from weft.speculation.drafter import Drafter
 
 SMALL: dict[str, Any] = {"device": "cuda", "max_num_seqs": 4, "max_num_batched_tokens": 72,
                          "max_model_len": 256, "threads": 1, "speculate": "off"}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
 
 @dataclass
@@ -61,7 +61,8 @@ def started(card: Card, family: str, *, drafter: Drafter | None = None, **more: 
     """An engine that is ready for requests; from then on, what belongs to the start is a report. Its
     checkpoint was made before the card."""
     drafts = mock.patch.object(assembly, "make_drafter", return_value=drafter)
-    with quick_start(card), contextlib.nullcontext() if drafter is None else drafts:
+    dear = mock.patch.object(prefix_store, "GPU_FLOPS", 1.0)   # or a tiny model computes what it could load
+    with quick_start(card), dear, contextlib.nullcontext() if drafter is None else drafts:
         made = assembly.assemble(EngineConfig(model=str(checkpoint(family)), **SMALL | more))
     engine = Started(made.core, made.info)
     _watch_store(card, engine)
@@ -105,6 +106,14 @@ def answers(core: EngineCore, prompts: Sequence[list[int]],
         if core.failure is not None:
             raise core.failure
     return list(tokens.values())
+
+
+def said_by_transformers(family: str, prompt: list[int], count: int) -> list[int]:
+    """The greedy tokens behind ``prompt``."""
+    tokens: list[int] = []
+    for _ in range(count):
+        tokens.append(int(expected(family, [*prompt, *tokens])[-1].argmax()))
+    return tokens
 
 
 def assert_tokens_of_transformers(family: str, prompts: Sequence[list[int]],

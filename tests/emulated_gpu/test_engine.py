@@ -21,9 +21,9 @@ PROMPTS = [[7], [300, 20, 411, 5, 123], list(range(3, 43)),
                (9, 2), (50, 17), (60, 64), (70, 65), (80, 71), (90, 100), (100, 130), (110, 33), (120, 8)))]
 
 
-@pytest.mark.parametrize("family", sample([*FAMILIES, *MORE_FAMILIES, *MAMBA_FAMILIES], 2))
+@pytest.mark.parametrize("family", sample([*FAMILIES, *MORE_FAMILIES, *MAMBA_FAMILIES], 1))
 def test_every_family_answers_as_transformers_does_and_nothing_is_reported(family: str) -> None:
-    prompts = PROMPTS if ALL else PROMPTS[:3]
+    prompts = PROMPTS if ALL else PROMPTS[:2]
     checkpoint(family)
     with emulated() as card, started(card, family) as engine:
         assert engine.info.device == "cuda:0 (emulated)"
@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", sample(WAYS, 1))
 def test_every_way_to_serve_reports_nothing(way: str) -> None:
-    prompts = [list(range(3, 90)), *PROMPTS[:3], list(range(3, 90))]
+    prompts = [list(range(3, 69)), *PROMPTS[:2], list(range(3, 69))]
     checkpoint("qwen3_5")
     with emulated() as card, started(card, "qwen3_5", **WAYS[way]) as engine:
         made = answers(engine.core, prompts)

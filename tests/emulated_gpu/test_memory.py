@@ -85,9 +85,8 @@ def test_pieces_of_one_pinned_mapping_are_free_again_behind_their_copies(card: C
     assert not card.reports
 
 
-def test_a_start_that_lacks_memory_says_what_to_lower(card: Card) -> None:
-    checkpoint_bytes = sum(file.stat().st_size for file in checkpoint("qwen3").glob("*.safetensors"))
-    assert checkpoint_bytes < 2 << 20
+def test_a_start_that_lacks_memory_says_what_to_lower() -> None:
+    checkpoint("qwen3")
     with emulated(9 << 20) as small, pytest.raises(ConfigError, match=r"weights do not fit.*--quantize"), \
             started(small, "qwen3"):
         pass
@@ -100,7 +99,7 @@ def test_a_start_that_lacks_memory_says_what_to_lower(card: Card) -> None:
 def test_prefixes_come_back_from_the_store_without_a_wait(tmp_path: Path) -> None:
     """Faults 3, 4 and 6: loads in pieces through a buffer that was counted, by staged ids, out of memory that
     was pinned at the start."""
-    family, prompt = "qwen3_5", list(range(3, 140))
+    family, prompt = "qwen3_5", list(range(3, 69))
     checkpoint(family)
     made = []
     for _ in range(2):
@@ -109,7 +108,6 @@ def test_prefixes_come_back_from_the_store_without_a_wait(tmp_path: Path) -> Non
             tier = engine.core.scheduler.store
             assert tier is not None
             restored = tier.restores.counts.restored_tokens
-            engine.core.close()
         assert not card.reports, [str(report) for report in card.reports]
     assert restored
     assert_tokens_of_transformers(family, [prompt, prompt], made)

@@ -101,7 +101,7 @@ class HostRoom:
         self._gaps: list[tuple[int, int]] = [(0, len(self._bytes))]
         """Of the first byte and behind the last, ascending, none beside another."""
         self._leaving: list[tuple[DeviceEvent, int, int]] = []
-        weakref.finalize(self, buffer.close)
+        weakref.finalize(self, buffer.close).atexit = False   # the system unpins what a process leaves
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
         """uint8 [size], contents unspecified."""
