@@ -32,16 +32,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.synthetic import Library, document_traffic, with_one_shots, with_scans
+from weft.costs.step import CostModel
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.memory import Memory
 from weft.memory.prefix.value.policy import ValuePolicy
 from weft.planning.geometries import find_geometry
 from weft.planning.model_plan import Asked, make_plan
 from weft.sim.arms import Arm, find_arm
-from weft.sim.cost import CostModel, roofline
-from weft.sim.model_load import model_load
 from weft.sim.oracle import Hindsight
 from weft.sim.report import Report
+from weft.sim.roofline import model_load, roofline
 from weft.sim.study import run_study
 from weft.sim.trace_files import SAMPLE, read_trace
 from weft.sim.traffic import Traffic

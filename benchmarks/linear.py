@@ -33,8 +33,7 @@ import torch.nn.functional as F
 from weft.bench.kernels import processor
 from weft.host import usable_cores
 from weft.tensor import native
-from weft.tensor.ops.quantized_linear import quantized_linear
-from weft.tensor.ops.tiled_linear import tiled_linear
+from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.weights.packed import pack
 from weft.tensor.weights.quantized import in_tiles, rounded
 from weft.tensor.weights.tiled import rows_of, tiled

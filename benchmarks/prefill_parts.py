@@ -33,10 +33,10 @@ GEOMETRIES = ("Qwen3.5-0.8B", "LFM2-350M", "granite-4.0-h-350m")
 
 
 def part_of(file: str, function: str) -> str:
-    """``ops/gated_delta_layer/native.py`` -> the name of the op; the function's own name elsewhere."""
+    """``ops/norm.py`` -> the name of the file; the function's own name elsewhere."""
     path = Path(file)
     if "ops" in path.parts:
-        return f"op {path.parts[path.parts.index('ops') + 1]}"
+        return f"op {path.stem}"
     if "weft" in path.parts:
         return f"{path.parent.name}/{path.name} {function}"
     return function if file == "~" else f"{path.name} {function}"

@@ -18,16 +18,16 @@ from statistics import median
 import numpy as np
 
 from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
+from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
 from weft.router.protocol import ReplicaLoad, RoutedRequest
 from weft.router.seconds import Seconds
 from weft.units import PAGE_TOKENS
-from weft.work_costs import WorkCosts
 
 CONVERSATION_TOKENS = 16_384
 STATE_EVERY = 512
 LENGTHS = (256, 1024, 2048, 4096, 16_384, 65_536)
-COSTS = WorkCosts(fixed_s=5e-3, token_s=5e-6, pair_s=1e-11, decode_s=2e-4, steps=100)
+COSTS = StepCost(fixed_s=5e-3, token_s=5e-6, pair_s=1e-11, decode_s=2e-4, steps=100)
 
 
 def conversation(number: int, length: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

@@ -87,7 +87,7 @@ def main() -> None:
     assert isinstance(core.drafter, Speculator)
     costs = core.drafter.costs
     print(f"a step of one token    {costs.seconds(1) * 1e3:8.2f} ms; with a window of "
-          + ", ".join(f"{rows} rows {costs.window_seconds(1, rows - 1) / costs.seconds(1):.2f}x"
+          + ", ".join(f"{rows} rows {costs.verify_seconds(1, rows - 1) / costs.seconds(1):.2f}x"
                       for rows in (2, 4, 8, 16)))
 
 

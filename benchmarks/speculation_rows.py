@@ -32,7 +32,7 @@ from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
 from weft.runner import torch_executor
 from weft.speculation.drafter import PLAIN_STEPS, DraftRow
-from weft.speculation.rehearsal import Rehearsal
+from weft.speculation.profile_run import ProfileRun
 
 DRAFTS = (0,) * PLAIN_STEPS + (3, 7)
 _PROMPT = [(7 * at * at + 3 * at) % 400 + 3 for at in range(64)]
@@ -67,7 +67,7 @@ class Parts:
         self._now.clear()
 
 
-class Windows(Rehearsal):
+class Windows(ProfileRun):
     """Drafts what ``answer`` goes on with, or what it does not."""
 
     def __init__(self, answer: Sequence[int], rounds: int, parts: Parts | None = None) -> None:

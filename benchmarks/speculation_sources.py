@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from weft.costs.rows import RowCosts
 from weft.memory.prefix.tree import PrefixTree
-from weft.speculation.costs import StepCosts
+from weft.sim.speculation import KnownText, ReplayedSpeculation, replay
 from weft.speculation.proposal import SOURCES, SourceName
-from weft.speculation.replay import KnownText, ReplayedSpeculation, replay
 from weft.speculation.speculator import Speculator
 
 STEP_MS = {1: 26.8, 2: 27.4, 4: 28.9, 8: 32.2, 16: 42.0}
@@ -86,8 +86,8 @@ def replayed(sources: tuple[SourceName, ...], texts: Sequence[KnownText],
     least: list[int] = []
     for _ in range(repeats):
         tree = PrefixTree(paged=False)
-        drafter = TimedCalls(Speculator(sources, costs=StepCosts(STEP_MS), tree=tree))
-        result = replay(drafter, texts, StepCosts(STEP_MS), tree)
+        drafter = TimedCalls(Speculator(sources, costs=RowCosts(STEP_MS), tree=tree))
+        result = replay(drafter, texts, RowCosts(STEP_MS), tree)
         least = [*map(min, least, drafter.nanoseconds)] if least else drafter.nanoseconds
         assert len(least) == len(drafter.nanoseconds), "drafts depend on time"
     return result, sum(least) / 1000 / result.steps

@@ -24,8 +24,7 @@ from weft.store.directory_store import DirectoryStore
 from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
 from weft.store.ledger import create_ledger, generations, remove_other_generations
-from weft.store.opening import open_directory
-from weft.store.options import StoreOptions
+from weft.store.opening import StoreOptions, open_directory
 from weft.store.rows import CHECKPOINT, KV, chain_of, head_of, root_chain, row_of
 from weft.store.volumes import VOLUMES_FOLDER, Volumes
 

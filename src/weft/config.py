@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from weft.config_check import check_fields, debug, flag, known_fields, limit
 from weft.errors import ConfigError
-from weft.units import CHUNK_TOKENS
+from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
 
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizeChoice = Literal["none", "int8", "int4", "w8a8"]
@@ -30,6 +30,8 @@ DTYPE_SPELLINGS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fl
 _DTYPE_FIELDS = ("dtype", "kv_dtype", "state_dtype")
 
 THREADS_MAX = 1024
+STORE_BYTES_MIN = 16 << 20
+"""A store of less would hold no prefix worth a read."""
 STEP_TOKENS_CPU, STEP_TOKENS_GPU = 1024, 8192
 """Defaults of ``max_num_batched_tokens``. A GPU needs thousands of rows to be busy with products."""
 
@@ -152,6 +154,10 @@ class EngineConfig:
         if self.store is not None and not self.prefix_cache:
             raise ConfigError(f"--store {self.store} needs the prefix cache, and --no-prefix-cache turns it "
                               "off", param="--store")
+        if (self.store_size is not None
+                and parse_bytes(self.store_size, flag="--store-size") < STORE_BYTES_MIN):
+            raise ConfigError(f"--store-size {self.store_size} is too small: a store has at least "
+                              f"{format_bytes(STORE_BYTES_MIN)}", param="--store-size")
         if self.store_cache is not None and "://" not in (self.store or ""):
             raise ConfigError(f"--store-cache {self.store_cache} is the directory in front of a bucket, and "
                               f"--store is {self.store or 'not given'}", param="--store-cache")

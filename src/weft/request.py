@@ -311,3 +311,24 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accepted_drafts: int = 0
     """Drafted tokens that were right, so far; the last event of a sequence has the whole count."""
     rejected_drafts: int = 0
+
+
+_MASK = 2**64 - 1
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+
+
+def split_seed(seed: int, branch: int) -> int:
+    """64-bit seed number ``branch`` (from 0) of ``seed``; any integers.
+
+        sequence seed = split_seed(request seed, index)     the same whatever n is and whatever else runs
+        request seed  = the request's, or split_seed(engine seed, number of the request since the start)
+
+    It is a hash, so nothing is drawn. Index 0 of n = 3 has the text of n = 1. A run of the engine on the same
+    requests in the same order is the same run. The mix is the finaliser of SplitMix64 (Steele, Lea, Flood:
+    Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) of the seed plus a multiple of its golden
+    gamma.
+    """
+    mixed = (seed + (branch + 1) * _GOLDEN_GAMMA) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)

@@ -30,8 +30,8 @@ CHUNK_TOKENS = 64
 """The absolute grid of the chunked recurrent kernels: chunks start at multiples of it. A prompt computed in
 any pieces that end on the grid goes through the same chunks as in one piece."""
 
-WINDOW_TOKENS_MAX = 64
-"""Most tokens in the windows of drafts of a step. It bounds the replay log of the step (law L11)."""
+VERIFY_TOKENS_MAX = 64
+"""Most tokens in the verify runs of a step. It bounds the replay log of the step (law L11)."""
 
 ALIGN_BYTES = 256
 """Every field in a page or slot starts at a multiple of this."""

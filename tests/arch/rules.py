@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
 BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host",
-        "config_check", "foreign", "checkpoint_report", "prefix_digests", "work_costs"}
+        "config_check", "foreign", "checkpoint_report", "prefix_digests"}
 PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text", "store",
         "router", "costs"}
 """Groups that never import torch, not even through something else."""
@@ -65,7 +65,7 @@ EXTRA_MODULES: dict[str, set[str]] = {
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 
 TRITON_FILES = re.compile(
-    r"/tensor/kernels/|_kernels\.py$|/tensor/gpu/(?!__init__|runs|compilation|prefill_backend)\w+\.py$")
+    r"/tensor/kernels/|_kernels\.py$|/tensor/gpu/(?!__init__|runs|prefill_backend)\w+\.py$")
 """Kernels, and what kernels are made of."""
 
 IMPURE_MODULES = {"time", "random", "os", "socket", "secrets", "subprocess", "threading", "pathlib", "io"}

@@ -50,7 +50,7 @@ def test_a_heavy_import_is_noticed() -> None:
 
 SERVER_NEEDS_NOT = {"numpy", "httpx", "pygments", "torch", "weft.assemble", "weft.memory.memory",
                     "weft.schedule.plan", "weft.schedule.scheduler", "weft.memory.prefix_store",
-                    "weft.fleet.machines", "weft.fleet.ray_fleet", "weft.server.workers.supervisor",
+                    "weft.rpc.listener", "weft.fleet.ray_fleet", "weft.server.workers.supervisor",
                     "weft.server.openapi.document"}
 """What ``weft serve`` on one machine, with one HTTP worker, never runs in the HTTP process."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -122,3 +123,36 @@ def test_generate_without_a_prompt_says_how_to_give_one(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert main(["generate"]) == 2
     assert "there is no prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["generate", "x", "--max-tokens", "-3"], "max_tokens is -3; it must be at least 0"),
+    (["generate", "x", "--top-p", "7"], "top_p is 7"),
+    (["chat", "--min-p", "2"], "min_p is 2"),
+    (["chat", "--url", "ftp://host"], "--url 'ftp://host' is no http URL; write http://HOST:PORT"),
+    (["top", "--url", "foo://x"], "--url 'foo://x' is no http URL"),
+    (["serve", "/nowhere"], "/nowhere: there is no such directory"),
+    (["serve", "--store", "/nowhere/store", "--store-size", "1KB"],
+     "--store-size 1KB is too small: a store has at least 16.0 MiB"),
+])
+def test_a_value_that_cannot_work_is_said_before_anything_loads_or_listens(
+        capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    [line] = captured.err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    assert "listening" not in captured.out
+
+
+@pytest.mark.parametrize("command", [["chat"], ["top"], ["drain", "0"]])
+def test_a_server_that_is_not_there_is_said_at_once_in_words(
+        capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    assert main([*command, "--url", address]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.strip() == (f"error: nothing answers at http://{address}: connection refused; "
+                                    "start a server with `weft serve`, or name another with --url")
+    assert "you>" not in captured.out

@@ -20,7 +20,7 @@ from tests.fleet.test_join import stopped
 from tests.fleet.test_replicas import engine_pids, replicas, sung, until_both_work
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.scripted_engine import SONG, write_model_directory
-from weft.schedule.measured_costs import STEPS_MIN
+from weft.costs.fit import STEPS_MIN
 
 LONG = 1900
 ANSWERS = 6

@@ -10,13 +10,11 @@ import torch
 
 from tests.gpu.steps import on_device, strided_on
 from tests.ops.recurrent import Inputs
-from tests.support.naive_ops import delta_rule as naive_gated_delta
-from tests.support.naive_ops import delta_rule as naive_kimi_delta
+from tests.support.naive_ops import delta_rule as naive_delta_rule
 from tests.support.naive_ops import mamba1 as naive_mamba1
 from tests.support.naive_ops import mamba2 as naive_mamba2
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.gated_delta import gated_delta
-from weft.tensor.ops.kimi_delta import kimi_delta
+from weft.tensor.ops.delta_rule import delta_rule
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 
@@ -108,8 +106,8 @@ def _mamba1(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> 
 
 
 RECURRENCES = [
-    Recurrence("gated_delta", (2, 24, 40), _delta_inputs, _delta, gated_delta, naive_gated_delta),
-    Recurrence("kimi_delta", (1, 24, 20), _kimi_inputs, _delta, kimi_delta, naive_kimi_delta),
+    Recurrence("gated_delta", (2, 24, 40), _delta_inputs, _delta, delta_rule, naive_delta_rule),
+    Recurrence("kimi_delta", (1, 24, 20), _kimi_inputs, _delta, delta_rule, naive_delta_rule),
     Recurrence("mamba1", (40, 6), _mamba1_inputs(40), _mamba1, mamba1, naive_mamba1),
     Recurrence("mamba2", (2, 40, 20), _mamba2_inputs, _mamba2, mamba2, naive_mamba2),
 ]

@@ -22,7 +22,7 @@ from tests.support.compile_gate import (
     most_demanding,
     variants_for,
 )
-from weft.tensor.gpu.compilation import SMALL_SHARED, Compilation
+from weft.tensor.gpu.launch import SMALL_SHARED, Compilation
 
 
 def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for(tmp_path: Path) -> None:

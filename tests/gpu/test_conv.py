@@ -10,8 +10,7 @@ from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, span, tokens_in
 from tests.support.naive_ops import causal_conv as naive_causal_conv
 from weft.tensor.inputs import Runs, TapPoint
-from weft.tensor.ops.causal_conv import causal_conv
-from weft.tensor.ops.short_conv import short_conv
+from weft.tensor.ops.conv import causal_conv, short_conv
 
 CHANNELS = 70
 NAN = float("nan")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.tensor.ops.expert_choice import ChoiceRule, choose_experts, cpu
+from weft.tensor.ops.moe import ChoiceRule, choose_experts
 from weft.units import PAD
 
 RULES = {
@@ -28,7 +28,7 @@ def test_choices_and_weights_equal_those_of_torch(name: str, dtype: torch.dtype,
         bias = torch.linspace(-0.5, 0.5, 12, device=device)
     positions = torch.tensor([4, PAD, 0, 9, PAD], device=device)
     weights, ids = choose_experts(scores, rule, bias, positions, dtype=dtype)
-    exact_weights, exact_ids = cpu.choose_experts(scores, rule, bias, positions, dtype=dtype)
+    exact_weights, exact_ids = choose_experts.torch(scores, rule, bias, positions, dtype=dtype)
     assert ids.tolist() == exact_ids.tolist()
     assert ids.dtype == torch.int64
     live = positions != PAD

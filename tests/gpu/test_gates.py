@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.gpu.tolerances import close
-from weft.tensor.ops.add_gated import add_gated
-from weft.tensor.ops.delta_gates import cpu, delta_gates
+from weft.tensor.ops.delta_rule import delta_gates
+from weft.tensor.ops.moe import add_gated
 
 HEADS, TOKENS = 6, 5
 
@@ -25,7 +25,7 @@ def test_gates_of_strided_rows_equal_their_formula(dtype: torch.dtype, lines: in
     a, b = wide[:, 3 : 3 + columns], wide[:, 3 + columns:]
     bias, decay = noise(columns, seed=4).to(device), -noise(HEADS, seed=5).exp().to(device)
     g, beta = delta_gates(a, bias, decay, b, beta_scale=2.0)
-    exact_g, exact_beta = cpu.delta_gates(a, bias, decay, b, beta_scale=2.0)
+    exact_g, exact_beta = delta_gates.torch(a, bias, decay, b, beta_scale=2.0)
     torch.testing.assert_close(g, exact_g, rtol=2e-6, atol=1e-30)
     torch.testing.assert_close(beta, exact_beta, rtol=1e-6, atol=0)
     other = delta_gates(a, bias, decay.flip(0), b)[0]

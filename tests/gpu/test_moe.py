@@ -10,11 +10,11 @@ import torch
 
 from tests.gpu.tolerances import close
 from tests.support.naive_ops import moe as naive_moe
-from weft.tensor.activation import Activation
 from weft.tensor.gpu import column_splits
 from weft.tensor.gpu.column_splits import ColumnSplits
 from weft.tensor.gpu.runs import GRID_YZ_MAX
 from weft.tensor.kernels import moe as triton
+from weft.tensor.ops.activation import Activation
 from weft.tensor.ops.moe import moe
 from weft.tensor.weights.quantized import QuantizedWeight, in_tiles, rounded
 from weft.units import PAD

@@ -9,11 +9,10 @@ from tests.gpu.tolerances import close
 from tests.support.naive_ops import rms_norm as naive_rms_norm
 from tests.support.naive_ops import rotary as naive_rotary
 from tests.support.naive_ops import silu_mul as naive_silu_mul
-from weft.tensor.kernels import rms_norm as norm_kernel
-from weft.tensor.ops.add_norm import add_norm
-from weft.tensor.ops.rms_norm import rms_norm
+from weft.tensor.kernels import norm as norm_kernel
+from weft.tensor.ops.activation import silu_mul
+from weft.tensor.ops.norm import add_norm, rms_norm
 from weft.tensor.ops.rotary import rotary
-from weft.tensor.ops.silu_mul import silu_mul
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))

@@ -12,7 +12,7 @@ from tests.ops.batches import PAD_ROW, Run, make_runs, tokens_in
 from tests.ops.kv_pages import filled_pages
 from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import TapPoint
-from weft.tensor.ops.causal_conv import causal_conv
+from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.paged_attention import paged_attention
 from weft.tensor.ops.window_attention import window_attention
 from weft.tensor.ops.write_kv import write_kv

@@ -117,7 +117,7 @@ def test_prompts_go_to_it_and_decodes_do_not(flashinfer: type[Paged], device: to
                   noise(len(q), 6, seed=5, dtype=dtype).to(device)) if gated else None
     there, ours = pages_on(pages, device), on_device(runs, device)
     for _ in range(2):   # one plan for all layers of a step
-        got = triton.paged_attention(q.to(device), there.k, there.v, ours, SCALE, window, gates=gates).cpu()
+        got = triton.attend(q.to(device), there.k, there.v, ours, SCALE, window, gates=gates).cpu()
     assert flashinfer.plans == 1
     want = naive_ops.paged_attention(q, pages.k, pages.v, runs, SCALE, window)
     if gates is not None and gates.gate_TC is not None and gates.head_gate_TH is not None:
@@ -128,7 +128,7 @@ def test_prompts_go_to_it_and_decodes_do_not(flashinfer: type[Paged], device: to
     # The control: the page of another run is seen.
     ours.page_table_RP[2, 0] = ours.page_table_RP[3, 0]
     ours.memo.clear()
-    other = triton.paged_attention(q.to(device), there.k, there.v, ours, SCALE, window, gates=gates).cpu()
+    other = triton.attend(q.to(device), there.k, there.v, ours, SCALE, window, gates=gates).cpu()
     assert (other.float() - want.float()).abs().max() > 0.1
 
 

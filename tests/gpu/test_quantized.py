@@ -14,8 +14,8 @@ from tests.support.naive_ops import moe as naive_moe
 from weft.tensor.gpu import column_splits
 from weft.tensor.gpu.column_splits import ColumnSplits
 from weft.tensor.kernels import quantized_linear as triton
+from weft.tensor.ops.linear import byte_product, quantized_linear
 from weft.tensor.ops.moe import moe
-from weft.tensor.ops.quantized_linear import byte_inputs, quantized_linear
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles
 from weft.units import PAD
 
@@ -66,14 +66,14 @@ def test_bytes_times_bytes_have_the_same_bits_on_every_machine(group: int, devic
     made = replace(weight(8, 70, 300, group=group), byte_inputs=True)
     bias, x = noise(5, 70), noise(4, 3, 300) * torch.tensor([[1.0], [1e-33], [40.0]])
     x[2, 130] = float("inf")
-    want = byte_inputs.quantized_linear(x, made, bias)
+    want = byte_product(x, made, bias)
     assert want[2].isnan().all()
     got = quantized_linear(x.to(device), on(made, device), bias.to(device)).cpu()
     assert torch.equal(got[:2], want[:2])
     assert got[2].isnan().all()
     assert torch.equal(quantized_linear(x[:0].to(device), on(made, device)).cpu(), want[:0])
     half = quantized_linear(x[:2].to(device).half(), on(made, device)).cpu()
-    assert torch.equal(half, byte_inputs.quantized_linear(x[:2].half(), made))
+    assert torch.equal(half, byte_product(x[:2].half(), made))
     exact = naive_ops.quantized_linear(x[:1], replace(made, byte_inputs=False), bias)
     assert (got[:1] - exact).abs().max() > 1e-5, "the control: inputs are rounded"
 

@@ -17,7 +17,7 @@ from tests.gpu.tolerances import close
 from tests.ops.batches import Run, make_runs
 from weft.runner.verify import replay
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.short_conv import short_conv
+from weft.tensor.ops.conv import short_conv
 from weft.tensor.replay_log import ReplayLog
 
 each = pytest.mark.parametrize("op", RECURRENCES, ids=lambda op: op.name)

@@ -9,15 +9,13 @@ from typing import Any
 import torch
 
 from tests.support.naive_ops import causal_conv as naive_causal_conv
-from tests.support.naive_ops import delta_rule as naive_gated_delta
-from tests.support.naive_ops import delta_rule as naive_kimi_delta
+from tests.support.naive_ops import delta_rule as naive_delta_rule
 from tests.support.naive_ops import mamba1 as naive_mamba1
 from tests.support.naive_ops import mamba2 as naive_mamba2
 from tests.support.naive_ops import window_attention as naive_window_attention
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.causal_conv import causal_conv
-from weft.tensor.ops.gated_delta import gated_delta
-from weft.tensor.ops.kimi_delta import kimi_delta
+from weft.tensor.ops.conv import causal_conv
+from weft.tensor.ops.delta_rule import delta_rule
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.window_attention import window_attention
@@ -66,7 +64,7 @@ def _delta_inputs(tokens: int, seed: int) -> Inputs:
 
 
 def _delta(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
-    op: Any = gated_delta if which == "cpu" else naive_gated_delta
+    op: Any = delta_rule if which == "cpu" else naive_delta_rule
     return op(x["q"], x["k"], x["v"], x["g"], x["beta"], state, runs, scale=8**-0.5)
 
 
@@ -93,7 +91,7 @@ def _kimi_inputs(tokens: int, seed: int) -> Inputs:
 
 
 def _kimi(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
-    op: Any = kimi_delta if which == "cpu" else naive_kimi_delta
+    op: Any = delta_rule if which == "cpu" else naive_delta_rule
     return op(x["q"], x["k"], x["v"], x["g"], x["beta"], state, runs, scale=8**-0.5)
 
 

@@ -11,12 +11,12 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 from tests.ops.batches import Run, make_runs, positions_of
 from weft.tensor.inputs import Runs
 from weft.tensor.layout import k_block_shape, v_block_shape
-from weft.tensor.ops.causal_conv import causal_conv
-from weft.tensor.ops.gated_delta import gated_delta
+from weft.tensor.ops.conv import causal_conv
+from weft.tensor.ops.delta_rule import delta_rule
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.moe import moe
+from weft.tensor.ops.norm import rms_norm
 from weft.tensor.ops.paged_attention import paged_attention
-from weft.tensor.ops.rms_norm import rms_norm
 from weft.tensor.ops.rotary import rotary
 from weft.tensor.ops.write_kv import write_kv
 
@@ -44,13 +44,13 @@ def test_gated_delta_equals_qwen3_5s_chunked_and_recurrent_rule() -> None:
     want, want_state = qwen.torch_chunk_gated_delta_rule(
         q[None, :n], k[None, :n], v[None, :n], g=g[None, :n], beta=beta[None, :n], output_final_state=True,
         use_qk_l2norm_in_kernel=True)
-    got = gated_delta(q[:n], k[:n], v[:n], g[:n], beta[:n], state, prompt(), scale=16**-0.5)
+    got = delta_rule(q[:n], k[:n], v[:n], g[:n], beta[:n], state, prompt(), scale=16**-0.5)
     torch.testing.assert_close(got, want[0], **CLOSE)
     torch.testing.assert_close(state, want_state, **CLOSE)
     want, want_state = qwen.torch_recurrent_gated_delta_rule(
         q[None, n:], k[None, n:], v[None, n:], g=g[None, n:], beta=beta[None, n:], initial_state=want_state,
         output_final_state=True, use_qk_l2norm_in_kernel=True)
-    got = gated_delta(q[n:], k[n:], v[n:], g[n:], beta[n:], state, one_more(), scale=16**-0.5)
+    got = delta_rule(q[n:], k[n:], v[n:], g[n:], beta[n:], state, one_more(), scale=16**-0.5)
     torch.testing.assert_close(got, want[0], **CLOSE)
     torch.testing.assert_close(state, want_state, **CLOSE)
 

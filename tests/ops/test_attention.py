@@ -21,7 +21,8 @@ from tests.support.naive_ops import paged_attention as naive_paged_attention
 from tests.support.naive_ops import write_kv as naive_write_kv
 from weft.tensor.inputs import Runs
 from weft.tensor.layout import k_block_shape, pack_k, pack_v, unpack_k, unpack_v, v_block_shape
-from weft.tensor.ops.paged_attention import cpu, paged_attention
+from weft.tensor.ops import paged_attention as paging
+from weft.tensor.ops.paged_attention import group_decodes, paged_attention
 from weft.tensor.ops.write_kv import write_kv
 from weft.units import PAD, PAGE_TOKENS
 
@@ -109,12 +110,12 @@ def test_a_prefill_of_any_length_from_any_position(start: int, length: int) -> N
 @pytest.mark.parametrize("gather_bytes", [1, 3000, 20_000, 1 << 30])
 def test_how_decodes_are_grouped_changes_nothing(gather_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decodes = [Run(start) for start in (0, 500, 3, 90, 95, 17, 33, 480, 15, 16, 250)] + [PAD_ROW]
-    monkeypatch.setattr(cpu, "GATHER_BYTES", gather_bytes)
+    monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
     runs = make_runs(decodes, [], pages=150)
     caches = filled_caches(runs, 150)
     got = paged_attention(queries(runs), *caches, runs, 0.3)
     torch.testing.assert_close(got, naive_paged_attention(queries(runs), *caches, runs, 0.3), **CLOSE)
-    groups, empty = cpu.group_decodes(runs, 1024)
+    groups, empty = group_decodes(runs, 1024)
     assert sorted(row for group in groups for row in group.rows_N.tolist()) == list(range(11))
     assert empty is not None
     assert empty.tolist() == [11]
@@ -124,7 +125,7 @@ def test_how_decodes_are_grouped_changes_nothing(gather_bytes: int, monkeypatch:
 @pytest.mark.parametrize("gather_bytes", [1, 3000, 2 << 20])
 def test_a_window_over_pages_equals_one_query_at_a_time(window: int, gather_bytes: int,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "GATHER_BYTES", gather_bytes)
+    monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
     runs = make_runs(MIXED[0], [*MIXED[1], Run(90, 100)], pages=60)
     caches = filled_caches(runs, 60)
     poison_scratch()

@@ -10,7 +10,8 @@ import torch
 from tests.ops.quantised import noise
 from tests.support import naive_ops
 from weft.tensor import native
-from weft.tensor.ops.quantized_linear import byte_inputs, quantized_linear
+from weft.tensor.ops import linear
+from weft.tensor.ops.linear import quantized_linear
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded, stacked
 
 SETS = ["torch", *(native.extension().instruction_sets() if native.MISSING is None else [])]
@@ -134,7 +135,7 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it() -> None:
 
 def test_scales_that_rows_share_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test above: rows that are rounded together move one another."""
-    alone = byte_inputs.rounded_inputs
+    alone = linear.rounded_inputs
 
     def shared(x_RI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         codes, scales = alone(x_RI)
@@ -143,7 +144,7 @@ def test_scales_that_rows_share_would_be_seen(monkeypatch: pytest.MonkeyPatch) -
 
     native.choose("torch")
     w, x = weight(130, 224), noise(8, 40, 224)
-    monkeypatch.setattr(byte_inputs, "rounded_inputs", shared)
+    monkeypatch.setattr(linear, "rounded_inputs", shared)
     assert not torch.equal(quantized_linear(x[5:6], w)[0], quantized_linear(x, w)[5])
 
 

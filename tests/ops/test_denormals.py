@@ -8,14 +8,17 @@ import torch
 
 from tests.ops.batches import Run, make_runs
 from tests.ops.test_native import in_each_set
+from tests.support import native_ops
 from weft.tensor import native
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.gated_delta import native as native_delta
-from weft.tensor.ops.mamba1 import native as native_mamba1
-from weft.tensor.ops.mamba2 import native as native_mamba2
 
 HEADS, DIM, TOKENS = 2, 32, 2
 DECAYS = (-42.0, -43.5)   # after two of them a state near 1e-3 is denormal in float32
+
+
+@pytest.fixture(autouse=True)
+def native_kernels(torch_kernels: None) -> None:
+    native.choose("native")
 
 
 def tokens(count: int, *parts: int) -> torch.Tensor:
@@ -24,24 +27,24 @@ def tokens(count: int, *parts: int) -> torch.Tensor:
 
 
 def mamba2(state: torch.Tensor, runs: Runs, count: int) -> None:
-    native_mamba2.mamba2(tokens(count, HEADS, DIM), tokens(count, HEADS), torch.tensor(DECAYS),
-                         tokens(count, 1, DIM), tokens(count, 1, DIM), torch.ones(HEADS),
-                         torch.full((HEADS,), 0.5413249), state, runs, dt_limit=(0.0, float("inf")))
+    native_ops.mamba2(tokens(count, HEADS, DIM), tokens(count, HEADS), torch.tensor(DECAYS),
+                      tokens(count, 1, DIM), tokens(count, 1, DIM), torch.ones(HEADS),
+                      torch.full((HEADS,), 0.5413249), state, runs, dt_limit=(0.0, float("inf")))
 
 
 def mamba1(state: torch.Tensor, runs: Runs, count: int) -> None:
     channels = HEADS * DIM
-    native_mamba1.mamba1(tokens(count, channels), tokens(count, channels),
-                         torch.tensor(DECAYS).repeat_interleave(DIM)[:, None].expand(channels, DIM),
-                         tokens(count, DIM), tokens(count, DIM), torch.ones(channels),
-                         torch.full((channels,), 0.5413249), state.view(2, channels, DIM), runs)
+    native_ops.mamba1(tokens(count, channels), tokens(count, channels),
+                      torch.tensor(DECAYS).repeat_interleave(DIM)[:, None].expand(channels, DIM),
+                      tokens(count, DIM), tokens(count, DIM), torch.ones(channels),
+                      torch.full((channels,), 0.5413249), state.view(2, channels, DIM), runs)
 
 
 def delta(state: torch.Tensor, runs: Runs, count: int, lines: bool = False) -> None:
     decays = torch.tensor(DECAYS).expand(count, HEADS)
-    native_delta.gated_delta(tokens(count, HEADS, DIM), tokens(count, HEADS, DIM), tokens(count, HEADS, DIM),
-                             decays[:, :, None].repeat(1, 1, DIM) if lines else decays,
-                             tokens(count, HEADS), state, runs, scale=1.0)
+    native_ops.delta_rule(tokens(count, HEADS, DIM), tokens(count, HEADS, DIM), tokens(count, HEADS, DIM),
+                          decays[:, :, None].repeat(1, 1, DIM) if lines else decays,
+                          tokens(count, HEADS), state, runs, scale=1.0)
 
 
 def kimi(state: torch.Tensor, runs: Runs, count: int) -> None:

@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from tests.ops.batches import Run, make_runs
-from tests.support.naive_ops import delta_rule as naive_gated_delta
-from tests.support.naive_ops import delta_rule as naive_kimi_delta
-from weft.tensor.delta_scan import unit_lower_inverse
-from weft.tensor.ops.gated_delta import gated_delta
-from weft.tensor.ops.kimi_delta import kimi_delta
+from tests.support.naive_ops import delta_rule as naive_delta_rule
+from weft.tensor.ops.delta_rule import delta_rule, unit_lower_inverse
 
 
 @pytest.mark.parametrize("decay", [0.0, -1e-4, -5.0, -60.0])
@@ -26,8 +23,8 @@ def test_strong_and_missing_decay_with_repeated_keys(decay: float, same_key: boo
     g, beta = torch.full((tokens, 2), decay), torch.full((tokens, 2), strength)
     states = torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8)
     runs = make_runs([], [Run(0, tokens, slot=0, fresh=True)])
-    want = naive_gated_delta(q, k, v, g, beta, states[0], runs, scale=0.25)
-    got = gated_delta(q, k, v, g, beta, states[1], runs, scale=0.25)
+    want = naive_delta_rule(q, k, v, g, beta, states[0], runs, scale=0.25)
+    got = delta_rule(q, k, v, g, beta, states[1], runs, scale=0.25)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-5)
     torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=2e-5)
 
@@ -44,8 +41,8 @@ def test_channels_that_forget_at_once_beside_channels_that_never_do(same_key: bo
     beta = torch.full((tokens, 2), 0.999)
     states = torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8)
     runs = make_runs([], [Run(0, tokens, slot=0, fresh=True)])
-    want = naive_kimi_delta(q, k, v, g, beta, states[0], runs, scale=0.25)
-    got = kimi_delta(q, k, v, g, beta, states[1], runs, scale=0.25)
+    want = naive_delta_rule(q, k, v, g, beta, states[0], runs, scale=0.25)
+    got = delta_rule(q, k, v, g, beta, states[1], runs, scale=0.25)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-5)
     torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=2e-5)
 

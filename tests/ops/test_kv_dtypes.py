@@ -13,8 +13,9 @@ from tests.support.naive_ops import window_attention as naive_window_attention
 from tests.support.naive_ops import write_kv as naive_write_kv
 from weft.tensor.kv_numbers import narrowed, quantized
 from weft.tensor.layout import unpack_k, unpack_v
+from weft.tensor.ops import paged_attention as paging
 from weft.tensor.ops.latent_attention import latent_attention
-from weft.tensor.ops.paged_attention import cpu, paged_attention
+from weft.tensor.ops.paged_attention import paged_attention
 from weft.tensor.ops.window_attention import window_attention
 from weft.tensor.ops.write_kv import write_kv
 from weft.units import PAGE_TOKENS
@@ -95,7 +96,7 @@ def test_attention_over_bytes_of_0xff_equals_one_query_at_a_time(dtype: torch.dt
 @pytest.mark.parametrize("window", [None, 7, 40])
 def test_groups_and_windows_over_narrow_pages_equal_one_query_at_a_time(
         dtype: torch.dtype, gather_bytes: int, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "GATHER_BYTES", gather_bytes)
+    monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
     runs = make_runs([Run(start) for start in (0, 200, 3, 90, 17, 15)], [Run(90, 100)], pages=PAGES)
     pages = filled_pages(runs, PAGES, KV_HEADS, DIM, dtype)
     q = noise(tokens_in(runs), 4, DIM)

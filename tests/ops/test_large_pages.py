@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import weakref
 
 import pytest
 import torch
 
 from tests.ops.quantised import noise
-from weft.tensor.weights import large_pages, memory_ahead
+from weft.tensor.weights import large_pages
 from weft.tensor.weights.quantized import in_tiles, rounded
 
 
@@ -19,7 +18,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every weight is worth it, and a slab is full after a few."""
     monkeypatch.setattr(large_pages, "LARGE_PAGES_BYTES_MIN", 1)
     monkeypatch.setattr(large_pages, "_SLAB_BYTES", 3 << 12)
-    monkeypatch.setattr(memory_ahead, "_PAGE_BYTES", 1 << 12)
+    monkeypatch.setattr(large_pages, "_PAGE_BYTES", 1 << 12)
     monkeypatch.setattr(large_pages, "_slabs", large_pages._Slabs())
 
 
@@ -55,49 +54,6 @@ def test_memory_that_is_given_back_goes_to_the_next_tensor_unless_another_came_b
     third = large_pages.empty((512,), torch.float32)
     large_pages.give_back(second)
     assert large_pages.empty((512,), torch.float32).data_ptr() not in (second.data_ptr(), third.data_ptr())
-
-
-def test_memory_that_was_touched_ahead_comes_first_and_what_is_not_taken_goes_back(
-        small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_ahead, "AHEAD_BYTES_MIN", 1)
-    with memory_ahead.touched_ahead(16 << 12):
-        ahead = memory_ahead._ahead
-        assert ahead is not None
-        while ahead.touched_bytes < len(ahead.memory):
-            ahead._thread.join()
-        ahead.memory[:] = b"x" * len(ahead.memory)
-        tensor = large_pages.empty((5, 1024), torch.float32)
-        slab = weakref.ref(ahead.memory)
-        begin = torch.frombuffer(ahead.memory, dtype=torch.uint8)
-        assert tensor.data_ptr() == begin.data_ptr()
-        large_pages.close()
-        assert begin[5 << 12:].count_nonzero() == 0, "the system has the rest again"
-        assert begin[:5 << 12].count_nonzero() == 5 << 12, "what was taken is as it was"
-    assert large_pages.empty((1024,), torch.float32).data_ptr() != begin.data_ptr() + (5 << 12)
-    del ahead, begin, tensor
-    gc.collect()
-    assert slab() is None
-
-
-def test_memory_that_nothing_took_over_is_dropped_and_little_is_not_begun(
-        small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_ahead, "AHEAD_BYTES_MIN", 2 << 12)
-    with memory_ahead.touched_ahead(1 << 12):
-        assert memory_ahead._ahead is None
-    begun: list[weakref.ref[mmap.mmap]] = []
-
-    def fail() -> None:
-        with memory_ahead.touched_ahead(2 << 12):
-            assert memory_ahead._ahead is not None
-            begun.append(weakref.ref(memory_ahead._ahead.memory))
-            raise RuntimeError("no model")
-
-    with pytest.raises(RuntimeError, match="no model"):
-        fail()
-    gc.collect()
-    assert memory_ahead._ahead is None
-    assert begun[0]() is None
-    assert memory_ahead.take_over() is None
 
 
 def test_what_is_small_or_elsewhere_stays_as_torch_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:

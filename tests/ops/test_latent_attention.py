@@ -9,8 +9,8 @@ from tests.ops.batches import PAD_ROW, Run, make_runs, poison_scratch, positions
 from tests.support.naive_ops import latent_attention as naive_latent_attention
 from weft.tensor.inputs import Runs
 from weft.tensor.layout import k_block_shape, unpack_k
+from weft.tensor.ops import paged_attention as paging
 from weft.tensor.ops.latent_attention import latent_attention
-from weft.tensor.ops.paged_attention import cpu as paged
 from weft.units import PAD, PAGE_TOKENS
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -68,7 +68,7 @@ def test_a_prefill_of_any_length_from_any_position(start: int, length: int) -> N
 
 @pytest.mark.parametrize("gather_bytes", [1, 3000, 20_000])
 def test_how_decodes_are_grouped_changes_nothing(gather_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged, "GATHER_BYTES", gather_bytes)
+    monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
     got, want = both(make_runs(MIXED[0], [], pages=PAGES))
     torch.testing.assert_close(got, want, **CLOSE)
 

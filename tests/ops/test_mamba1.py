@@ -11,7 +11,8 @@ from transformers.models.mamba import modeling_mamba
 from tests.ops.batches import Run, make_runs
 from tests.support.naive_ops import mamba1 as naive_mamba1
 from weft.tensor.inputs import TapPoint
-from weft.tensor.ops.mamba1 import cpu, mamba1
+from weft.tensor.ops import mamba1 as scanning
+from weft.tensor.ops.mamba1 import mamba1
 
 CHANNELS, WIDTH = 7, 4
 
@@ -60,7 +61,7 @@ def test_groups_of_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     given = inputs(500)
     one, other = noise(3, CHANNELS, WIDTH), noise(3, CHANNELS, WIDTH)
     together = mamba1(*given, one, runs)
-    monkeypatch.setattr(cpu, "STATE_BLOCK_BYTES", 2 * 4 * CHANNELS * WIDTH)
+    monkeypatch.setattr(scanning, "STATE_BLOCK_BYTES", 2 * 4 * CHANNELS * WIDTH)
     assert torch.equal(mamba1(*given, other, runs), together)
     assert torch.equal(one, other)
 

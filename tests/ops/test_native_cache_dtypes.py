@@ -9,11 +9,9 @@ import torch
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, blank_pages, filled_pages
 from tests.ops.test_native import MIXED, RECURRENT, Recurrent
-from tests.support import naive_ops
+from tests.support import naive_ops, native_ops
 from weft.tensor import native
-from weft.tensor.ops.paged_attention import native as native_attention
-from weft.tensor.ops.write_kv import cpu as torch_write
-from weft.tensor.ops.write_kv import native as native_write
+from weft.tensor.ops.write_kv import write_kv
 
 PAGES, DIM = 160, 32
 RUNS = make_runs([Run(7), PAD_ROW, Run(200), Run(64), Run(1200)],
@@ -39,10 +37,9 @@ def test_pages_have_the_bytes_that_torch_writes(dtype: torch.dtype, inputs: torc
     sizes = torch.logspace(-9, 6, DIM)
     k, v = ((noise(seed, 2) * sizes).to(inputs) for seed in (1, 2))
     k[4], v[5] = 0.0, 3e38
-    assert native_write.supported(k, v, blank_pages(1, 2, DIM, dtype).k)
     made, want = (blank_pages(PAGES, 2, DIM, dtype) for _ in range(2))
-    native_write.write_kv(k, v, made.k, made.v, RUNS, made.scales)
-    torch_write.write_kv(k, v, want.k, want.v, positions_of(RUNS), RUNS, want.scales)
+    native_ops.write_kv(k, v, made.k, made.v, positions_of(RUNS), RUNS, made.scales)
+    write_kv.torch(k, v, want.k, want.v, positions_of(RUNS), RUNS, want.scales)
     for got, expected in zip(made.raw(), want.raw(), strict=True):
         assert torch.equal(got, expected)
 
@@ -53,9 +50,8 @@ def test_attention_over_bytes_of_0xff_equals_the_twin(dtype: torch.dtype, inputs
     pages = filled_pages(RUNS, PAGES, 2, DIM, dtype)
     pages.v.view(torch.uint8)[:, :, :2] //= 8   # as small as the dtype has them, in some of the tokens
     q = noise(3, 6).to(inputs)
-    assert native_attention.supported(q, pages.k)
     want = naive_ops.paged_attention(q, pages.k, pages.v, RUNS, 0.2, scales=pages.scales)
-    got = native_attention.paged_attention(q, pages.k, pages.v, RUNS, 0.2, scales=pages.scales)
+    got = native_ops.paged_attention(q, pages.k, pages.v, RUNS, 0.2, scales=pages.scales)
     close = {"rtol": 2e-5, "atol": 2e-5} if inputs == torch.float32 else {"rtol": 1.6e-2, "atol": 1e-2}
     torch.testing.assert_close(got, want, **close)
 

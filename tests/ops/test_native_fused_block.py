@@ -16,12 +16,11 @@ from tests.ops.test_tiled_linear import in_order
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops import attention_layer, gated_delta_layer, mamba2_layer, short_conv, silu_mul
-from weft.tensor.ops.attention_layer.unfused import AttentionCore
-from weft.tensor.ops.gated_delta_layer.unfused import GatedDeltaWeights
-from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
-from weft.tensor.ops.quantized_linear import quantized_linear
-from weft.tensor.ops.tiled_linear import tiled_linear
+from weft.tensor.ops import activation, attention_layer, conv, gated_delta_layer, mamba2_layer
+from weft.tensor.ops.attention_layer import AttentionCore
+from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights
+from weft.tensor.ops.linear import quantized_linear, tiled_linear
+from weft.tensor.ops.mamba2_layer import Mamba2Weights
 from weft.tensor.weights.quantized import QuantizedWeight
 
 RUNS = make_runs([Run(7, slot=3), PAD_ROW, Run(200, slot=0)], [Run(0, 4, slot=1, fresh=True)], pages=40)
@@ -50,15 +49,15 @@ def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Te
 
 
 def swiglu(dtype: torch.dtype) -> Block:
-    return (2 * 96, 96, [], lambda fused, x, _: silu_mul.run_fused(fused, x),
-            lambda x, _: silu_mul.silu_mul(x))
+    return (2 * 96, 96, [], lambda fused, x, _: activation.run_fused(fused, x),
+            lambda x, _: activation.silu_mul(x))
 
 
 def lfm2(dtype: torch.dtype) -> Block:
-    conv, bias = noise(2, 80, 3, dtype=dtype), noise(3, 80, dtype=dtype)
+    weight, bias = noise(2, 80, 3, dtype=dtype), noise(3, 80, dtype=dtype)
     return (3 * 80, 80, [states(80, 2, dtype=dtype)],
-            lambda fused, x, kept: short_conv.run_fused(fused, x, conv, bias, *kept, RUNS),
-            lambda x, kept: short_conv.short_conv(x, conv, bias, *kept, RUNS))
+            lambda fused, x, kept: conv.run_fused(fused, x, weight, bias, *kept, RUNS),
+            lambda x, kept: conv.short_conv(x, weight, bias, *kept, RUNS))
 
 
 def delta(dtype: torch.dtype) -> Block:
@@ -128,25 +127,25 @@ def fused_block_of(form: str = "float32 tiles") -> FusedBlock:
 
 def test_many_rows_other_kernels_other_dtypes_and_other_forms_go_op_by_op() -> None:
     fused, x = fused_block_of(), noise(1, MOST_ROWS + 1, WIDTH)
-    assert silu_mul.run_fused(fused, x[1:]) is not None
-    assert silu_mul.run_fused(fused, x) is None
-    assert silu_mul.run_fused(fused, x[:0]) is None
-    assert silu_mul.run_fused(fused, x[:1].half()) is None
-    assert silu_mul.run_fused(FusedBlock(noise(2, 2 * 96, WIDTH), None, fused.second, None), x[:1]) is None
+    assert activation.run_fused(fused, x[1:]) is not None
+    assert activation.run_fused(fused, x) is None
+    assert activation.run_fused(fused, x[:0]) is None
+    assert activation.run_fused(fused, x[:1].half()) is None
+    assert activation.run_fused(FusedBlock(noise(2, 2 * 96, WIDTH), None, fused.second, None), x[:1]) is None
     native.choose("torch")
-    assert silu_mul.run_fused(fused, x[1:]) is None
+    assert activation.run_fused(fused, x[1:]) is None
 
 
 def test_rows_whose_quantised_weights_are_widened_go_op_by_op() -> None:
     exact = [quantised(8, rows, columns, exact=True) for rows, columns in ((2 * 96, WIDTH), (WIDTH, 96))]
     fused, x = FusedBlock(exact[0], None, exact[1], None), noise(1, 16, WIDTH)
-    assert silu_mul.run_fused(fused, x[1:]) is not None
-    assert silu_mul.run_fused(fused, x) is None
+    assert activation.run_fused(fused, x[1:]) is not None
+    assert activation.run_fused(fused, x) is None
 
 
 def test_a_chain_follows_weights_that_have_moved() -> None:
     fused, x = fused_block_of(), noise(1, 3, WIDTH)
-    before = silu_mul.run_fused(fused, x)
+    before = activation.run_fused(fused, x)
     assert before is not None
     storage = fused.first.tiles.untyped_storage()
     held, size = fused.first.tiles.clone(), storage.nbytes()
@@ -154,9 +153,9 @@ def test_a_chain_follows_weights_that_have_moved() -> None:
     in_its_place = torch.zeros(size // 4)
     storage.resize_(size)
     fused.first.tiles.copy_(held)
-    again = silu_mul.run_fused(fused, x)
+    again = activation.run_fused(fused, x)
     assert again is not None
     assert torch.equal(again, before)
     fused.first.tiles.mul_(0.5)
-    assert not torch.equal(silu_mul.run_fused(fused, x), before)
+    assert not torch.equal(activation.run_fused(fused, x), before)
     del in_its_place

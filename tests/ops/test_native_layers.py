@@ -10,20 +10,15 @@ import torch
 
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
 from tests.ops.test_native import CLOSE, MIXED, each_dtype, in_each_set, noise, pages
-from tests.support import naive_ops
+from tests.support import naive_ops, native_ops
 from weft.families.architecture import Attention, Rope
 from weft.tensor import native
 from weft.tensor.inputs import LayerCache, OutputRows, Runs, StepInputs
-from weft.tensor.ops.add_norm import native as native_add_norm
-from weft.tensor.ops.add_norm import unfused as add_norm_parts
-from weft.tensor.ops.attention_layer import native as native_attention_layer
-from weft.tensor.ops.attention_layer import unfused as attention_parts
-from weft.tensor.ops.gated_delta_layer import native as native_delta_layer
-from weft.tensor.ops.gated_delta_layer import unfused as delta_parts
-from weft.tensor.ops.mamba2_layer import native as native_mamba2_layer
-from weft.tensor.ops.mamba2_layer import unfused as mamba2_parts
-from weft.tensor.ops.short_conv import native as native_short_conv
-from weft.tensor.ops.short_conv import unfused as short_conv_parts
+from weft.tensor.ops import attention_layer as attention_parts
+from weft.tensor.ops import conv as short_conv_parts
+from weft.tensor.ops import gated_delta_layer as delta_parts
+from weft.tensor.ops import mamba2_layer as mamba2_parts
+from weft.tensor.ops import norm as add_norm_parts
 
 
 def naive_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, **more: Any) -> torch.Tensor:
@@ -33,7 +28,7 @@ def naive_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, **more: An
 
 TWINS = [
     (delta_parts, "causal_conv", naive_ops.causal_conv),
-    (delta_parts, "gated_delta", naive_ops.delta_rule),
+    (delta_parts, "delta_rule", naive_ops.delta_rule),
     (delta_parts, "rms_norm", naive_rms_norm), (mamba2_parts, "causal_conv", naive_ops.causal_conv),
     (mamba2_parts, "mamba2", naive_ops.mamba2), (mamba2_parts, "rms_norm", naive_rms_norm),
     (short_conv_parts, "causal_conv", naive_ops.causal_conv), (add_norm_parts, "rms_norm", naive_rms_norm),
@@ -82,9 +77,8 @@ def test_a_gated_delta_layer_equals_its_parts(dtype: torch.dtype, beta_scale: fl
         noise(4, v_dim, dtype=dtype), 1e-5, k_heads, heads, k_dim, v_dim, beta_scale)
     made = noise(5, tokens_in(MIXED), channels + heads * v_dim + 2 * heads + 8, dtype=dtype)[:, 8:]
     window, state = states(channels, 3, dtype=dtype), states(heads, k_dim, v_dim)
-    assert native_delta_layer.supported(made, weights, window, state)
-    equal_parts(lambda *kept: native_delta_layer.gated_delta_layer(made, weights, *kept, MIXED),
-                lambda *kept: delta_parts.gated_delta_layer(made, weights, *kept, MIXED), MIXED, dtype,
+    equal_parts(lambda *kept: native_ops.gated_delta_layer(made, weights, *kept, MIXED),
+                lambda *kept: delta_parts.gated_delta_layer.torch(made, weights, *kept, MIXED), MIXED, dtype,
                 window, state)
 
 
@@ -100,10 +94,9 @@ def test_a_mamba2_layer_equals_its_parts(dtype: torch.dtype, gate_first: bool) -
         head_dim, state_dim, (0.0, float("inf")))
     made = noise(5, tokens_in(MIXED), inner + channels + heads, dtype=dtype)
     window, state = states(channels, 3, dtype=dtype), states(heads, head_dim, state_dim)
-    assert native_mamba2_layer.supported(made, weights, window, state)
-    equal_parts(lambda *kept: native_mamba2_layer.mamba2_layer(made, weights, *kept, MIXED),
-                lambda *kept: mamba2_parts.mamba2_layer(made, weights, *kept, MIXED), MIXED, dtype, window,
-                state)
+    equal_parts(lambda *kept: native_ops.mamba2_layer(made, weights, *kept, MIXED),
+                lambda *kept: mamba2_parts.mamba2_layer.torch(made, weights, *kept, MIXED), MIXED, dtype,
+                window, state)
 
 
 @each_dtype
@@ -111,10 +104,9 @@ def test_a_mamba2_layer_equals_its_parts(dtype: torch.dtype, gate_first: bool) -
 def test_a_short_convolution_equals_its_parts(dtype: torch.dtype, bias: bool) -> None:
     made, weight = noise(1, tokens_in(MIXED), 3 * 80, dtype=dtype), noise(2, 80, 3, dtype=dtype)
     with_bias, window = noise(3, 80, dtype=dtype) if bias else None, states(80, 2, dtype=dtype)
-    assert native_short_conv.supported(made, weight, window)
-    equal_parts(lambda kept: native_short_conv.short_conv(made, weight, with_bias, kept, MIXED),
-                lambda kept: short_conv_parts.short_conv(made, weight, with_bias, kept, MIXED), MIXED, dtype,
-                window)
+    equal_parts(lambda kept: native_ops.short_conv(made, weight, with_bias, kept, MIXED),
+                lambda kept: short_conv_parts.short_conv.torch(made, weight, with_bias, kept, MIXED),
+                MIXED, dtype, window)
 
 
 @each_dtype
@@ -122,9 +114,9 @@ def test_a_short_convolution_equals_its_parts(dtype: torch.dtype, bias: bool) ->
 def test_the_sum_and_its_norm_equal_their_parts_to_the_rounding(dtype: torch.dtype, scale: float) -> None:
     x, y = noise(1, 9, 112, dtype=dtype)[:, 16:], noise(2, 9, 96, dtype=dtype)
     weight, before = noise(3, 96, dtype=dtype), x.clone()
-    want_sum, want = add_norm_parts.add_norm(x, y.clone(), weight, 1e-5, scale=scale, plus_one=True)
+    want_sum, want = add_norm_parts.add_norm.torch(x, y.clone(), weight, 1e-5, scale=scale, plus_one=True)
     for got_sum, got in in_each_set(
-            lambda: native_add_norm.add_norm(x, y.clone(), weight, 1e-5, scale=scale, plus_one=True)):
+            lambda: native_ops.add_norm(x, y.clone(), weight, 1e-5, scale=scale, plus_one=True)):
         assert torch.equal(x, before)
         if dtype == torch.float32 and scale != 1.0:  # one rounding less where the machine multiplies and adds
             torch.testing.assert_close(got_sum, want_sum, **CLOSE[dtype])
@@ -158,14 +150,12 @@ def test_an_attention_layer_equals_its_parts_and_writes_the_same_pages(dtype: to
     cos_sin = None if shape.rope is None else (angles.cos(), angles.sin())
     inputs = StepInputs(torch.zeros(tokens, dtype=torch.int64), positions_of(runs), runs)
     k, v = pages(runs, 40, kv_heads, dim, dtype)
-    assert native_attention_layer.supported(made, core, LayerCache(k, v))
     equal_parts(
-        lambda *kept: native_attention_layer.attention_layer(made, core, inputs, LayerCache(*kept),
-                                                             cos_sin),
-        lambda *kept: attention_parts.attention_layer(made, core, inputs, LayerCache(*kept), cos_sin),
+        lambda *kept: native_ops.attention_layer(made, core, inputs, LayerCache(*kept), cos_sin),
+        lambda *kept: attention_parts.attention_layer.torch(made, core, inputs, LayerCache(*kept), cos_sin),
         runs, dtype, k, v)
     asked = replace(inputs, runs=replace(runs, memo={}), asked=OutputRows([0, 4], torch.tensor([0,
                     tokens - 1])))
-    whole = native_attention_layer.attention_layer(made, core, inputs, LayerCache(k, v), cos_sin)
-    some = native_attention_layer.attention_layer(made, core, asked, LayerCache(k, v), cos_sin)
+    whole = native_ops.attention_layer(made, core, inputs, LayerCache(k, v), cos_sin)
+    some = native_ops.attention_layer(made, core, asked, LayerCache(k, v), cos_sin)
     assert torch.equal(asked.asked_of(some), asked.asked_of(whole))

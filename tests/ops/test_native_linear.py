@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tests.ops.quantised import noise, weight
-from tests.support import naive_ops
+from tests.support import naive_ops, native_ops
 from weft.tensor import native
-from weft.tensor.activation import Activation
+from weft.tensor.op import UNFIT
+from weft.tensor.ops import moe as experts_op
+from weft.tensor.ops.activation import Activation
 from weft.tensor.ops.moe import moe
-from weft.tensor.ops.moe import native as native_moe
-from weft.tensor.ops.quantized_linear import native as native_linear
 from weft.tensor.weights.quantized import QuantizedWeight
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -54,7 +54,7 @@ def test_a_product_is_the_naive_one(bits: int, zeros: bool, group: int | None, e
         for bias in (None, noise(2, rows_out)):
             truth = naive_ops.quantized_linear(x.float(), w, bias, rounded=byte_products(w))
             for rows in ROWS:
-                got = native_linear.quantized_linear(x[:rows], w, bias)
+                got = native_ops.quantized_linear(x[:rows], w, bias)
                 assert got.dtype == dtype
                 torch.testing.assert_close(got.float(), truth[:rows], **scaled(CLOSE[dtype], truth))
 
@@ -65,9 +65,9 @@ def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it(bits: int) -> Non
     if not byte_products(w):
         return      # many rows are the matrix library's there
     x = noise(3, 40, 224)
-    together = native_linear.quantized_linear(x, w)
+    together = native_ops.quantized_linear(x, w)
     for row in (0, 7, 8, 39):
-        assert torch.equal(native_linear.quantized_linear(x[row:row + 1], w)[0], together[row])
+        assert torch.equal(native_ops.quantized_linear(x[row:row + 1], w)[0], together[row])
 
 
 def test_rounding_the_inputs_is_what_exact_leaves_out() -> None:
@@ -76,8 +76,8 @@ def test_rounding_the_inputs_is_what_exact_leaves_out() -> None:
         return
     x = noise(4, 3, 256)
     truth = naive_ops.quantized_linear(x.double(), w)
-    rough = (native_linear.quantized_linear(x, w) - truth).abs().max()
-    exact = (native_linear.quantized_linear(x, replace(w, exact=True)) - truth).abs().max()
+    rough = (native_ops.quantized_linear(x, w) - truth).abs().max()
+    exact = (native_ops.quantized_linear(x, replace(w, exact=True)) - truth).abs().max()
     assert exact < 1e-4 < rough < 0.03 * truth.abs().max()
 
 
@@ -87,7 +87,7 @@ def test_many_rows_with_widened_weights_are_the_same_product(bits: int, rows: in
     w = weight(bits, 700, 100, zeros=True, exact=True)
     x, bias = noise(5, rows, 100), noise(6, 700)
     truth = naive_of(x, w, bias)
-    torch.testing.assert_close(native_linear.quantized_linear(x, w, bias), truth,
+    torch.testing.assert_close(native_ops.quantized_linear(x, w, bias), truth,
                                **scaled(CLOSE[torch.float32], truth))
 
 
@@ -99,22 +99,22 @@ def test_inputs_of_other_shapes_strides_and_dtypes() -> None:
     w = weight(8, 48, 96, exact=True)
     x = noise(7, 2, 3, 200)[..., :96]
     truth = naive_ops.quantized_linear(x, w)
-    torch.testing.assert_close(native_linear.quantized_linear(x, w), truth, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(native_ops.quantized_linear(x, w), truth, rtol=1e-4, atol=1e-4)
     turned = noise(8, 96, 5).T
-    torch.testing.assert_close(native_linear.quantized_linear(turned, w),
+    torch.testing.assert_close(native_ops.quantized_linear(turned, w),
                                naive_ops.quantized_linear(turned, w), rtol=1e-4, atol=1e-4)
-    half = native_linear.quantized_linear(x.half(), w)
+    half = native_ops.quantized_linear(x.half(), w)
     assert half.dtype == torch.float16
     torch.testing.assert_close(half.float(), truth, **scaled(CLOSE[torch.float16], truth))
-    assert native_linear.quantized_linear(x[:0], w).shape == (0, 3, 48)
+    assert native_ops.quantized_linear(x[:0], w).shape == (0, 3, 48)
 
 
 def test_an_input_of_zeros_gives_the_bias_and_a_nan_stays_in_its_row() -> None:
     w, bias = weight(4, 64, 64, zeros=True), noise(9, 64)
     x = torch.zeros(3, 64)
-    assert torch.equal(native_linear.quantized_linear(x, w, bias), bias.expand(3, 64))
+    assert torch.equal(native_ops.quantized_linear(x, w, bias), bias.expand(3, 64))
     x[1, 5] = float("nan")
-    out = native_linear.quantized_linear(x, w, bias)
+    out = native_ops.quantized_linear(x, w, bias)
     assert out[1].isnan().all()
     assert torch.equal(out[::2], bias.expand(2, 64))
 
@@ -131,7 +131,8 @@ def experts(form: str, count: int, rows: int, columns: int, seed: int) -> Expert
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize(("activation", "gated"), [("silu", True), ("gelu", True), ("relu2", False)])
 @pytest.mark.parametrize("tokens", [1, 3, 20])
-def test_experts_are_the_naive_ones(form: str, activation: Activation, gated: bool, tokens: int) -> None:
+def test_experts_are_the_naive_ones(form: str, activation: Activation, gated: bool, tokens: int,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
     x = noise(10, tokens, 96, dtype=dtype) * 0.2
     gate_up = experts(form, 5, 128 if gated else 64, 96, 11)
@@ -140,8 +141,9 @@ def test_experts_are_the_naive_ones(form: str, activation: Activation, gated: bo
     ids[0, 1] = -1
     weights = torch.rand(tokens, 3, generator=torch.Generator().manual_seed(14))
     truth = naive_ops.moe(x.double(), ids, weights, gate_up, down, activation=activation, gated=gated)
-    for choose in (moe, native_moe.moe):     # torch takes 20 tokens in float, the kernel can
-        got = choose(x, ids, weights, gate_up, down, activation=activation, gated=gated)
+    for few_rows in (experts_op._FEW_ROWS, 99):     # torch takes 20 tokens in float, the kernel can
+        monkeypatch.setattr(experts_op, "_FEW_ROWS", few_rows)
+        got = moe(x, ids, weights, gate_up, down, activation=activation, gated=gated)
         torch.testing.assert_close(got.double(), truth, **scaled(CLOSE[dtype], truth))
 
 
@@ -150,17 +152,18 @@ def test_experts_nobody_chose_are_not_read_and_rounded_ones_are_close() -> None:
     gate_up, down = noise(16, 3, 64, 64), noise(17, 3, 64, 32)
     gate_up[1] = float("nan")
     weights = torch.ones(4, 2)
-    out = native_moe.moe(x, ids, weights, gate_up, down)
+    out = native_ops.moe(x, ids, weights, gate_up, down)
     assert out.isfinite().all()
     assert bool((out[3] == 0).all())
     rough = [weight(8, 3, *shape, seed=18) for shape in ((64, 64), (64, 32))]
     truth = naive_ops.moe(x.double(), ids, weights, *rough)
-    error = (native_moe.moe(x, ids, weights, *rough) - truth).abs().max() / truth.abs().max()
+    error = (native_ops.moe(x, ids, weights, *rough) - truth).abs().max() / truth.abs().max()
     assert error < 0.03
 
 
 def test_experts_that_the_kernel_does_not_take_go_to_torch() -> None:
     ids = torch.zeros(1, 1, dtype=torch.int64)
-    assert not native_moe.supported(noise(19, 1, 48), ids, noise(20, 2, 24, 48), noise(21, 2, 48, 12))
-    assert not native_moe.supported(noise(19, 99, 64), ids.expand(99, 1), noise(20, 2, 64, 64),
-                                    noise(21, 2, 64, 32))
+    one, many = torch.ones(1, 1), torch.ones(99, 1)
+    assert moe.native(noise(19, 1, 48), ids, one, noise(20, 2, 24, 48), noise(21, 2, 48, 12)) is UNFIT
+    assert moe.native(noise(19, 99, 64), ids.expand(99, 1), many, noise(20, 2, 64, 64),
+                      noise(21, 2, 64, 32)) is UNFIT

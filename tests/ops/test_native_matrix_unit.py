@@ -21,9 +21,8 @@ from tests.ops.test_twelve_bit import made_of, with_odd_ones
 from tests.support import naive_ops
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock
+from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.moe import moe
-from weft.tensor.ops.quantized_linear import quantized_linear
-from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiled import serves
 from weft.tensor.weights.twelve_bit import InTiles

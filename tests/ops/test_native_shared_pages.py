@@ -10,10 +10,9 @@ import torch
 from tests.ops.batches import PAD_ROW, Run, make_runs, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, Pages, filled_pages
 from tests.ops.test_native import CLOSE, in_each_set, noise
-from tests.support import naive_ops
+from tests.support import naive_ops, native_ops
 from weft.tensor import native
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.paged_attention import native as native_attention
 from weft.units import PAD, PAGE_TOKENS
 
 PAGES = 420
@@ -47,7 +46,7 @@ def test_shared_pages_equal_the_twin(kv_dtype: torch.dtype, heads: int, kv_heads
     dtype = torch.float32 if kv_dtype == torch.float32 else torch.bfloat16
     q = noise(3, tokens_in(runs), heads, dim, dtype=dtype)
     want = naive_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, None, pages.scales)
-    for got in in_each_set(lambda: native_attention.paged_attention(q, pages.k, pages.v, runs, 0.1, None,
+    for got in in_each_set(lambda: native_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, None,
                                                                     pages.scales)):
         torch.testing.assert_close(got, want, **CLOSE[dtype])
 
@@ -69,8 +68,8 @@ def test_a_row_is_the_same_to_the_last_bit_with_pages_of_its_own(threads: int) -
             own.page_table_RP[row, page] = spare
             spare += 1
     q = noise(3, tokens_in(runs), 4, 64)
-    together = native_attention.paged_attention(q, k, v, runs, 0.1)
-    alone = native_attention.paged_attention(q, k, v, own, 0.1)
+    together = native_ops.paged_attention(q, k, v, runs, 0.1)
+    alone = native_ops.paged_attention(q, k, v, own, 0.1)
     assert torch.equal(together, alone)
 
 
@@ -78,10 +77,10 @@ def test_one_other_page_among_the_shared_ones_is_seen() -> None:
     runs = sharing_runs()
     pages = filled_pages(runs, PAGES, 2, 64, torch.float32)
     q = noise(3, tokens_in(runs), 4, 64)
-    before = native_attention.paged_attention(q, pages.k, pages.v, runs, 0.1)
+    before = native_ops.paged_attention(q, pages.k, pages.v, runs, 0.1)
     changed = sharing_runs()
     changed.page_table_RP[3, 6] = changed.page_table_RP[1, 6]
-    got = native_attention.paged_attention(q, pages.k, pages.v, changed, 0.1)
+    got = native_ops.paged_attention(q, pages.k, pages.v, changed, 0.1)
     want = naive_ops.paged_attention(q, pages.k, pages.v, changed, 0.1)
     torch.testing.assert_close(got, want, **CLOSE[torch.float32])
     differs = (got != before).flatten(1).any(1)
@@ -93,7 +92,7 @@ def test_a_window_over_shared_pages_equals_the_twin() -> None:
     pages = filled_pages(runs, PAGES, 2, 32, torch.float32)
     q = noise(3, tokens_in(runs), 4, 32)
     want = naive_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, 70)
-    got = native_attention.paged_attention(q, pages.k, pages.v, runs, 0.1, 70)
+    got = native_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, 70)
     torch.testing.assert_close(got, want, **CLOSE[torch.float32])
 
 
@@ -116,7 +115,7 @@ def test_a_page_of_pad_inside_a_context_is_skipped(kv_dtype: torch.dtype, thread
         for token in range(runs.lengths[row]):
             want[runs.offsets[row] + token] = without_pages(runs, row, token, left, pages, q)
         runs.page_table_RP[row, columns] = PAD
-    for got in in_each_set(lambda: native_attention.paged_attention(q, pages.k, pages.v, runs, 0.1, None,
+    for got in in_each_set(lambda: native_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, None,
                                                                     pages.scales)):
         torch.testing.assert_close(got, want, **CLOSE[dtype])
 

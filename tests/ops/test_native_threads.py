@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tests.ops.test_native import noise
+from tests.support import native_ops
 from weft.tensor import native
-from weft.tensor.ops.silu_mul import native as silu_mul
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +29,12 @@ def three_threads(torch_kernels: None) -> Iterator[None]:
 
 def test_threads_that_call_at_once_and_change_the_count_between_get_their_own_results() -> None:
     inputs = [noise(seed, 64, 2048) for seed in range(3)]
-    want = [silu_mul.silu_mul(x) for x in inputs]
+    want = [native_ops.silu_mul(x) for x in inputs]
     wrong: list[int] = []
 
     def call(index: int) -> None:
         for round_ in range(30):
-            if not torch.equal(silu_mul.silu_mul(inputs[index]), want[index]):
+            if not torch.equal(native_ops.silu_mul(inputs[index]), want[index]):
                 wrong.append(index)
             if index == 0:
                 native.set_threads(1 + round_ % 4)
@@ -50,17 +50,17 @@ def test_threads_that_call_at_once_and_change_the_count_between_get_their_own_re
 @pytest.mark.parametrize("threads_in_child", [1, 2])
 def test_a_forked_child_computes_alone_and_may_have_threads_again(threads_in_child: int) -> None:
     x = noise(1, 64, 2048)
-    want = silu_mul.silu_mul(x)
+    want = native_ops.silu_mul(x)
     child = os.fork()
     if child == 0:
         alone = native.extension().threads() == 1
         native.set_threads(threads_in_child)
         # Not torch.equal: torch's own threads do not survive a fork, and it would wait for them.
-        right = np.array_equal(silu_mul.silu_mul(x).numpy(), want.numpy())
+        right = np.array_equal(native_ops.silu_mul(x).numpy(), want.numpy())
         os._exit(0 if alone and right else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert torch.equal(silu_mul.silu_mul(x), want)
+    assert torch.equal(native_ops.silu_mul(x), want)
 
 
 DENORMALS = """
@@ -72,10 +72,10 @@ import torch
 from weft.tensor import native
 native.choose("native")
 native.set_threads(3)
-from weft.tensor.ops.silu_mul import native as silu_mul
+from tests.support import native_ops
 x = torch.full((256, 4096), 1.5e-38)  # halved by silu: a denormal, on whatever thread
 x[:, 2048:] = 1.0
-y = silu_mul.silu_mul(x)
+y = native_ops.silu_mul(x)
 print(before, alive(), bool((y > 0).all()))
 """
 

@@ -11,9 +11,9 @@ from tests.ops.kv_pages import KV_DTYPES, Pages, blank_pages, filled_pages
 from weft.spec import KvLayoutName
 from weft.tensor.inputs import Runs
 from weft.tensor.layout import unpack_k, unpack_v
-from weft.tensor.ops.latent_attention import cpu as latent
-from weft.tensor.ops.paged_attention import cpu as attention
-from weft.tensor.ops.write_kv import cpu as writing
+from weft.tensor.ops.latent_attention import latent_attention
+from weft.tensor.ops.paged_attention import paged_attention
+from weft.tensor.ops.write_kv import write_kv
 
 PAGES, HEADS, DIM = 30, 2, 24
 LAYOUTS: tuple[KvLayoutName, ...] = ("packed", "rows")
@@ -34,11 +34,11 @@ def test_attention_reads_rows_as_it_reads_packed_pages(dtype: torch.dtype, windo
     runs = steps()
     q = noise(tokens_in(runs), 4, DIM)
     packed, rows = (filled_pages(runs, PAGES, HEADS, DIM, dtype, layout) for layout in LAYOUTS)
-    want, got = (attention.paged_attention(q, pages.k, pages.v, steps(), 0.3, window, pages.scales)
+    want, got = (paged_attention.torch(q, pages.k, pages.v, steps(), 0.3, window, pages.scales)
                  for pages in (packed, rows))
     torch.testing.assert_close(got, want, **close(torch.float32))
     other = Pages(rows.k, rows.v.flip(0), rows.scales)   # the control: other pages are seen
-    hurt = attention.paged_attention(q, other.k, other.v, steps(), 0.3, window, other.scales)
+    hurt = paged_attention.torch(q, other.k, other.v, steps(), 0.3, window, other.scales)
     assert not torch.equal(hurt, got)
 
 
@@ -49,7 +49,7 @@ def test_keys_and_values_are_written_into_rows(dtype: torch.dtype) -> None:
     bytes_by_token = []
     for layout in LAYOUTS:
         pages = blank_pages(PAGES, HEADS, DIM, dtype, layout)
-        writing.write_kv(k, v, pages.k, pages.v, positions_of(runs), steps(), pages.scales)
+        write_kv.torch(k, v, pages.k, pages.v, positions_of(runs), steps(), pages.scales)
         parts = [unpack_k(pages.k), unpack_v(pages.v)]
         bytes_by_token.append([part.contiguous().view(torch.uint8) for part in parts])
     for packed, rows in zip(*bytes_by_token, strict=True):
@@ -65,7 +65,7 @@ def test_latent_attention_writes_and_reads_rows(dtype: torch.dtype) -> None:
     for layout in LAYOUTS:
         pages = filled_pages(runs, PAGES, 1, DIM, dtype, layout)
         scales = None if pages.scales is None else pages.scales[:, :1]
-        out = latent.latent_attention(q, x, pages.k, positions_of(runs), steps(), 0.3, 20, scales)
+        out = latent_attention.torch(q, x, pages.k, positions_of(runs), steps(), 0.3, 20, scales)
         made.append((out, unpack_k(pages.k).contiguous().view(torch.uint8)))
     torch.testing.assert_close(made[1][0], made[0][0], **close(torch.float32))
     assert torch.equal(made[1][1], made[0][1])

@@ -17,17 +17,16 @@ from tests.ops.batches import Run, make_runs
 from tests.ops.kv_pages import KV_DTYPES, Pages, filled_pages
 from tests.ops.quantised import noise, weight
 from tests.ops.test_native import in_each_set
+from tests.support import native_ops
 from weft.tensor import native
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.paged_attention import native as native_attention
-from weft.tensor.ops.quantized_linear import native as quantized
-from weft.tensor.ops.tiled_linear import native as tiled_linear
+from weft.tensor.ops import linear
 from weft.tensor.weights import tiled
 from weft.tensor.weights.tiled import serves
 from weft.tensor.weights.twelve_bit import in_best_tiles
 
 ROWS_MAX = {False: 16, True: 15}
-"""From 16 rows on, codes of 8 and 4 bits may become floats that torch multiplies (``quantized.widened``)."""
+"""From 16 rows on, codes of 8 and 4 bits may become floats that torch multiplies (``linear.widened``)."""
 PAGES = 400
 
 
@@ -40,15 +39,15 @@ def codes(bits: int, *, zeros: bool = False, exact: bool = False,
           group: int | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
     w = weight(bits, 130, 256, zeros=zeros, exact=exact, group=group)
     for dtype in (torch.float32, torch.bfloat16):
-        assert not quantized.widened(15, dtype, w), "torch multiplies fewer rows than it should"
-    return lambda x: quantized.quantized_linear(x, w, None)
+        assert not linear.widened(15, dtype, w), "torch multiplies fewer rows than it should"
+    return lambda x: native_ops.quantized_linear(x, w, None)
 
 
 def float_tiles(dtype: torch.dtype, *, twelve_bit: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
     dense = (noise(1, 130, 256) * 0.1).to(dtype)
     w = in_best_tiles(dense, twelve_bit=True) if twelve_bit else tiled.tiled(dense)
     assert w is not None
-    return lambda x: tiled_linear.tiled_linear(x, w, None)
+    return lambda x: native_ops.tiled_linear(x, w, None)
 
 
 FORMS: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -75,7 +74,7 @@ def test_a_product_of_a_row_alone_is_that_row_of_2_to_16(form: str) -> None:
 
 
 def rows_of_runs(runs: Runs, q: torch.Tensor, pages: Pages) -> torch.Tensor:
-    return native_attention.paged_attention(q, pages.k, pages.v, runs, 0.2, None, pages.scales)
+    return native_ops.paged_attention(q, pages.k, pages.v, runs, 0.2, None, pages.scales)
 
 
 def part_of(runs: Runs, whole: int, starts: list[int], lengths: list[int]) -> Runs:

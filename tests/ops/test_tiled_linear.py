@@ -9,8 +9,7 @@ import torch
 
 from tests.ops.quantised import noise
 from weft.tensor import native
-from weft.tensor.ops.tiled_linear import tiled_linear
-from weft.tensor.ops.tiled_linear.native import supported
+from weft.tensor.ops.linear import tiled_linear, tiles_fit
 from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, serves, tiled
 
 SHAPES = [(64, 64), (33, 98), (130, 224), (1, 2), (256, 1024)]
@@ -89,7 +88,7 @@ def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it(rows: int, column
                                                                kernels: None) -> None:
     made = in_order(noise(1, 330, columns, dtype=dtype))
     x = noise(2, rows, columns, dtype=dtype)
-    if not supported(x, made):
+    if not tiles_fit(x, made):
         assert not native.in_use()      # many rows are the matrix library's there
         return
     together = tiled_linear(x, made)

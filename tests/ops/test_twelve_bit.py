@@ -10,7 +10,7 @@ import torch
 
 from tests.ops.quantised import noise
 from weft.tensor import native
-from weft.tensor.ops.tiled_linear import tiled_linear
+from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.weights import twelve_bit as packing
 from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, rows_of, serves
 from weft.tensor.weights.twelve_bit import TwelveBitWeight, in_best_tiles

@@ -31,6 +31,7 @@ from tests.fixtures.checkpoints import FAMILIES, checkpoint, load_reference, mak
 from tests.fixtures.far_memory import far_memory
 from weft.assemble.room import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
+from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compressed_kv, with_compression
 from weft.memory.frames.sizes import fit_sizes
@@ -47,7 +48,6 @@ from weft.runner.sampler import Sampler
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.spec import CompressedKvName
 from weft.speculation.drafter import Drafter
@@ -266,7 +266,7 @@ class Serving:
         for run in np.flatnonzero(plan.samples):
             end = int(plan.starts[run] + plan.lengths[run])
             # A row behind a wrong draft is seen too; a later step sees its position again.
-            for position in range(int(plan.starts[run]) + 1 if run in plan.windows else end, end + 1):
+            for position in range(int(plan.starts[run]) + 1 if run in plan.verify_runs else end, end + 1):
                 self._rows_of_logits[int(plan.seqs[run]), position] = next(rows).clone().cpu()
 
     def _before_step(self, plan: StepPlan) -> None:

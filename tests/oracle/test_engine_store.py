@@ -23,7 +23,7 @@ from weft.memory.prefix_store import Store
 from weft.models.loading import LoadedModel, load_model
 from weft.request import Request, SamplingParams
 from weft.store.identity import NamespaceIdentity
-from weft.store.options import StoreOptions
+from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
 from weft.store.store import open_store
 

@@ -23,7 +23,7 @@ from weft.memory.values import Eviction
 from weft.request import SamplingParams
 from weft.spec import CompressedKvName
 from weft.store.identity import NamespaceIdentity
-from weft.store.options import StoreOptions
+from weft.store.opening import StoreOptions
 from weft.store.store import open_store
 
 FAMILIES = ("qwen3_5", "granite")

@@ -14,10 +14,10 @@ import weft
 from tests.oracle.serving import Answer, Serving
 from train.checkpoint import load, load_mtp
 from train.mtp import MtpHead, drafts
+from weft.costs.rows import RowCosts
 from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
 from weft.runner.mtp import HeadRunner
-from weft.speculation.costs import StepCosts
 from weft.speculation.proposal import SourceName
 from weft.speculation.speculator import Speculator
 from weft.text.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ def without_head() -> LoadedModel:
 
 def drafter(*sources: SourceName) -> Speculator:
     """One that finds every draft worth it."""
-    return Speculator(sources or ("mtp",), costs=StepCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
+    return Speculator(sources or ("mtp",), costs=RowCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
 
 
 @functools.cache
@@ -109,7 +109,7 @@ def test_its_drafts_are_those_of_the_head_that_was_trained() -> None:
             super().offer(key, tokens, chances)
 
     prompt = prompts()[2]
-    source = Listening(("mtp",), costs=StepCosts({1: 1.0, 2: 100.0}))   # no draft is worth a window
+    source = Listening(("mtp",), costs=RowCosts({1: 1.0, 2: 100.0}))   # no draft is worth a window
     assert source._head is not None
     source._head.drafts = lambda sequences, costs: 1   # type: ignore[method-assign]
     answer = Serving("", model=with_head(), drafter=source).run([prompt], sampling())[0]
@@ -149,7 +149,7 @@ class Late(Speculator):
     begin_at = 0
 
     def __init__(self) -> None:
-        super().__init__(("mtp",), costs=StepCosts({1: 1.0, 2: 100.0}))   # no draft is worth a window
+        super().__init__(("mtp",), costs=RowCosts({1: 1.0, 2: 100.0}))   # no draft is worth a window
         self.offered: list[tuple[int, ...]] = []
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.fixtures.checkpoints import checkpoint, reference
 from tests.oracle.serving import Serving
+from weft.costs.rows import RowCosts
 from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
-from weft.speculation.costs import StepCosts
 from weft.speculation.speculator import Speculator
 
 NAME = "nemotron_h_moe"
@@ -92,7 +92,7 @@ def test_its_drafts_are_those_of_transformers_layers_and_change_no_token(directo
 
     loaded = load_model(directory, mtp=True)
     assert loaded.model.mtp is not None
-    dear = Listening(("mtp",), costs=StepCosts({1: 1.0, 2: 100.0}))   # no draft is worth a window
+    dear = Listening(("mtp",), costs=RowCosts({1: 1.0, 2: 100.0}))   # no draft is worth a window
     assert dear._head is not None
     dear._head.drafts = lambda sequences, costs: 1   # type: ignore[method-assign]
     tokens = served(loaded, dear)
@@ -102,7 +102,7 @@ def test_its_drafts_are_those_of_transformers_layers_and_change_no_token(directo
     assert len(offered) >= 20
     assert len(set(expected)) > 3   # the control: it says more than one thing
 
-    free = Speculator(("mtp",), costs=StepCosts({1: 1.0, 64: 1.001}),
+    free = Speculator(("mtp",), costs=RowCosts({1: 1.0, 64: 1.001}),
                       head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
     assert free._head is not None   # its weights are noise, and noise is rarely right: drafts count as likely
     free._head.drafts = lambda sequences, costs: 3   # type: ignore[method-assign]

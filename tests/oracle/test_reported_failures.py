@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from tests.oracle.serving import Serving, loaded
+from tests.support.scripted import ScriptedExecutor
 from tests.unit.engine.rig import VOCAB_SIZE, Rig
 from tests.unit.memory.geometry import GRANITE_H_SMALL, LFM2_1_2B, QWEN35_397B
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.engine.scripted import ScriptedExecutor
 from weft.memory.frames.plan import plan_arena
 from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
@@ -30,7 +30,7 @@ from weft.runner.arena import NAN_BYTE
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
-from weft.sim.clock import VirtualClock
+from weft.sim.replay import VirtualClock
 from weft.spec import ModelSpec
 from weft.units import pages_for
 

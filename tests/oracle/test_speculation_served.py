@@ -17,10 +17,10 @@ from tests.oracle.test_engine_speculation import Speculating, in_tiles
 from tests.server.scripted_engine import _FreeRows, build, write_model_directory
 from tests.server.test_tools import CALL, TEMPLATES, TIME, WEATHER, stop_at_end
 from weft import Engine
+from weft.costs.rows import RowCosts
 from weft.memory.draft import Draft
 from weft.memory.reservation import Reservation
 from weft.request import SamplingParams
-from weft.speculation.costs import StepCosts
 from weft.speculation.speculator import Speculator
 
 SPACE = {"memory": "64MiB", "max_num_seqs": 4}
@@ -79,7 +79,7 @@ def test_n_answers_and_a_cancel_inside_windows() -> None:
     with embedded("off") as plain, embedded("prediction,tree,suffix") as drafting:
         costs = drafting._core.drafter.costs   # type: ignore[union-attr]
         for rows in (2, 4) * 3:
-            StepCosts.note(costs, rows, 1.0)
+            RowCosts.note(costs, rows, 1.0)
         one, *others = (reply.text for reply in plain.generate(prompt, progress=False, n=3, **how))
         assert one not in others
         pieces = drafting.stream(prompt, prediction=one, **how)

@@ -16,9 +16,8 @@ from weft.memory.books import Books
 from weft.memory.draft import Draft
 from weft.memory.frames import arena
 from weft.memory.frames.arena import Arena
+from weft.memory.frames.owners import Pages, Slots
 from weft.memory.frames.packing import Packing, Walk
-from weft.memory.frames.pages import Pages
-from weft.memory.frames.slots import Slots
 from weft.memory.values import FrameClaim, FrameKind
 from weft.units import FrameId, PageId
 

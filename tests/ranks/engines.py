@@ -67,7 +67,7 @@ def run(assembled: Assembled, requests: dict[str, tuple[list[int], SamplingParam
         rows = iter(logits_XV)
         for run in np.flatnonzero(plan.samples):
             end = int(plan.starts[run] + plan.lengths[run])
-            for position in range(int(plan.starts[run]) + 1 if run in plan.windows else end, end + 1):
+            for position in range(int(plan.starts[run]) + 1 if run in plan.verify_runs else end, end + 1):
                 story.logits[names[int(plan.seqs[run])], position] = next(rows).clone()
 
     own_executor(assembled).observer = observe

@@ -12,6 +12,7 @@ from tests.oracle.test_mtp import EMBEDDED, FREE
 from tests.ranks.engines import GREEDY, SAMPLED, Story, engine, own_executor, prompt, run
 from tests.ranks.threads import load_ranks
 from weft.assemble import assembly
+from weft.costs.rows import RowCosts
 from weft.families.architecture import Architecture
 from weft.families.sharding import RankPlace
 from weft.memory.frames.plan import plan_arena
@@ -21,7 +22,6 @@ from weft.models.weights import TensorSource
 from weft.planning.model_plan import Asked, make_plan
 from weft.ranks.peers import Peers
 from weft.schedule.plan import StepPlan
-from weft.speculation.costs import StepCosts
 from weft.speculation.speculator import Speculator
 
 ASKED = {"a": (prompt(100, 1), replace(GREEDY, max_tokens=40)), "b": (prompt(30, 2), GREEDY),
@@ -32,7 +32,7 @@ class Listening(Speculator):
     """Finds every draft of the head worth it, and keeps what the head offered."""
 
     def __init__(self) -> None:
-        super().__init__(("mtp",), costs=StepCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
+        super().__init__(("mtp",), costs=RowCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
         self.offered: list[tuple[int, ...]] = []
 
     def offer(self, key: int, tokens: Any, chances: Any) -> None:

@@ -15,7 +15,7 @@ from weft.families import read_architecture, tensors
 from weft.families.architecture import GatedDelta, ShortConv
 from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
 from weft.families.tensors import Tensor
-from weft.models import tensor_source
+from weft.models import weights
 from weft.models.loading import load_model
 from weft.models.sharding import Shard, shard_of
 
@@ -45,7 +45,7 @@ def test_a_kv_head_by_modulo_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_convolution_cut_as_one_block_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: rank 0 with the first half of all channels, as if they were one part."""
-    right = tensor_source.shard_of
+    right = weights.shard_of
 
     def one_span(tensor: Tensor, place: RankPlace) -> Shard | None:
         shard = right(tensor, place)
@@ -53,13 +53,13 @@ def test_a_convolution_cut_as_one_block_shows(monkeypatch: pytest.MonkeyPatch) -
             return shard
         return Shard(shard.dim, ((place.rank * shard.count, shard.count),), shard.total)
 
-    monkeypatch.setattr(tensor_source, "shard_of", one_span)
+    monkeypatch.setattr(weights, "shard_of", one_span)
     assert distance("qwen3_5", 2) > 0.05
 
 
 def test_a_tensor_that_is_wrongly_read_whole_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = tensor_source.shard_of
-    monkeypatch.setattr(tensor_source, "shard_of", lambda tensor, place: (
+    right = weights.shard_of
+    monkeypatch.setattr(weights, "shard_of", lambda tensor, place: (
         None if tensor.name == "up_proj.weight" else right(tensor, place)))
     with pytest.raises(CheckpointError, match=r"tensor model\.layers\.0\.mlp\.up_proj\.weight has shape"):
         load_ranks(checkpoint("qwen3_5"), 2)

@@ -18,10 +18,10 @@ from tests.fixtures import store_life
 from tests.fixtures.checkpoints import checkpoint
 from tests.ranks.engines import GREEDY, Story, engine, prompt, run
 from weft.assemble.assembly import Assembled
+from weft.costs.step import Work
 from weft.ranks.executor import RankedExecutor
 from weft.ranks.messages import RankBuffer
 from weft.ranks.peers import Peers
-from weft.schedule.work import Work
 from weft.store.rows import ROW_BYTES
 from weft.store.survey import verify
 

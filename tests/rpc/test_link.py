@@ -1,4 +1,4 @@
-"""Frames that are late, doubled or lost; token files; what a server says to a machine of another version."""
+"""Token files, addresses, and what a server says to a machine of another version."""
 
 from __future__ import annotations
 
@@ -8,42 +8,10 @@ from pathlib import Path
 import pytest
 
 from weft.errors import ConfigError
-from weft.fleet.machines import refusal_of
-from weft.rpc.link_frames import BodyKind, FrameGapError, FrameHeader, FrameNumbers
+from weft.rpc.link import LINK_VERSION, Hello, tcp_address
 from weft.rpc.link_keys import LinkKeys, new_token, read_or_create_token, read_token
-from weft.rpc.link_messages import LINK_VERSION, Hello
-from weft.rpc.link_socket import tcp_address
+from weft.rpc.listener import refusal_of
 from weft.server.config import ServerConfig
-
-
-def headers(numbers: FrameNumbers, count: int) -> list[FrameHeader]:
-    made = [FrameHeader.unpack(numbers.header(BodyKind.ENGINE, 1)) for _ in range(count)]
-    return [header for header in made if header is not None]
-
-
-def test_frames_in_order_are_accepted_once() -> None:
-    sent, received = headers(FrameNumbers(7), 3), FrameNumbers(7)
-    assert [received.accepts(header) for header in sent] == [True] * 3
-    assert [received.accepts(header) for header in sent] == [False] * 3, "doubled"
-
-
-def test_a_frame_of_another_epoch_is_late() -> None:
-    received = FrameNumbers(8)
-    assert not any(received.accepts(header) for header in headers(FrameNumbers(7), 3))
-    assert received.accepts(headers(FrameNumbers(8), 1)[0])
-
-
-def test_a_lost_frame_is_a_gap() -> None:
-    first, _, third = headers(FrameNumbers(7), 3)
-    received = FrameNumbers(7)
-    assert received.accepts(first)
-    with pytest.raises(FrameGapError, match="1 frames were lost"):
-        received.accepts(third)
-
-
-def test_bytes_of_another_program_are_no_header() -> None:
-    assert FrameHeader.unpack(b"GET / HTTP/1.1") is None
-    assert FrameHeader.unpack(b"\xff" * 21) is None
 
 
 def test_a_token_is_created_once_and_private(tmp_path: Path) -> None:

@@ -26,12 +26,13 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from tests.support.scripted import scripted_logprobs
 from weft.assemble import Assembled, assemble
 from weft.assemble.identity import file_digest
 from weft.config import EngineConfig
+from weft.costs.rows import RowCosts
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
-from weft.engine.scripted import scripted_logprobs
 from weft.engine.sleep_state import PARTS, Part
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo
@@ -41,7 +42,6 @@ from weft.memory.memory import Memory
 from weft.request import Request
 from weft.schedule.plan import Admission, StepPlan, StepResult
 from weft.spec import ModelSpec, attention, gated_delta
-from weft.speculation.costs import StepCosts
 from weft.speculation.proposal import parse_sources
 from weft.speculation.speculator import Speculator
 from weft.text.grammar_sandbox import GrammarSandbox
@@ -109,7 +109,7 @@ class AnsweringExecutor:
                 end = min(int(plan.starts[run] + plan.lengths[run]), admission.prompt_tokens - 1)
                 prompt_logprobs[run] = [scripted_logprobs(tokens[at + 1], at, top)
                                         for at in range(int(plan.starts[run]), end)]
-            if run in plan.windows:
+            if run in plan.verify_runs:
                 first = int(plan.lengths[:run].sum())
                 drafts = [*plan.tokens[first + 1 : first + int(plan.lengths[run])].tolist(), PAD]
                 said: list[int] = []
@@ -208,7 +208,7 @@ def _drafter(config: EngineConfig) -> Speculator | None:
     return Speculator(sources, costs=_FreeRows()) if sources else None
 
 
-class _FreeRows(StepCosts):
+class _FreeRows(RowCosts):
     """Steps cost the same whatever their rows, so every likely draft is verified."""
 
     def __init__(self) -> None:

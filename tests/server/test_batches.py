@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,8 +162,10 @@ def test_a_batch_is_cancelled_and_an_unfinished_one_survives_a_restart(model_dir
             client.batches.cancel(first.id)
         assert eventually(lambda: client.batches.retrieve(second.id).request_counts.completed > 0, limit_s=30)
     part = tmp_path / "files" / f"{second.id}.output.part"
-    record = tmp_path / "files" / f"{late.id}.json"
-    record.write_text(re.sub(r'"expires_at":\d+', '"expires_at":1', record.read_text()))
+    with sqlite3.connect(tmp_path / "files" / "objects.sqlite") as raw:
+        [record] = raw.execute("SELECT body FROM objects WHERE id = ?", (late.id,)).fetchone()
+        expired = re.sub(rb'"expires_at":\d+', b'"expires_at":1', record)
+        raw.execute("UPDATE objects SET body = ? WHERE id = ?", (expired, late.id))
     before = part.read_bytes()
     assert before.count(b"\n") < 40
     with running_server("build", engine=engine, server=flags) as running:

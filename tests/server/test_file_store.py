@@ -6,6 +6,7 @@ import io
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from weft.errors import ConfigError
@@ -28,7 +29,7 @@ def test_a_file_goes_after_its_days_and_so_do_its_bytes(
     with pytest.raises(UnknownFileError):
         store.get(old.id, "me")
     assert [one.id for one in store.listed("me")] == [new.id]
-    assert sorted(path.suffix for path in tmp_path.glob("file-*")) == [".data", ".json"]
+    assert [path.stem for path in tmp_path.glob("file-*")] == [new.id]
     store.add("me", "more.jsonl", "batch", io.BytesIO(b"z" * 60))  # the room of the old one
     store.close()
     monkeypatch.setattr(time, "time", lambda: now_s + 1000)
@@ -49,9 +50,29 @@ def test_an_upload_beyond_a_bound_names_its_flag_and_leaves_nothing(tmp_path: Pa
     with pytest.raises(FileStoreFullError, match="keeps 3 files; the limit is 3") as full:
         store.add("me", "d", "batch", io.BytesIO(b""))
     assert full.value.param == "limits.max_stored_files"
-    assert len(list(tmp_path.glob("file-*"))) == 6
+    assert len(list(tmp_path.glob("file-*"))) == 3
     with pytest.raises(UnknownFileError):
         store.delete(third.id, "me")
     with pytest.raises(ConfigError, match="--file-store"):
         FileStore(tmp_path, LIMITS)
     store.close()
+
+
+def test_records_of_an_older_weft_are_entered(tmp_path: Path) -> None:
+    now, ids = int(time.time()), ["file-b", "file-a"]
+    for at, file_id in enumerate(ids):
+        record = {"id": file_id, "owner": "me", "filename": "f", "purpose": "batch", "bytes": 3,
+                  "created_at": now + at}
+        (tmp_path / f"{file_id}.json").write_bytes(msgspec.json.encode(record))
+        (tmp_path / f"{file_id}.data").write_bytes(b"abc")
+    batch = {"owner": "me", "batch": {"id": "batch_1", "created_at": now}}
+    (tmp_path / "batch_1.json").write_bytes(msgspec.json.encode(batch))
+    (tmp_path / "file-torn.data").write_bytes(b"left by a crash")
+    for _ in range(2):
+        store = FileStore(tmp_path, LIMITS)
+        assert [one.id for one in store.listed("me")] == ["file-a", "file-b"]
+        assert store.path("file-a", "me").read_bytes() == b"abc"
+        assert [msgspec.json.decode(record) for record in store.batches()] == [batch]
+        store.close()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".json", ".data")) == [
+        "file-a.data", "file-b.data"]

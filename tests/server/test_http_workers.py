@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tests.server.running import RunningServer, eventually, running_server
-from weft.server.metrics_sum import SummedSeries, series_of
+from weft.server.metrics import SummedSeries, series_of
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.workers.forward import forwarded_operations
 from weft.server.workers.shared_counts import SharedCounts

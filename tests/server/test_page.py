@@ -8,11 +8,15 @@ import re
 from importlib import resources
 from typing import Any
 
+import msgspec
 import pytest
 from py_mini_racer import MiniRacer
 
 from tests.server.running import RunningServer
+from tests.unit.engine.rig import Rig
 from weft.cli.top import read_metrics
+from weft.costs.step import StepCost
+from weft.server.cache import cache_reports
 from weft.server.http import _is_no_look
 
 SERVER = {"api_key": ["a-key"]}
@@ -125,6 +129,30 @@ def test_rates_and_means_are_of_what_came_between(readings: MiniRacer) -> None:
     for function, *arguments in (("rate", now, None, "tokens"), ("rate", restarted, now, "tokens"),
                                  ("recentMean", now, now, "wait"), ("recentHitRate", before, before)):
         assert call(readings, function, *arguments) is None
+
+
+def test_saved_seconds_are_priced_by_the_engine_and_not_by_the_prompts_computed_here() -> None:
+    """After a restart with a store few prompt tokens are computed and many are found. A mean over the
+    computed ones, queues and loading included, priced the found ones forty times too high."""
+    rig = Rig(cache=True)
+    for number in range(5):
+        rig.submit(f"r{number}", [*range(64), 70 + number], max_tokens=5)
+        rig.run()
+    stats, shape = rig.core.stats(), rig.core.cache_shape()
+
+    def prefixes(costs: StepCost | None) -> list[dict[str, Any]]:
+        report: dict[str, Any] = cache_reports([(0, msgspec.structs.replace(stats, costs=costs), shape)])
+        return list(report["tree"]["prefixes"])
+
+    cost = StepCost(fixed_s=9.0, token_s=1e-3, pair_s=1e-6)
+    saved = {row["tokens"]: row["saved_s"] for row in prefixes(cost)}
+    hits = {row["tokens"]: (row["hits"], row["tokens_saved"]) for row in prefixes(cost)}
+    assert any(count for count, _ in hits.values())
+    for tokens, (count, reused) in hits.items():
+        expected = count * cost.prefill_s(0, reused // count) if count else 0.0
+        assert saved[tokens] == pytest.approx(expected)
+    assert {row["saved_s"] for row in prefixes(None)} == {None}, "nothing was measured: the page says tokens"
+    assert "prefix.saved_s === null" in FILES["page.js"]
 
 
 def test_prompt_tokens_are_found_lost_or_new_and_add_up(readings: MiniRacer) -> None:

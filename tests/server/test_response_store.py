@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import signal
 import sqlite3
 import stat
 import threading
@@ -22,14 +24,16 @@ from tests.server.scripted_engine import write_model_directory
 from weft.errors import ConfigError, RequestError
 from weft.schedule.prefix_sharing import SAVED_TOKENS_MIN
 from weft.server.config import ServerConfig
-from weft.server.responses.database import (
-    ResponseDatabase,
+from weft.server.responses.store import (
+    KIND,
+    ResponseStore,
     ResponseStoreError,
     StoredResponse,
     StoreLimits,
     UnknownResponseError,
+    open_database,
+    read_path,
 )
-from weft.server.responses.store import ResponseStore
 from weft.units import PAGE_TOKENS
 
 MANY = StoreLimits(count=1000, bytes=10**9, age_s=100.0, turns=50, turn_bytes=10**6)
@@ -44,22 +48,47 @@ class Clock:
         return self.now_s
 
 
-def opened(path: Path, *, clock: Clock | None = None, **limits: Any) -> ResponseDatabase:
+class Opened:
+    """A database of responses, with the limits of a store."""
+
+    def __init__(self, path: Path, limits: StoreLimits, clock: Clock) -> None:
+        self.objects = open_database(path, limits, clock)
+        self._limits = limits
+        self.delete, self.runner_of, self.close = (
+            self.objects.delete, self.objects.runner_of, self.objects.close)
+
+    def put(self, response: StoredResponse, owner: str, runner: str | None = None) -> bool:
+        return self.objects.put(KIND, response.as_object(owner, runner))
+
+    def finish(self, response: StoredResponse, owner: str) -> bool:
+        return self.objects.finish(KIND, response.as_object(owner))
+
+    def get(self, response_id: str, owner: str) -> bytes | None:
+        return self.objects.get(KIND, response_id, owner)
+
+    def path(self, response_id: str, owner: str) -> list[StoredResponse]:
+        return read_path(self.objects, response_id, owner, self._limits)
+
+    def totals(self) -> tuple[int, int]:
+        return self.objects.totals(KIND)
+
+
+def opened(path: Path, *, clock: Clock | None = None, **limits: Any) -> Opened:
     changed = StoreLimits(**{name: limits.get(name, getattr(MANY, name)) for name in MANY.__slots__})
-    return ResponseDatabase(path, changed, clock or Clock())
+    return Opened(path, changed, clock or Clock())
 
 
 def stored(name: str, parent: str | None = None, text: bytes = b"x") -> StoredResponse:
     return StoredResponse(response_id=name, parent=parent, body=b"{}", items=text)
 
 
-def chain(database: ResponseDatabase, names: str) -> None:
+def chain(database: Opened, names: str) -> None:
     """A conversation of responses with one-letter names."""
     for at, name in enumerate(names):
         assert database.put(stored(name, names[at - 1] if at else None), "me")
 
 
-def present(database: ResponseDatabase, names: str) -> str:
+def present(database: Opened, names: str) -> str:
     return "".join(name for name in names if database.get(name, "me") is not None)
 
 
@@ -146,7 +175,7 @@ def test_a_circle_in_a_damaged_file_ends(tmp_path: Path) -> None:
     database = opened(path)
     chain(database, "abc")
     with sqlite3.connect(path) as other:
-        other.execute("UPDATE responses SET parent = 'c' WHERE id = 'a'")
+        other.execute("UPDATE objects SET parent = 'c' WHERE id = 'a'")
     with pytest.raises(RequestError, match=r"limits\.max_response_turns"):
         database.path("c", "me")
 
@@ -168,20 +197,115 @@ def test_the_file_is_for_its_owner_and_other_files_are_refused(tmp_path: Path) -
         opened(tmp_path / "text")
 
 
-def test_a_file_of_the_first_version_is_read_and_written(tmp_path: Path) -> None:
+_OLD_TABLES = """
+CREATE TABLE conversations (root TEXT PRIMARY KEY, used_s REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE responses (id TEXT PRIMARY KEY, owner TEXT NOT NULL, parent TEXT, root TEXT NOT NULL,
+                        depth INTEGER NOT NULL, size INTEGER NOT NULL, created_s REAL NOT NULL,
+                        runner TEXT) WITHOUT ROWID;
+CREATE TABLE contents (id TEXT PRIMARY KEY, body BLOB NOT NULL, items BLOB NOT NULL, vocabulary BLOB NOT NULL,
+                       shared INTEGER NOT NULL, tokens BLOB NOT NULL, chars INTEGER NOT NULL,
+                       digest BLOB NOT NULL);
+CREATE TABLE totals (count INTEGER NOT NULL, bytes INTEGER NOT NULL);
+PRAGMA application_id = 0x77656674;
+"""
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_older_version_is_read_and_written(tmp_path: Path, version: int) -> None:
     path = tmp_path / "r.sqlite"
-    chain(opened(path), "ab")
     with sqlite3.connect(path) as old:
-        old.execute("ALTER TABLE responses DROP COLUMN runner")
-        old.execute("PRAGMA user_version = 1")
-    database = opened(path)
+        old.executescript(_OLD_TABLES + f"PRAGMA user_version = {version};")
+        for at, (name, parent, runner) in enumerate((("b", "a", None), ("a", None, None), ("c", "b", "r"))):
+            old.execute("INSERT INTO responses VALUES (?, 'me', ?, 'a', ?, 600, ?, ?)",
+                        (name, parent, ord(name), 900.0 + ord(name), runner))
+            old.execute("INSERT INTO contents VALUES (?, ?, ?, ?, 1, ?, 2, ?)",
+                        (name, b"{}", f"i{at}".encode(), b"v", b"t", b"d"))
+        if version == 1:
+            old.execute("ALTER TABLE responses DROP COLUMN runner")
+    for _ in range(2):
+        database = opened(path)
+        assert [(one.response_id, one.items, one.shared) for one in database.path("c", "me")] == [
+            ("a", b"i1", 1), ("b", b"i0", 1), ("c", b"i2", 1)]
+        assert database.runner_of("c", "me") == (None if version == 1 else "r")
+        database.close()
+
+
+def test_what_became_of_an_unfinished_response_takes_its_place(tmp_path: Path) -> None:
+    database = opened(tmp_path / "r.sqlite")
+    chain(database, "ab")
     assert database.put(stored("c", "b"), "me", runner="r")
-    assert [one.response_id for one in database.path("c", "me")] == ["a", "b", "c"]
     assert (database.runner_of("b", "me"), database.runner_of("c", "me")) == (None, "r")
-    assert database.finish(stored("c", "b", b"new"), "me")
+    assert not database.finish(stored("c", "b"), "you")
+    assert database.finish(stored("c", "b", b"new" * 100), "me")
     assert not database.finish(stored("c", "b"), "me"), "it is finished"
-    assert database.path("c", "me")[-1].items == b"new"
-    assert database.totals()[0] == 3
+    assert database.path("c", "me")[-1].items == b"new" * 100
+    with sqlite3.connect(tmp_path / "r.sqlite") as raw:
+        assert database.totals() == raw.execute("SELECT count(*), sum(size) FROM objects").fetchone()
+
+
+async def test_responses_that_come_together_share_a_transaction_and_are_there_for_all(tmp_path: Path) -> None:
+    store, other = (ResponseStore(tmp_path / "r.sqlite", MANY) for _ in range(2))
+    store.open_now()
+    database = store._database
+    assert database is not None
+    sizes, put_all = [], database.put_all
+
+    def counted(kind: str, entries: Any) -> list[bool]:
+        sizes.append(len(entries))
+        return put_all(kind, entries)
+
+    database.put_all = counted  # type: ignore[method-assign]
+    names = [f"r{number}" for number in range(20)]
+    puts = [store.put(lambda name=name: stored(name, "gone" if name == "r7" else None), "me")  # type: ignore[misc]
+            for name in names]
+    assert await asyncio.gather(*puts) == [name != "r7" for name in names], "that one has no parent"
+    assert sizes == [1, 19]
+    assert (await other.get("r19", "me")).response_id == "r19"
+    with pytest.raises(UnknownResponseError):
+        await other.get("r19", "you")
+    await store.close()
+    await other.close()
+
+
+async def test_a_transaction_that_fails_is_said_and_the_next_one_works(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.sqlite", MANY)
+    assert await store.put(lambda: stored("a"), "me")
+    database: Any = store._database
+    put_all = database.put_all
+
+    def refuse(*_: object) -> None:
+        raise OSError("no space left")
+
+    database.put_all = refuse
+    with pytest.raises(ResponseStoreError, match="no space left"):
+        await store.put(lambda: stored("b"), "me")
+    database.put_all = put_all
+    assert await store.put(lambda: stored("c"), "me")
+    assert [one.response_id for one in await store.path_to("a", "me")] == ["a"]
+    await store.close()
+
+
+def _put_and_die(path: Path) -> None:
+    async def put() -> None:
+        store = ResponseStore(path, MANY)
+        assert await store.put(lambda: stored("a"), "me")
+        assert await store.begin(stored("b"), "me")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    asyncio.run(put())
+
+
+async def test_a_process_that_is_killed_leaves_its_responses_and_no_runner(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    process = multiprocessing.get_context("spawn").Process(target=_put_and_die, args=(path,))
+    process.start()
+    await asyncio.to_thread(process.join)
+    assert process.exitcode == -signal.SIGKILL
+    heir = ResponseStore(path, MANY)
+    assert (await heir.get("a", "me")).response_id == "a"
+    assert await heir.runner_is_gone("b", "me")
+    assert not await heir.runner_is_gone("a", "me"), "it is finished"
+    await heir.close()
 
 
 @pytest.mark.parametrize("statement", [
@@ -236,10 +360,9 @@ def test_several_processes_agree_on_one_file(tmp_path: Path) -> None:
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     database = opened(path, count=40)
     with sqlite3.connect(path) as raw:
-        rows = raw.execute("SELECT id, size FROM responses").fetchall()
-        contents = raw.execute("SELECT count(*) FROM contents").fetchone()[0]
+        rows = raw.execute("SELECT id, size FROM objects").fetchall()
     assert database.totals() == (len(rows), sum(size for _, size in rows))
-    assert contents == len(rows) == 40
+    assert len(rows) == 40
     for name, _ in rows:
         assert database.path(name, "me")[-1].response_id == name, "no path has a gap"
 

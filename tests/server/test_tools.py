@@ -16,7 +16,7 @@ from tests.fixtures.constrained import tokenizer
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
 from weft.errors import ConfigError
-from weft.server.chat import Delta, stream_deltas
+from weft.server.chat import ChatAnswer, stream_deltas
 from weft.server.config import ServerConfig
 from weft.text.chat import ChatTemplate
 from weft.text.dialect import Dialect
@@ -137,7 +137,7 @@ def test_a_stream_of_calls_has_the_name_first_and_the_arguments_in_parts(server:
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def said_in_one_piece(text: str) -> list[Delta]:
+def said_in_one_piece(text: str) -> list[ChatAnswer]:
     """The deltas of an answer that comes at once, which is the most that one piece can have."""
     template = ChatTemplate((TEMPLATES / "hermes_think.jinja").read_text(), special_tokens={})
     dialect = Dialect(template, tokenizer())

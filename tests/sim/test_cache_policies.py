@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from tests.support.synthetic import Library, document_traffic, with_one_shots, with_scans
+from weft.costs.step import StepCost
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.sim.arms import ARMS, Arm, find_arm, prefill_cost
-from weft.sim.bounds import infinite_cache
-from weft.sim.cost import Fitted
+from weft.sim.forest import infinite_cache
 from weft.sim.replay import replay
 from weft.sim.report import Report
 from weft.sim.traffic import Traffic
 from weft.spec import ModelSpec, attention, gated_delta
 
-COST = Fitted(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-4, context_s=1e-9)
+COST = StepCost(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-4, context_s=1e-9)
 LIBRARY = Library(documents=16, lifetime_s=200.0, front_tokens=256, part_tokens=512, depth=3,
                   question_tokens=64, answer_tokens=32, requests_per_s=2.0, thinks_s=15.0)
 REQUESTS = 300
@@ -135,7 +135,7 @@ def test_what_is_mixed_in_shares_nothing_with_what_was_there(mixed: object) -> N
 
 
 def test_turns_stay_linked_when_something_is_mixed_in() -> None:
-    from weft.sim.mooncake import mooncake_traffic
+    from weft.sim.trace_files import mooncake_traffic
     rows = [{"timestamp": at, "input_length": length, "output_length": 40, "hash_ids": ids}
             for at, length, ids in ((0, 1100, [1, 2, 3]), (9000, 1400, [1, 2, 4]), (9500, 700, [1, 8]))]
     traffic = with_one_shots(mooncake_traffic(rows), 1, share=2.0, tokens=900)

@@ -11,14 +11,14 @@ import pytest
 from tests.support.synthetic import Library, document_traffic
 from tests.support.workload import small_arena
 from weft.checkpoint_report import CheckpointReport
+from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
 from weft.router.checkpoint_table import CheckpointTable
 from weft.sim.arms import find_arm
-from weft.sim.cost import Fitted
 from weft.sim.replay import Player, sizes_for
 from weft.sim.traffic import Traffic
 
-COST = Fitted(0.005, 1e-5, 0.0, 1e-4, 0.0)
+COST = StepCost(0.005, 1e-5, 0.0, 1e-4, 0.0)
 LIBRARY = Library(documents=6, lifetime_s=20.0)
 
 

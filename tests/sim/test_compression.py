@@ -11,6 +11,7 @@ from tests.support.sharing import sharing_scenario
 from tests.support.simulator import Simulation, SimulationFailed
 from tests.support.workload import Scenario, small_arena
 from tests.unit.memory.geometry import QWEN35_397B
+from weft.costs.step import StepCost
 from weft.errors import ConfigError
 from weft.memory.arena_work import (
     NO_WORK,
@@ -29,7 +30,7 @@ from weft.memory.values import NO_NODE
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.sim.arms import find_arm
-from weft.sim.cost import Fitted, ModelLoad, roofline
+from weft.sim.roofline import ModelLoad, roofline
 from weft.units import PageId, SlotId
 
 SEEDS = (2, 3, 9, 13, 15, 16, 18, 20, 26, 32, 34, 37)
@@ -83,7 +84,7 @@ def test_what_is_compressed_stays_while_a_step_is_in_flight() -> None:
 @pytest.mark.parametrize("name", ["lru", "value", "every:512"])
 def test_an_arm_compresses_only_where_its_name_says_so(name: str) -> None:
     arena = compression_scenario(2).arena
-    cost = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
+    cost = StepCost(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
     for arm, pages in ((find_arm(name), 0), (find_arm(f"{name}+compressed"), arena.compressed_pages)):
         plan = arm.make_memory(arena, cost, lambda: 0.0).plan
         assert plan.compressed_pages == pages
@@ -93,7 +94,7 @@ def test_an_arm_compresses_only_where_its_name_says_so(name: str) -> None:
 
 def test_an_arm_compresses_in_as_many_bits_as_its_name_says() -> None:
     arena = plan_arena(QWEN35_397B, 20 << 30, compress=True)
-    cost = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
+    cost = StepCost(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
     bytes_by_name = {name: find_arm(name).make_memory(arena, cost, lambda: 0.0).plan.compressed_kv_bytes
                      for name in ("lru", "lru+compressed", "lru+compressed4")}
     assert bytes_by_name == {"lru": 0, "lru+compressed": arena.compressed_kv_bytes,
@@ -123,7 +124,7 @@ def test_what_is_compressed_and_copied_takes_the_time_that_its_bytes_take() -> N
                      state_bytes=1e6)
     one, eight = (roofline(load, "H100", count=count) for count in (1, 8))
     assert one.moved_s(expected) == eight.moved_s(expected) == expected / (0.7 * 3.35e12)
-    assert Fitted(1.0, 1.0, 1.0, 1.0, 1.0).moved_s(expected) == 0
+    assert StepCost(1.0, 1.0, 1.0, 1.0, 1.0).moved_s(expected) == 0
 
 
 def with_work(plan: StepPlan, **changes: object) -> StepPlan:

@@ -14,33 +14,31 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripted import ScriptedExecutor
 from tests.support.sharing import sharing_scenario
 from tests.support.workload import EOS_IDS, VOCAB_SIZE, Arrival, Scenario, ScriptedCancel
 from weft.assemble import assemble
 from weft.config import EngineConfig, Sizes
+from weft.costs import fit
+from weft.costs.step import StepCost
 from weft.engine.engine import EngineCore
 from weft.engine.executor import Executor
-from weft.engine.scripted import ScriptedExecutor
 from weft.errors import QueueFullError
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
-from weft.memory.prefix.value import cost_fit
 from weft.memory.usage import CacheCounts
 from weft.request import Request, SamplingParams
 from weft.rpc.recorder import Recorder
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
-from weft.schedule.plan import StepPlan, StepResult
-from weft.schedule.work import work_of
+from weft.schedule.plan import StepPlan, StepResult, work_of
 from weft.sim.arms import Arm, find_arm, prefill_cost
-from weft.sim.clock import VirtualClock
-from weft.sim.cost import Fitted
 from weft.sim.recording import Recording, read_recording
-from weft.sim.replay import replay
+from weft.sim.replay import VirtualClock, replay
 from weft.sim.report import Report
 
-COST = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
+COST = StepCost(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
 
 
 class TimedExecutor:
@@ -193,8 +191,8 @@ def test_the_embedded_model_and_its_replay_have_the_same_hits_and_evictions(poli
 def test_an_engine_learns_what_its_prompts_cost_from_its_own_steps(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy has the ratio of the sizes until it is told, and then that of the steps."""
-    monkeypatch.setattr(cost_fit, "FIT_EVERY", 4)
-    monkeypatch.setattr(cost_fit, "PAIRS_SHARE_MIN", 0.0)
+    monkeypatch.setattr(fit, "FIT_EVERY", 4)
+    monkeypatch.setattr(fit, "PAIRS_SHARE_MIN", 0.0)
     core = assemble(EngineConfig(memory="3MB", threads=1, cache_policy="value")).core
     told: list[PrefillCost] = []
     monkeypatch.setattr(core.memory._books.cache.policy, "costs", told.append, raising=False)

@@ -9,19 +9,18 @@ import pytest
 
 from tests.support.synthetic import document_traffic
 from tests.support.workload import small_arena
+from weft.costs.step import StepCost
 from weft.schedule.checkpoints import AUTO
 from weft.schedule.taps import insurance_tokens, wanted_positions
 from weft.sim.arms import find_arm
-from weft.sim.bounds import infinite_cache
-from weft.sim.cost import Fitted
-from weft.sim.forest import Forest, computed_tokens
+from weft.sim.forest import Forest, computed_tokens, infinite_cache
 from weft.sim.oracle import OracleMemory, Span, oracle
 from weft.sim.study import run_study
 from weft.sim.traffic import Traffic, TrafficRequest
 from weft.units import PAGE_TOKENS
 
 BLOCK = 64
-COST = Fitted(fixed_s=0, token_s=1e-3, pair_s=1e-7, decode_s=0, context_s=0)
+COST = StepCost(fixed_s=0, token_s=1e-3, pair_s=1e-7, decode_s=0, context_s=0)
 STATE_BYTES = 40.0
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.support.synthetic import Library, document_traffic
+from weft.costs.step import StepCost
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.prefix_store import KvPiece, StagingBuffers
 from weft.planning.geometries import find_geometry
 from weft.planning.model_plan import Asked, make_plan
 from weft.schedule.reuse import Reuse
-from weft.sim.cost import Fitted
 from weft.sim.replay import replay
 from weft.sim.report import Report
 from weft.sim.store_tier import StoreModel, parse_disk
@@ -22,7 +22,7 @@ from weft.sim.traffic import Traffic, TrafficRequest
 from weft.store.virtual_disk import DiskModel, PackingModel
 from weft.store.virtual_store import VirtualStore
 
-COST = Fitted(fixed_s=5e-3, token_s=1e-4, pair_s=0.0, decode_s=1e-4, context_s=1e-9)
+COST = StepCost(fixed_s=5e-3, token_s=1e-4, pair_s=0.0, decode_s=1e-4, context_s=1e-9)
 GB = 1e9
 
 

@@ -7,25 +7,25 @@ import secrets
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from tests.support.workload import small_arena
 from weft.config import Sizes
+from weft.costs.fit import fit_steps
+from weft.costs.step import StepCost, Work, pairs_of
 from weft.errors import ConfigError
 from weft.families.architecture import Architecture, Attention, Experts, GatedDelta
-from weft.schedule.work import Work, pairs_of
 from weft.sim.arms import find_arm
-from weft.sim.bounds import infinite_cache
-from weft.sim.cost import DEVICES, Fitted, fit_steps, roofline
-from weft.sim.model_load import model_load
-from weft.sim.mooncake import mooncake_traffic
+from weft.sim.forest import infinite_cache
 from weft.sim.recording import Fingerprints, header_line, read_recording, resized, sequence_line
 from weft.sim.replay import replay, sizes_for
+from weft.sim.roofline import DEVICES, model_load, roofline
 from weft.sim.study import run_study
-from weft.sim.trace_files import read_trace
+from weft.sim.trace_files import mooncake_traffic, read_trace
 
-COST = Fitted(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-5, context_s=1e-9)
+COST = StepCost(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-5, context_s=1e-9)
 
 
 def row(at_ms: float, length: int, output: int, ids: list[int]) -> dict[str, object]:
@@ -188,7 +188,8 @@ def test_the_same_replay_has_the_same_hash_and_another_has_another() -> None:
     assert replay(mooncake_traffic(small_traffic()), arena, COST, arm="lru").digest == report.digest
     assert replay(traffic, replace(arena, frame_count=100), COST, arm="lru").digest != report.digest
     assert replay(traffic, arena, COST, arm="none").digest != report.digest
-    assert replay(traffic, arena, replace(COST, fixed_s=6e-3), arm="lru").digest != report.digest
+    slower = msgspec.structs.replace(COST, fixed_s=6e-3)
+    assert replay(traffic, arena, slower, arm="lru").digest != report.digest
 
 
 def test_the_numbers_of_a_report_add_up() -> None:

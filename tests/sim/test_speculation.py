@@ -12,13 +12,13 @@ import pytest
 
 from tests.fixtures.drafters import AnswerDrafter
 from tests.sim.failing import assert_fails
+from tests.support.digests import digest, digest_of
+from tests.support.scripted import ScriptedExecutor, hashed_token
 from tests.support.sharing import sharing_scenario
 from tests.support.simulator import Simulation
 from tests.support.workload import VOCAB_SIZE, Scenario, scenario_from_seed
-from weft.engine.digests import digest, digest_of
-from weft.engine.scripted import ScriptedExecutor, hashed_token
 from weft.schedule.plan import StepPlan
-from weft.schedule.windows import WindowPlanner
+from weft.schedule.verify_runs import VerifyPlanner
 from weft.speculation.drafter import DraftRow, Int32s
 
 
@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_trace_with_windows() -> None:
 
 
 def test_drafts_without_pages_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WindowPlanner, "_with_pages", lambda planner, step, row, count: count)
+    monkeypatch.setattr(VerifyPlanner, "_with_pages", lambda planner, step, row, count: count)
     assert_fails("the page table ends", lambda: [run(scenario_from_seed(seed)) for seed in range(14)])
 
 

@@ -21,11 +21,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from weft.engine.digests import digest, digest_of
-from weft.engine.scripted import NextToken, reference_tokens, scripted_logprobs
-from weft.engine.seeds import split
+from tests.support.digests import digest, digest_of
+from tests.support.scripted import NextToken, reference_tokens, scripted_logprobs
 from weft.memory.memory import Memory
-from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs
+from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs, split_seed
 from weft.schedule.plan import StepPlan
 from weft.schedule.scheduler import Scheduler
 from weft.units import CHUNK_TOKENS, PAD, SeqId
@@ -60,11 +59,11 @@ class Ledger:
 
     def accepted(self, request: Request) -> None:
         sampling = request.sampling
-        seed = split(self._engine_seed, self._accepted) if sampling.seed is None else sampling.seed
+        seed = split_seed(self._engine_seed, self._accepted) if sampling.seed is None else sampling.seed
         self._accepted += 1
         for index in range(sampling.n):
             tokens, reason = reference_tokens(
-                request.prompt_tokens, sampling, seed=split(seed, index), eos_ids=self._eos_ids,
+                request.prompt_tokens, sampling, seed=split_seed(seed, index), eos_ids=self._eos_ids,
                 max_model_len=self._max_model_len, next_token=self._next_token)
             self._accounts[request.request_id, index] = _Account(tokens, reason, request)
             self.steps_bound += 8 * (len(request.prompt_tokens) // CHUNK_TOKENS + len(tokens) + 4)

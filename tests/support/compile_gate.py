@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 
 import weft
-from weft.tensor.gpu.compilation import CAPABILITIES, SMALL_SHARED, SMALL_SHARED_BYTES, Compilation
+from weft.tensor.gpu.launch import CAPABILITIES, SMALL_SHARED, SMALL_SHARED_BYTES, Compilation
 
 SHARED_MAX_BYTES = dict.fromkeys(CAPABILITIES, SMALL_SHARED_BYTES) | {80: 163 * 1024, 90: 227 * 1024,
                                                                      100: 227 * 1024}

@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from weft.tensor.activation import Activation, activate
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.moe.weights import ExpertWeights
+from weft.tensor.ops.activation import Activation, activate
+from weft.tensor.ops.moe import ExpertWeights
 from weft.tensor.rounding import rounded
 from weft.tensor.weights.quantized import LINE, PART, ZERO_POINT, QuantizedWeight
 from weft.units import PAD, PAGE_TOKENS

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from tests.support.scripted import hashed_token, reference_tokens
 from tests.support.workload import (
     EOS_IDS,
     VOCAB_SIZE,
@@ -24,7 +25,6 @@ from tests.support.workload import (
     random_cancels,
 )
 from weft.config import Sizes
-from weft.engine.scripted import hashed_token, reference_tokens
 from weft.request import Request, SamplingParams
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 

@@ -19,10 +19,11 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from tests.support.checkers import InFlight, Ledger, ProgressCheck
+from tests.support.scripted import ScriptedExecutor
 from tests.support.trace import Trace, plan_bytes
 from tests.support.workload import EOS_IDS, VOCAB_SIZE, Scenario, ScriptedCancel
+from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
-from weft.engine.scripted import ScriptedExecutor
 from weft.engine.sleep_state import Part
 from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
@@ -31,9 +32,8 @@ from weft.memory.transfer_buffers import TransferBuffers
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
-from weft.sim.clock import VirtualClock
+from weft.sim.replay import VirtualClock
 from weft.speculation.drafter import Drafter
 
 STEP_BASE_S = 1e-3
@@ -203,10 +203,10 @@ class Simulation:
     def _step(self, number: int) -> None:
         self.progress.before_plan()
         if number % _REPLAN_EVERY_STEPS == 0 and self.core.failure is None:
-            dropped = self.core.scheduler.plan(windows=not self.flights.any)
+            dropped = self.core.scheduler.plan(verifies=not self.flights.any)
             self._planned = None if dropped is None else plan_bytes(dropped)
             if self.tier is not None:  # the step reads events of the store before it plans
-                again = self.core.scheduler.plan(windows=not self.flights.any)
+                again = self.core.scheduler.plan(verifies=not self.flights.any)
                 assert self._planned == (None if again is None else plan_bytes(again)), "planning changed it"
                 self._planned = None
         events = self.core.step()

@@ -36,12 +36,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.assemble.identity import engine_identity, weight_files
-from weft.assemble.learned_costs import cost_learner, guessed_cost, price_learner
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, plan_memory, ram_room
 from weft.assemble.speculation import loads_head, make_drafter
-from weft.assemble.weights_ahead import bytes_ahead
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -51,11 +49,13 @@ from weft.info import ModelInfo
 from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
+from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
 from weft.schedule.checkpoints import parse_checkpoints
-from weft.spec import ModelSpec
+from weft.schedule.plan import StepPlan
+from weft.schedule.store_tier import StoreTier
+from weft.spec import ITEM_BYTES, ModelSpec
 from weft.speculation.proposal import parse_sources
 from weft.store.identity import weights_digest
-from weft.tensor.weights.memory_ahead import touched_ahead
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox
 from weft.text.tokenizer import Tokenizer
@@ -104,23 +104,22 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     started = time.monotonic()
     name, directory = find_model(config, tell)
     _check_text_files(directory)
-    with touched_ahead(bytes_ahead(config, directory)):
-        threads = prepare_torch(config, notes)
-        device = choose_device_of(config, 0, notes)
-        config, overlap = with_step_tokens(config, device), overlaps(config, device)
-        choose_kernels(config, threads, device)
-        ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
-        try:
-            placed = _place(config, name, directory, device, ranks, tell)
-        except BaseException:
-            if ranks is not None:
-                ranks.peers.close()
-            raise
+    threads = prepare_torch(config, notes)
+    device = choose_device_of(config, 0, notes)
+    config, overlap = with_step_tokens(config, device), overlaps(config, device)
+    choose_kernels(config, threads, device)
+    ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
+    try:
+        placed = _place(config, name, directory, device, ranks, tell)
+    except BaseException:
+        if ranks is not None:
+            ranks.peers.close()
+        raise
     kernels = kernels_in_use(device)   # a kernel that does not fit turns Triton off
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
     notes += placed.notes
     defaults = loaded.generation_defaults
-    cost = guessed_cost(loaded)
+    cost = _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
@@ -139,12 +138,10 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       checkpoints=checkpoints, overlap=overlap,
                       max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
-    core.on_step.append(cost_learner(policy, cost))
+    core.on_step.append(_cost_listener(core, policy, cost, tier))
     if ranks is not None:
         core.counters.ranks = partial(ranks.stats, placed.own)
         core.processes = ranks.peers
-    if tier is not None:
-        core.on_step.append(price_learner(tier))
     info = ModelInfo(
         name=name, directory=str(directory), family=loaded.spec.family, layers=layers_in_words(loaded.spec),
         vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,
@@ -153,6 +150,27 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len))
     return Assembled(core, info)
+
+
+def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
+    """Of a prompt, until steps were measured."""
+    spec = loaded.spec
+    return geometric_cost(hidden_size=spec.hidden_size, attention_layers=len(spec.attention_layers),
+                          parameters=loaded.weights_bytes / ITEM_BYTES[spec.dtype])
+
+
+def _cost_listener(core: EngineCore, policy: Policy, guess: PrefillCost,
+                   tier: StoreTier | None) -> Callable[[StepPlan, float], None]:
+    """Gives the eviction policy and the prices of the store what the meter of ``core`` has measured."""
+    def measured(plan: StepPlan, seconds: float) -> None:
+        if plan.verify_count:
+            return
+        if tier is not None:
+            tier.prices.stepped(core.meter.last, seconds)
+        if plan.prefills and core.meter.quadratic_is_due:
+            policy.costs(PrefillCost(1.0, core.meter.quadratic(guess.quadratic)))
+
+    return measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 from weft.assemble.identity import weight_files
 from weft.config import EngineConfig
+from weft.costs.restore import COPY_BYTES_S, RestorePrices
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
 from weft.memory.prefix_store import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE, PACKED, Store
 from weft.memory.transfer_buffers import BufferPlaces, TransferBuffers, buffer_limit
 from weft.ranks.shared_buffers import SharedBuffers
-from weft.schedule.restore_prices import COPY_BYTES_S, RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
 from weft.store import identity, packing
 from weft.store.identity import NamespaceIdentity, weights_digest
-from weft.store.options import StoreOptions
+from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
 from weft.store.store import open_store
 from weft.units import format_bytes, parse_byte_rate, parse_bytes

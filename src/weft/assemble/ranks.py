@@ -1,6 +1,6 @@
 """The ranks of an engine, as ``assemble`` starts them: the other processes first, so that all load at once.
 
-    start_ranks     processes, the meeting, the group that ``load_model`` cuts by
+    start_ranks     processes, the meeting, the group that ``load_model`` shards by
     common_room     the arena that fits on every rank; refuses ranks that differ from rank 0
     executor        rank 0's executor with the others behind it
 

@@ -1,11 +1,11 @@
 """The drafter of an engine, with the costs of steps measured on the engine's own executor.
 
-    EngineConfig.speculate --> sources --> Rehearsal: a short answer of an engine without clients
+    EngineConfig.speculate --> sources --> ProfileRun: a short answer of an engine without clients
                                                |
                                        seconds of steps of 1, 2, 4, 8 and 16 rows --> Speculator
 
-The rehearsal has a memory of its own on the same arena. Its sequence ends and leaves nothing: the memory that
-serves hands out zeroed frames. It takes 30 to 50 steps once per start, and 4 or 5 of a large model. Its
+The profile run has a memory of its own on the same arena. Its sequence ends and leaves nothing: the memory
+that serves hands out zeroed frames. It takes 30 to 50 steps once per start, and 4 or 5 of a large model. Its
 prompt is one token: a longer one would cost a large model a step of as many rows.
 
 Rejected: timing the kernels alone (a step is more than its products); a table in the package (machines, forms
@@ -19,15 +19,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from weft.config import EngineConfig, Sizes
+from weft.costs.rows import RowCosts
 from weft.engine.engine import EngineCore
 from weft.engine.executor import Executor
 from weft.errors import ConfigError, EngineUnavailableError
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
-from weft.speculation.costs import StepCosts
 from weft.speculation.mtp import HEAD_DRAFTS_MAX
+from weft.speculation.profile_run import PROFILE_TOKENS, ProfileRun
 from weft.speculation.proposal import SWITCHES, parse_sources
-from weft.speculation.rehearsal import REHEARSAL_TOKENS, Rehearsal
 from weft.speculation.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from weft.models.loading import LoadedModel
 
-_NAME = "rehearsal"
+_NAME = "profile run"
 
 
 def loads_head(config: EngineConfig, device: torch.device) -> bool:
@@ -58,30 +58,30 @@ def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes
     if not sources:
         return None
     tell("speculation: measuring steps of 1 to 16 rows")
-    measured = rehearse(Memory(memory.plan), executor, sizes, loaded.spec.vocab_size,
+    measured = profile_steps(Memory(memory.plan), executor, sizes, loaded.spec.vocab_size,
                         head_drafts=HEAD_DRAFTS_MAX if head else 0)
-    return Speculator(sources, costs=StepCosts(measured.plain, measured.windows),
+    return Speculator(sources, costs=RowCosts(measured.plain, measured.windows),
                       tree=memory.prefix_tree if memory.caches else None,
                       drafts_max=config.speculate_max, head_seconds=measured.head_measured,
                       prompt_share=1 / len(loaded.spec.layers) if config.speculate == "auto" else None,
                       clock=time.perf_counter)
 
 
-def rehearse(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,
-             clock: Callable[[], float] = time.perf_counter, *, head_drafts: int = 0) -> Rehearsal:
-    """A finished rehearsal. ``memory`` has nothing in it, and has nothing in it afterwards."""
-    rehearsal = Rehearsal(head_drafts)
+def profile_steps(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,
+             clock: Callable[[], float] = time.perf_counter, *, head_drafts: int = 0) -> ProfileRun:
+    """A finished profile run. ``memory`` has nothing in it, and has nothing in it afterwards."""
+    profile = ProfileRun(head_drafts)
     core = EngineCore(vocab_size=vocab_size, sizes=sizes, memory=memory, executor=executor,
-                      clock=clock, seed=0, eos_ids=(), drafter=rehearsal)
+                      clock=clock, seed=0, eos_ids=(), drafter=profile)
     prompt = [0]
     room = sizes.max_model_len - len(prompt)
     core.submit(Request(request_id=_NAME, prompt_tokens=prompt, sampling=SamplingParams(
-        temperature=0.0, max_tokens=min(REHEARSAL_TOKENS, room), ignore_eos=True)))
+        temperature=0.0, max_tokens=min(PROFILE_TOKENS, room), ignore_eos=True)))
     while core.has_work:
         core.step()
-        if rehearsal.complete:
+        if profile.complete:
             core.cancel(_NAME)
     if core.failure is not None:
         raise EngineUnavailableError(
             f"measuring the cost of steps failed: {core.failure!r}") from core.failure
-    return rehearsal
+    return profile

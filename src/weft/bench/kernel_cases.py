@@ -41,18 +41,15 @@ from weft.runner.arena import DeviceArena
 from weft.tensor import layout
 from weft.tensor.gpu import page_layout
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.add_norm import add_norm
-from weft.tensor.ops.causal_conv import causal_conv
-from weft.tensor.ops.gated_delta import gated_delta
-from weft.tensor.ops.kimi_delta import kimi_delta
+from weft.tensor.ops.activation import silu_mul
+from weft.tensor.ops.conv import causal_conv, short_conv
+from weft.tensor.ops.delta_rule import delta_rule
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.moe import moe
+from weft.tensor.ops.norm import add_norm, rms_norm
 from weft.tensor.ops.paged_attention import paged_attention
-from weft.tensor.ops.rms_norm import rms_norm
 from weft.tensor.ops.rotary import rotary
-from weft.tensor.ops.short_conv import short_conv
-from weft.tensor.ops.silu_mul import silu_mul
 from weft.tensor.ops.write_kv import write_kv
 from weft.units import PAGE_TOKENS, pages_for
 
@@ -176,7 +173,7 @@ def _delta(of: GatedDelta | KimiDelta, bench: Bench) -> Iterator[Case]:
         v, beta = bench.noise(count, heads, v_dim), bench.uniform(count, heads)
         g = -bench.noise(count, heads, *([k_dim] if kimi else []), dtype=F32).abs()
         state = bench.noise(rows, heads, k_dim, v_dim, dtype=F32)
-        call = partial(kimi_delta if kimi else gated_delta, q, k, v, g, beta, state, runs, scale=k_dim**-0.5)
+        call = partial(delta_rule, q, k, v, g, beta, state, runs, scale=k_dim**-0.5)
         yield Case(f"{'Kimi' if kimi else 'gated'} delta {name}", call,
                    size_of(q, k, v, v, g, beta) + 2 * size_of(state), 8 * count * heads * k_dim * v_dim,
                    {} if kimi else delta_rivals(q, k, v, g, beta, state, rows, tokens))

@@ -195,11 +195,12 @@ def _converse(
 
     model = RemoteModel(url, model=name, api_key=api_key)
     try:
+        asked = model.model  # before the first message: a wrong address or key is said at once
         terminal = sys.stdin.isatty()
         if terminal:
             import readline  # noqa: F401  (input() edits lines and keeps a history once it is imported)
 
-            click.echo(f"{model.model} at {url}. /help for commands, /exit to leave.")
+            click.echo(f"{asked} at {model.url}. /help for commands, /exit to leave.")
         failures = talk(model, conversation, fields, read=_terminal_line if terminal else _piped_line,
                         write=_write)
         return 1 if failures and not terminal else 0

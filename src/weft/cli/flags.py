@@ -61,8 +61,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "max_queued_requests",
                    "speculate"),
     "Server": ("host", "port", "log_level", "access_log", "otlp_endpoint", "record", "record_tokens",
-               "response_store", "file_store", "replicas", "listen_engines", "token", "http_workers",
-               "ray", "ray_cpus", "ray_gpus"),
+               "strict_fields", "response_store", "file_store", "replicas", "listen_engines", "token",
+               "http_workers", "ray", "ray_cpus", "ray_gpus"),
     "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin", "tenant_by_key",
                  "hide_cached_tokens", "show_text"),
     "Device": ("device", "threads", "tp", "ep"),
@@ -76,6 +76,8 @@ FREQUENT = frozenset({
 AS_FLAG = "_as_flag"
 """Suffix of the hidden twin of a positional field: ``--model X`` beside ``MODEL``."""
 _SHOW_ALL = "weft.help_all"
+_ANY_VOCABULARY = 1 << 31
+"""No flag names a token."""
 SAMPLING_FLAGS: dict[str, tuple[click.ParamType[Any], str]] = {
     "max_tokens": (click.INT, "Most tokens of the answer."),
     "temperature": (click.FLOAT, "0 takes the likeliest token; higher is more varied."),
@@ -419,5 +421,10 @@ def sampling_parameters() -> list[click.Parameter]:
 
 
 def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling fields that were given, ready for a request or for SamplingParams."""
-    return {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}
+    """The sampling fields that were given, ready for a request or for SamplingParams. Raises RequestError for
+    one out of its range: before a model is loaded, not after."""
+    from weft.request import SamplingParams  # `weft --help` needs none of it
+
+    given = {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}
+    SamplingParams(**given).check(vocab_size=_ANY_VOCABULARY)
+    return given

@@ -27,12 +27,12 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
     Without PROMPT, or with "-", the prompt is read from stdin: `cat story.txt | weft generate`. The line end
     behind its last line is no part of it.
     """
+    fields = given_sampling(values)
     text = read_prompt(prompt)
     from weft.api import Engine
     from weft.api.completion import ChatPiece
     from weft.cli.own_server import waiting
 
-    fields = given_sampling(values)
     with waiting("loading") as status:
         engine = Engine(**asdict(build(EngineConfig, values)), on_progress=status.say)
     with engine:

@@ -18,8 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.planning.model_plan import ModelPlan
-from weft.sim.cost import roofline
-from weft.sim.model_load import model_load
+from weft.sim.roofline import model_load, roofline
 from weft.sim.store_tier import parse_rate
 from weft.units import PAGE_TOKENS, ceil_div, format_bytes
 

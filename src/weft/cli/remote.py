@@ -7,6 +7,7 @@ closing the stream. Rejected: the ``openai`` package, a dependency ten times thi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,11 +31,12 @@ class AnswerDelta:
 
 
 class RemoteModel:
-    """One model on one server. ``url`` may end in /v1 or not. Raises ConfigError where nothing answers."""
+    """One model on one server. ``url`` may end in /v1 or not, and ``host:port`` is http. Raises ConfigError
+    where nothing answers, or ``url`` is none."""
 
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None,
                  transport: httpx.BaseTransport | None = None) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = _with_scheme(url.strip()).rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # An answer may take as long as it takes; only connecting has a limit.
         self._http = httpx.Client(base_url=self.url, headers=headers, transport=transport,
@@ -92,11 +94,32 @@ class RemoteModel:
         except httpx.ConnectError as error:
             raise self._unreachable(error) from None
         except httpx.TransportError as error:
-            raise EngineUnavailableError(f"{self.url} broke off the answer: {error}") from None
+            raise EngineUnavailableError(f"{self.url} broke off the answer: {_in_words(error)}") from None
 
     def _unreachable(self, error: Exception) -> ConfigError:
-        return ConfigError(f"nothing answers at {self.url} ({error}); start a server with `weft serve`, or "
-                           "name another with --url", param="--url")
+        return ConfigError(f"nothing answers at {self.url}: {_in_words(error)}; start a server with "
+                           "`weft serve`, or name another with --url", param="--url")
+
+
+def _with_scheme(url: str) -> str:
+    """``localhost:8000`` is ``http://localhost:8000``. Raises ConfigError for what is no http URL."""
+    whole = url if "://" in url else f"http://{url}"
+    try:
+        parsed = httpx.URL(whole)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"--url {url!r} is no URL: {error}; write http://HOST:PORT",
+                          param="--url") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"--url {url!r} is no http URL; write http://HOST:PORT", param="--url")
+    return whole
+
+
+def _in_words(error: Exception) -> str:
+    """Without the number of the operating system's error."""
+    if isinstance(error, httpx.ConnectTimeout):
+        return f"no connection within {CONNECT_TIMEOUT_S:g} s"
+    words = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+    return words[0].lower() + words[1:]
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[AnswerDelta]:

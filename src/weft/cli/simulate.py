@@ -23,19 +23,17 @@ from weft.cli.flags import FlagCommand
 from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE
 from weft.cli.simulate_setup import DEFAULT_DEVICE, DEFAULT_MEMORY, Setup, setup_of, several
 from weft.errors import ConfigError
-from weft.router.routers import DEFAULT_ROUTER, ROUTERS
+from weft.router.blind import DEFAULT_ROUTER, ROUTERS
 from weft.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
-from weft.sim.cost import DEVICES
 from weft.sim.fleet_replay import REPLICAS_MAX, RESTART_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
+from weft.sim.roofline import DEVICES
 from weft.speculation.proposal import parse_sources
 
 if TYPE_CHECKING:
     from weft.sim.recording import Recording
     from weft.sim.study import OnStudyProgress, Study
     from weft.sim.traffic import Traffic
-
-
 
 
 @click.command("simulate", cls=FlagCommand, params=[

@@ -18,10 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.errors import ConfigError
-from weft.router.routers import ROUTERS
+from weft.router.blind import ROUTERS
 from weft.sim.arms import Arm
-from weft.sim.fleet_replay import Kill, replay_fleet
-from weft.sim.fleet_report import FleetReplayReport
+from weft.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
 from weft.sim.replay import OnProgress, replay, sizes_for
 from weft.sim.report import Report
 from weft.sim.traffic import Traffic

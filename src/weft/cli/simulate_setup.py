@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from weft.cli.plan import find_config, stored_as
 from weft.errors import ConfigError
-from weft.sim.cost import BANDWIDTH_SHARE, FLOPS_SHARE, STEP_FIXED_S
+from weft.sim.roofline import BANDWIDTH_SHARE, FLOPS_SHARE, STEP_FIXED_S
 from weft.units import CHUNK_TOKENS, format_bytes, parse_byte_rate, parse_bytes
 
 if TYPE_CHECKING:
+    from weft.costs.step import CostModel
     from weft.memory.frames.plan import ArenaPlan
-    from weft.sim.cost import CostModel
     from weft.sim.recording import Recording
     from weft.sim.store_tier import StoreModel
     from weft.store.virtual_disk import PackingModel
@@ -46,8 +46,7 @@ def setup_of(memory: str | None, recording: Recording | None, more: dict[str, An
         return _as_recorded(memory, recording, more)
     from weft.memory.frames.plan import plan_arena
     from weft.planning.model_plan import Asked, make_plan
-    from weft.sim.cost import roofline
-    from weft.sim.model_load import model_load
+    from weft.sim.roofline import model_load, roofline
     from weft.sim.store_tier import packing_of
 
     name, config = find_config(more["model"], more["revision"])
@@ -127,7 +126,7 @@ def _stores(more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: i
 
 def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -> CostModel | None:
     """The cost of the steps of --fit, or of the trace where no device is named; None: a roofline it is."""
-    from weft.sim.cost import STEPS_TO_FIT_MIN, fit_steps
+    from weft.costs.fit import STEPS_MIN, fit_steps
     from weft.sim.trace_files import read_trace
 
     if fit is not None:
@@ -136,7 +135,7 @@ def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -
             raise ConfigError(f"--fit {fit}: only a recording of `weft serve --record` has step times",
                               param="--fit")
         return fit_steps(source.steps, name=str(fit))
-    if recording is None or device is not None or len(recording.steps) < STEPS_TO_FIT_MIN:
+    if recording is None or device is not None or len(recording.steps) < STEPS_MIN:
         return None
     return fit_steps(recording.steps)
 

@@ -27,6 +27,7 @@ from rich.text import Text
 from weft.cli.flags import FlagCommand
 from weft.cli.remote import RemoteModel
 from weft.errors import UserError
+from weft.server.metric_table import combines
 from weft.units import PAGE_TOKENS, format_bytes
 
 TIMEOUT_S = 10.0
@@ -40,8 +41,8 @@ _PREFIXES_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``values`` by name, less the prefix; ``by_label`` by name and the one label that is its own. Both add
-    up over the engines; ``engines`` has the values of each one."""
+    """``values`` by name, less the prefix; ``by_label`` by name and the one label that is its own. Both are
+    of all engines, combined as ``metric_table`` says; ``engines`` has the values of each one."""
 
     at_s: float
     model: str
@@ -75,6 +76,9 @@ def read_metrics(text: str, at_s: float) -> Reading:
             numbers[key] = numbers.get(key, 0.0) + sample.value
             if not own:
                 engines.setdefault(sample.labels.get("engine", ""), {})[name] = sample.value
+    for name, combine in combines().items():
+        if combine == "mean" and name in values:
+            values[name] /= sum(name in numbers for numbers in engines.values())
     if not is_weft:
         raise UserError("what answers there has no metrics of a weft server")
     return Reading(at_s, model, values, by_label,

@@ -84,7 +84,7 @@ class DraftFeed:
             self._report_sleep(None)
         self._slept_decodes = self._slept_alike = 0
         prefills = bool(plan.prefills)
-        drafted = int(plan.lengths[plan.decode_count : plan.prefills.start].sum()) - plan.window_count
+        drafted = int(plan.lengths[plan.decode_count : plan.prefills.start].sum()) - plan.verify_count
         self._drafter.observe(plan.run_count, drafted, seconds - self.head_s, prefills=prefills)
         if plan.mtp_drafts is not None:
             self._drafter.observe_head(plan.run_count, plan.mtp_drafts, self.head_s, prefills=prefills)

@@ -18,8 +18,8 @@ refused.
 
 The engine links a sequence, which knows tokens, to a request, which knows a client. It decides the
 token-level end of an answer. It knows no text, no clock and no randomness: the clock is passed in and seeds
-are split (``seeds.py``). One thread owns it. ``submit`` and ``cancel`` may be called while ``step`` is in
-``execute``, by the executor, on that thread.
+are split (``request.split_seed``). One thread owns it. ``submit`` and ``cancel`` may be called while ``step``
+is in ``execute``, by the executor, on that thread.
 
 Laws: L11 (at most ``queue_max`` sequences wait; the error names the flag), L1 (``audit``, which the owner of
 the engine calls when it has fallen idle).
@@ -30,12 +30,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.config import Sizes
-from weft.engine.ages import Ages
+from weft.costs.fit import StepMeter
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.executor import Executor, ProcessWatch
-from weft.engine.flush import CacheFlush
 from weft.engine.grammars import GrammarCompiler
-from weft.engine.loop import PlainLoop, StepLoop, StepParts
+from weft.engine.loop import Ages, CacheFlush, PlainLoop, StepLoop, StepParts
 from weft.engine.overlap import OverlapLoop
 from weft.engine.settlement import Settlement
 from weft.engine.sleep_state import AWAKE
@@ -46,10 +45,10 @@ from weft.errors import EngineUnavailableError, QueueFullError, RequestError
 from weft.memory.memory import Memory
 from weft.memory.prefix.cache_shape import CacheShape
 from weft.request import Request, TokenEvent
+from weft.schedule.budget import StepLimit
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
-from weft.schedule.measured_costs import MeasuredCosts
+from weft.schedule.plan import StepPlan, work_of
 from weft.schedule.scheduler import Scheduler
-from weft.schedule.step_limit import StepLimit, StepLimiter
 from weft.schedule.store_tier import StoreTier
 from weft.speculation.drafter import Drafter
 from weft.speculation.speculator import Speculator
@@ -66,9 +65,9 @@ class EngineCore:
     ``memory`` decides whether prefixes are cached, ``checkpoints`` where states are cached. ``grammars``
     compiles the grammars of requests. ``overlap``: plan the next step while one is computed. ``store``:
     prefixes beyond memory; ``pause`` lets time pass while every request waits for it. ``drafter`` guesses
-    next tokens, which steps then verify (``weft.schedule.windows``); None: no speculation. ``max_step_s``:
-    seconds of a step with decodes (``weft.schedule.step_limit``), None: no limit; ``pair_tokens``: guessed
-    cost of a (query, key) pair in prefill tokens."""
+    next tokens, which steps then verify (``weft.schedule.verify_runs``); None: no speculation.
+    ``max_step_s``: seconds of a step with decodes (``weft.schedule.budget``), None: no limit;
+    ``pair_tokens``: guessed cost of a (query, key) pair in prefill tokens."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
@@ -89,15 +88,14 @@ class EngineCore:
         self.counters = EngineCounters()
         self.on_step = self.counters.on_step
         """Listeners that get each computed step and its seconds."""
-        self._costs = MeasuredCosts()
-        self.on_step.append(self._costs.stepped)
+        self.meter = StepMeter(pair_tokens)
+        self._max_step_s = max_step_s
+        self.on_step.append(self._measure)
         feed = None if drafter is None else DraftFeed(drafter)
         self.streams = StreamTable(self.scheduler, self.counters, feed)
         self.settlement = Settlement(self.scheduler, self.streams, self.counters, feed)
         if feed is not None:
             self.on_step.append(feed.stepped)
-        if max_step_s is not None:
-            self.on_step.append(StepLimiter(max_step_s, pair_tokens, self._limit_steps).stepped)
         self.processes: ProcessWatch | None = None
         """Other processes that the executor needs; an idle engine watches them."""
         self.failure: BaseException | None = None
@@ -112,8 +110,12 @@ class EngineCore:
                                self._ages, clock)
         self._loop: StepLoop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
 
-    def _limit_steps(self, limit: StepLimit) -> None:
-        self.scheduler.step_limit = limit
+    def _measure(self, plan: StepPlan, seconds: float) -> None:
+        if plan.verify_count or not plan.run_count:
+            return   # steps that verify drafts are other work
+        self.meter.stepped(plan.step, work_of(plan), seconds)
+        if self._max_step_s is not None:
+            self.scheduler.step_limit = StepLimit(self._max_step_s, self.meter.cost_now())
 
     @property
     def executor(self) -> Executor:
@@ -181,7 +183,7 @@ class EngineCore:
     def flush_cache(self) -> None:
         """Drop every prefix that no running sequence reads. Answers in progress are not affected. Prefixes of
         closing sequences go with the step that closes them; with a step in flight, the flush waits for its
-        settling (``weft.engine.flush``)."""
+        settling (``weft.engine.loop.CacheFlush``)."""
         if self.failure is None and not self._closed:
             self._flush.run(in_flight=self._loop.in_flight is not None)
 
@@ -268,17 +270,12 @@ class EngineCore:
         self.streams.audit()
 
     def stats(self) -> EngineStats:
-        counters = self.counters
-        tokens, decodes, seconds = counters.last_step
         return EngineStats(
+            **self.counters.counts(),
             running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
             rows_max=self.sizes.rows_max, queue_max=self.sizes.queue_max, memory=self.memory.usage(),
-            steps=counters.steps, last_step_tokens=tokens, last_step_decodes=decodes, last_step_s=seconds,
-            requests=counters.requests, requests_refused=counters.requests_refused,
-            prompt_tokens=counters.prompt_tokens, cached_tokens=counters.cached_tokens,
-            generation_tokens=counters.generation_tokens, computed_tokens=counters.computed_tokens,
             preemptions=self.scheduler.preemption_count,
-            recomputed_tokens=self.scheduler.recomputed_tokens, finished=dict(counters.finished),
+            recomputed_tokens=self.scheduler.recomputed_tokens,
             sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
-            costs=self._costs.costs(), ranks=counters.ranks())
+            costs=self.meter.cost(), ranks=self.counters.ranks())

@@ -1,6 +1,6 @@
 """The seam between the pure half and the device: a plan goes in, tokens come out.
 
-Implementations: ``weft.runner.torch_executor`` (the model), ``weft.engine.scripted`` (tokens by a pure
+Implementations: ``weft.runner.torch_executor`` (the model), ``tests.support.scripted`` (tokens by a pure
 function of the sequence, for tests) and the simulator's (a cost model on a virtual clock). The engine code is
 the same under all three.
 """

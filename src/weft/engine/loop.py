@@ -13,18 +13,73 @@ step while the device computes one. Both have the face of ``StepLoop``, and ``En
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.engine.ages import Ages
 from weft.engine.executor import Executor
-from weft.engine.flush import CacheFlush
 from weft.engine.settlement import Settlement
 from weft.engine.stats import EngineCounters
+from weft.memory.memory import Memory
 from weft.schedule.plan import StepPlan
 from weft.schedule.scheduler import Scheduler
 from weft.units import SeqId
+
+SAMPLES_MAX = 4096
+SAMPLE_EVERY_S = 1.0
+
+
+class Ages:
+    """How long ago a commit was. Memory counts commits and knows no clock, so the clock is sampled.
+
+        version   0   90   180   ...        noted at most once a second, the last SAMPLES_MAX of them (L11)
+        seconds   0    1     2
+
+    A version between two samples is as old as the sample before it. What is older than the oldest sample is
+    that old at least.
+    """
+
+    __slots__ = ("_samples",)
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, float]] = deque(maxlen=SAMPLES_MAX)
+
+    def note(self, version: int, now_s: float) -> None:
+        """The books are at ``version`` now."""
+        samples = self._samples
+        if not samples or now_s - samples[-1][1] >= SAMPLE_EVERY_S:
+            samples.append((version, now_s))
+
+    def seconds_since(self, version: int, now_s: float) -> float:
+        samples = self._samples
+        if not samples:
+            return 0.0
+        at = bisect_right(samples, version, key=lambda sample: sample[0]) - 1
+        return max(0.0, now_s - samples[max(at, 0)][1])
+
+
+class CacheFlush:
+    """A flush of the prefix cache that waits until it is safe; ``due``: it was asked for and is not complete.
+
+    A step in flight may read the pages that a flush evicts, so a flush waits for its settling. A sequence
+    that has ended gives its pages to the cache in the next plan. A flush that finds closing sequences
+    therefore runs once more after that plan.
+    """
+
+    def __init__(self, memory: Memory, scheduler: Scheduler) -> None:
+        self._memory = memory
+        self._scheduler = scheduler
+        self.due = False
+
+    def run(self, *, in_flight: bool) -> None:
+        """Flush now, or as soon as nothing is in flight."""
+        if in_flight:
+            self.due = True
+            return
+        self._memory.flush()
+        self.due = self._scheduler.has_closing
 
 
 @dataclass(slots=True)
@@ -61,7 +116,7 @@ class StepParts:
         self.note_finish(plan)
         if self.flush.due:
             self.flush.run(in_flight=False)
-        self.scheduler.advance(plan, result.tokens, result.windows)
+        self.scheduler.advance(plan, result.tokens, result.verified)
         self.settlement.settle(plan, result)
         self.counters.step(plan, self.clock() - began_s)
 

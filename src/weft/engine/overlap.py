@@ -79,11 +79,11 @@ class OverlapLoop:
 
         if previous is None or not (parts.flush.due or draining):
             began_s = parts.clock()
-            plan = parts.scheduler.plan(windows=previous is None)
+            plan = parts.scheduler.plan(verifies=previous is None)
             if plan is not None:
                 parts.scheduler.commit(plan)
                 parts.note_commit(plan, began_s)
-                if plan.window_count or plan.mtp_drafts:
+                if plan.verify_count or plan.mtp_drafts:
                     # The positions behind it depend on its tokens. A text that can be drafted goes on so.
                     self._steps_ahead = _STEPS_AHEAD
                     parts.run_alone(plan, began_s)

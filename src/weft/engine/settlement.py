@@ -54,7 +54,7 @@ class Settlement:
         for run in plan.prompt_logprob_runs:
             self._add_prompt_logprobs(plan, run, result)
         streams, outbox = self._streams.by_seq, self._streams.outbox
-        logprobs, failures, windows = result.logprobs, result.failures, result.windows
+        logprobs, failures, windows = result.logprobs, result.failures, result.verified
         feed = self._feed if self._feed is not None and self._feed.awake else None
         generated_count = 0
         for run, (seq_id, token) in enumerate(zip(plan.seqs, result.tokens.tolist(), strict=True)):
@@ -93,7 +93,7 @@ class Settlement:
     def _settle_window(self, plan: StepPlan, run: int, stream: Stream | None, result: StepResult) -> int:
         """The tokens of a window, one by one. Drafts hold no end of an answer, so only the last token may be
         one. Returns the number of tokens that a client gets."""
-        tokens = list(result.windows[run])
+        tokens = list(result.verified[run])
         if stream is None:
             for token in tokens:
                 self._scheduler.learn_late(plan, run, token)
@@ -109,7 +109,7 @@ class Settlement:
                                head=result.head_drafts.get(run))
         if failure is not None:
             tokens.pop()   # the token that its grammar could not take is no part of the answer
-        logprobs = result.window_logprobs[run][:len(tokens)] if stream.wants_logprobs else None
+        logprobs = result.verified_logprobs[run][:len(tokens)] if stream.wants_logprobs else None
         if failure is not None:
             self._streams.end(stream, tokens, "error", logprobs=logprobs, error=failure, own_fault=True)
         elif reason is None:

@@ -17,10 +17,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.config import Sizes
-from weft.engine.seeds import split
 from weft.engine.stopping import StopRule, stop_ids, stop_rule
 from weft.errors import QueueFullError, RequestError
-from weft.request import Request, Resumption
+from weft.request import Request, Resumption, split_seed
 from weft.schedule.plan import CompiledGrammar, Int32s
 from weft.schedule.sequence import Sequence
 from weft.units import SeqId
@@ -81,15 +80,16 @@ class Submission:
         """``number`` counts accepted requests: it decides the order of arrival, and the seed of a request
         that names none."""
         sampling = request.sampling
-        seed = split(self._seed, number) if sampling.seed is None else sampling.seed
+        seed = split_seed(self._seed, number) if sampling.seed is None else sampling.seed
         rule = stop_rule(sampling, self._eos_ids, self._sizes.max_model_len - int(prompt.size))
         ends = stop_ids(sampling, self._eos_ids)
         resumption = request.resumption or Resumption(answers={index: [] for index in range(sampling.n)})
         if request.resumption is not None:
             number -= RESUMED_FIRST
         for index, tokens in sorted(resumption.answers.items()):
-            seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling, seed=split(seed, index),
-                           stop_ids=ends, rank=(request.priority, number, index), salt=request.cache_salt,
+            seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling,
+                           seed=split_seed(seed, index), stop_ids=ends,
+                           rank=(request.priority, number, index), salt=request.cache_salt,
                            boundaries=tuple(request.boundaries), marks=tuple(request.marks),
                            grammar=grammar, new_tokens_max=rule.new_tokens_max,
                            prediction=tuple(request.prediction) or None)

@@ -14,6 +14,7 @@ Rejected: dividing the bytes, which is wrong wherever something is copied.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -25,6 +26,8 @@ _DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "share
 _COPIED: dict[type, tuple[str, str]] = {
     Attention: ("kv_heads", "kv_copies"), Mamba2: ("groups", "group_copies")}
 """What ranks share once there are fewer than ranks, and the field that says how many share one."""
+_WORDS = {"heads": "heads", "k_heads": "key heads", "v_heads": "value heads", "kv_heads": "KV heads",
+          "groups": "groups", "channels": "channels", "width": "columns", "shared_width": "shared columns"}
 TP_MAX = 64
 """Largest ``--tp`` that is looked at."""
 
@@ -79,7 +82,7 @@ def rank_architecture(architecture: Architecture, tp: int, *, ep: bool = False) 
     stuck = _indivisible(architecture, tp)
     if stuck:
         possible = ", ".join(str(n) for n in possible_tps(architecture, ep=ep))
-        raise ConfigError(f"--tp is {tp}, which does not divide {', '.join(stuck)} of this model; it may be "
+        raise ConfigError(f"--tp is {tp}, which does not divide this model: {', '.join(stuck)}; it may be "
                           f"{possible}", param="--tp")
     return replace(architecture, mixers=tuple(_share(mixer, tp) for mixer in architecture.mixers),
                    feed_forwards=tuple(_share(feed, tp) for feed in architecture.feed_forwards),
@@ -148,10 +151,15 @@ def _stuck_fields(record: Any, tp: int) -> list[str]:
             continue
         copied = field.name == _COPIED.get(type(record), ("",))[0]
         if (field.name in _DIVIDED or copied) and value % tp and not (copied and tp % value == 0):
-            stuck.append(f"{type(record).__name__}.{field.name} {value}")
+            stuck.append(f"{value} {_WORDS[field.name]} of {_kind(record)}")
         elif is_dataclass(value):
             stuck += _stuck_fields(value, tp)
     return stuck
+
+
+def _kind(record: Any) -> str:
+    """``GatedDelta`` -> "gated delta"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(record).__name__).lower()
 
 
 def _is_of_whole_experts(record: Any, field: str) -> bool:

@@ -1,7 +1,7 @@
 """All engines behind one address: requests are placed on replicas, and outlive the engines that compute them.
 
     Fleet ----- replicas      start, watch, replace engine processes (``replica``)
-          |---- joined        replicas on other machines (``joined``, ``machines``)
+          |---- joined        replicas on other machines (``joined``)
           |---- requests      hold, place, resume (``placement``, ``live_request``)
           '---- engines       questions to all of them: cache, sleep, counters (``all_engines``)
 
@@ -41,8 +41,8 @@ from weft.rpc.recording_target import RecordingTarget
 
 if TYPE_CHECKING:
     from weft.fleet.joined import JoinedReplicas
-    from weft.fleet.seats import Seat
     from weft.rpc.link_keys import LinkKeys
+    from weft.rpc.listener import Machine
 
 RESTARTS = 5
 _LOOK_EVERY_S = 0.05
@@ -146,11 +146,11 @@ class Fleet:
         if not self._opened.is_set():
             raise EngineUnavailableError(f"the engine is starting: {self.progress}")
 
-    def add_remote(self, seat: Seat) -> Replica:
+    def add_remote(self, machine: Machine) -> Replica:
         """A replica for the agent of a joined machine, under the lowest free number."""
         number = next((replica.number for replica in self.replicas if replica.state == "left"),
                       len(self.replicas))
-        replica = self._new_replica(number, seat)
+        replica = self._new_replica(number, machine)
         if number == len(self.replicas):
             self.replicas.append(replica)
         else:
@@ -169,24 +169,18 @@ class Fleet:
         if replica.state == "ready":
             await replica.retire()
 
-    def _new_replica(self, number: int, seat: Seat | None = None) -> Replica:
-        host = "" if seat is None else seat.host
-        return Replica(number, self._engine_maker(number, seat), self._restarts, host=host,
-                       prepare=functools.partial(self._prepare, host=host),
+    def _new_replica(self, number: int, machine: Machine | None = None) -> Replica:
+        return Replica(number, self._engine_maker(number, machine), self._restarts, machine=machine,
+                       prepare=functools.partial(self._prepare, host="" if machine is None else machine.host),
                        on_ready=self._on_ready, on_lost=self._on_lost)
 
-    def _engine_maker(self, number: int, seat: Seat | None) -> Callable[[int], EngineClient]:
-        link = None
-        if seat is not None:
-            from weft.fleet.remote_link import RemoteLink
-
-            link = functools.partial(RemoteLink, seat)
-
+    def _engine_maker(self, number: int, machine: Machine | None) -> Callable[[int], EngineClient]:
         def new_engine(start: int) -> EngineClient:
+            assert machine is None or machine.connection is not None
             return EngineClient(
                 self.config, factory=self._factory,
-                place=self._shares[number] if seat is None else ANYWHERE,
-                link=None if link is None else link(),
+                place=self._shares[number] if machine is None else ANYWHERE,
+                link=None if machine is None else machine.connection,
                 stall_after_s=self._stall_after_s, record=_recording(self._record, number, start),
                 on_progress=lambda text: self._on_line(number, text),
                 on_events=lambda events: self.requests.take(events),
@@ -235,8 +229,8 @@ class Fleet:
         if replica.number in self._routed:
             self._routed.remove(replica.number)
             self.router.left(replica.number)
-        if replica.error is not None and replica.host and self.joined is not None:
-            self.joined.refuse(replica, replica.error)
+        if replica.error is not None and replica.machine is not None and self.joined is not None:
+            self.joined.refuse(replica.machine, replica.error)
         own = self.replicas[:self._own_count]
         dead = [other for other in own if other.state == "dead"]
         if (dead and not self._opened.is_set()) or (len(dead) == len(own) and self.joined is None):

@@ -2,14 +2,14 @@
 
     server  <== CURVE ==>  Agent  --stdin, ipc-->  engine process  (as under a server on this machine)
 
-    connect --> session: start the engine, or reset a running one --> relay --> lost --> connect again
-                                                                       |
+    connect --> start the engine, or reset a running one --> relay --> lost --> connect again
+                                                              |
                                       first Ctrl-C: the server drains the replica and dismisses the agent
                                       second: the engine is ended at once
 
-The agent relays commands and reports without reading them. The engine outlives sessions: after a network cut
-its requests are cancelled (they go on elsewhere), its cache stays, and it serves again. Reports of before the
-reset are dropped here, late frames on the way are dropped by their epoch (``link_frames``).
+The agent relays commands and reports without reading them. The engine outlives connections: after a network
+cut its requests are cancelled (they go on elsewhere), its cache stays, and it serves again. Reports of before
+the reset are dropped here, and what is on its way ends with its connection (``weft.rpc.link``).
 
 The server decides the model and its configuration, ``--tp`` too: an engine starts its ranks on its own
 machine. What belongs to a machine (where the model's files are, memory, device, threads, store) may be given
@@ -26,24 +26,32 @@ import contextlib
 import signal
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import metadata
 from typing import Any
 
+import msgspec
 import zmq
-import zmq.asyncio
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError, WeftError
-from weft.fleet.local_engine import LocalEngine
 from weft.fleet.places import divide_machine
 from weft.fleet.start_progress import StartProgress
-from weft.rpc.link_client import DismissedError, LinkClient, LinkLostError
-from weft.rpc.link_frames import BodyKind, FrameGapError
+from weft.info import ModelInfo
+from weft.rpc.engine_link import EngineLink, HostShare
+from weft.rpc.link import LINK_VERSION, EngineEnded, Hello, Leaving, StartEngine
 from weft.rpc.link_keys import LinkKeys
-from weft.rpc.link_messages import Dismissal, EngineEnded, KillEngine, Leaving, StartEngine, decode
+from weft.rpc.messages import Progress, Ready, Report, Reset, StepReport
+from weft.rpc.uplink import DismissedError, LinkLostError, Uplink
 
 EXIT_DRAINED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 2, 130
+REFUSALS_MAX = 3
+"""Attempts in a row. One failed handshake may be a server that ends in that moment."""
+RESET_S = 10.0
 _AGAIN_S = 1.0
+_NO_QUESTION = -1
+_encoder = msgspec.msgpack.Encoder()
+_reports = msgspec.msgpack.Decoder(Report)
 
 
 def join(address: str, keys: LinkKeys, own: Mapping[str, Any], replicas: int, progress: StartProgress, *,
@@ -59,7 +67,7 @@ class Joining:
 
     def __init__(self, address: str, keys: LinkKeys, own: Mapping[str, Any], replicas: int,
                  progress: StartProgress, started_by: str = "") -> None:
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         divide_machine(EngineConfig(device=own.get("device", "auto")), replicas)   # refuses at once
         self._agents = [Agent(self._context, address, keys, own, (number, replicas), progress, started_by)
                         for number in range(replicas)]
@@ -103,12 +111,17 @@ class Joining:
             agent.leave()
 
 
+class EngineEndedError(WeftError):
+    """The engine process of an agent ended, and its connection with it."""
+
+
 class Agent:
     """One replica of this machine. ``place``: its number, and how many divide the machine. ``ready`` is set
     once its engine serves."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, keys: LinkKeys, own: Mapping[str, Any],
-                 place: tuple[int, int], progress: StartProgress, started_by: str = "") -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: LinkKeys,
+                 own: Mapping[str, Any], place: tuple[int, int], progress: StartProgress,
+                 started_by: str = "") -> None:
         self.ready = asyncio.Event()
         self._context = context
         self._address = address
@@ -116,10 +129,11 @@ class Agent:
         self._own = own
         self._place = place
         self._progress = progress
-        self._started_by = started_by
-        self._name = uuid.uuid4().hex
-        self._attempt = 0
+        self._hello = Hello(link_version=LINK_VERSION, weft_version=metadata.version("weft"),
+                            agent=uuid.uuid4().hex, attempt=0, host=socket.gethostname(),
+                            started_by=started_by)
         self._has_joined = False
+        self._refusals = 0
         self._said = ""
         self._engine: LocalEngine | None = None
         self._leaving = asyncio.Event()
@@ -129,44 +143,64 @@ class Agent:
         self._leaving.set()
 
     async def close(self) -> None:
-        if self._engine is not None:
-            await self._engine.end()
+        """Ends the engine."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.end()
 
     async def run(self) -> int:
         """Until it is dismissed; returns the exit code."""
         while True:
-            client = LinkClient(self._context, self._address, self._keys)
-            self._attempt += 1
+            uplink = Uplink(self._context, self._address, self._keys)
+            self._hello = msgspec.structs.replace(self._hello, attempt=self._hello.attempt + 1)
+            pause_s = _AGAIN_S
             try:
-                welcome = await client.greet(self._name, self._attempt, socket.gethostname(),
-                                             self._started_by)
+                welcome = await uplink.greet(self._hello)
                 self._has_joined = True
                 self._tell(f"joined {self._where} as replica {welcome.replica}")
-                await self._session(client)
+                await self._serve(uplink)
             except DismissedError as error:
-                if (code := _exit_code(error.dismissal)) is not None:
-                    self._tell(f"{'drained' if not code else 'refused'}: {error.message}")
-                    return code
-                self._tell(f"{error.message}; waiting for {self._where}")
+                then = error.dismissal.then
+                if then in ("refused", "drained"):
+                    self._tell(f"{then}: {error.message}")
+                    return EXIT_REFUSED if then == "refused" else EXIT_DRAINED
+                if then == "restart":
+                    await self.close()
+                    pause_s = 0.0
+                else:
+                    self._tell(f"{error.message}; waiting for {self._where}")
+            except EngineEndedError:
+                await self.close()
+                pause_s = 0.0
             except ConfigError as error:
-                if not self._has_joined:
+                self._refusals += 1
+                if self._has_joined:
+                    self._tell(f"the connection to {self._where} breaks off; trying again")
+                elif self._refusals == REFUSALS_MAX:
                     self._tell(error.message)
                     return EXIT_REFUSED
-                self._tell(f"the connection to {self._where} breaks off; trying again")
-            except (LinkLostError, FrameGapError) as error:
-                if self._leaving.is_set():
-                    return EXIT_DRAINED  # its requests go on elsewhere already
-                self._tell(f"{error.message}; trying again")
+            except LinkLostError as error:
+                if not self._leaving.is_set():
+                    self._tell(f"{error.message}; trying again")
             finally:
-                client.close()
-            await self._leaves_within(_AGAIN_S)
+                uplink.close()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), pause_s)
             if self._leaving.is_set():
-                return EXIT_DRAINED
+                return EXIT_DRAINED  # its requests go on elsewhere already
 
-    async def _session(self, client: LinkClient) -> None:
-        """Raises why it ended."""
-        tasks = [asyncio.create_task(work) for work in (client.keep_alive(), self._obey(client),
-                                                        self._say_farewell(client))]
+    async def _serve(self, uplink: Uplink) -> None:
+        """Raises why the connection ended."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_end(reason: str) -> None:
+            if not ended.done():
+                uplink.say(EngineEnded(reason))
+                ended.set_exception(EngineEndedError(reason))
+
+        tasks = [asyncio.ensure_future(work) for work in (
+            uplink.keep_alive(), uplink.watch(), self._obey(uplink, on_end), self._say_farewell(uplink),
+            ended)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -177,59 +211,39 @@ class Agent:
             if self._engine is not None:
                 self._engine.unplug()
 
-    async def _obey(self, client: LinkClient) -> None:
-        """Raises DismissedError, FrameGapError."""
+    async def _obey(self, uplink: Uplink, on_end: Callable[[str], None]) -> None:
+        """Raises DismissedError."""
         while True:
-            header, body = await client.receive()
-            if header.kind is BodyKind.ENGINE:
-                if self._engine is not None and header.life == client.life:
-                    await self._engine.send(body)
-                continue
-            message = decode(body)
-            if isinstance(message, StartEngine):
-                client.life = header.life
-                await self._start(client, message)
-            elif isinstance(message, KillEngine) and self._engine is not None:
-                await self._engine.end()
-                self._engine = None
-            elif isinstance(message, Dismissal):
-                raise DismissedError(message)
+            message = await uplink.receive()
+            if isinstance(message, bytes):
+                if self._engine is not None:
+                    await self._engine.send(message)
+            elif isinstance(message, StartEngine):
+                await self._start(message, uplink.relay, on_end)
 
-    async def _start(self, client: LinkClient, order: StartEngine) -> None:
-        life = client.life
-
-        async def on_report(raw: bytes) -> None:
-            if client.life == life:
-                await client.put(BodyKind.ENGINE, raw)
-
-        async def on_end(reason: str) -> None:
-            if client.life == life:
-                await client.say(EngineEnded(reason))
-
-        if self._engine is not None and self._engine.order == order and await self._engine.reset():
-            await self._engine.plug(on_report, on_end)
-            return
-        if self._engine is not None:
-            await self._engine.end()
-            self._engine = None
+    async def _start(self, order: StartEngine, relay: Callable[[bytes], None],
+                     on_end: Callable[[str], None]) -> None:
+        if self._engine is not None and self._engine.order == order:
+            ready = await self._engine.reset()
+            if ready is not None:
+                relay(_encoder.encode(ready))
+                self._engine.plug(relay, on_end)
+                return
+        await self.close()
         try:
             config = EngineConfig(**{**order.config, **self._own})
             number, replicas = self._place
             share = divide_machine(config, replicas)[number]
-            self._engine = LocalEngine(order, share, self._progress, self.ready.set)
-            await self._engine.plug(on_report, on_end)
-            await self._engine.start(config)
+            self._engine = LocalEngine(order, self._progress, self.ready.set)
+            self._engine.plug(relay, on_end)
+            await self._engine.start(config, share)
         except (WeftError, TypeError, OSError) as error:
-            await client.say(EngineEnded(f"cannot start an engine: {error}"))
+            on_end(f"cannot start an engine: {error}")
 
-    async def _say_farewell(self, client: LinkClient) -> None:
+    async def _say_farewell(self, uplink: Uplink) -> None:
         await self._leaving.wait()
         self._tell("draining: requests finish or resume elsewhere; Ctrl-C again stops at once")
-        await client.say(Leaving())
-
-    async def _leaves_within(self, seconds: float) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._leaving.wait(), seconds)
+        uplink.say(Leaving())
 
     def _tell(self, text: str) -> None:
         if text != self._said:
@@ -241,8 +255,89 @@ class Agent:
         return self._address.removeprefix("tcp://")
 
 
-def _exit_code(dismissal: Dismissal) -> int | None:
-    """None for an agent that waits for the next server."""
-    if dismissal.refused:
-        return EXIT_REFUSED
-    return EXIT_DRAINED if dismissal.drained else None
+class LocalEngine:
+    """The engine process of an agent, plugged into one connection at a time. A process that does not answer a
+    reset within RESET_S is ended, and the agent starts another."""
+
+    def __init__(self, order: StartEngine, progress: StartProgress, on_ready: Callable[[], None]) -> None:
+        self.order = order
+        self._progress = progress
+        self._on_ready = on_ready
+        self._link = EngineLink()
+        self._info: ModelInfo | None = None
+        self._relay: Callable[[bytes], None] | None = None
+        self._on_end: Callable[[str], None] | None = None
+        self._reset: asyncio.Future[Ready] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, config: EngineConfig, share: HostShare) -> None:
+        """Raises OSError."""
+        await self._link.start(factory=self.order.factory, config=config, record=None,
+                               beat_s=self.order.beat_s, place=share)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._wait())]
+
+    def plug(self, relay: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
+        """A connection gets the reports from now on."""
+        self._reset, self._relay, self._on_end = None, relay, on_end
+
+    def unplug(self) -> None:
+        self._relay = self._on_end = None
+
+    async def send(self, command: bytes) -> None:
+        if self._link.running:
+            await self._link.send_raw(command)
+
+    async def reset(self) -> Ready | None:
+        """Of a process that lives, serves, and has dropped its requests. Its reports are dropped until it is
+        plugged in."""
+        self.unplug()
+        if self._info is None or not self._link.running:
+            return None
+        self._reset = asyncio.get_running_loop().create_future()
+        await self._link.send_raw(_encoder.encode(Reset(_NO_QUESTION)))
+        done, _ = await asyncio.wait((self._reset,), timeout=RESET_S)
+        return self._reset.result() if done else None
+
+    async def end(self) -> None:
+        """At once. Idempotent."""
+        self.unplug()
+        if not self._link.started or not self._tasks:
+            return
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        await self._link.kill()
+        self._link.close()
+
+    async def _read(self) -> None:
+        while True:
+            raw = await self._link.receive_raw()
+            if self._info is None:
+                self._look(_reports.decode(raw))
+            if self._reset is not None:
+                self._look_for_reset(_reports.decode(raw))
+            elif self._relay is not None:
+                with contextlib.suppress(LinkLostError):  # its connection is about to say so
+                    self._relay(raw)
+
+    def _look(self, report: Report) -> None:
+        if isinstance(report, Progress):
+            self._progress.show(report.text)
+        elif isinstance(report, Ready):
+            self._info = report.info
+            self._progress.say(f"the engine serves {report.info.name}")
+            self._on_ready()
+
+    def _look_for_reset(self, report: Report) -> None:
+        if not isinstance(report, StepReport) or self._reset is None or self._reset.done():
+            return
+        if any(reply.number == _NO_QUESTION for reply in report.replies):
+            assert self._info is not None
+            assert report.stats is not None  # they travel with replies
+            self._reset.set_result(Ready(self._info, report.stats))
+
+    async def _wait(self) -> None:
+        reason = await self._link.wait()
+        if self._on_end is not None:
+            with contextlib.suppress(LinkLostError):
+                self._on_end(reason)

@@ -3,7 +3,7 @@
     Hello of a new agent --> a number, a Replica --> its engine starts --> same identity? --> takes requests
                                                                              no: refused, on both sides
     Leaving              --> drain --> dismissed, the number is free
-    vanished             --> requests resume elsewhere; the seat waits AWAY_MAX_S for its machine
+    vanished             --> requests resume elsewhere; the replica waits AWAY_MAX_S for its machine
 
 **Identity.** A request may begin on one replica and go on at another, so all replicas must give the same
 tokens. ``ModelInfo.identity`` has what decides that: digests of weights, configuration and tokenizer, dtypes,
@@ -23,11 +23,11 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 from weft.errors import ConfigError, WeftError
-from weft.fleet.machines import Machines
 from weft.fleet.replica import Replica
-from weft.fleet.seats import Seat
 from weft.rpc.client import EngineClient
+from weft.rpc.link import Hello
 from weft.rpc.link_keys import LinkKeys
+from weft.rpc.listener import AgentConnection, LinkListener, Machine
 
 AWAY_MAX_S = 600.0
 """A machine that has been away for so long is forgotten. Its agent may join again."""
@@ -42,7 +42,7 @@ class Hosting(Protocol):
     @property
     def replicas(self) -> list[Replica]: ...
 
-    def add_remote(self, seat: Seat) -> Replica: ...
+    def add_remote(self, machine: Machine) -> Replica: ...
 
     async def drain_for_good(self, replica: Replica, timeout_s: float) -> None: ...
 
@@ -52,67 +52,73 @@ class JoinedReplicas:
 
     def __init__(self, fleet: Hosting, address: str, keys: LinkKeys) -> None:
         self._fleet = fleet
-        self._seats: dict[int, Seat] = {}
-        self._machines = Machines(address, keys, on_join=self._on_join, on_leaving=self._on_leaving)
+        self._machines: dict[str, Machine] = {}
+        self._listener = LinkListener(address, keys, on_hello=self._on_hello, on_leaving=self._on_leaving)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def port(self) -> int:
-        return self._machines.port
+        return self._listener.port
 
     def open(self) -> None:
         """Raises ConfigError that names --listen-engines."""
-        self._machines.bind()
+        self._listener.bind()
         self._spawn(self._forget_absent())
 
     async def close(self, reason: str) -> None:
         """Agents wait for the next server, with their engines."""
         for task in self._tasks:
             task.cancel()
-        await self._machines.close(reason)
+        await self._listener.close(reason)
 
-    def refuse(self, replica: Replica, error: WeftError) -> None:
-        """It is dead: its agent leaves with the reason."""
-        seat = self._seats.pop(replica.number, None)
-        if seat is None:
+    def refuse(self, machine: Machine, error: WeftError) -> None:
+        """Its replica is dead: its agent leaves with the reason."""
+        if self._machines.pop(machine.agent, None) is None:
             return
-        _log.warning("replica %d on %s is refused: %s", replica.number, seat.host, error.message)
-        self._machines.dismiss(seat, error.message, refused=True)
-        self._spawn(replica.leave(error.message))
+        _log.warning("replica %d on %s is refused: %s", machine.number, machine.host, error.message)
+        if machine.connection is not None:
+            machine.connection.dismiss(error.message, "refused")
+        self._spawn(self._fleet.replicas[machine.number].leave(error.message))
 
-    def dismiss(self, number: int, reason: str) -> None:
-        """The agent of a drained replica leaves."""
-        seat = self._seats.pop(number, None)
-        if seat is not None:
-            self._machines.dismiss(seat, reason, drained=True)
+    def _on_hello(self, hello: Hello, connection: AgentConnection) -> int | None:
+        machine = self._machines.get(hello.agent)
+        if machine is None:
+            machine = self._machines[hello.agent] = Machine(hello)
+            machine.connect(connection)
+            machine.number = self._fleet.add_remote(machine).number
+            _log.info("%s joined as replica %d%s", hello.host, machine.number,
+                      f" ({hello.started_by})" if hello.started_by else "")
+        elif hello.attempt <= machine.attempt:
+            return None  # a late one
+        else:
+            machine.connect(connection)
+        machine.attempt = hello.attempt
+        return machine.number
 
-    def _on_join(self, seat: Seat) -> int:
-        replica = self._fleet.add_remote(seat)
-        self._seats[replica.number] = seat
-        _log.info("%s joined as replica %d%s", seat.host, replica.number,
-                  f" ({seat.started_by})" if seat.started_by else "")
-        return replica.number
+    def _on_leaving(self, connection: AgentConnection) -> None:
+        for machine in self._machines.values():
+            if machine.connection is connection:
+                self._spawn(self._drain(machine))
 
-    def _on_leaving(self, seat: Seat) -> None:
-        self._spawn(self._drain(seat))
-
-    async def _drain(self, seat: Seat) -> None:
-        replica = self._fleet.replicas[seat.number]
+    async def _drain(self, machine: Machine) -> None:
+        replica = self._fleet.replicas[machine.number]
         if replica.state == "ready" and not replica.draining:
             await self._fleet.drain_for_good(replica, LEAVING_DRAIN_S)
-        self.dismiss(seat.number, "the replica was drained")
-        await replica.leave(f"{seat.host} left")
-        _log.info("replica %d on %s left", replica.number, seat.host)
+        await self._forget(machine, "the replica was drained", f"{machine.host} left")
+        _log.info("replica %d on %s left", machine.number, machine.host)
+
+    async def _forget(self, machine: Machine, to_agent: str, reason: str) -> None:
+        self._machines.pop(machine.agent, None)
+        if machine.connection is not None:
+            machine.connection.dismiss(to_agent, "drained")
+        await self._fleet.replicas[machine.number].leave(reason)
 
     async def _forget_absent(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            for number, seat in list(self._seats.items()):
-                since_s = seat.away_since_s
-                if since_s is not None and time.monotonic() - since_s > AWAY_MAX_S:
-                    self.dismiss(number, "away for too long")
-                    await self._fleet.replicas[number].leave(f"{seat.host} has been away for "
-                                                             f"{AWAY_MAX_S:g} s")
+            for machine in list(self._machines.values()):
+                if machine.connection is None and time.monotonic() - machine.away_since_s > AWAY_MAX_S:
+                    await self._forget(machine, "", f"{machine.host} has been away for {AWAY_MAX_S:g} s")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

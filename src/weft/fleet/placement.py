@@ -27,12 +27,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from weft.config import EngineConfig
-from weft.engine.seeds import split
 from weft.errors import EngineUnavailableError, QueueFullError, WeftError
 from weft.fleet.live_request import LiveRequest
 from weft.fleet.replica import Replica
 from weft.fleet.request_stream import RequestStream
-from weft.request import Request, TokenEvent
+from weft.request import Request, TokenEvent, split_seed
 from weft.router.protocol import ReplicaLoad, Router
 from weft.rpc.client import EngineClient
 
@@ -287,5 +286,5 @@ def seeded(request: Request, engine_seed: int, number: int) -> Request:
     """With a seed, if it names none."""
     if request.sampling.seed is not None:
         return request
-    sampling = msgspec.structs.replace(request.sampling, seed=split(engine_seed, number))
+    sampling = msgspec.structs.replace(request.sampling, seed=split_seed(engine_seed, number))
     return msgspec.structs.replace(request, sampling=sampling)

@@ -16,7 +16,7 @@ BACKOFF_MAX_S: a broken device or a full disk is not asked a hundred times a sec
 A stall (``weft.rpc.heartbeat``) ends the process too: its requests go on elsewhere, and a process that
 comes back after that could only give tokens twice.
 
-A replica on a joined machine (``machines``) is away while that machine cannot be reached. A lost machine uses
+A replica on a joined machine (``joined``) is away while that machine cannot be reached. A lost machine uses
 up no restart, as its process may serve again. A replica has *left* once its agent was dismissed; its number
 is free.
 
@@ -30,10 +30,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from weft.errors import EngineUnavailableError, UserError, WeftError
 from weft.rpc.client import EngineClient
+
+if TYPE_CHECKING:
+    from weft.rpc.listener import Machine
 
 ReplicaState = Literal["starting", "ready", "waiting", "away", "drained", "dead", "left"]
 Ending = Literal["died", "stalled"]
@@ -52,15 +55,16 @@ def backoff_s(short_lives: int) -> float:
 
 class Replica:
     """``new_engine(start)`` makes the client of a process, numbered from 0. ``prepare`` is called when
-    a process has started, before the replica is ready. ``on_lost`` comes before a process is killed."""
+    a process has started, before the replica is ready. ``on_lost`` comes before a process is killed.
+    ``machine``: the joined machine that it is on; None for the server's own."""
 
     def __init__(self, number: int, new_engine: Callable[[int], EngineClient], restarts: int, *,
                  prepare: Callable[[EngineClient], Awaitable[None]],
                  on_ready: Callable[[Replica], None], on_lost: Callable[[Replica], None],
-                 host: str = "") -> None:
+                 machine: Machine | None = None) -> None:
         self.number = number
-        self.host = host
-        """The joined machine that it is on; empty for the server's own."""
+        self.machine = machine
+        self.host = "" if machine is None else machine.host
         self.state: ReplicaState = "starting"
         self.engine = new_engine(0)
         self.restart_count = 0
@@ -75,7 +79,8 @@ class Replica:
         self._restarts_used = 0
         self._short_lives = 0
         self._ever_ready = False
-        self._process_count = 1
+        self._starts = 0
+        """Processes that were started, or were to be."""
         self.draining = False
         """It gets no further requests."""
         self._prepare = prepare
@@ -125,22 +130,27 @@ class Replica:
         """Starts a process on a drained or dead replica, which has all its attempts again."""
         assert self.state in ("drained", "dead")
         self.error, self._restarts_used, self._short_lives = None, 0, 0
-        self._next_process()
+        self.state = "starting"
         self.start()
 
-    def _next_process(self) -> None:
-        self.engine = self._new_engine(self._process_count)
-        self._process_count += 1
+    async def _next_engine(self) -> None:
+        """A client of its own for each process: the one of the constructor for the first."""
+        if self.machine is not None and self.machine.connection is None:
+            self.state = "away"
+            await self.machine.connected()
+        if self._starts:
+            self.engine = self._new_engine(self._starts)
+        self._starts += 1
         self.state = "starting"
 
     async def _live(self) -> None:
         while True:
+            await self._next_engine()
             served_s = await self._one_life()
             if self.state == "dead":
                 return
             if self.engine.link.machine_lost:
                 _log.warning("engine %d on %s is away: %s", self.number, self.host, self.reason)
-                self._next_process()
                 continue
             if served_s >= FORGIVEN_AFTER_S:
                 self._restarts_used = 0
@@ -154,16 +164,11 @@ class Replica:
             _log.warning("engine %d %s: %s; restart %d of %d%s", self.number, self.ending, self.reason,
                          self._restarts_used, self._restarts, f" in {delay_s:g} s" if delay_s else "")
             await asyncio.sleep(delay_s)
-            self._next_process()
 
     async def _one_life(self) -> float:
         """Seconds that the process served."""
         engine, ready_s = self.engine, time.monotonic()
         try:
-            if not engine.link.reachable:
-                self.state = "away"
-                await engine.link.reached()
-                self.state = "starting"
             await engine.start()
             await engine.ready()
             await self._prepare(engine)

@@ -1,4 +1,8 @@
-"""What a terminal shows of an engine that starts: `weft serve` and `weft join`."""
+"""What a terminal or a log shows of an engine that starts: `weft serve` and `weft join`.
+
+A terminal has one line that changes. A log has a line when a part of the start begins, one when it is over,
+and one now and then between them. A bar at 5 % that never moves again would look like a start that hangs.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +11,49 @@ import time
 from rich.console import Console
 from rich.markup import escape
 
-_LINES_APART_S = 1.0
+_LINES_APART_S = 10.0
+_BAR = str.maketrans("", "", "█·")
 
 
 class StartProgress:
-    """What a starting engine does: one line that changes in a terminal, else a line now and then, and the
-    last one."""
+    """``show`` gets what the engine does: ``part: how far``."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = console.status("", spinner="dots") if console.is_terminal else None
-        self._shown_s = -_LINES_APART_S
-        self._held_back = ""
+        self._shown_s = time.monotonic()
+        self._part = self._latest = ""
 
     def show(self, text: str) -> None:
         if self._status is not None:
             self._status.update(escape(text))
             self._status.start()
-        elif time.monotonic() - self._shown_s >= _LINES_APART_S:
-            self._shown_s = time.monotonic()
-            self._print(text)
-        else:
-            self._held_back = text
+            return
+        part = text.partition(":")[0]
+        if part != self._part:
+            self._print_latest()
+            self._part = part
+            self._print(part)
+        if text != part:
+            self._latest = text
+        if time.monotonic() - self._shown_s >= _LINES_APART_S:
+            self._print_latest()
 
     def end(self) -> None:
         if self._status is not None:
             self._status.stop()
-        if self._held_back:
-            self._print(self._held_back)
+        self._print_latest()
 
     def say(self, text: str) -> None:
         """A line of its own, after what was shown so far."""
         self.end()
         self._print(text)
 
+    def _print_latest(self) -> None:
+        if self._latest:
+            self._shown_s = time.monotonic()
+            self._print(" ".join(self._latest.translate(_BAR).split()))
+        self._latest = ""
+
     def _print(self, text: str) -> None:
-        self._held_back = ""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -5,7 +5,7 @@
                        changed kind   buffers                              pages     step    buffers
 
 A draft asks for this work, the reservation and the step plan carry it, and an arena performs it: the device's
-(``weft.runner.arena``), or the scripted one that stands in for it (``weft.engine.scripted``). All of them
+(``weft.runner.arena``), or the scripted one that stands in for it (``tests.support.scripted``). All of them
 take the order from ``ArenaWork.ordered``, so the order that is checked is the order that ships.
 
 Why this order:

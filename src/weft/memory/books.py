@@ -10,10 +10,9 @@ Only ``transaction.apply`` writes them. Drafts and the facade read them.
 from __future__ import annotations
 
 from weft.memory.frames.arena import Arena
-from weft.memory.frames.pages import Pages
+from weft.memory.frames.owners import Pages, Slots
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.frames.pressure import slots_ahead
-from weft.memory.frames.slots import Slots
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import PrefixCache
 from weft.memory.prefix.policy import Policy

@@ -29,11 +29,11 @@ from weft.memory.books import Books
 from weft.memory.draft import Draft
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.lease import Lease
+from weft.memory.prefix.cache import with_lost_to_salt
 from weft.memory.prefix.cache_shape import CacheShape
 from weft.memory.prefix.checkpoint_contents import CheckpointContents, checkpoint_contents
 from weft.memory.prefix.checkpoint_follower import CheckpointFollower
 from weft.memory.prefix.holdings import pages_alone
-from weft.memory.prefix.namespaces import with_lost_to_salt
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.shape import shape_of
 from weft.memory.prefix.tree import PrefixTree

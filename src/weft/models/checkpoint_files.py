@@ -16,15 +16,17 @@ or ``language_model.model.``, at ``backbone.`` (Mamba, Nemotron-H), or bare. The
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from weft.errors import CheckpointError
 from weft.files import INDEX_BYTES_MAX, read_json
 from weft.models.forms import stored_form
 from weft.models.safetensors_header import StoredTensor, read_header
-from weft.models.skipped import SKIPPED_PREFIXES
+from weft.units import format_bytes
 
 _PREFIXES = ("model.language_model.", "model.", "language_model.model.", "language_model.", "backbone.",
              "language_model.backbone.", "")
@@ -33,7 +35,15 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 DRAFT_PREFIXES = ("mtp.", "model.mtp.")
 """Heads that predict further tokens (multi-token prediction)."""
-_UNUSED_KNOWN = (*DRAFT_PREFIXES, *SKIPPED_PREFIXES)
+_TOWERS: dict[str, tuple[str, ...]] = {
+    "vision tower": ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision."),
+    "audio tower": ("audio_tower.", "audio_model.", "embed_audio."),
+}
+
+_SKIPPED_PREFIXES: tuple[str, ...] = tuple(
+    wrapper + name for names in _TOWERS.values() for name in names for wrapper in ("", "model."))
+"""Eyes and ears of a multimodal checkpoint, by the places of their tensors. They are left on disk."""
+_UNUSED_KNOWN = (*DRAFT_PREFIXES, *_SKIPPED_PREFIXES)
 _UNUSED_KNOWN_ENDS = ("rotary_emb.inv_freq", "lm_head.weight")
 _NAMES_SHOWN = 5
 
@@ -77,6 +87,43 @@ class CheckpointFiles:
         known_ends = (*_UNUSED_KNOWN_ENDS, *stored_form(self.config, self.tensors).left_ends)
         return sorted(name for name in self.tensors if name not in used
                       and not name.startswith(_UNUSED_KNOWN) and not name.endswith(known_ends))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """Heads for multi-token prediction that a checkpoint brings: a handle, nothing is read. They are no part
+    of the model, unless speculation wants them (``weft.models.mtp``). ``names``: behind the prefix, sorted.
+    ``stored_bytes``: in the files."""
+
+    checkpoint: CheckpointFiles
+    dtype: torch.dtype
+    names: tuple[str, ...]
+    stored_bytes: int
+
+    @classmethod
+    def of(cls, checkpoint: CheckpointFiles, dtype: torch.dtype) -> DraftWeights | None:
+        """None for a checkpoint without such heads."""
+        for prefix in DRAFT_PREFIXES:
+            heads = [stored for name, stored in checkpoint.tensors.items() if name.startswith(prefix)]
+            if heads:
+                names = tuple(sorted(stored.name.removeprefix(prefix) for stored in heads))
+                return cls(replace(checkpoint, prefix=prefix), dtype, names,
+                           sum(stored.stored_bytes for stored in heads))
+        return None
+
+
+def skipped_line(tensors: Mapping[str, StoredTensor]) -> str | None:
+    """One sentence for the user; None for a checkpoint of text alone."""
+    towers = []
+    for tower, names in _TOWERS.items():
+        prefixes = names + tuple(f"model.{name}" for name in names)
+        sizes = [stored.stored_bytes for name, stored in tensors.items() if name.startswith(prefixes)]
+        if sizes:
+            plural = "s" if len(sizes) > 1 else ""
+            towers.append(f"{tower} ({len(sizes)} tensor{plural}, {format_bytes(sum(sizes))})")
+    if not towers:
+        return None
+    return f"Skipped the {' and the '.join(towers)}: weft serves the text part of this model."
 
 
 def unused_warning(names: Sequence[str]) -> str | None:

@@ -31,8 +31,8 @@ from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.add_norm import add_norm
-from weft.tensor.ops.tiled_linear import tiled_linear
+from weft.tensor.ops.linear import tiled_linear
+from weft.tensor.ops.norm import add_norm
 from weft.tensor.weights.twelve_bit import InTiles
 
 

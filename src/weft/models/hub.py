@@ -25,19 +25,24 @@ def resolve_model(name: str | Path, revision: str | None = None, *, config_only:
     Raises CheckpointError when a path has no config.json, or the hub (or its cache, offline) has no such
     model.
     """
-    path = Path(name).expanduser()
+    return local_checkpoint(name) or _from_hub(
+        str(name), revision, ["config.json"] if config_only else _TEXT_FILES if text_only else _FETCHED)
+
+
+def local_checkpoint(name: str | Path) -> Path | None:
+    """The checkpoint directory of a path; None for what may be a hub name. Raises CheckpointError for a path
+    that is no checkpoint."""
+    path, text = Path(name).expanduser(), str(name)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path}: the directory has no config.json, so it is not a checkpoint in "
                                   f"Hugging Face format", param="model")
         return path.resolve()
-    text = str(name)
     if path.is_file():
         raise CheckpointError(f"{path} is a file; give the directory that holds config.json", param="model")
     if text.startswith(("/", ".", "~")) or text.count("/") > 1 or "\\" in text:
         raise CheckpointError(f"{path}: there is no such directory", param="model")
-    return _from_hub(text, revision,
-                     ["config.json"] if config_only else _TEXT_FILES if text_only else _FETCHED)
+    return None
 
 
 def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:

@@ -22,20 +22,17 @@ from weft.config import DTypeChoice, QuantizeChoice
 from weft.errors import CheckpointError
 from weft.families import FAMILIES, named_dtype, read_architecture
 from weft.families.architecture import Architecture
-from weft.models.checkpoint_files import CheckpointFiles, unused_warning
+from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, unused_warning
 from weft.models.decoder import CausalModel
-from weft.models.draft_weights import DraftWeights
 from weft.models.generation import GenerationDefaults, read_generation_defaults
 from weft.models.kv_scales import read_kv_scales
 from weft.models.mtp import load_mtp
 from weft.models.reader import TensorReader
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankGroup, RankShare
-from weft.models.skipped import skipped_line
 from weft.models.stored_values import check_copies
 from weft.models.tensor_check import TensorCheck
-from weft.models.tensor_source import OnProgress
-from weft.models.weights import TensorSource
+from weft.models.weights import OnProgress, TensorSource
 from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec
 from weft.tensor import gpu

@@ -8,7 +8,7 @@
 Further drafts read the head's own hidden state in place of the trunk's. Embedding and output matrix are the
 trunk's. A draft is a guess: no bit of an answer depends on this file.
 
-Of several ranks, each holds its share of the layer, cut as a layer of the trunk. Each rank finds its best
+Of several ranks, each holds its share of the layer, divided as a layer of the trunk. Each rank finds its best
 token, and all choose the best of these by the same numbers. So drafts are equal on all ranks.
 
 ``write`` computes keys and values alone, for tokens that draft nothing: those of prompts. ``draft`` computes
@@ -36,8 +36,8 @@ from weft.models import nemotron_h, qwen3_5
 from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.checkpoint_files import DraftWeights
 from weft.models.decoder import CausalModel, Lookup
-from weft.models.draft_weights import DraftWeights
 from weft.models.embedding import Embedding
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer

@@ -37,8 +37,7 @@ from weft.models.safetensors_header import StoredTensor
 from weft.models.sharding import Shard
 from weft.models.stored_values import MappedFiles, is_finite
 from weft.models.tensor_check import TensorCheck
-from weft.models.tensor_source import OnProgress, Part
-from weft.models.weights import TensorSource
+from weft.models.weights import OnProgress, Part, TensorSource
 from weft.models.weights_cache import WeightsCache
 from weft.tensor.gpu.pinned_ring import ring_for
 from weft.tensor.weights import large_pages

@@ -7,7 +7,8 @@ shape, is the file as long as its header says, do two tensors share bytes. All o
 weight is read: a checkpoint of 100 GB with one bad tensor fails at once and by name. Format: the safetensors
 specification, which forbids tensors that overlap.
 
-Rejected: ``safetensors.safe_open`` for this part; its errors name neither the file nor the tensor.
+Rejected: ``safetensors.safe_open`` for this part. It does not say where a tensor begins, which reading out of
+a map needs. Its errors name neither the file nor the tensor: of a cut file it says "file not fully covered".
 """
 
 from __future__ import annotations

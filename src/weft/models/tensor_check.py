@@ -9,7 +9,7 @@ from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.forms.stored_form import FLOATS
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankShare
-from weft.models.tensor_source import TORCH_DTYPES
+from weft.models.stored_values import TORCH_DTYPES
 from weft.models.weights import TensorSource
 
 _PROBLEMS_SHOWN = 8

@@ -1,8 +1,10 @@
 """What a model costs in memory before it is bought: pure arithmetic over ``config.json``.
 
-    geometries   public models by name -> config.json     ranks     one device's share under --tp
-    weights      parameters and bytes                     layouts   the same bytes as others cut them
-    model_plan   all of it put together: what fits        report    the plan as plain data
+    geometries   public models by name -> config.json     model_plan   all of it put together: what fits
+    weights      parameters and bytes                     report       the plan as plain data
+    layouts      the same bytes as others cut them
+
+One device's share under ``--tp`` is that of ``families.sharding``.
 
 weft's own figures come from ``memory.plan``, the code that allocates: there is no second formula for them.
 """

@@ -32,7 +32,7 @@ from typing import Protocol
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.spec import ITEM_BYTES, CacheDTypeName, LayerSpec, ModelSpec
-from weft.units import PAGE_TOKENS, WINDOW_TOKENS_MAX, ceil_div
+from weft.units import PAGE_TOKENS, VERIFY_TOKENS_MAX, ceil_div
 
 KERNEL_TOKENS = 16
 """Tokens that a block of the others is a multiple of: what their attention kernels take."""
@@ -73,7 +73,7 @@ class Layout(Protocol):
 @dataclass(frozen=True, slots=True)
 class Frames:
     """weft's own. ``log_bytes``: of each token of a window, the inputs that replay needs. A step has one log
-    for all requests, of at most WINDOW_TOKENS_MAX tokens. No request reserves any, and each has a share."""
+    for all requests, of at most VERIFY_TOKENS_MAX tokens. No request reserves any, and each has a share."""
 
     plan: ArenaPlan
     log_bytes: int
@@ -105,7 +105,7 @@ class Frames:
         return self.plan.pages_for(load.tokens) * self.plan.page_bytes + self.plan.slot_stride_bytes
 
     def _step_log_bytes(self, sequences: int, load: Load) -> int:
-        return min(sequences * _window_tokens(load), WINDOW_TOKENS_MAX) * self.log_bytes
+        return min(sequences * _window_tokens(load), VERIFY_TOKENS_MAX) * self.log_bytes
 
 
 @dataclass(frozen=True, slots=True)

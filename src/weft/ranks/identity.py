@@ -6,7 +6,7 @@
     weights     digest of the files: names, shapes, sizes, and 16 samples of each file
 
 Samples are 4 KiB each, evenly spaced. They tell one fine-tune from another at the price of a few pages.
-Rejected: a digest of all bytes (each rank would read the whole model, which is what cuts avoid).
+Rejected: a digest of all bytes (each rank would read the whole model, which is what shards avoid).
 """
 
 from __future__ import annotations

@@ -13,15 +13,18 @@ are the fleet's own, so the choice never waits for a report of an engine, which 
 replica leaves, only its own prefixes move. A replica with more than LOAD_SHARE_MAX of the mean load is passed
 over, as consistent hashing with bounded loads does. So a prefix that all prompts have spreads.
 
+ROUTERS has these and the router with tables by the names of ``debug.router``; a new one is a new row.
+
 Rejected: a random pair of replicas, the less loaded of which wins (all of a few can be compared).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from weft.checkpoint_report import CheckpointReport
-from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
+from weft.errors import ConfigError
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, Router, RouterCounts, Wants
 from weft.units import PAGE_TOKENS
 
 PREFIX_TOKENS = 2048
@@ -111,3 +114,31 @@ def _weight(prefix: int, replica: int) -> int:
     mixed = (prefix ^ ((replica + 1) * _MIX)) & _WORD
     mixed = ((mixed ^ (mixed >> 30)) * _MIX) & _WORD
     return mixed ^ (mixed >> 31)
+
+
+DEFAULT_ROUTER = "seconds"
+
+
+def _by_seconds(clock: Callable[[], float], wants: Wants = "states") -> Router:
+    from weft.router.seconds import Seconds  # numpy, which a server of one replica has no use for
+
+    return Seconds(clock, wants)
+
+
+_MAKERS: dict[str, Callable[[Callable[[], float]], Router]] = {
+    "seconds": _by_seconds,
+    "kv-only": lambda clock: _by_seconds(clock, "pages"),
+    "prefix-hash": lambda clock: PrefixHash(),
+    "round-robin": lambda clock: RoundRobin(),
+    "least-loaded": lambda clock: LeastLoaded(),
+}
+ROUTERS = tuple(_MAKERS)
+
+
+def make_router(name: str, clock: Callable[[], float]) -> Router:
+    """Raises ConfigError that lists the names."""
+    maker = _MAKERS.get(name)
+    if maker is None:
+        raise ConfigError(f"debug.router {name!r} is no router: there are {', '.join(ROUTERS)}",
+                          param="debug.router")
+    return maker(clock)

@@ -5,7 +5,7 @@
     snapshot 10             replaces all that is known of it
 
     prompt   d0  d1  d2  d3 ...      match of a replica: its deepest known digest, whose tail agrees too
-             `-- digest_filter --> the few that may be known
+             `-- DigestFilter --> the few that may be known
 
 A report that comes twice changes nothing. While a table is stale its entries count all the same, because
 most of them are right. A snapshot that is older than a report that came before it is dropped, and the router
@@ -19,12 +19,72 @@ thousand lookups for each page of a prompt).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+
+import numpy as np
 
 from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
 from weft.prefix_digests import Digests, Int32s
-from weft.router.digest_filter import DigestFilter
 from weft.units import PAGE_TOKENS
+
+CELLS_MIN = 1 << 16
+CELLS_PER_ENTRY = 16
+"""At most one absent digest in so many is looked up in vain."""
+_FULL = 255
+
+
+class DigestFilter:
+    """Which of a prompt's digests a table may have, without a lookup for each of them.
+
+        digests of a prompt   d0 d1 d2 d3 ...   one for each page
+        low bits       cells [ 0  0  3  0  1 ... ]     0: no entry --> no lookup
+
+    A table of 100,000 entries lies in main memory, so each lookup waits for memory, and most of them miss.
+    Here numpy reads one byte for each page. A cell counts the entries with its low bits. A cell that is full
+    stays full: it costs lookups and hides no entry. ``entries`` of the table are passed in when the cells are
+    counted again, as their number grows.
+
+    Rejected: a sorted array of all digests (an insertion moves half of it); digests of every fourth page only
+    (a request ends between two of them, and its state is the next turn's checkpoint)."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._resize(CELLS_MIN)
+
+    def add(self, digest: int, entries: Collection[int]) -> None:
+        """``digest`` is a new one, and already among ``entries``."""
+        self._count += 1
+        if self._count * CELLS_PER_ENTRY > len(self._cells):
+            self._recount(2 * len(self._cells), entries)
+            return
+        cell = digest & self._mask
+        if self._cells[cell] < _FULL:
+            self._cells[cell] += 1
+
+    def remove(self, digest: int) -> None:
+        self._count -= 1
+        cell = digest & self._mask
+        if self._cells[cell] < _FULL:
+            self._cells[cell] -= 1
+
+    def candidates(self, digests: Digests) -> list[int]:
+        """Indices of ``digests`` that the table may have, ascending."""
+        indices: list[int] = np.flatnonzero(self._view[digests & self._mask_word]).tolist()
+        return indices
+
+    def _recount(self, size: int, entries: Collection[int]) -> None:
+        self._resize(size)
+        digests = np.fromiter(entries, dtype=np.uint64, count=len(entries))
+        counts = np.bincount((digests & self._mask_word).astype(np.intp), minlength=size)
+        self._view[:] = np.minimum(counts, _FULL)
+
+    def _resize(self, size: int) -> None:
+        self._cells = bytearray(size)
+        self._view = np.frombuffer(self._cells, dtype=np.uint8)
+        self._mask = size - 1
+        self._mask_word = np.uint64(self._mask)
+
 
 CHECKPOINTS_MAX = 400_000
 ASK_AGAIN_AFTER = 64

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from weft.checkpoint_report import CheckpointReport
-from weft.work_costs import WorkCosts
+from weft.costs.step import StepCost
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +63,7 @@ class ReplicaLoad:
     sequences: int
     known_tokens: int
     rows: int
-    costs: WorkCosts | None = None
+    costs: StepCost | None = None
 
 
 @dataclass(frozen=True, slots=True)

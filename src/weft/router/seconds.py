@@ -4,7 +4,7 @@
               + a step of the sequences that run there           costs of the replica's engine
               + prefill(position, n) from the deepest checkpoint that the replica has, or will have
               + restore of that checkpoint                       checkpoint_table
-              + what that prefill costs others                   shared_costs
+              + what that prefill costs others                   SharedCosts
 
     hot prefix on replica 0     waiting 0.0 + prefill 0.1   against   0.0 + 2.0 on replica 1    -> 0
     ... with a long queue       waiting 2.5 + prefill 0.1   against   0.0 + 2.0                 -> 1
@@ -29,14 +29,69 @@ from dataclasses import dataclass
 from math import exp
 
 from weft.checkpoint_report import CheckpointReport
+from weft.costs.step import StepCost, mean_cost
 from weft.prefix_digests import prefix_digests, token_array
 from weft.router.boundaries import Boundaries
 from weft.router.checkpoint_table import CacheMatch, CheckpointTable
 from weft.router.prefill_queue import PrefillQueue
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
-from weft.router.shared_costs import SharedCosts
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
-from weft.work_costs import GUESSED_COSTS, WorkCosts
+
+AMPLIFIED = 3.0
+"""A request that is sent away from its state delays others, and some of these are sent away in turn. Chosen
+on a conversation trace (docs/simulate.md): 1 gives 93 % of the hits of one engine with the memory of all. A
+larger one costs no time to the first token."""
+_FADE = 0.99
+
+
+class SharedCosts:
+    """What the prefill of a request costs others: the share of its seconds that a router adds to its own.
+
+        weight  =  sequences that decode beside it  +  requests that wait behind it  +  what it displaces
+
+    A request that goes where it has no checkpoint may get its first token sooner, and yet cost the fleet
+    more.
+
+    *Decodes.* Each sequence that decodes on the same replica waits for the prefill: a second of it is a
+    second of each. *Waiting.* As many requests wait behind a prefill as a request has ahead of itself when it
+    is placed: in a queue both are the same mean. *Displaced.* In a full cache each computed token pushes out
+    another one. What such a token was worth follows from what the caches return: cached tokens over computed
+    ones. A cache that has evicted nothing yet displaces nothing, so a replica with room gets what no replica
+    has. The means fade and are those of the whole fleet. So the weight follows the traffic and is no
+    threshold.
+
+    Rejected: no such term (8 % of the hits of a conversation trace went, for tens of milliseconds in a
+    burst); the value of the checkpoint that would be evicted (each engine would report it for each size of
+    prompt); the returns of each cache by itself (the one with the fewest hits gets what no replica has, so
+    its hits become fewer still); the decodes of each replica at this moment (a prompt that another replica
+    has goes to an idle one: 2 of 26 points of the hits went)."""
+
+    def __init__(self) -> None:
+        self._delayed = 0.0
+        self._cached_tokens = 0.0
+        self._computed_tokens = 0.0
+        self._full: set[int] = set()
+        """Replicas that evicted something."""
+
+    def placed(self, *, ahead: int, decodes: int) -> None:
+        """A request was placed behind ``ahead`` prefills, beside ``decodes`` sequences."""
+        self._delayed = _FADE * self._delayed + (1 - _FADE) * (ahead + decodes)
+
+    def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
+        self._cached_tokens = _FADE * self._cached_tokens + cached_tokens
+        self._computed_tokens = _FADE * self._computed_tokens + prompt_tokens - cached_tokens
+
+    def evicted(self, replica: int) -> None:
+        self._full.add(replica)
+
+    def left(self, replica: int) -> None:
+        """Its cache is gone."""
+        self._full.discard(replica)
+
+    def weight(self, replica: int) -> float:
+        displaced = self._cached_tokens / self._computed_tokens if self._computed_tokens else 0.0
+        return AMPLIFIED * (self._delayed + (displaced if replica in self._full else 0.0))
+
 
 LATELY_S = 600.0
 _RESIDENCE_FADE = 0.95
@@ -199,13 +254,6 @@ class Seconds:
         return self._replicas.setdefault(replica, _Known())
 
 
-def _mean_costs(candidates: Sequence[ReplicaLoad]) -> WorkCosts:
+def _mean_costs(candidates: Sequence[ReplicaLoad]) -> StepCost:
     """For a replica that has measured nothing yet: what the others have."""
-    measured = [load.costs for load in candidates if load.costs is not None]
-    if not measured or len(measured) == len(candidates):
-        return GUESSED_COSTS
-    count = len(measured)
-    return WorkCosts(fixed_s=sum(one.fixed_s for one in measured) / count,
-                     token_s=sum(one.token_s for one in measured) / count,
-                     pair_s=sum(one.pair_s for one in measured) / count,
-                     decode_s=sum(one.decode_s for one in measured) / count)
+    return mean_cost([load.costs for load in candidates if load.costs is not None])

@@ -94,15 +94,10 @@ class ProcessLink(Protocol):
     machine_lost: bool
 
     @property
-    def reachable(self) -> bool: ...
-
-    @property
     def started(self) -> bool: ...
 
     @property
     def running(self) -> bool: ...
-
-    async def reached(self) -> None: ...
 
     async def start(self, *, factory: str, config: EngineConfig, record: RecordingTarget | None,
                     beat_s: float, place: HostShare) -> None: ...
@@ -121,10 +116,9 @@ class ProcessLink(Protocol):
 
 
 class EngineLink:
-    """A ``ProcessLink`` to a child on this machine, which is always reachable."""
+    """A ``ProcessLink`` to a child on this machine."""
 
     machine_lost = False
-    reachable = True
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -137,9 +131,6 @@ class EngineLink:
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
-
-    async def reached(self) -> None:
-        """At once."""
 
     async def start(self, *, factory: str, config: EngineConfig, record: RecordingTarget | None,
                     beat_s: float, place: HostShare = ANYWHERE) -> None:

@@ -34,8 +34,7 @@ from typing import Any
 from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
 from weft.request import Request, TokenEvent
-from weft.schedule.plan import StepPlan
-from weft.schedule.work import work_of
+from weft.schedule.plan import StepPlan, work_of
 from weft.sim.recording import Fingerprints, header_line, sequence_line, token_text
 
 _QUEUE_MAX = 1024

@@ -30,8 +30,7 @@ import triton
 import triton.language as tl
 
 from weft.memory.frames.plan import ArenaPlan
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Compilation, launch
 
 Int64s = npt.NDArray[np.int64]
 

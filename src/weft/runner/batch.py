@@ -200,7 +200,7 @@ class BatchBuilder:
             width = next((width for width in self.decode_widths if width >= decodes), 0)
             if width:
                 return _Padding(width - decodes, graphed=True)
-        elif self.mixed_shapes and not plan.window_count and plan.mtp_drafts is None:
+        elif self.mixed_shapes and not plan.verify_count and plan.mtp_drafts is None:
             prompts = plan.lengths[decodes:].tolist()
             shape = next((shape for shape in self.mixed_shapes
                           if shape.holds(decodes, prompts, len(plan.taps))), None)
@@ -268,7 +268,7 @@ class BatchBuilder:
         sampling.host[0] = offsets[in_batch] + lengths[in_batch] - 1 - behind
         sampling.host[1] = plan.rows[sample_runs]
         positions = contexts[in_batch] - behind
-        if not plan.window_count:   # windows choose their tokens one by one
+        if not plan.verify_count:   # windows choose their tokens one by one
             sampler.stage(self.rows.staging, sampling.host[1], positions)
         return sampling, sample_runs, positions
 
@@ -312,7 +312,7 @@ class BatchBuilder:
             slots=slots.tolist(), fresh=staged.fresh, decode_count=staged.plan.decode_count + staged.pads,
             starts_R=starts_R, slots_R=slots_R, context_R=context_R,
             page_table_RP=self.rows.table[:, :pages_used].index_select(0, rows_R), taps=staged.taps,
-            verify_count=staged.plan.window_count, log=_log(staged),
+            verify_count=staged.plan.verify_count, log=_log(staged),
             padded=staged.pads > 0 or gpu.fits(self.rows.table))
         if staged.runs_table is not None:
             flat, chunk_count = staged.runs_table
@@ -326,7 +326,7 @@ class BatchBuilder:
     def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
         """The rows whose output is needed; None if it is needed for all, as for prompt logprobs,
         windows and the model's own head."""
-        if (len(staged.sample_runs) == token_count or staged.plan.window_count
+        if (len(staged.sample_runs) == token_count or staged.plan.verify_count
                 or len(staged.plan.prompt_logprob_runs) or staged.plan.mtp_drafts is not None):
             return None
         decodes = staged.plan.decode_count
@@ -350,9 +350,9 @@ def _sampled(plan: StepPlan) -> tuple[Int64s, Int64s]:
     """int64 [X]: the run of each token that is chosen, and how many tokens of the run lie behind the one that
     chooses it: 0, but for windows."""
     runs = np.flatnonzero(plan.samples)
-    if not plan.window_count:
+    if not plan.verify_count:
         return runs, np.zeros(len(runs), np.int64)
-    in_window = (runs >= plan.windows.start) & (runs < plan.windows.stop)
+    in_window = (runs >= plan.verify_runs.start) & (runs < plan.verify_runs.stop)
     counts = np.where(in_window, plan.lengths[runs], 1)
     ends = np.repeat(counts.cumsum(), counts)
     return np.repeat(runs, counts), ends - 1 - np.arange(len(ends))
@@ -360,9 +360,9 @@ def _sampled(plan: StepPlan) -> tuple[Int64s, Int64s]:
 
 def _log(staged: _StagedRuns) -> ReplayLog | None:
     plan = staged.plan
-    if not plan.window_count:
+    if not plan.verify_count:
         return None
-    first, stop = plan.windows.start, plan.windows.stop
+    first, stop = plan.verify_runs.start, plan.verify_runs.stop
     return ReplayLog(int(staged.offsets[first + staged.pads]), int(plan.lengths[first:stop].sum()))
 
 

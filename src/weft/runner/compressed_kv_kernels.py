@@ -27,8 +27,7 @@ from weft.memory.frames.plan import COMPRESSED_SCALE_BYTES, ArenaPlan
 from weft.runner.arena_kernels import codes_of
 from weft.runner.compressed_kv import GROUP
 from weft.spec import ITEM_BYTES
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Compilation, launch
 from weft.units import PAGE_TOKENS
 
 Int64s = npt.NDArray[np.int64]

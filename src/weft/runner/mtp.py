@@ -140,7 +140,7 @@ class HeadRunner:
         runs, rows, starts = [], [], []
         for run in np.flatnonzero(plan.samples).tolist():
             at = run + (pads if run >= plan.decode_count else 0)
-            right = len(result.windows[run]) if run in result.windows else int(plan.lengths[run])
+            right = len(result.verified[run]) if run in result.verified else int(plan.lengths[run])
             runs.append(run)
             rows.append(inputs.runs.offsets[at] + right - 1)
             starts.append(int(plan.starts[run]) + right - 1)
@@ -152,8 +152,8 @@ class HeadRunner:
         following = np.zeros(inputs.tokens_T.shape[0], np.int64)
         decodes = plan.decode_count
         following[:decodes] = result.tokens[:decodes]
-        for run in plan.windows:
-            first, chosen = inputs.runs.offsets[run + pads], result.windows[run]
+        for run in plan.verify_runs:
+            first, chosen = inputs.runs.offsets[run + pads], result.verified[run]
             following[first : first + len(chosen)] = chosen
         begin = int(plan.lengths[: plan.prefills.start].sum())
         for run in plan.prefills:

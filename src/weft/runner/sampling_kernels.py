@@ -39,9 +39,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import Blocks, compilation_of
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Blocks, Compilation, compilation_of, launch
 
 CHOOSE = Blocks(4096, warps=8)
 _LOWEST = -3.4028234663852886e38

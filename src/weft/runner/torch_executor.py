@@ -174,14 +174,14 @@ class TorchExecutor:
             return LaunchedStep(began_s, 0, self._readback.send([]))
         batch = self.batches.build(plan)
         looks_back = self.sampler.looks_back(batch.sample_rows)
-        if looks_back and not plan.window_count and (before is None or before.arrived):
+        if looks_back and not plan.verify_count and (before is None or before.arrived):
             if before is not None:
                 before.home()
             self.sampler.begin(batch.sample_rows)
-        if plan.window_count and before is not None:
+        if plan.verify_count and before is not None:
             before.home()
         hidden = self._forward(batch.inputs)
-        if plan.window_count:
+        if plan.verify_count:
             return self._verified(plan, batch, hidden, began_s)
         prompts, scores = self._score_prompts(batch, hidden)
         choice = None
@@ -234,7 +234,7 @@ class TorchExecutor:
         home = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts).home()
         result = StepResult(chosen.tokens, chosen.logprobs, home.prompt_logprobs,
                             time.perf_counter() - began_s, chosen.failures, chosen.windows,
-                            chosen.window_logprobs)
+                            chosen.verified_logprobs)
         return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
 
     def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:

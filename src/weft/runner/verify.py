@@ -53,7 +53,7 @@ class Verified:
     tokens: npt.NDArray[np.int32]
     windows: dict[int, tuple[int, ...]] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    window_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    verified_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 
 
@@ -61,7 +61,7 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
     """Tokens of all runs of ``plan``, in rounds. All tokens of earlier steps are known. Changes the
     logits."""
     verified = Verified(np.full(plan.run_count, PAD, np.int32))
-    chosen: dict[int, list[int]] = {run: [] for run in plan.windows}
+    chosen: dict[int, list[int]] = {run: [] for run in plan.verify_runs}
     at = np.flatnonzero(np.diff(of.runs, prepend=-1))   # the first row of each run
     drafts = _drafts(plan)
     apart = sampler.sample(logits_XV, of.rows, of.positions) if sampler.chooses_apart(of.rows) else None
@@ -81,7 +81,7 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
                 continue
             chosen[run].append(token)
             if logprobs is not None:
-                verified.window_logprobs.setdefault(run, []).append(logprobs)
+                verified.verified_logprobs.setdefault(run, []).append(logprobs)
             if i not in sampled.failures and token == drafts[run][len(chosen[run]) - 1]:
                 going_on.append(row + 1)
         at = np.asarray(going_on, np.int64)
@@ -92,7 +92,7 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
 def _drafts(plan: StepPlan) -> dict[int, list[int]]:
     """The drafts of each window, PAD behind the last."""
     begin, drafts = plan.decode_count, {}
-    for run, length in zip(plan.windows, plan.lengths[plan.decode_count :].tolist(), strict=False):
+    for run, length in zip(plan.verify_runs, plan.lengths[plan.decode_count :].tolist(), strict=False):
         drafts[run] = [*plan.tokens[begin + 1 : begin + length].tolist(), PAD]
         begin += length
     return drafts

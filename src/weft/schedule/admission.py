@@ -32,11 +32,10 @@ from weft.schedule.plan import Admission, Int32s
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.preemption import headroom_pages
 from weft.schedule.prefix_sharing import PrefixProducers
-from weft.schedule.queues import RankedQueue
 from weft.schedule.restores import AHEAD_MAX, FetchState, StoreLook
 from weft.schedule.reuse import PREFIX_WAITS_MAX, Reuse
 from weft.schedule.rows import RowTable
-from weft.schedule.sequence import Sequence
+from weft.schedule.sequence import RankedQueue, Sequence
 from weft.schedule.store_tier import StoreTier
 from weft.units import PAGE_TOKENS, RowId, SeqId, pages_for
 

@@ -11,16 +11,60 @@ A grid has a smallest step, so a small budget could starve every prefill while d
 chunk is always left for prefill, of tokens and of time. A step has at most ``step_tokens_bound`` tokens,
 which is ``step_tokens_max`` unless decodes nearly use it up. Buffers are sized by the bound.
 
-Beside decodes, prefills also end where their time does (``step_limit``): ``limit`` says how long that is.
+**Time** (``--max-step-ms``). A sequence that decodes waits for the whole step, so a long prefill is a gap in
+its answer. Tokens do not bound the gap: one costs a hundred times more on one machine than on another.
+
+    |<------------- max_s ------------->|        prefill_s = max(max_s - decodes, decodes)
+    | decodes   | prefill chunks        |
+    | decodes                   | prefill chunks            |      slow decodes: prefill takes as long
+
+If the decodes alone take most of ``max_s``, prefill takes as long as they do. Otherwise a busy server would
+compute one chunk per step, and queues would grow for a bound that the decodes break anyway. A step of
+prefills alone delays no answer and has the whole token budget. The limit is a value that the engine replaces
+between two steps (``weft.costs.fit``), so a plan stays a pure function of its state.
 
 Rejected: a prefill cut off the grid to fill the budget to the last token (the answer would depend on the rest
-of the batch); skipped decodes in favour of prefill (a stall that the reader of the stream sees).
+of the batch); skipped decodes in favour of prefill (a stall that the reader of the stream sees); a budget
+that shrinks after a long step and grows after a short one (it swings with the prompts, and knows nothing of
+contexts); a limit without decodes (it delays first tokens and shortens no gap).
 """
 
 from __future__ import annotations
 
-from weft.schedule.step_limit import NO_LIMIT, StepLimit
+import math
+from dataclasses import dataclass
+
+from weft.costs.step import StepCost, Work
 from weft.units import CHUNK_TOKENS
+
+_ANY_TOKENS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimit:
+    """``max_s``: see the module. ``cost``: None before the first measured step; nothing is limited then."""
+
+    max_s: float
+    cost: StepCost | None = None
+
+    def prefill_s(self, decodes: int, context: int) -> float:
+        """Seconds of prefill in a step of ``decodes`` sequences that read ``context`` tokens."""
+        if self.cost is None or not decodes:
+            return math.inf
+        decodes_s = self.cost.step_s(Work(0, 0, decodes, context))
+        return max(self.max_s - decodes_s, decodes_s)
+
+    def tokens_within(self, start: int, seconds: float) -> int:
+        """Prefill tokens from position ``start`` on that take ``seconds``."""
+        if self.cost is None or math.isinf(seconds):
+            return _ANY_TOKENS
+        return int(min(self.cost.tokens_within(start, max(seconds, 0.0)), _ANY_TOKENS))
+
+    def spent_s(self, start: int, end: int) -> float:
+        return 0.0 if self.cost is None else self.cost.prefill_s(start, end)
+
+
+NO_LIMIT = StepLimit(math.inf)
 
 
 def step_tokens_bound(step_tokens_max: int, rows_max: int) -> int:

@@ -8,7 +8,7 @@ sequence object, no memory object. ``rows_cleared``, ``admissions``, ``table_wri
 keep the per-row state on the device (page table, sampling parameters, token counts) up to date. Then
 ``arena_work`` makes memory ready. All of it is applied in this order before the step computes.
 
-    runs are ordered: every decode (length 1, start > 0), then every window of drafts, then every prefill.
+    runs are ordered: every decode (length 1, start > 0), then every verify run, then every prefill.
 
         tokens_T   [ d0 d1 | w0 w0 w0 | w1 w1 | p0 p0 p0 p0 | p1 p1 ... ]     flat, in run order
         run r covers tokens [offset_r, offset_r + length_r) at positions [start_r, start_r + length_r)
@@ -28,10 +28,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from weft.costs.step import Work, pairs_of
 from weft.memory.arena_work import NO_WORK, ArenaWork
 from weft.memory.reservation import Reservation
 from weft.request import SamplingParams, TokenLogprobs
-from weft.schedule.store_step import NO_STORE_STEP, StoreStep
+from weft.schedule.tier_values import NO_STORE_STEP, StoreStep
 from weft.units import RowId, SeqId, SlotId
 
 Int32s = npt.NDArray[np.int32]
@@ -105,8 +106,9 @@ class StepPlan:
     ``arena_work``: that of the reservation, copies of running slots before this step overwrites them, and
     stores. ``store``: what this plan decides about the store.
 
-    The ``window_count`` runs behind the decodes are windows: a chosen token, and drafts of the next ones. A
-    token is chosen behind each of them, and those behind a wrong draft are dropped (``schedule.windows``).
+    The ``verify_count`` runs behind the decodes are verify runs: a chosen token, and drafts of the next ones.
+    A token is chosen behind each of them, and those behind a wrong draft are dropped
+    (``schedule.verify_runs``).
 
     ``mtp_drafts``: how many next tokens the model's own head drafts for each run that chooses one; 0: it
     reads the tokens of the step and drafts none; None: it does not run.
@@ -136,7 +138,7 @@ class StepPlan:
     table_patches: Int32s = field(default_factory=no_writes)
     arena_work: ArenaWork = NO_WORK
     store: StoreStep = NO_STORE_STEP
-    window_count: int = 0
+    verify_count: int = 0
     mtp_drafts: int | None = None
 
     @property
@@ -148,13 +150,25 @@ class StepPlan:
         return int(self.tokens.size)
 
     @property
-    def windows(self) -> range:
-        """The runs that are windows."""
-        return range(self.decode_count, self.decode_count + self.window_count)
+    def verify_runs(self) -> range:
+        """A chosen token and drafts of the next ones."""
+        return range(self.decode_count, self.decode_count + self.verify_count)
 
     @property
     def prefills(self) -> range:
-        return range(self.decode_count + self.window_count, self.run_count)
+        return range(self.decode_count + self.verify_count, self.run_count)
+
+
+def work_of(plan: StepPlan) -> Work:
+    """What the time of ``plan`` depends on; tokens of verify runs count as those of prefills."""
+    decodes = plan.decode_count
+    starts, lengths = plan.starts, plan.lengths
+    context = int(starts[:decodes].sum()) + decodes
+    if decodes == plan.run_count:
+        return Work(0, 0, decodes, context)
+    runs = zip(starts[decodes:].tolist(), lengths[decodes:].tolist(), strict=True)
+    return Work(int(lengths[decodes:].sum()), sum(pairs_of(start, start + length) for start, length in runs),
+                decodes, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +186,16 @@ class StepResult:
 
     ``logprobs`` of those that asked. ``prompt_logprobs``: one entry per token of the run, each the logprob of
     the *next* prompt token (the last entry of the prompt's last run is absent). ``failures``: why a sequence
-    cannot go on, where that is its own affair (its grammar went over a limit). ``windows``: all tokens that a
-    window chose, its right drafts and the one behind them; ``window_logprobs``: of those, if asked for.
-    ``head_drafts``: of the model's own head, which took ``head_s`` of the seconds."""
+    cannot go on, where that is its own affair (its grammar went over a limit). ``verified``: all tokens that
+    a verify run chose, its right drafts and the one behind them; ``verified_logprobs``: of those, if asked
+    for. ``head_drafts``: of the model's own head, which took ``head_s`` of the seconds."""
 
     tokens: Int32s
     logprobs: dict[int, TokenLogprobs]
     prompt_logprobs: dict[int, list[TokenLogprobs]]
     device_s: float = 0.0
     failures: dict[int, str] = field(default_factory=dict)
-    windows: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    window_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    verified: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    verified_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     head_drafts: dict[int, HeadDraft] = field(default_factory=dict)
     head_s: float = 0.0

@@ -3,8 +3,8 @@
 The builder is filled in order of claim (``scheduler``), over one draft of memory. ``seal`` freezes both into
 a ``StepPlan``. It writes nothing but itself: dropping it is the whole rollback.
 
-    runs of the plan     [ decodes: arrays of the row table ][ windows ][ prefills in progress | admissions ]
-                                                                          lists by run, ``prefill_*``
+    runs of the plan   [ decodes: arrays of the row table ][ verify runs ][ prefills | admissions ]
+                                                                           lists by run, ``prefill_*``
 
 If the whole decode batch runs and nothing else does, the plan has the arrays of the decode batch itself.
 """
@@ -22,7 +22,6 @@ from weft.memory.arena_work import ArenaWork, PageTransfer, SlotCopy, StateTrans
 from weft.memory.draft import Draft
 from weft.memory.reservation import Moves, TablePatch
 from weft.memory.values import NodeId
-from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import (
     Admission,
     Bools,
@@ -31,9 +30,9 @@ from weft.schedule.plan import (
     Tap,
     no_writes,
 )
-from weft.schedule.rows import RowTable
+from weft.schedule.rows import DecodeBatch, RowTable
 from weft.schedule.sequence import Sequence
-from weft.schedule.store_step import FetchKey, FetchWish, StoreStep
+from weft.schedule.tier_values import FetchKey, FetchWish, StoreStep
 from weft.units import PageId, RowId, SeqId, SlotId
 
 Stores = tuple[tuple[PageTransfer, ...], tuple[StateTransfer, ...]]
@@ -69,8 +68,8 @@ class PlanBuilder:
     reclaiming: bool = False
     publishing: int = 0
     decode_rows: Int32s = field(default_factory=lambda: _NO_ROWS)
-    """Of decodes, then of windows."""
-    windows: list[tuple[int, ...]] = field(default_factory=list)
+    """Of decodes, then of verify runs."""
+    verify_tokens: list[tuple[int, ...]] = field(default_factory=list)
     """The tokens of the last of ``decode_rows``, each with drafts."""
     mtp_drafts: int | None = None
     """As in ``StepPlan``."""
@@ -110,13 +109,13 @@ class PlanBuilder:
         """Tokens of the step, before any draft."""
         return int(self.decode_rows.size) + sum(tokens.size for tokens in self.prefill_tokens)
 
-    def set_windows(self, windows: dict[int, tuple[int, ...]]) -> None:
-        """The decodes of these rows are windows of these tokens, behind the others."""
+    def set_verify_runs(self, tokens_of: dict[int, tuple[int, ...]]) -> None:
+        """The decodes of these rows verify these tokens, behind the others."""
         rows = self.decode_rows.tolist()
-        behind = [row for row in rows if row in windows]
+        behind = [row for row in rows if row in tokens_of]
         if behind:
-            self.decode_rows = np.asarray([row for row in rows if row not in windows] + behind, np.int32)
-            self.windows = [windows[row] for row in behind]
+            self.decode_rows = np.asarray([row for row in rows if row not in tokens_of] + behind, np.int32)
+            self.verify_tokens = [tokens_of[row] for row in behind]
 
     def write_table(self, row: RowId, first_index: int, pages: Seq[PageId]) -> None:
         self.write_rows += [row] * len(pages)
@@ -158,7 +157,7 @@ class PlanBuilder:
             work = replace(work, slot_copies=(*work.slot_copies, *self.copies))
         if any(self.stores):
             work = _with_stores(work, self.stores, reservation.moves)
-        window_count = len(self.windows)
+        verify_count = len(self.verify_tokens)
         first_prefill = int(self.decode_rows.size)
         starts, tokens = rows.computed[self.decode_rows], rows.last_token[self.decode_rows]
         decode_batch, moved = self.decode_batch, reservation.moves.slot_patches
@@ -179,8 +178,8 @@ class PlanBuilder:
             fresh=runs.fresh,
             samples=runs.samples,
             tokens=runs.tokens,
-            decode_count=first_prefill - window_count,
-            window_count=window_count,
+            decode_count=first_prefill - verify_count,
+            verify_count=verify_count,
             rows_cleared=tuple(self.rows_cleared),
             admissions=tuple(self.admissions),
             table_writes=self._table_writes(),
@@ -198,13 +197,13 @@ class PlanBuilder:
         )
 
     def _runs(self, starts: Int32s, tokens: Int32s, rows: RowTable) -> _Runs:
-        """Decodes and windows from ``starts`` on, fed ``tokens``, and prefills."""
+        """Decodes and verify runs from ``starts`` on, fed ``tokens``, and prefills."""
         decodes = self.decode_rows
         decode_ends = starts + 1
-        if self.windows:
-            first = decodes.size - len(self.windows)
-            decode_ends[first:] += np.asarray([len(window) - 1 for window in self.windows], np.int32)
-            tokens = np.concatenate([tokens[:first], np.asarray(sum(self.windows, ()), np.int32)])
+        if self.verify_tokens:
+            first = decodes.size - len(self.verify_tokens)
+            decode_ends[first:] += np.asarray([len(run) - 1 for run in self.verify_tokens], np.int32)
+            tokens = np.concatenate([tokens[:first], np.asarray(sum(self.verify_tokens, ()), np.int32)])
         all_starts = np.concatenate([starts, np.asarray(self.prefill_starts, dtype=np.int32)])
         ends = np.concatenate([decode_ends, np.asarray(self.prefill_ends, dtype=np.int32)])
         samples = np.ones(ends.size, dtype=np.bool_)

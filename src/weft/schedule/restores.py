@@ -12,7 +12,7 @@ loaded bytes as they know computed ones: one owner (L1), all or nothing (L2), on
 checkpoint with all of its KV (L8). If the cache has some of the tokens, the lease reads those in place.
 
 A fetch serves every request that waits for the same prefix. It ends for all of them at its deadline: the
-price of computing (``restore_prices``), in the seconds of all requests that computing would delay. A request
+price of computing (``costs.restore``), in the seconds of all requests that computing would delay. A request
 asks once: if its prefix is evicted between load and admission, it computes.
 
 What a request waits with, read or cached, is evicted last (``reuse``). Otherwise the loads of a burst evict
@@ -42,15 +42,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.costs.restore import RestorePrices
 from weft.memory.arena_work import CheckpointLoad
 from weft.memory.prefix_store import KvRows, StagingBuffers, Store, StoredPrefix, StoreEvent, Ticket
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import Match, StoreLoss
 from weft.schedule.plan import Int32s
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.sequence import Sequence
-from weft.schedule.store_step import FetchKey, FetchWish
-from weft.schedule.tier_stats import RestoreCounts
+from weft.schedule.tier_values import FetchKey, FetchWish, RestoreCounts
 from weft.units import PAD, PAGE_TOKENS, BufferId, SeqId, ceil_div
 
 LOAD_SEQS_FROM = 1 << 40

@@ -18,8 +18,10 @@ Rejected: attributes of Sequence objects (256 attribute reads cost more than the
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.schedule.plan import Bools, Int32s
 from weft.schedule.sequence import UNBOUNDED, SeqState, Sequence
@@ -125,3 +127,57 @@ class RowTable:
                 assert self.computed[row] == expected_computed, f"{seq}: {self.computed[row]} computed"
             else:
                 assert self.target[row] == seq.known_count, f"{seq}: prefill of {self.target[row]}"
+
+
+class Countdown:
+    """Steps until something can be due at the earliest: each decode moves by at most one position a step, so
+    until the nearest event nothing is checked."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    @property
+    def over(self) -> bool:
+        return self._left <= 0
+
+    def start(self, distances: Int32s) -> None:
+        """``distances``: steps until each event, at the earliest. An event that is due now keeps the count at
+        0."""
+        self._left = int(distances.min(initial=np.iinfo(np.int32).max))
+
+    def step(self, steps: int) -> None:
+        self._left -= steps
+
+
+class DecodeBatch:
+    """All decoding rows as arrays in run order, best rank first; rebuilt when a sequence joins or leaves.
+    ``rows`` and ``slots``: int32 [decodes], ``seqs``: their sequences.
+
+    A plan of decodes alone has these arrays themselves, and so does the next one. They are frozen: a reader
+    that sees the same array again knows that nothing in it has changed (``runner.decodes``)."""
+
+    __slots__ = ("ends", "fresh", "lengths", "rows", "samples", "seqs", "slots", "states")
+
+    def __init__(self, rows: Int32s, seqs: Iterable[SeqId], slots: Int32s) -> None:
+        self.rows: Int32s = _frozen(rows)
+        self.slots: Int32s = _frozen(slots)
+        self.seqs = tuple(seqs)
+        self.lengths: Int32s = _frozen(np.ones(rows.size, np.int32))
+        self.fresh: Bools = _frozen(np.zeros(rows.size, np.bool_))
+        self.samples: Bools = _frozen(np.ones(rows.size, np.bool_))
+        self.ends = Countdown()
+        """Of decodes that have computed all they ever will."""
+        self.states = Countdown()
+        """Of decodes that have come to where their answer leaves a state."""
+
+    def step(self, steps: int = 1) -> None:
+        """``steps`` more steps are computed; no decode has moved further than this."""
+        self.ends.step(steps)
+        self.states.step(steps)
+
+
+def _frozen(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    values.flags.writeable = False
+    return values

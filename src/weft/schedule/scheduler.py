@@ -25,7 +25,7 @@ One plan, in order of claim:
     6  publish, then taps (reuse.py)                 what the last step computed goes into the cache, and this
                                                      step saves states if slots are left
     7  stores (store_writes.py)                      some pages of a checkpoint that the store should have
-    8  windows of drafts (windows.py)                decodes compute drafts too, where pages are left
+    8  verify runs (verify_runs.py)                   decodes compute drafts too, where pages are left
 
 Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence runs, or its memory is on the
 way, and it fits alone); L5 (the plan that takes a sequence out clears its row, before another sequence gets
@@ -48,25 +48,22 @@ import numpy as np
 from weft.config import Sizes
 from weft.memory.memory import Memory
 from weft.schedule.admission import AdmissionPlanner
-from weft.schedule.budget import Budget, step_tokens_bound
+from weft.schedule.budget import NO_LIMIT, Budget, StepLimit, step_tokens_bound
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
-from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.preemption import victim_count
-from weft.schedule.queues import RankedQueue
 from weft.schedule.reuse import Reuse
-from weft.schedule.rows import RowTable
-from weft.schedule.sequence import SeqState, Sequence
-from weft.schedule.step_limit import NO_LIMIT, StepLimit
+from weft.schedule.rows import DecodeBatch, RowTable
+from weft.schedule.sequence import RankedQueue, SeqState, Sequence
 from weft.schedule.store_tier import StoreTier
-from weft.schedule.windows import WindowPlanner
+from weft.schedule.verify_runs import VerifyPlanner
 from weft.speculation.drafter import Drafter
 from weft.units import PAD, RowId, SeqId, SlotId
 
 
 class Scheduler:
-    """``store``: prefixes beyond memory; ``drafter``: where windows get their drafts. None: without."""
+    """``store``: prefixes beyond memory; ``drafter``: where verify runs get their drafts. None: without."""
 
     def __init__(self, memory: Memory, sizes: Sizes, policy: CheckpointPolicy = AUTO,
                  store: StoreTier | None = None, drafter: Drafter | None = None) -> None:
@@ -83,7 +80,7 @@ class Scheduler:
         """Time of a step with decodes; the engine replaces it between steps (``--max-step-ms``)."""
         self.store = store
         self._admission = AdmissionPlanner(sizes, self.rows, self.reuse, self.waiting, self.running, store)
-        self._windows = None if drafter is None else WindowPlanner(
+        self._verify_planner = None if drafter is None else VerifyPlanner(
             drafter, self.rows, self.reuse, step_tokens_bound(sizes.step_tokens_max, sizes.rows_max))
         self.drafter = drafter
         self._closing: list[Sequence] = []
@@ -127,9 +124,9 @@ class Scheduler:
 
     # ------------------------------------------------------------------ plan
 
-    def plan(self, *, windows: bool = True) -> StepPlan | None:
+    def plan(self, *, verifies: bool = True) -> StepPlan | None:
         """The next step. None if there is no work, or none until a last token in flight or a fetch has
-        arrived. Changes nothing: called twice, it returns the same plan. Without ``windows`` no draft is
+        arrived. Changes nothing: called twice, it returns the same plan. Without ``verifies`` no draft is
         verified: the tokens before them are in flight."""
         if not self.has_work:
             return None
@@ -150,8 +147,8 @@ class Scheduler:
             step.stores = self.store.writes.work(idle=not (step.decode_rows.size or step.prefill_rows))
             if not step.runs_or_frees and not step.publishing and self.store.may_stop_plans:
                 return None
-        if windows and self._windows is not None:
-            self._windows.plan(step)
+        if verifies and self._verify_planner is not None:
+            self._verify_planner.plan(step)
         if not step.runs_or_frees and self.rows.ends_in_flight(step.decode_batch.rows).any():
             return None  # a sequence that ends publishes when it leaves
         assert step.runs_or_frees or step.publishing, (
@@ -298,16 +295,16 @@ class Scheduler:
         self._decode_batch = None
 
     def advance(self, plan: StepPlan, tokens: Int32s | int,
-                windows: Mapping[int, tuple[int, ...]] | None = None) -> None:
+                verified: Mapping[int, tuple[int, ...]] | None = None) -> None:
         """The step is computed, or will be before any later one. Positions move on, and the next decodes feed
         ``tokens``: int32 [runs], PAD where none was chosen, or PAD for all while they are not known.
-        ``windows``: by run, what each window chose; it moves by that much. Sequences that ended in the
+        ``verified``: by run, what each verify run chose; it moves by that much. Sequences that ended in the
         meantime still hold their rows."""
         ends, steps = plan.starts + plan.lengths, 1
-        for run in plan.windows:
-            assert windows is not None, "a window moves by what it chose"
-            ends[run] = plan.starts[run] + len(windows[run])
-            steps = max(steps, len(windows[run]))
+        for run in plan.verify_runs:
+            assert verified is not None, "a verify run moves by what it chose"
+            ends[run] = plan.starts[run] + len(verified[run])
+            steps = max(steps, len(verified[run]))
         self.rows.advance(plan.rows, ends, tokens)
         if self._decode_batch is not None:
             self._decode_batch.step(steps)
@@ -352,5 +349,5 @@ class Scheduler:
 def _budget_beside(step: PlanBuilder, rows: RowTable, sizes: Sizes, limit: StepLimit) -> Budget:
     """What the decodes of ``step`` leave to prefills."""
     decodes = int(step.decode_rows.size)
-    context = 0 if limit.estimate is None else int(rows.computed[step.decode_rows].sum()) + decodes
+    context = 0 if limit.cost is None else int(rows.computed[step.decode_rows].sum()) + decodes
     return Budget(sizes.step_tokens_max, decodes, limit, context)

@@ -6,7 +6,7 @@
     committed  what the plan decided becomes true
     finished   the step is computed: its buffers may be used or freed
 
-``StoreStep`` is the part of a step plan that belongs to the store (``store_step``). Without a store the
+``StoreStep`` is the part of a step plan that belongs to the store (``tier_values``). Without a store the
 scheduler has no ``StoreTier``, and plans have NO_STORE_STEP.
 """
 
@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from weft.costs.restore import RestorePrices
 from weft.memory.memory import Memory
 from weft.memory.prefix_store import Store
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.restores import FetchState, Restores
 from weft.schedule.store_writes import STEP_BYTES, StoreWrites
-from weft.schedule.tier_stats import TierStats
+from weft.schedule.tier_values import TierStats
 from weft.units import SeqId
 
 

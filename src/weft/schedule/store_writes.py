@@ -18,7 +18,7 @@ Compressed KV and states are written as they are, codes and scales, with the mar
 packed pages are copied like any pages. A record is then a slice of the buffer. Compression makes a checkpoint
 cheaper, so one that was not worth its bytes is looked at again.
 
-A checkpoint is written if its expected uses save more than writing costs (``restore_prices``). The uses are
+A checkpoint is written if its expected uses save more than writing costs (``costs.restore``). The uses are
 those that the cache policy expects; it learns them from prompts that came back, evicted ones too. A policy
 without expectations counts PRIOR_USES and the hits so far. The candidate is looked at when its turn comes. If
 it is skipped and a sequence resumes at it later, it is a candidate again. A loaded checkpoint is no
@@ -48,6 +48,7 @@ from math import inf
 
 import numpy as np
 
+from weft.costs.restore import PRIOR_USES, RestorePrices
 from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
 from weft.memory.memory import Memory
 from weft.memory.prefix.checkpoint_contents import CheckpointContents
@@ -65,8 +66,7 @@ from weft.memory.prefix_store import (
 )
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import NodeId
-from weft.schedule.restore_prices import PRIOR_USES, RestorePrices
-from weft.schedule.tier_stats import WriteCounts
+from weft.schedule.tier_values import WriteCounts
 from weft.units import PAGE_TOKENS, BufferId, ceil_div, pages_for
 
 STEP_BYTES = 8 << 20

@@ -3,8 +3,8 @@
     {"time": "2026-01-31T12:00:00.250Z", "client": "127.0.0.1:40512", "method": "POST",
      "path": "/v1/completions", "status": 200}
 
-One line a request, on stderr like every log. The path has no query string: a client may have put a key or a
-text there. Headers and bodies are never logged.
+One line a request, on stderr like every log. ``ignored`` lists fields of the body that had no effect. The
+path has no query string: a client may have put a key or a text there. Headers and bodies are never logged.
 
 Rejected: other fields by the name of the header (a header may carry a key).
 """
@@ -16,6 +16,8 @@ import logging
 
 import msgspec
 
+from weft.server.ignored_fields import ignored_names
+
 
 class JsonAccessFormatter(logging.Formatter):
     """Of the records of ``uvicorn.access``: (client, method, path, HTTP version, status)."""
@@ -26,6 +28,8 @@ class JsonAccessFormatter(logging.Formatter):
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line = {"time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"), "client": client,
                 "method": method, "path": str(path).partition("?")[0], "status": status}
+        if names := ignored_names():
+            line["ignored"] = names
         return msgspec.json.encode(line).decode()
 
 

@@ -27,9 +27,10 @@ from weft.server.batches.routes import batch_handlers
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
-from weft.server.errors import on_bug, on_http_error, on_weft_error
+from weft.server.errors import on_bug, on_weft_error
 from weft.server.exchange import Handler, Job, answer_job, json_response, namespace_of, read_raw
 from weft.server.gate import Gate
+from weft.server.ignored_fields import note_ignored
 from weft.server.metrics import CONTENT_TYPE
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
@@ -50,12 +51,11 @@ from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer,
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 from weft.server.tokenize_answer import tokenize_answer
+from weft.server.unknown_path import on_http_error
 from weft.server.workers.forward import forwarded_operations
 
 _CLIENT_CLOSED_REQUEST = 499
 """No client reads it; it is for the access log."""
-IGNORED_FIELDS = "x-weft-ignored"
-"""Header of an answer: the fields of its request that this server accepts and ignores."""
 
 
 def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
@@ -81,7 +81,8 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
         Exception: on_bug})
     app.router.redirect_slashes = False
     app.state.body_checker = service.body_checker
-    return Gate(app, keys=keys, origins=config.origins(), tracer=service.tracer)
+    return Gate(app, keys=keys, origins=config.origins(), tracer=service.tracer,
+                strict_fields=config.strict_fields)
 
 
 def endpoint_routes(handlers: Mapping[str, Handler]) -> list[Route]:
@@ -114,10 +115,9 @@ class _Handlers:
         body = await read_body(await read_raw(request), ChatBody, unserved=UNSERVED_IN_CHAT)
         body.cache_salt = namespace_of(request, body.cache_salt)
         job = await prepare_chat(self._service, body)
-        response = await self._answer(request, job, stream=bool(body.stream))
         if body.store:
-            response.headers[IGNORED_FIELDS] = "store"
-        return response
+            note_ignored("store")
+        return await self._answer(request, job, stream=bool(body.stream))
 
     async def messages(self, request: Request) -> Response:
         self._service.check_open()

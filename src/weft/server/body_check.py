@@ -16,13 +16,11 @@ between processes (the server would have to decode those).
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from weft.errors import EngineUnavailableError, RequestError
 from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
-from weft.text.worker_process import WorkerProcess
+from weft.text.worker_process import WorkerLane, WorkerProcess
 
 _SECONDS = 30.0
 
@@ -35,9 +33,8 @@ class TooManyValuesError(RequestError):
 
 class BodyChecker:
     def __init__(self, values_max: int) -> None:
-        self._start = values_max.to_bytes(8, "little")
-        self._worker: WorkerProcess | None = None
-        self._lock = asyncio.Lock()
+        start = values_max.to_bytes(8, "little")
+        self._lane = WorkerLane(lambda: WorkerProcess("weft.server.body_worker", start), _SECONDS)
 
     async def check(self, raw: bytes) -> None:
         """Returns at once for a small body.
@@ -45,27 +42,15 @@ class BodyChecker:
         Raises TooManyValuesError, RequestError, EngineUnavailableError."""
         if len(raw) <= LARGE_BODY_BYTES:
             return
-        # A client that goes away must not leave half a body in the pipe: the task goes on without it.
-        answer = await asyncio.shield(asyncio.ensure_future(self._ask(raw)))
+        try:
+            answer = msgspec.msgpack.decode(await self._lane.ask(raw), type=BodyVerdict)
+        except OSError:
+            raise EngineUnavailableError("the body took too long to look through; try "
+                                         "again later") from None
         if answer.is_too_large:
             raise TooManyValuesError(answer.message, param="limits.max_json_values", code="too_many_values")
         if answer.message:
             raise RequestError(answer.message, param=answer.param, code="invalid_json")
 
-    async def _ask(self, raw: bytes) -> BodyVerdict:
-        async with self._lock:
-            if self._worker is None or self._worker.gone:
-                self._worker = await asyncio.to_thread(WorkerProcess, "weft.server.body_worker", self._start)
-            try:
-                async with asyncio.timeout(_SECONDS):
-                    answer = await asyncio.wrap_future(await asyncio.to_thread(self._worker.ask, raw))
-            except (OSError, TimeoutError):
-                self.close()
-                raise EngineUnavailableError("the body took too long to look through; try "
-                                             "again later") from None
-        return msgspec.msgpack.decode(answer, type=BodyVerdict)
-
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.end()
-            self._worker = None
+        self._lane.end()

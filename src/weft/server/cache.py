@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from weft.costs.step import StepCost
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError
 from weft.memory.prefix.cache_shape import CacheShape, PrefixShape, ShapeSum, SizeClass
@@ -74,7 +75,7 @@ def cache_reports(engines: Sequence[tuple[int, EngineStats, CacheShape]], *,
     """``cache_report`` of one replica; of several, their sum, and each one in ``replicas``. ``store``: what
     the store of a replica holds and did. ``router``: what the router knows of each replica. Raises
     EngineUnavailableError without any: an engine may have ended since it was asked."""
-    reports = [(number, cache_report(stats.memory, shape, text_of=text_of))
+    reports = [(number, cache_report(stats.memory, shape, costs=stats.costs, text_of=text_of))
                for number, stats, shape in engines]
     if not reports:
         raise EngineUnavailableError("no engine serves at the moment")
@@ -128,7 +129,8 @@ def _added_classes(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]
     return [by_size[size] for size in sorted(by_size)]
 
 
-def cache_report(usage: MemoryUsage, shape: CacheShape, *, text_of: TextOf | None = None) -> dict[str, Any]:
+def cache_report(usage: MemoryUsage, shape: CacheShape, *, costs: StepCost | None = None,
+                 text_of: TextOf | None = None) -> dict[str, Any]:
     """``states`` are checkpoints, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages;
     ``pages`` of 16 tokens; ``read_now``: pages that running requests read; ``pages_compressed``: of KV, in
     ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a
@@ -162,14 +164,20 @@ def cache_report(usage: MemoryUsage, shape: CacheShape, *, text_of: TextOf | Non
             "namespace_count": shape.namespace_count,
             "by_depth": _classes(shape.depths),
             "by_length": _classes(shape.lengths),
-            "prefixes": [_prefix(one, text_of) for one in shape.prefixes],
+            "prefixes": [_prefix(one, costs, text_of) for one in shape.prefixes],
             "cut_off": shape.cut_off,
         },
     }
 
 
-def _prefix(prefix: PrefixShape, text_of: TextOf | None) -> dict[str, Any]:
-    row = {**dataclasses.asdict(prefix), "age_s": round(prefix.age_s, 1)}
+def _prefix(prefix: PrefixShape, costs: StepCost | None, text_of: TextOf | None) -> dict[str, Any]:
+    """``saved_s``: what computing the reused tokens would have taken, as the engine prices it; None until it
+    has measured enough."""
+    row = {**dataclasses.asdict(prefix), "age_s": round(prefix.age_s, 1), "saved_s": None}
+    if costs is not None:
+        # Attention is quadratic in a prompt, so each hit is priced at its length, not all of them as one.
+        mean_tokens = prefix.tokens_saved // max(prefix.hits, 1)
+        row["saved_s"] = prefix.hits * costs.prefill_s(0, mean_tokens)
     head = row.pop("head")
     label = hashlib.blake2b(row.pop("digest").encode(), key=_LABEL_KEY, digest_size=4).hexdigest()
     row = {"label": label, **row}

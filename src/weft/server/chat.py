@@ -27,9 +27,8 @@ from weft.server.service import Service
 from weft.server.sse import DONE, sse_line
 from weft.server.turn import ChatTurn, PreparedTurn, prepare_turn
 from weft.text.blocks import AnswerBlock, BlockEvent, text_of
-from weft.text.chat_request import ConversationFields
+from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
-from weft.text.predicted import predicted_text
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -57,8 +56,11 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True):
-    role: str = "assistant"
-    content: str | None
+    """A whole message, or what a chunk adds to it. In a chunk ``tool_calls`` has one entry, as clients read
+    the first alone."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
@@ -84,19 +86,9 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Delta(msgspec.Struct, kw_only=True):
-    """``tool_calls`` has one entry: clients read the first."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
 class DeltaChoice(msgspec.Struct, kw_only=True):
     index: int
-    delta: Delta
+    delta: ChatAnswer
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
@@ -149,7 +141,7 @@ class ChatJob:
         return _encoder.encode(response)
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        roles = [DeltaChoice(index=choice.index, delta=Delta(role="assistant", content=""))
+        roles = [DeltaChoice(index=choice.index, delta=ChatAnswer(role="assistant", content=""))
                  for choice in self.generation.choices]
         yield b"".join(self._line([role], first=role.index == 0) for role in roles)
         async for pieces in self.generation.pieces():
@@ -172,7 +164,7 @@ class ChatJob:
 
     def _message(self, piece: Piece) -> ChatAnswer:
         blocks = self._turn.read_whole(piece)
-        answer = ChatAnswer(content=text_of(blocks, "text"))
+        answer = ChatAnswer(role="assistant", content=text_of(blocks, "text"))
         if reasoning := text_of(blocks, "reasoning"):
             answer.reasoning = answer.reasoning_content = reasoning
         if calls := [_call(block, block.text) for block in blocks if block.is_call]:
@@ -182,7 +174,7 @@ class ChatJob:
     def _choices(self, piece: Piece) -> list[DeltaChoice]:
         """None for a piece whose text is held back, as it may become a marker."""
         deltas = stream_deltas(self._turn.read(piece))
-        choices = [DeltaChoice(index=piece.index, delta=delta) for delta in deltas or [Delta()]]
+        choices = [DeltaChoice(index=piece.index, delta=delta) for delta in deltas or [ChatAnswer()]]
         choices[0].logprobs = self._logprobs(piece)
         if self._body.return_token_ids:
             choices[0].token_ids = piece.tokens
@@ -205,18 +197,18 @@ def _call(block: AnswerBlock, text: str) -> ToolCall:
     return ToolCall(id=block.call_id, type="function", function=Function(name=block.name, arguments=text))
 
 
-def stream_deltas(events: Iterable[BlockEvent]) -> list[Delta]:
+def stream_deltas(events: Iterable[BlockEvent]) -> list[ChatAnswer]:
     """Each part of a call has a delta of its own, and the first one of a call has no arguments yet: clients
     take the first entry of ``tool_calls`` alone, and some add arguments to the one that has the name."""
-    deltas: list[Delta] = []
+    deltas: list[ChatAnswer] = []
     for event in events:
         call = _call_part(event)
         if call is not None:
             if not deltas or deltas[-1].tool_calls is not UNSET:
-                deltas.append(Delta())
+                deltas.append(ChatAnswer())
             deltas[-1].tool_calls = [call]
         elif event.phase == "delta" and not event.block.is_call:
-            deltas = deltas or [Delta()]
+            deltas = deltas or [ChatAnswer()]
             delta, name = deltas[-1], "content" if event.block.kind == "text" else "reasoning"
             setattr(delta, name, (getattr(delta, name) or "") + event.delta)
             delta.reasoning_content = delta.reasoning

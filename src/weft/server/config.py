@@ -14,13 +14,12 @@ from typing import Literal
 
 from weft.config_check import debug, flag, limit, setting_name
 from weft.errors import ConfigError
-from weft.rpc.link_socket import tcp_address
+from weft.rpc.link import tcp_address
 from weft.rpc.recording_target import RecordingTarget
 from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits
 from weft.server.origins import Origins
-from weft.server.responses.database import StoreLimits
-from weft.server.responses.store import default_path
+from weft.server.responses.store import StoreLimits, default_path
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
 from weft.text.reasoning import check_reasoning_parser
@@ -40,7 +39,8 @@ class ServerConfig:
     port: int | None = flag(None, "Port to listen on; 0 takes any free one. Default: 8000, or the next one "
                                   "that is free.")
     api_key: tuple[str, ...] = flag((), "Key that clients must send as 'Authorization: Bearer KEY'; may be "
-                                        "given several times. Guards everything but /health.")
+                                        "given several times. Only /health, the page, /docs and "
+                                        "/openapi.json answer without it.")
     operator_key: tuple[str, ...] = flag((), "Key that opens everything, and alone opens /metrics, "
                                              "/v1/cache, /sleep and /wake_up; may be given several "
                                              "times. Without one, every --api-key opens those.")
@@ -54,6 +54,8 @@ class ServerConfig:
                                           "(429); 0: no limit.", least=0)
     key_mb_in_flight: int = limit(0, "MB that the bodies of one API key's unfinished requests may hold "
                                      "(429); 0: no limit.", least=0)
+    strict_fields: bool = flag(False, "Refuse a request with an unknown field (400). Else it is ignored, and "
+                                      "the header X-Weft-Ignored of the answer names it.")
     hide_cached_tokens: bool = flag(False, "Answer with cached_tokens 0: the number tells a client "
                                            "whether another one sent the same prefix.")
     show_text: bool = flag(False, "Show the operator the first words of cached prefixes, on the page and in "

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +18,7 @@ from weft.errors import UserError, WeftError
 from weft.server.anthropic.protocol import error_json
 
 RETRY_AFTER_S = 1
-_KINDS = {403: "permission_error", 421: "permission_error", 429: "rate_limit_error",
+_KINDS = {403: "permission_error", 404: "not_found_error", 421: "permission_error", 429: "rate_limit_error",
           503: "service_unavailable"}
 
 
@@ -71,30 +70,16 @@ def error_response(error: WeftError) -> Response:
 
 
 async def on_weft_error(request: Request, error: Exception) -> Response:
-    """In the shape of the dialect that the path speaks."""
     assert isinstance(error, WeftError)
-    response = error_response(error)
-    if request.url.path.startswith("/v1/messages"):
+    return refused(request, error)
+
+
+def refused(request: Request, error: WeftError, headers: Mapping[str, str] | None = None) -> Response:
+    """In the shape of the dialect that the path speaks."""
+    body = error_body(error)
+    if "/messages" in request.url.path:
         body = error_json(error, request.scope["state"].get("request_id"))
-        headers = {name: value for name, value in response.headers.items() if name != "content-length"}
-        return Response(body, response.status_code, headers)
-    return response
-
-
-async def on_http_error(request: Request, error: Exception) -> Response:
-    """What the router itself refuses: unknown paths and wrong methods."""
-    assert isinstance(error, HTTPException)
-    headers: Mapping[str, str] = error.headers or {}
-    if error.status_code == 404:
-        detail = ErrorDetail(f"there is nothing at {request.url.path}; /v1/models, /v1/chat/completions and "
-                             "/v1/completions are served", "not_found_error", None, "unknown_path")
-    elif error.status_code == 405:
-        allowed = headers.get("Allow", "another method")
-        detail = ErrorDetail(f"{request.method} is not served at {request.url.path}; use {allowed}",
-                             "invalid_request_error", None, "method_not_allowed")
-    else:
-        detail = ErrorDetail(error.detail, "invalid_request_error", None, None)
-    return Response(msgspec.json.encode(ErrorBody(detail)), error.status_code, headers,
+    return Response(body, error.status, {**error_headers(error), **(headers or {})},
                     media_type="application/json")
 
 

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from weft.errors import AuthenticationError, WeftError
 from weft.server.errors import EdgeError, error_response
 from weft.server.ids import random_id
+from weft.server.ignored_fields import HEADER, begin_request
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.origins import Origins
 from weft.server.page import page_routes
@@ -41,9 +42,10 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 class Gate:
     def __init__(self, app: ASGIApp, *, keys: Keys, origins: Origins,
-                 tracer: RequestTracer | None = None) -> None:
+                 tracer: RequestTracer | None = None, strict_fields: bool = False) -> None:
         self._app = app
         self._tracer = tracer
+        self._strict_fields = strict_fields
         self._keys = keys
         self._origins = origins
 
@@ -61,6 +63,7 @@ class Gate:
         if self._tracer is not None and scope["method"] == "POST" and scope["path"] in OPERATIONS:
             trace = state["trace"] = RequestTrace(scope["path"], request_id, headers)
         cors_headers = self._origins.cors_headers(headers)
+        ignored = begin_request(strict=self._strict_fields)
         is_gone = False
 
         async def send_with_id(message: Message) -> None:
@@ -70,6 +73,8 @@ class Gate:
                 answer_headers["x-request-id"] = request_id
                 answer_headers["x-content-type-options"] = "nosniff"
                 answer_headers.raw.extend(cors_headers)
+                if ignored.names:
+                    answer_headers[HEADER] = ", ".join(ignored.names)
                 if trace is not None:
                     trace.status = message["status"]
             try:

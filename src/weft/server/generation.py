@@ -46,9 +46,9 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     """``cached_tokens`` is the field's; the others are ours: tokens that were computed again after
     preemptions, and what the prefix cache had in part and could not give, by why."""
 
-    cached_tokens: int
-    recomputed_tokens: int
-    lost_tokens: LostTokens
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    lost_tokens: LostTokens = LostTokens()
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +95,7 @@ class Generation:
         self.prompts = prompts
         self.samplings = samplings
         self.choices: list[Choice] = []
+        self._by_prompt: list[list[Choice]] = []
         self._by_event: dict[tuple[str, int], Choice] = {}
         self._times: list[SequenceTimes] = []
         self._requests: list[Request] = []
@@ -112,6 +113,7 @@ class Generation:
                 self._by_event[request.request_id, index] = choice
                 self.choices.append(choice)
                 self._times.append(SequenceTimes(self._arrived_s, len(prompt.tokens)))
+            self._by_prompt.append(self.choices[-sampling.n:])
 
     def check_logprob_count(self, *, streamed: bool, field: str) -> None:
         """``field``: the field of the request that asks for alternatives. Raises RequestError."""
@@ -191,9 +193,8 @@ class Generation:
         self._service.leave()
         if self._stream is None:
             return
-        for request in self._requests:
-            live = [self._by_event[request.request_id, index] for index in range(request.sampling.n)]
-            if not all(choice.finished for choice in live):
+        for request, choices in zip(self._requests, self._by_prompt, strict=True):
+            if not all(choice.finished for choice in choices):
                 self._requests_in_flight.cancel(request.request_id)
         self._requests_in_flight.close(self._stream)
         for choice, times in zip(self.choices, self._times, strict=True):
@@ -203,46 +204,31 @@ class Generation:
 
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed, each prompt counted once."""
-        total = first = 0
-        for sampling in self.samplings:
-            total += max(choice.cached_tokens for choice in self.choices[first:first + sampling.n])
-            first += sampling.n
-        return total
+        return sum(max(choice.cached_tokens for choice in choices) for choices in self._by_prompt)
 
     def lost_tokens(self) -> LostTokens:
         """Of the first sequence of each prompt: the others of its n wait for that one."""
-        if len(self.samplings) == 1:
-            return self.choices[0].lost_tokens
-        total: dict[str, int] = {}
-        first = 0
-        for sampling in self.samplings:
-            lost = msgspec.structs.asdict(self.choices[first].lost_tokens)
-            total = {reason: total.get(reason, 0) + count for reason, count in lost.items()}
-            first += sampling.n
-        return LostTokens(**total)
+        counts = [msgspec.structs.asdict(choices[0].lost_tokens) for choices in self._by_prompt]
+        return LostTokens(**{reason: sum(count[reason] for count in counts) for reason in counts[0]})
 
     def usage(self, reasoning_tokens: int = 0) -> Usage:
+        """With --hide-cached-tokens without the counts of the cache, and those of drafts: both tell what an
+        earlier request had."""
         prompt_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
         generated = sum(choice.generated_tokens for choice in self.choices)
+        of_prompt = PromptTokensDetails()
+        of_answer = CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
+        if not self._service.config.hide_cached_tokens:
+            of_prompt = PromptTokensDetails(
+                cached_tokens=self.cached_tokens(), lost_tokens=self.lost_tokens(),
+                recomputed_tokens=sum(choice.recomputed_tokens for choice in self.choices))
+            of_answer = CompletionTokensDetails(
+                reasoning_tokens=reasoning_tokens,
+                accepted_prediction_tokens=sum(choice.accepted_drafts for choice in self.choices),
+                rejected_prediction_tokens=sum(choice.rejected_drafts for choice in self.choices))
         return Usage(prompt_tokens=prompt_tokens, completion_tokens=generated,
-                     total_tokens=prompt_tokens + generated,
-                     prompt_tokens_details=self._details(),
-                     completion_tokens_details=self._completion_details(reasoning_tokens))
-
-    def _details(self) -> PromptTokensDetails:
-        if self._service.config.hide_cached_tokens:
-            return PromptTokensDetails(cached_tokens=0, lost_tokens=LostTokens(), recomputed_tokens=0)
-        return PromptTokensDetails(cached_tokens=self.cached_tokens(), lost_tokens=self.lost_tokens(),
-                                   recomputed_tokens=sum(choice.recomputed_tokens for choice in self.choices))
-
-    def _completion_details(self, reasoning_tokens: int) -> CompletionTokensDetails:
-        """Counts of drafts are hidden with those of the cache: both tell what an earlier request had."""
-        if self._service.config.hide_cached_tokens:
-            return CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
-        return CompletionTokensDetails(
-            reasoning_tokens=reasoning_tokens,
-            accepted_prediction_tokens=sum(choice.accepted_drafts for choice in self.choices),
-            rejected_prediction_tokens=sum(choice.rejected_drafts for choice in self.choices))
+                     total_tokens=prompt_tokens + generated, prompt_tokens_details=of_prompt,
+                     completion_tokens_details=of_answer)
 
     def outcome(self, *, stream: bool) -> GenerationOutcome:
         """For a trace, after ``close``. Its times are of all sequences together: from the first that began to
@@ -266,11 +252,8 @@ class Generation:
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that choice ``index`` answers."""
-        for prompt, sampling in zip(self.prompts, self.samplings, strict=True):
-            if index < sampling.n:
-                return prompt
-            index -= sampling.n
-        raise IndexError(index)
+        return next(prompt for prompt, choices in zip(self.prompts, self._by_prompt, strict=True)
+                    if index <= choices[-1].index)
 
     def _note(self, choice: Choice, event: TokenEvent) -> None:
         self._metrics.event_came(self._times[choice.index], event, time.perf_counter())

@@ -39,12 +39,14 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.fleet.start_progress import StartProgress
+from weft.host import usable_cores
 from weft.info import ModelInfo
+from weft.models.hub import local_checkpoint
+from weft.router.blind import make_router
 from weft.router.protocol import Router
-from weft.router.routers import make_router
 from weft.rpc.client import ASSEMBLE
+from weft.rpc.link import tcp_address
 from weft.rpc.link_keys import LinkKeys, new_token, read_or_create_token
-from weft.rpc.link_socket import tcp_address
 from weft.server.banner import base_url, print_banner
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, LAST_ANSWERS_S, http_server, raise_file_limit, set_up_logging
@@ -69,6 +71,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         server_config.check()
         engine_config.check()
         parse_sources(engine_config.speculate)
+        if engine_config.model is not None and server_config.own_replicas and factory == ASSEMBLE:
+            local_checkpoint(engine_config.model)  # a wrong path is said before anything listens
         listener = bind(server_config)
         progress = StartProgress(console)
         link = joining(server_config, console)
@@ -191,6 +195,9 @@ class Serving:
         serving = asyncio.create_task(http.serve(
             sockets=[self._listener if workers is None else listen_at(workers.http_socket)]))
         self._say(f"listening on {self._url}; answers 503 until the model is ready")
+        if (replicas := self._config.own_replicas) > (cores := usable_cores()):
+            self._say(f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part of "
+                      f"the free memory; more than {cores} are no faster")
         try:
             return await self._until_stopped()
         finally:

@@ -79,7 +79,7 @@ class Origins:
         if origin is None or not self._is_allowed(origin):
             return []
         return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin"),
-                (b"access-control-expose-headers", b"X-Request-Id, Retry-After")]
+                (b"access-control-expose-headers", b"X-Request-Id, Retry-After, X-Weft-Ignored")]
 
     def preflight_headers(self, method: str, headers: Headers) -> dict[str, str] | None:
         """None if the request is no preflight of an allowed origin."""

@@ -7,7 +7,8 @@ What a field means is in docs/server.md. Three rules hold for every body:
 * a field that this server serves is checked for its type, and the error names field, expected, got;
 * a known field that this server does not serve is refused, unless its value asks for nothing
   (``functions: []``): no answer may silently lack a feature of its request;
-* an unknown field is ignored, as clients of every API version send some.
+* an unknown field is ignored, as clients of every API version send some, and the client is told
+  (``ignored_fields``).
 
 ``null`` always means "not given". Refusals are 400 and not 501: clients of the field retry a 5xx.
 """
@@ -25,6 +26,7 @@ import msgspec
 from weft.errors import RequestError
 from weft.request import Grammar, SamplingParams
 from weft.server.body_worker import LARGE_BODY_BYTES, DuplicateKeyError, refuse_duplicates
+from weft.server.ignored_fields import check_known
 from weft.text.chat import ChatMessage
 
 COMPLETION_TOKENS_DEFAULT = 16
@@ -173,6 +175,10 @@ UNSERVED: Unserved = {
 }
 """Field -> (why it is refused, values besides null that ask for nothing)."""
 
+NO_EFFECT = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+                       "prompt_cache_retention", "prompt_cache_options"})
+"""Known fields that ask this server for nothing: there is one tier, and every prefix is cached."""
+
 UNSERVED_IN_CHAT = {name: row for name, row in {
     **UNSERVED, "echo": ("it belongs to /v1/completions", (False,))}.items() if name != "store"}
 UNSERVED_IN_COMPLETIONS = {
@@ -220,14 +226,29 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     except DuplicateKeyError as error:
         raise RequestError(str(error), param=error.name, code="invalid_json") from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
+        raise RequestError(f"the body is not JSON: {_json_fault(raw, str(error))}",
+                           code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_kind(value)}; it must be an object", code="invalid_json")
     return value
 
 
+def _json_fault(raw: bytes, fault: str) -> str:
+    """The parser's sentence with the text that it stopped at. NaN and Infinity are named: Python's ``json``
+    writes them."""
+    place = re.search(r"\(byte (\d+)\)", fault)
+    if place is None:
+        return fault
+    rest = raw[int(place[1]):][:16].decode("utf-8", "replace").lstrip("-")
+    hint = next((f"; {name} is no JSON: send a number or null" for name in ("NaN", "Infinity")
+                 if rest.startswith(name)), "")
+    return f"{fault.removeprefix('JSON is malformed: ')} in {rest!r}{hint}"
+
+
 def _converted(value: dict[str, Any], body_type: type[Body], unserved: Unserved) -> Body:
     refuse_unserved(value, unserved)
+    check_known([name for name in value if name not in unserved and name not in NO_EFFECT],
+                body_type.__struct_fields__)
     try:
         return msgspec.convert(value, body_type, str_keys=True)
     except msgspec.ValidationError as error:

@@ -23,7 +23,9 @@ from weft.server.batches.files import open_file_store
 from weft.server.body_check import BodyChecker
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
-from weft.server.metrics import EngineReport, FleetReport, Metrics
+from weft.server.ignored_fields import did_you_mean
+from weft.server.metric_table import EngineReport, FleetReport
+from weft.server.metrics import Metrics
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
@@ -225,7 +227,8 @@ class Service:
         assert self.model is not None
         if name is not None and name != ANY_NAME and name not in self.model.names:
             served = ", ".join(repr(known) for known in (*self.model.names, ANY_NAME))
-            raise UnknownModelError(f"there is no model {name!r} here; this server has {served}",
+            close = did_you_mean(name, self.model.names)
+            raise UnknownModelError(f"there is no model {name[:200]!r} here{close}; this server has {served}",
                                     param="model")
         return self.model
 

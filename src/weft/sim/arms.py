@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from weft.costs.step import CostModel
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan, with_compressed_kv
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import ALIASES, make_policy
 from weft.memory.prefix.policy import PrefillCost
 from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, parse_checkpoints
-from weft.sim.cost import CostModel
 from weft.spec import CompressedKvName
 
 Clock = Callable[[], float]

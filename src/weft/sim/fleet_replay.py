@@ -13,6 +13,9 @@ request is placed at its arrival, with what the router knows then.
 and their prefill starts again, as in ``weft.fleet``. A new engine with an empty cache joins ``restart_s``
 later. While no replica serves, requests are held.
 
+The *load* of a replica is the tokens that it computed: cached ones cost it nothing. Times count from the
+arrival of a request to its first token, through deaths.
+
 Rejected: a model of a cache for each replica (the players are the engine's own memory and scheduler); a step
 of all players at a time (a thousand clocks would move in the smallest steps).
 """
@@ -21,26 +24,90 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 
 from weft.checkpoint_report import CheckpointReport
 from weft.config import Sizes
+from weft.costs.fit import StepMeter
+from weft.costs.step import CostModel, Work
 from weft.memory.frames.plan import ArenaPlan
+from weft.router.blind import make_router
 from weft.router.protocol import ReplicaLoad, RoutedRequest, Router
-from weft.router.routers import make_router
-from weft.schedule.measured_costs import MeasuredCosts
 from weft.schedule.plan import StepPlan
-from weft.schedule.work import Work
 from weft.sim.arms import Arm, find_arm
-from weft.sim.clock import VirtualClock
-from weft.sim.cost import CostModel
-from weft.sim.fleet_report import FleetReplayReport, PlayedReplica
-from weft.sim.replay import OnProgress, Played, PlayedTimes, Player, sizes_for
+from weft.sim.replay import OnProgress, Played, PlayedTimes, Player, VirtualClock, sizes_for
 from weft.sim.report import Percentiles, Timeline
 from weft.sim.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedReplica:
+    """One replica, all engines that it had. ``requests`` were placed on it."""
+
+    requests: int
+    computed_tokens: int
+    busy_s: float
+    evicted_states: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReplayReport:
+    """``predicted_tokens``: cached tokens that the router expected, 0 for a router that expects nothing;
+    ``admitted_tokens``: those that engines had for the same requests. ``resumes``: requests that went to
+    another engine after a death."""
+
+    router: str
+    replicas: tuple[PlayedReplica, ...]
+    memory_bytes: int
+    requests: int
+    refused: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    predicted_tokens: int
+    admitted_tokens: int
+    kills: int
+    resumes: int
+    ttft: Percentiles
+    tpot: Percentiles
+    virtual_s: float
+    timeline: Timeline = field(repr=False, compare=False)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def load_max_share(self) -> float:
+        loads = [replica.computed_tokens for replica in self.replicas]
+        return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
+
+    @property
+    def prediction_error(self) -> float:
+        """Share of the engines' cached tokens that the router had wrong, in sum."""
+        if not self.predicted_tokens:
+            return 0.0
+        return abs(self.predicted_tokens - self.admitted_tokens) / max(1, self.admitted_tokens)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal runs."""
+        hashed = blake2b(digest_size=16)
+        for column in (self.timeline.cached_tokens, self.timeline.began_s, self.timeline.first_s,
+                       self.timeline.ended_s):
+            hashed.update(np.ascontiguousarray(column).tobytes())
+        return hashed.hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {name: value for name, value in asdict(self).items() if name != "timeline"}
+        return {**numbers, "hit_rate": self.hit_rate, "load_max_share": self.load_max_share,
+                "hash": self.digest}
+
 
 RESTART_S = 30.0
 REPLICAS_MAX = 1000
@@ -74,7 +141,7 @@ class _ReplicaPlayer(Player):
         super().__init__(fleet.traffic, fleet.plan, fleet.cost, fleet.arm, fleet.sizes, jump=True,
                          on_progress=None, times=fleet.times)
         self.number = number
-        self.costs = MeasuredCosts()
+        self.meter = StepMeter()
         self.seqs: dict[int, Played] = {}
         """Requests placed here that the router knows of."""
         self.clock.advance_to(now_s)
@@ -124,7 +191,8 @@ class _ReplicaPlayer(Player):
     def _count(self, plan: StepPlan, work: Work) -> None:
         began_s = self.clock()
         super()._count(plan, work)
-        self.costs.stepped(plan, self.clock() - began_s)
+        if not plan.verify_count:
+            self.meter.stepped(plan.step, work, self.clock() - began_s)
 
     def _note_began(self, plan: StepPlan) -> None:
         super()._note_began(plan)
@@ -272,7 +340,7 @@ class _FleetReplay:
 
     def _loads(self) -> list[ReplicaLoad]:
         return [ReplicaLoad(number, self._places[number].sequences, self._places[number].known_tokens,
-                            self.sizes.rows_max, player.costs.costs())
+                            self.sizes.rows_max, player.meter.cost())
                 for number, player in self._players.items()]
 
     def _take_back(self, player: _ReplicaPlayer, index: int) -> Played:

@@ -36,9 +36,9 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
+from weft.costs.step import CostModel
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.taps import insurance_tokens, on_grid, wanted_positions
-from weft.sim.cost import CostModel
 from weft.sim.forest import Forest, Place, computed_tokens
 from weft.sim.traffic import Traffic
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS

@@ -39,9 +39,9 @@ from typing import Any
 import numpy as np
 
 from weft.config import Sizes
+from weft.costs.step import Work
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan, KvField, choose_frame
-from weft.schedule.work import Work
 from weft.sim.traffic import Int32s, Traffic, TrafficRequest
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 

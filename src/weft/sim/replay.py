@@ -33,22 +33,40 @@ from math import inf
 import numpy as np
 
 from weft.config import Sizes
+from weft.costs.step import CostModel, Work
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.reservation import Reservation
 from weft.request import SamplingParams
-from weft.schedule.plan import Int32s, StepPlan
+from weft.schedule.plan import Int32s, StepPlan, work_of
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import SeqState, Sequence
 from weft.schedule.store_tier import StoreTier
-from weft.schedule.work import Work, work_of
 from weft.sim.arms import Arm, find_arm
-from weft.sim.clock import VirtualClock
-from weft.sim.cost import CostModel
 from weft.sim.report import MeanBytes, Percentiles, Report, Timeline, bytes_by_use
 from weft.sim.store_tier import LINK_BYTES_S, StoreModel, report_of, tier_for
 from weft.sim.traffic import Traffic
 from weft.store.virtual_store import VirtualStore
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, SeqId
+
+
+class VirtualClock:
+    """Called, it tells the time in seconds, as the engine's ``clock``."""
+
+    __slots__ = ("_now_s",)
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        assert seconds >= 0
+        self._now_s += seconds
+
+    def advance_to(self, when_s: float) -> None:
+        self._now_s = max(self._now_s, when_s)
+
 
 ROWS_MAX = 256
 STEP_TOKENS_MAX = 8192

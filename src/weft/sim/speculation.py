@@ -7,25 +7,108 @@ A hash covers a block and all tokens before it. So it shows how far two requests
 token on, which is what the tree needs. It shows nothing that repeats inside a text, or between two texts that
 begin differently. A recording never has predictions or grammars, so these sources are left out.
 
-Requests are replayed in the order of arrival, one at a time, with a cache that forgets nothing. A step costs
-what the cost model says for one decode and its drafts, at the mean context of the traffic.
+Requests are replayed in the order of arrival, one at a time, with a cache that forgets nothing: later texts
+find earlier answers of their salt, as on a server with little load. The verification is exact, as drafts
+change no token: those that equal the known answer are accepted. Seconds are an estimate. A step costs what
+the cost model says for one decode and its drafts, at the mean context of the traffic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from weft.costs.rows import RowCosts
+from weft.costs.step import CostModel, Work
+from weft.memory.prefix.edge import PAGE_KEY_BYTES
 from weft.memory.prefix.tree import PrefixTree
-from weft.schedule.work import Work
-from weft.sim.cost import CostModel
 from weft.sim.recording import Recording
 from weft.sim.traffic import Traffic
-from weft.speculation.costs import StepCosts
+from weft.speculation.drafter import Drafter, DraftGrammar, DraftRow
 from weft.speculation.proposal import SourceName
-from weft.speculation.replay import KnownText, replay
 from weft.speculation.speculator import DRAFTS_MAX, Speculator
+
+
+@dataclass(frozen=True, slots=True)
+class KnownText:
+    """A prompt with the answer that it got."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    salt: str = ""
+    prediction: Sequence[int] | None = None
+    grammar: DraftGrammar | None = None
+
+
+@dataclass(slots=True)
+class ReplayedSpeculation:
+    """``seconds`` and ``plain_seconds``: decode steps with and without drafts, in the unit of the costs."""
+
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    plain_seconds: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Tokens per second with drafts over those without."""
+        return self.plain_seconds / self.seconds if self.seconds else 1.0
+
+
+def replay(drafter: Drafter, texts: Iterable[KnownText], costs: RowCosts,
+           tree: PrefixTree | None = None) -> ReplayedSpeculation:
+    """``costs``: of the machine that is imagined. The drafter's own table is another object. ``tree``: an
+    unpaged tree that the drafter reads."""
+    total = ReplayedSpeculation()
+    for key, text in enumerate(texts):
+        answer = list(text.answer)
+        if not answer:
+            continue
+        # The prefill chooses the first token.
+        drafter.begin(key, np.asarray([*text.prompt, answer[0]], np.int32), prompt_length=len(text.prompt),
+                      salt=text.salt, prediction=text.prediction, grammar=text.grammar)
+        at = 1
+        while at < len(answer):
+            drafts = drafter.draft([DraftRow(key, len(answer) - at - 1)]).get(key, ())
+            accepted = 0
+            while accepted < len(drafts) and drafts[accepted] == answer[at + accepted]:
+                accepted += 1
+            chosen = answer[at:at + accepted + 1]
+            drafter.settle(key, chosen, drafted=len(drafts), accepted=accepted)
+            seconds = costs.verify_seconds(1, len(drafts)) if drafts else costs.seconds(1)
+            drafter.observe(1, len(drafts), seconds)
+            at += len(chosen)
+            total.tokens += len(chosen)
+            total.steps += 1
+            total.drafted += len(drafts)
+            total.accepted += accepted
+            total.seconds += seconds
+            total.plain_seconds += len(chosen) * costs.seconds(1)
+        drafter.end(key)
+        if tree is not None:
+            _publish(tree, text)
+    return total
+
+
+def _publish(tree: PrefixTree, text: KnownText) -> None:
+    """What a finished request leaves in the cache: all tokens but the last, which was never computed."""
+    data = np.asarray([*text.prompt, *text.answer][:-1], dtype=np.int32).tobytes()
+    whole = len(data) // PAGE_KEY_BYTES * PAGE_KEY_BYTES
+    node = tree.root(text.salt)
+    if whole:
+        node, _ = tree.insert(node, data[:whole], [])
+    if data[whole:]:
+        tree.add_tail(node, data[whole:], [])
+
 
 _ROWS = (1, 2, 4, 8, 16)
 
@@ -69,9 +152,9 @@ def replay_speculation(traffic: Traffic, recording: Recording, sources: Sequence
     replayed = tuple(source for source in sources if source not in left_out)
     tree = PrefixTree(paged=False)
     costs = step_costs(cost, traffic)
-    drafter = Speculator(replayed, costs=StepCosts(costs), tree=tree)
+    drafter = Speculator(replayed, costs=RowCosts(costs), tree=tree)
     texts = list(_texts(traffic, recording, has_tokens=has_tokens))
-    total = replay(drafter, texts, StepCosts(costs), tree)
+    total = replay(drafter, texts, RowCosts(costs), tree)
     counts = drafter.stats().sources
     return SpeculationReport(
         requests=len(texts), tokens=total.tokens, steps=total.steps, speedup=total.speedup, left_out=left_out,

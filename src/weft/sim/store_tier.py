@@ -24,13 +24,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.costs.restore import RestorePrices
+from weft.costs.step import CostModel
 from weft.errors import ConfigError
 from weft.memory.memory import Memory
 from weft.memory.transfer_buffers import TransferBuffers, Uint8s, buffer_limit
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES
-from weft.sim.cost import CostModel
 from weft.store.virtual_disk import NO_PACKING, DiskModel, PackingModel
 from weft.store.virtual_store import VirtualStore
 from weft.units import parse_bytes

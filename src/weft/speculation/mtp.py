@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.speculation.costs import SHAPE_STEP, StepCosts
+from weft.costs.rows import SHAPE_STEP, RowCosts
 from weft.speculation.host_budget import SHARE
 from weft.speculation.proposal import Proposal
 
@@ -62,7 +62,7 @@ _CHANCE_MAX = 0.98
 _DRAFT_SHARE = 0.15
 """Guessed seconds of a draft over those of a step."""
 _ROWS_MAX = 16
-"""Rows of a step with drafts of the head: as many as the rehearsal measures. Figures of wider steps are
+"""Rows of a step with drafts of the head: as many as the profile run measures. Figures of wider steps are
 guesses, and a guess made 32 sequences at once a quarter slower."""
 _CREDIT_START = 30.0
 _CREDIT_MAX = 100.0
@@ -160,7 +160,7 @@ class HeadPlan:
         self._credit = _CREDIT_START
         self._prompts_unread = 0
 
-    def seconds(self, sequences: int, drafts: int, costs: StepCosts) -> float:
+    def seconds(self, sequences: int, drafts: int, costs: RowCosts) -> float:
         """Of ``drafts`` for each of ``sequences``."""
         alone_s = costs.seconds(1)
         known = self._shares.get((sequences.bit_length(), drafts))
@@ -169,7 +169,7 @@ class HeadPlan:
         measured_s = self._measured.get(drafts, drafts * _DRAFT_SHARE * alone_s)
         return measured_s * costs.seconds(sequences) / alone_s
 
-    def drafts(self, sequences: int, costs: StepCosts) -> int | None:
+    def drafts(self, sequences: int, costs: RowCosts) -> int | None:
         """For a step in which ``sequences`` choose a token; None: the head stays off."""
         sequences = max(1, sequences)
         best = self._best(sequences, costs, [self.chances.expected(count)
@@ -182,11 +182,11 @@ class HeadPlan:
             return max(0, min(self._drafts_max, _ROWS_MAX // sequences - 1)) or None
         return None
 
-    def hopeless(self, sequences: int, costs: StepCosts) -> bool:
+    def hopeless(self, sequences: int, costs: RowCosts) -> bool:
         """Whether the head would not pay if nearly all drafts were right."""
         return self._best(sequences, costs, _PERFECT) is None
 
-    def reads_prompts(self, sequences: int, costs: StepCosts) -> bool:
+    def reads_prompts(self, sequences: int, costs: RowCosts) -> bool:
         """In a step in which it drafts nothing, and ``sequences`` run."""
         if self.hopeless(max(1, sequences), costs):
             return False
@@ -194,7 +194,7 @@ class HeadPlan:
             return True
         return self._credit > 0 and (self.pays or self._prompts_unread >= _PROMPTS_UNPAID)
 
-    def writes_keys(self, sequences: int, costs: StepCosts) -> bool:
+    def writes_keys(self, sequences: int, costs: RowCosts) -> bool:
         """In a step whose drafts are of other sources."""
         write_s = self.seconds(max(1, sequences), 1, costs)
         return self.pays and write_s < _WRITE_SHARE_MAX * costs.seconds(max(1, sequences))
@@ -203,12 +203,12 @@ class HeadPlan:
         """The prompts of a step were not read."""
         self._prompts_unread += 1
 
-    def pay_prompts(self, step_s: float, head_s: float, costs: StepCosts) -> None:
+    def pay_prompts(self, step_s: float, head_s: float, costs: RowCosts) -> None:
         """The prompts of a step were read."""
         self._prompts_unread = 0
         self.earn(-head_s - (self._prompt_share or 0.0) * step_s, costs)
 
-    def _best(self, sequences: int, costs: StepCosts, expected: Sequence[float]) -> int | None:
+    def _best(self, sequences: int, costs: RowCosts, expected: Sequence[float]) -> int | None:
         """``expected``: right tokens of 1, 2, ... drafts."""
         trusted = self._prompt_share is None and expected[0] >= _NAMED_CHANCE_MIN
         gain_min = NAMED_GAIN_MIN if trusted else HEAD_GAIN_MIN
@@ -217,14 +217,14 @@ class HeadPlan:
             if sequences * (1 + drafts) > _ROWS_MAX:
                 break
             rate = sequences * (1 + expected[drafts - 1]) / (
-                costs.window_seconds(sequences, sequences * drafts) + self.seconds(sequences, drafts, costs))
+                costs.verify_seconds(sequences, sequences * drafts) + self.seconds(sequences, drafts, costs))
             if rate > best_rate:
                 best_rate, best = rate, drafts
         return best
 
-    def note(self, sequences: int, drafts: int, seconds: float, costs: StepCosts) -> None:
+    def note(self, sequences: int, drafts: int, seconds: float, costs: RowCosts) -> None:
         """The head took ``seconds``, in a step that set the pace of ``costs``. Corrections have one size, as
-        those of ``StepCosts``."""
+        those of ``RowCosts``."""
         at, share = (sequences.bit_length(), drafts), seconds / costs.pace(1)
         known = self._shares.get(at)
         if known is None:
@@ -232,11 +232,11 @@ class HeadPlan:
         else:
             self._shares[at] = known * SHAPE_STEP if share > known else known / SHAPE_STEP
 
-    def earn(self, seconds: float, costs: StepCosts) -> None:
+    def earn(self, seconds: float, costs: RowCosts) -> None:
         """Its drafts saved ``seconds``; negative: it cost them."""
         self._credit = max(-_CREDIT_MAX, min(_CREDIT_MAX, self._credit + seconds / costs.seconds(1)))
 
-    def stepped(self, seconds: float, costs: StepCosts, *, drafted: bool, steps: int = 1) -> None:
+    def stepped(self, seconds: float, costs: RowCosts, *, drafted: bool, steps: int = 1) -> None:
         """``steps`` of ``seconds`` in all went by, behind which the head drafted or did not."""
         self.earn(SHARE * seconds, costs)
         if not drafted:

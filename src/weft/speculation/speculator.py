@@ -30,9 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.speculation.chances import Chances, OwnChances
-from weft.speculation.choice import choose, may_pay
-from weft.speculation.costs import StepCosts
+from weft.costs.rows import RowCosts
+from weft.speculation.choice import Chances, OwnChances, choose, may_pay
 from weft.speculation.drafter import PLAIN_STEPS, DraftGrammar, DraftRow, Int32s
 from weft.speculation.grammar import GrammarFollower
 from weft.speculation.host_budget import FEW_SEQUENCES, HostBudget
@@ -107,12 +106,12 @@ class Speculator:
     sequence, by drafts, where ``mtp`` is in use. ``prompt_share``: see ``HeadPlan``.
     ``clock``: seconds of the host; one that stands still never lets the drafter sleep."""
 
-    def __init__(self, sources: tuple[SourceName, ...] = SOURCES, *, costs: StepCosts | None = None,
+    def __init__(self, sources: tuple[SourceName, ...] = SOURCES, *, costs: RowCosts | None = None,
                  tree: PrefixRoots | None = None, drafts_max: int = DRAFTS_MAX,
                  head_seconds: dict[int, float] | None = None, prompt_share: float | None = None,
                  clock: Callable[[], float] = lambda: 0.0) -> None:
         self.sources = sources
-        self.costs = costs or StepCosts()
+        self.costs = costs or RowCosts()
         self.counters = SpeculationCounters(sources)
         self._tree = tree
         self._drafts_max = drafts_max
@@ -280,7 +279,7 @@ class Speculator:
                 self.counters.saved_s += saved_s
                 if self._head is not None and head_accepted:
                     self._head.earn(saved_s * head_accepted / accepted, self.costs)
-                self.costs.note_windows(decodes, drafted, seconds)
+                self.costs.note_verify(decodes, drafted, seconds)
             elif self._plain_run[1] >= PLAIN_STEPS:
                 self._steps_busy = 0
                 self.costs.note(decodes, seconds)

@@ -38,14 +38,12 @@ from weft.memory.usage import StoreStats
 from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.identity import NamespaceIdentity
 from weft.store.index import NO_ENTRY, KvChain
-from weft.store.opening import OpenDirectory
-from weft.store.options import StoreOptions
+from weft.store.opening import OpenDirectory, StoreOptions, salt_key
 from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of, reads_of
 from weft.store.put_records import put_request, records_of
 from weft.store.reading import FetchThreads, RecordFetch
 from weft.store.record_books import RecordBooks, free_bytes
 from weft.store.rows import root_chain, token_bytes
-from weft.store.salts import salt_key
 from weft.store.upkeep import COMPACT_ROWS_LEAST, Compacted, Refreshed, Upkeep
 from weft.store.volumes import Volumes
 from weft.store.writing import PutJob, WriteOutcome, WriteThread

@@ -2,7 +2,7 @@
 
     DIR/store.json          {"format": 1}: this directory is a store
        /lock                locked by the one process that writes; its text names that process
-       /secret              mode 0600; see ``salts``
+       /secret              32 random bytes, mode 0600; see below
        /namespaces/H.json   what a namespace stands for; see ``identity``
        /ledger-N.rows .tokens
        /volumes/volume-N
@@ -11,14 +11,25 @@ The first process takes the lock and writes. A second one reads: it follows the 
 is the operating system's (flock), so it ends with its process, also after kill -9. A directory without
 permission to write is read as well.
 
+Salts enter a store by HMAC, so neither the salt nor a hash that can be guessed lies on the disk:
+
+    request's cache_salt --HMAC-SHA256, secret--> 16 bytes of a ledger row --> the root of its prefixes
+
+Without the secret, an attacker that reads the ledger could try salts from a list. Servers that share a bucket
+and want to share salted prefixes copy the file; without that, prefixes without a salt are shared and salted
+ones are not. Law L10: another salt, another root.
+
 Errors that a user can change name the directory: a folder with other files, a newer format, no permission.
 
-Rejected: a lock file with a process id alone (it outlives a crash, and ids are used again).
+Rejected: a lock file with a process id alone (it outlives a crash, and ids are used again); a plain digest of
+the salt (salts are user names more often than random numbers).
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -38,13 +49,41 @@ from weft.store.ledger import (
     valid_rows,
 )
 from weft.store.recovery import LiveRows, live_rows
-from weft.store.rows import FORMAT_VERSION
-from weft.store.salts import SECRET_BYTES, SECRET_FILE, read_secret
+from weft.store.rows import FORMAT_VERSION, NO_SALT
 from weft.store.volumes import VOLUMES_FOLDER, Volumes
 
 STORE_FILE = "store.json"
 LOCK_FILE = "lock"
 PARAM = "--store"
+SECRET_FILE = "secret"
+SECRET_BYTES = 32
+RESERVE_BYTES = 8 << 30
+WRITE_BYTES_PER_SECOND = 200e6
+QUEUE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How much a store may hold, how fast it may write, and what it leaves free. Sizes are bytes.
+
+    ``capacity_bytes``: most bytes of volumes; None is half of what the disk has free at the first start.
+    ``queue_bytes``: payloads that wait to be written; more are refused. ``volume_bytes``: size of a new
+    volume; None is a 64th of the capacity, at least 64 MiB. ``accept_inexact``: match rounded bytes too.
+    ``forms``: of payloads that the engine knows (``values``); records in others do not match. None: all.
+
+    ``cache_directory``: the directory in front of a bucket; None is one under ~/.cache/weft/store.
+    ``refresh_s``: how often new segments of other writers are looked for."""
+
+    capacity_bytes: int | None = None
+    write_bytes_per_second: float = WRITE_BYTES_PER_SECOND
+    reserve_bytes: int = RESERVE_BYTES
+    queue_bytes: int = QUEUE_BYTES
+    volume_bytes: int | None = None
+    read_threads: int = 4
+    accept_inexact: bool = False
+    forms: frozenset[int] | None = None
+    cache_directory: str | None = None
+    refresh_s: float = 10.0
 
 
 @dataclass(slots=True)
@@ -193,3 +232,19 @@ def _secret(path: Path, disk: OsDisk, notes: list[str], *, create: bool) -> byte
     elif disk.mode(file) & 0o077:
         notes.append(f"{file} can be read by other users; chmod 600 it")
     return secret
+
+
+def read_secret(directory: Path, disk: OsDisk) -> bytes | None:
+    """The directory's secret; None where the file is missing or has another length."""
+    try:
+        secret = disk.read_file(directory / SECRET_FILE)
+    except OSError:
+        return None
+    return secret if len(secret) == SECRET_BYTES else None
+
+
+def salt_key(secret: bytes, salt: str | None) -> bytes:
+    """16 bytes for a salt; zeros for none."""
+    if not salt:
+        return NO_SALT
+    return hmac.new(secret, salt.encode("utf-8", "surrogatepass"), hashlib.sha256).digest()[:16]

@@ -30,8 +30,7 @@ from weft.memory.usage import StoreStats
 from weft.store.eviction import EVICTED_SHARE, evict, place_of, subtree
 from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.index import StoreIndex
-from weft.store.opening import OpenDirectory
-from weft.store.options import StoreOptions
+from weft.store.opening import OpenDirectory, StoreOptions
 from weft.store.reading import RecordFetch
 from weft.store.rows import CHECKPOINT, KV
 from weft.store.space import Space

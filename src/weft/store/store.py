@@ -19,8 +19,7 @@ from weft.store.bucket import Bucket, is_bucket
 from weft.store.directory_store import DirectoryStore
 from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
-from weft.store.opening import PARAM, open_directory, write_namespace
-from weft.store.options import StoreOptions
+from weft.store.opening import PARAM, StoreOptions, open_directory, write_namespace
 from weft.store.tiered_store import TieredStore
 
 CACHE_FOLDER = "~/.cache/weft/store"

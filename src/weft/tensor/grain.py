@@ -15,9 +15,9 @@ import torch
 
 from weft.spec import ModelSpec, StatePart
 from weft.tensor import native
-from weft.tensor.ops.causal_conv.native import KERNEL_MAX
-from weft.tensor.ops.gated_delta.native import KEY_DIM_MAX
-from weft.tensor.ops.mamba2.native import STATE_DIM_MAX
+from weft.tensor.ops.conv import KERNEL_MAX
+from weft.tensor.ops.delta_rule import KEY_DIM_MAX
+from weft.tensor.ops.mamba2 import STATE_DIM_MAX
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 

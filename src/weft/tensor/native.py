@@ -1,16 +1,14 @@
 """The C++ kernels (``weft._native``): whether they are available, and how a tensor is passed to them.
 
-    op/__init__ -- supported(...)? --+--> op/native.py -- addresses, strides --> csrc/<op>.inl, own threads
-                                     '--> op/cpu.py       (torch, always there; the same signature)
-
 The extension is optional: an install without a compiler works without it. ``choose("auto" | "native" |
 "torch")`` decides for the process; the start-up line prints ``describe()``. An extension built from other
 sources than these (``INTERFACE`` differs) would read memory by other rules. It is not used, and a warning
 names the command that rebuilds it.
 
 Tensors cross as integers (address, strides), not by DLPack. A DLPack hand-over costs 2.6 microseconds per
-tensor, which is 2 ms for a decode step of 24 layers. The price: the other side checks nothing. So each op's
-``native.py`` asserts dtypes, shapes and strides before the call, and keeps its tensors alive during it.
+tensor, which is 2 ms for a decode step of 24 layers. The price: the other side checks nothing. So the C++
+form of an op checks dtypes, shapes and strides before the call, and keeps its tensors alive during it. What
+one argument needs stands here once: ``rows_of``, ``slots_of``, ``pages_of`` and so on.
 
 ``Runs`` of the step are converted once and cached in ``runs.memo``.
 
@@ -178,6 +176,20 @@ def projected_of(x_TW: torch.Tensor) -> tuple[int, int, int, int]:
     stride, inner = x_TW.stride()
     assert inner == 1, f"rows of stride {inner} are not dense"
     return x_TW.data_ptr(), stride, x_TW.shape[0], DTYPES[x_TW.dtype]
+
+
+def weight_of(weight: torch.Tensor) -> tuple[int, int]:
+    """Address and dtype of a dense weight."""
+    assert weight.is_contiguous()
+    return weight.data_ptr(), DTYPES[weight.dtype]
+
+
+def angles_of(cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> tuple[int, int]:
+    """Addresses of the rotary tables."""
+    assert cos_TD.dtype == sin_TD.dtype == torch.float32
+    assert cos_TD.is_contiguous()
+    assert sin_TD.is_contiguous()
+    return cos_TD.data_ptr(), sin_TD.data_ptr()
 
 
 def slots_of(state: torch.Tensor) -> tuple[int, int, int]:

@@ -78,15 +78,11 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-TokenStep = Callable[[tuple[torch.Tensor, ...], torch.Tensor, Runs], torch.Tensor]
-"""(per-token tensors of some tokens, float32 states [rows, ...], runs of one token each) -> their outputs;
-advances the states in place."""
-
-
-def by_token(step: TokenStep, inputs: tuple[torch.Tensor, ...], state: torch.Tensor, runs: Runs,
-             layer: int) -> torch.Tensor:
+def by_token(step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], state: torch.Tensor,
+             runs: Runs, layer: int) -> torch.Tensor:
     """A recurrent op over states in few bits, through the same op for one token over float32 states. It goes
-    token by token, all runs side by side, and rounds after each. ``inputs``: [T, ...] each."""
+    token by token, all runs side by side, and rounds after each. ``inputs``: [T, ...] each. ``step(*inputs of
+    some tokens, float32 states [rows, ...], runs of one token each)`` advances the states in place."""
     block = max(1, STATE_BLOCK_BYTES // (4 * max(1, state[0].numel()))) if state.shape[0] else runs.run_count
     order = sorted(range(runs.run_count), key=lambda run: -runs.lengths[run])
     out: torch.Tensor | None = None
@@ -97,7 +93,7 @@ def by_token(step: TokenStep, inputs: tuple[torch.Tensor, ...], state: torch.Ten
             alive = [run for run in chosen if runs.lengths[run] > place]
             tokens = torch.tensor([runs.offsets[run] + place for run in alive], device=wide.device)
             positions = [runs.starts[run] + place for run in alive]
-            outputs = step(tuple(x[tokens] for x in inputs), wide, _rows_of_one(positions, runs))
+            outputs = step(*(x[tokens] for x in inputs), wide, _rows_of_one(positions, runs))
             if out is None:
                 out = outputs.new_empty(inputs[0].shape[0], *outputs.shape[1:])
             out[tokens] = outputs

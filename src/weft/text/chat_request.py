@@ -33,6 +33,8 @@ from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.definitions import Tool, ToolChoice, read_choice, read_tools
 
+_PREDICTION = '{"type": "content", "content": text or a list of text parts}'
+
 
 class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
     """What shapes the prompt of a chat, in no API's words but the template's: unchecked. ``variables``: extra
@@ -151,3 +153,34 @@ def _content_text(message: ChatMessage) -> str:
         return message.content
     parts = message.content or ()
     return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in parts)
+
+
+def predicted_text(value: Any) -> str | None:
+    """``value`` of the field ``prediction``, the client's own guess of the answer: a source of drafts, which
+    changes no token. None without one. Raises RequestError that names the place."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise _wrong_prediction("prediction", f"it must be {_PREDICTION}")
+    if value.get("type") != "content":
+        raise _wrong_prediction("prediction.type", f"it is {value.get('type')!r}; it must be 'content'")
+    content = value.get("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong_prediction("prediction.content", "it must be text or a list of text parts")
+    texts = []
+    for at, part in enumerate(content):
+        place = f"prediction.content[{at}]"
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise _wrong_prediction(place, f"it is {str(kind)[:100]!r}; parts of a prediction have the type "
+                                           "'text'")
+        if not isinstance(part.get("text"), str):
+            raise _wrong_prediction(f"{place}.text", "it must be text")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _wrong_prediction(place: str, why: str) -> RequestError:
+    return RequestError(f"{place}: {why}", param=place, code="invalid_type")

@@ -16,7 +16,12 @@ Text that ends in U+FFFD is held: it may be a character in the making. What stay
 (law L11). For byte-level tokenizers the pieces joined are the text of all ids decoded at once. A decoder that
 says so (``joins_bytes``) gets the ids of one push together, unless some of their bytes are broken.
 
-Rejected: decoding the whole answer at each token (quadratic); mapping tokens to bytes here (it would need
+Rejected: ``tokenizers.decoders.DecodeStream`` (0.5 us for a token instead of 1.6, and the same text where all
+bytes are sound). It never lets broken bytes go: 2,000 of them give no text and take quadratic time (0.29 s,
+law L11). It has no flush, so a broken last character is lost. It cannot leave chosen special tokens in the
+text (``ShowingDecoder``).
+
+Rejected too: decoding the whole answer at each token (quadratic); mapping tokens to bytes here (it would need
 to know every kind of decoder that a ``tokenizer.json`` can describe).
 """
 

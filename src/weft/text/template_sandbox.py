@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import marshal
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -27,27 +26,13 @@ import msgspec
 from weft.errors import CheckpointError, EngineUnavailableError, RequestError
 from weft.text.chat import ChatMessage
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart
-from weft.text.worker_process import WorkerProcess
+from weft.text.worker_process import WorkerLane, WorkerProcess
 
 LARGE_BYTES = 256 << 10
 """From here on a conversation waits in the line of large ones."""
 LINE_MAX = 256
 _START_WITHIN_S = 10.0
 """Starting Python takes its time too, on a machine that is busy."""
-
-
-class _Lane:
-    """One worker and the line before it."""
-
-    def __init__(self) -> None:
-        self.worker: WorkerProcess | None = None
-        self.lock = asyncio.Lock()
-        self.waiting = 0
-
-    def end(self) -> None:
-        if self.worker is not None:
-            self.worker.end()
-            self.worker = None
 
 
 class TemplateSandbox:
@@ -60,8 +45,8 @@ class TemplateSandbox:
         self._seconds = seconds
         self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max,
                                                            memory_bytes))
-        self._lanes = (_Lane(), _Lane())
-        self._lanes[0].worker, facts = self._started()
+        worker, facts = self._started()
+        self._lanes = (WorkerLane(self._worker, seconds, worker), WorkerLane(self._worker, seconds))
         self.variables = frozenset(facts.variables)
         self.reads_tools = facts.reads_tools
 
@@ -78,9 +63,16 @@ class TemplateSandbox:
         if lane.waiting >= LINE_MAX:
             raise EngineUnavailableError(f"{lane.waiting} conversations wait to be rendered; the limit is "
                                          f"{LINE_MAX}. Try again later")
-        lane.waiting += 1
-        # A client that goes away must not leave half a question in the pipe: the task goes on without it.
-        answer = await asyncio.shield(asyncio.ensure_future(self._ask(lane, body)))
+        try:
+            raw = await lane.ask(body)
+        except TimeoutError:
+            raise RequestError("the chat template takes more than "
+                               f"{self._seconds:g} s for these messages (limits.template_seconds)",
+                               param="messages") from None
+        except OSError:
+            raise RequestError("the chat template ended its process on these messages",
+                               param="messages") from None
+        answer = _decode(raw) if len(raw) < LARGE_BYTES else await asyncio.to_thread(_decode, raw)
         if isinstance(answer, Refused):
             raise RequestError(answer.message, param=answer.param, code=answer.code)
         assert isinstance(answer, ChatPrompt)
@@ -90,26 +82,8 @@ class TemplateSandbox:
         for lane in self._lanes:
             lane.end()
 
-    async def _ask(self, lane: _Lane, body: bytes) -> Answer:
-        try:
-            async with lane.lock:
-                worker = lane.worker
-                if worker is None or worker.gone:
-                    worker = lane.worker = (await asyncio.to_thread(self._started))[0]
-                try:
-                    async with asyncio.timeout(self._seconds):
-                        raw = await asyncio.wrap_future(await _sent(worker, body))
-                except TimeoutError:
-                    lane.end()
-                    return Refused("the chat template takes more than "
-                                   f"{self._seconds:g} s for these messages "
-                                   "(limits.template_seconds)", "messages")
-                except OSError:
-                    lane.end()
-                    return Refused("the chat template ended its process on these messages", "messages")
-        finally:
-            lane.waiting -= 1
-        return _decode(raw) if len(raw) < LARGE_BYTES else await asyncio.to_thread(_decode, raw)
+    def _worker(self) -> WorkerProcess:
+        return self._started()[0]
 
     def _started(self) -> tuple[WorkerProcess, TemplateFacts]:
         """A worker that has compiled the template. Raises CheckpointError."""
@@ -134,9 +108,3 @@ class TemplateSandbox:
 def _decode(raw: bytes) -> Answer:
     answer: Answer = msgspec.msgpack.decode(raw, type=Answer)
     return answer
-
-
-async def _sent(worker: WorkerProcess, body: bytes) -> Future[bytes]:
-    if len(body) < LARGE_BYTES:
-        return worker.ask(body)
-    return await asyncio.to_thread(worker.ask, body)

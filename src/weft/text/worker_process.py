@@ -9,20 +9,24 @@
 
 The child imports little, has no terminal signals, and ends when its stdin ends, so it never outlives its
 parent. A thread of the parent reads the answers. When the child ends, every open question fails with
-BrokenPipeError.
+BrokenPipeError. A ``WorkerLane`` bounds the seconds of each job and replaces a child that was late or died.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import IO
 
 _PART_BYTES = 1 << 20
+_LARGE_BYTES = 256 << 10
+"""A larger body is written to the pipe in a thread."""
 
 
 def write_frame(stream: IO[bytes], number: int, body: bytes) -> None:
@@ -107,3 +111,44 @@ class WorkerProcess:
         stream.close()
         for answer in orphans:
             answer.set_exception(BrokenPipeError())
+
+
+class WorkerLane:
+    """A worker of the event loop that takes one job at a time, each within ``seconds``. ``waiting``: jobs
+    that wait or run."""
+
+    def __init__(self, start: Callable[[], WorkerProcess], seconds: float,
+                 worker: WorkerProcess | None = None) -> None:
+        self.waiting = 0
+        self._start = start
+        self._seconds = seconds
+        self._worker = worker
+        self._lock = asyncio.Lock()
+
+    async def ask(self, body: bytes) -> bytes:
+        """Raises TimeoutError for a job that takes too long, OSError for one that ends its process, and what
+        ``start`` raises."""
+        self.waiting += 1
+        # A client that goes away must not leave half a question in the pipe: the task goes on without it.
+        return await asyncio.shield(asyncio.ensure_future(self._ask(body)))
+
+    def end(self) -> None:
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+    async def _ask(self, body: bytes) -> bytes:
+        try:
+            async with self._lock:
+                if self._worker is None or self._worker.gone:
+                    self._worker = await asyncio.to_thread(self._start)
+                try:
+                    async with asyncio.timeout(self._seconds):
+                        answer = self._worker.ask(body) if len(body) < _LARGE_BYTES else (
+                            await asyncio.to_thread(self._worker.ask, body))
+                        return await asyncio.wrap_future(answer)
+                except OSError:  # TimeoutError is one
+                    self.end()
+                    raise
+        finally:
+            self.waiting -= 1

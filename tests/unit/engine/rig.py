@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.support.scripted import NextToken, ScriptedExecutor
 from tests.support.workload import longest_alone, small_arena
 from weft.config import Sizes
+from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
 from weft.engine.executor import LateExecutor
-from weft.engine.scripted import NextToken, ScriptedExecutor
 from weft.engine.sleep_state import Part
 from weft.memory.memory import Memory
 from weft.memory.prefix_store import Store
@@ -18,9 +19,8 @@ from weft.request import Request, SamplingParams, TokenEvent
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import StepPlan, StepResult
-from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
-from weft.sim.clock import VirtualClock
+from weft.sim.replay import VirtualClock
 from weft.speculation.drafter import Drafter
 
 VOCAB_SIZE = 97

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.engine.ages import SAMPLES_MAX, Ages
+from weft.engine.loop import SAMPLES_MAX, Ages
 
 
 def test_a_version_is_as_old_as_the_sample_before_it() -> None:

@@ -2,10 +2,9 @@ import msgspec
 import pytest
 
 from tests.support.checkers import expected_prompt_logprobs
-from weft.engine.seeds import split
 from weft.engine.stats import EngineStats
 from weft.errors import ContextLengthError, EngineUnavailableError, QueueFullError, RequestError
-from weft.request import Request, SamplingParams
+from weft.request import Request, SamplingParams, split_seed
 from weft.schedule.plan import StepPlan
 
 from .rig import EOS, Rig, counting
@@ -96,7 +95,7 @@ def test_without_a_seed_two_requests_differ_and_the_engines_seed_repeats_them() 
 
 
 def test_split_seeds_are_64_bit_and_differ() -> None:
-    seeds = {split(seed, branch) for seed in (-(2**63), -1, 0, 1, 2**64 - 1) for branch in range(64)}
+    seeds = {split_seed(seed, branch) for seed in (-(2**63), -1, 0, 1, 2**64 - 1) for branch in range(64)}
     assert all(0 <= seed < 2**64 for seed in seeds)
     assert len(seeds) == 4 * 64, "-1 and 2**64 - 1 are one seed, all others differ"
 

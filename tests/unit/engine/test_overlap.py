@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.support.digests import PlanViolation
+from tests.support.scripted import hashed_token
 from tests.unit.engine.rig import EOS, Rig, counting
-from weft.engine.digests import PlanViolation
-from weft.engine.scripted import hashed_token
 from weft.request import FinishReason
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler

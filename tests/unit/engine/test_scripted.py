@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from weft.engine.digests import PlanViolation
+from tests.support.digests import PlanViolation
 from weft.schedule.plan import StepPlan
 from weft.units import PAD, FrameId
 

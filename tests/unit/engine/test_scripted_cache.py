@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.digests import PlanViolation, digest_of
+from tests.support.scripted import ScriptedExecutor, hashed_token
 from tests.support.workload import small_arena
 from tests.unit.runner import plans
-from weft.engine.digests import PlanViolation, digest_of
-from weft.engine.scripted import ScriptedExecutor, hashed_token
 from weft.memory.arena_work import PageCopy
 from weft.schedule.plan import StepPlan, Tap
 from weft.units import PAD, PageId, SlotId

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.digests import PlanViolation
+from tests.support.scripted import ScriptedExecutor
 from tests.support.sharing import sharing_scenario
 from tests.support.simulator import Simulation, SimulationFailed
 from tests.support.workload import small_arena
 from tests.unit.runner import plans
-from weft.engine.digests import PlanViolation
-from weft.engine.scripted import ScriptedExecutor
 from weft.memory.arena_work import ArenaWork, CompressState, Int32s, RestoreState, WorkKind
 from weft.memory.values import NO_NODE
 from weft.schedule.plan import StepPlan, Tap

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from tests.support.scripted import reference_tokens
 from tests.unit.engine.rig import EOS, Rig
-from weft.engine.scripted import reference_tokens
 from weft.engine.sleep_state import PARTS
 from weft.engine.sleeper import Sleeper
 from weft.request import SamplingParams

@@ -1,17 +1,17 @@
-"""The drafter that serves, through the engine over the scripted device: answers, counts, the rehearsal."""
+"""The drafter that serves, through the engine over the scripted device: answers, counts, the profile run."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.unit.engine.rig import VOCAB_SIZE, Rig
-from weft.assemble.speculation import rehearse
+from weft.assemble.speculation import profile_steps
+from weft.costs.rows import RowCosts
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan
-from weft.speculation.costs import StepCosts
 from weft.speculation.host_budget import BARREN_STEPS
-from weft.speculation.rehearsal import DRAFT_COUNTS, LONG_DRAFT_COUNTS
+from weft.speculation.profile_run import DRAFT_COUNTS, LONG_DRAFT_COUNTS
 from weft.speculation.speculator import Speculator
 
 FREE = {1: 1.0, 16: 1.0001, 1024: 1.001}
@@ -29,7 +29,7 @@ def repeating(rig: Rig) -> dict[tuple[str, int], list[int]]:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_questions_asked_again_are_drafted_from_the_tree_and_from_answers(overlap: bool) -> None:
     plain = Rig(cache=True)
-    drafter = Speculator(costs=StepCosts(FREE))
+    drafter = Speculator(costs=RowCosts(FREE))
     rig = Rig(cache=True, drafter=drafter, overlap=overlap)
     drafter._tree = rig.core.memory.prefix_tree
     assert repeating(rig) == repeating(plain)
@@ -44,12 +44,12 @@ def test_questions_asked_again_are_drafted_from_the_tree_and_from_answers(overla
 
 @pytest.mark.parametrize(("step_s", "counts", "steps_most"), [
     (1 / 1024, DRAFT_COUNTS, 60), (1.0, LONG_DRAFT_COUNTS, len(LONG_DRAFT_COUNTS) + 2)])
-def test_a_rehearsal_measures_every_count_and_leaves_nothing(step_s: float, counts: tuple[int, ...],
+def test_a_profile_run_measures_every_count_and_leaves_nothing(step_s: float, counts: tuple[int, ...],
                                                              steps_most: int) -> None:
     """A model with long steps is measured once for each of a few counts."""
     rig = Rig()
     memory = Memory(rig.core.memory.plan)
-    measured = rehearse(memory, rig, rig.sizes, VOCAB_SIZE, lambda: rig.clock() * step_s)
+    measured = profile_steps(memory, rig, rig.sizes, VOCAB_SIZE, lambda: rig.clock() * step_s)
     assert measured.plain == {1: step_s}
     assert measured.windows == {1 + count: step_s for count in counts if count}
     assert memory.usage().pages_held == memory.usage().slots_held == 0
@@ -61,7 +61,7 @@ def test_a_rehearsal_measures_every_count_and_leaves_nothing(step_s: float, coun
 def test_a_drafter_that_sleeps_changes_no_token_and_a_prediction_wakes_it() -> None:
     """It sleeps for some steps in each dozen, and is then fed what it missed."""
     plain = Rig(cache=True)
-    drafter = Speculator(("prediction", "tree", "suffix"), costs=StepCosts(FREE))
+    drafter = Speculator(("prediction", "tree", "suffix"), costs=RowCosts(FREE))
     rig = Rig(cache=True, drafter=drafter)
     drafter._tree = rig.core.memory.prefix_tree
     awake: list[bool] = []

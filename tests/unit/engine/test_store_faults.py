@@ -17,8 +17,7 @@ from tests.unit.store.memory_disk import CHANGES, MemoryDisk
 from weft.store import directory_store
 from weft.store.directory_store import DirectoryStore
 from weft.store.identity import NamespaceIdentity
-from weft.store.opening import open_directory
-from weft.store.options import StoreOptions
+from weft.store.opening import StoreOptions, open_directory
 from weft.store.rows import ROW_BYTES
 
 PLACE = Path("/store")

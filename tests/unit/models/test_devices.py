@@ -15,7 +15,7 @@ from weft.runner.graphs import pad_rows
 from weft.runner.kv_scales import one_prompt
 from weft.runner.sleep import tensors_of
 from weft.tensor.inputs import StepInputs
-from weft.tensor.ops.moe import cpu as moe_in_torch
+from weft.tensor.ops.moe import moe
 from weft.tensor.scratch import scratch
 
 META = torch.device("meta")
@@ -26,7 +26,7 @@ FAMILIES = ("qwen3", "qwen3_5", "lfm2", "granite_moe", "jamba", "kimi_linear", "
 def without_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where torch's own path decides by values it is told "yes"; and it does not count tokens by expert."""
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: True)
-    monkeypatch.setattr(moe_in_torch, "moe", lambda x_TD, *others, **more: torch.empty_like(x_TD))
+    monkeypatch.setattr(moe, "torch", lambda x_TD, *others, **more: torch.empty_like(x_TD))
     monkeypatch.setattr(scratch, "home", META)
 
 

@@ -82,8 +82,8 @@ def test_a_tp_that_does_not_divide_names_what_and_which_do() -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of("Qwen3.5-4B", tp=3)
     assert caught.value.message == (
-        "--tp is 3, which does not divide GatedDelta.k_heads 16, GatedDelta.v_heads 32, Attention.heads 16, "
-        "Attention.kv_heads 4 of this model; it may be 1, 2, 4, 8, 16")
+        "--tp is 3, which does not divide this model: 16 key heads of gated delta, 32 value heads of gated "
+        "delta, 16 heads of attention, 4 KV heads of attention; it may be 1, 2, 4, 8, 16")
     assert caught.value.param == "--tp"
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from weft.prefix_digests import prefix_digests, token_array
-from weft.router import digest_filter
-from weft.router.digest_filter import CELLS_PER_ENTRY, DigestFilter
+from weft.router import checkpoint_table
+from weft.router.checkpoint_table import CELLS_PER_ENTRY, DigestFilter
 
 
 def test_no_entry_is_hidden_and_few_absent_digests_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest_filter, "CELLS_MIN", 1 << 10)
+    monkeypatch.setattr(checkpoint_table, "CELLS_MIN", 1 << 10)
     rng = random.Random(1)
     entries: dict[int, None] = {}
     tested = DigestFilter()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
+from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
-from weft.router.seconds import Seconds
-from weft.router.shared_costs import AMPLIFIED, SharedCosts
+from weft.router.seconds import AMPLIFIED, Seconds, SharedCosts
 from weft.units import PAGE_TOKENS
-from weft.work_costs import WorkCosts
 
-COSTS = WorkCosts(fixed_s=0.01, token_s=1e-3)
+COSTS = StepCost(fixed_s=0.01, token_s=1e-3)
 """A prompt of 1,000 tokens takes a second."""
 
 
@@ -105,7 +104,7 @@ def test_a_prompt_that_is_computed_now_counts_as_a_checkpoint_to_come() -> None:
 
 def test_an_engine_that_reports_higher_costs_gets_fewer_requests() -> None:
     rig = Rig()
-    rig.costs[0] = WorkCosts(fixed_s=0.1, token_s=1e-2)
+    rig.costs[0] = StepCost(fixed_s=0.1, token_s=1e-2)
     counts = [0, 0]
     for number in range(22):
         counts[rig.place(str(number), prompt(500, number)).replica] += 1

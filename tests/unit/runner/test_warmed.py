@@ -129,7 +129,7 @@ class Zeros(dict[int, list[int]]):
 
 DAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "gated delta, compressed": ("qwen3_5", {"compress": True, "compress_kv": "int8"}, {
-        "delta.recurrent", "delta.states", "gated_delta._prepare", "causal_conv._tokens",
+        "delta_rule.recurrent", "delta_rule.states", "delta_rule._prepare_heads", "causal_conv._tokens",
         "paged_attention._decode", "softmax.combine", "arena_kernels._compress_kernel",
         "compressed_kv_kernels._code_kernel", "sampling_kernels._histogram"}),
     "experts in int4": ("qwen3_5_moe", {"quantize": "int4", "compress_kv": "int4"}, {
@@ -137,7 +137,7 @@ DAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "Mamba-2": ("bamba", {"state_dtype": "bfloat16"}, {"mamba2._recurrent"}),
     "Mamba-1 and experts": ("jamba", {}, {"mamba1._scan", "moe._product"}),
     "short convolution, fp8 pages": ("lfm2", {"kv_dtype": "fp8"}, {"causal_conv._rows"}),
-    "Kimi, latent attention": ("kimi_linear", {}, {"kimi_delta._prepare", "latent_attention._decode"}),
+    "Kimi, latent attention": ("kimi_linear", {}, {"delta_rule._prepare_lines", "latent_attention._decode"}),
     "drafts": ("qwen3_5", {"drafter": AnswerDrafter("random", Zeros(), 512)}, {"causal_conv._tokens"}),
     "windows, w8a8": ("mistral", {"kv_dtype": "int8", "quantize": "w8a8"}, {
         "window_attention._attend", "byte_inputs._product"}),

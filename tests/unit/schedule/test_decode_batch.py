@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from weft.schedule.decode_batch import Countdown, DecodeBatch
 from weft.schedule.plan import StepPlan
+from weft.schedule.rows import Countdown, DecodeBatch
 from weft.schedule.taps import decodes_due, until_due
 from weft.units import SeqId
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from weft.request import SamplingParams
-from weft.schedule.queues import RankedQueue
-from weft.schedule.sequence import Rank, Sequence
+from weft.schedule.sequence import Rank, RankedQueue, Sequence
 from weft.units import SeqId
 
 

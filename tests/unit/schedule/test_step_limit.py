@@ -1,19 +1,13 @@
-"""The time that a step leaves to prefill: what is learnt from steps, and what the budget makes of it."""
+"""The time that a step leaves to prefill, and what the budget makes of it."""
 
 import math
 
 import pytest
 
-from weft.schedule.budget import Budget
-from weft.schedule.step_limit import NO_LIMIT, StepEstimate, StepLimit, guessed_estimate
-from weft.schedule.work import Work, pairs_of
+from weft.costs.step import StepCost
+from weft.schedule.budget import NO_LIMIT, Budget, StepLimit
 
-MILLISECONDS = StepEstimate(fixed_s=20e-3, token_s=1e-3, pair_s=1e-6, decode_s=5e-3, context_s=1e-6)
-TRUE = StepEstimate(fixed_s=8e-3, token_s=4e-4, pair_s=2e-7, decode_s=9e-4, context_s=1e-7)
-
-
-def seconds_of(work: Work, estimate: StepEstimate = TRUE) -> float:
-    return sum(estimate.parts_s(work))
+MILLISECONDS = StepCost(fixed_s=20e-3, token_s=1e-3, pair_s=1e-6, decode_s=5e-3, context_s=1e-6)
 
 
 def test_prefill_takes_the_time_that_decodes_leave_and_at_least_as_long_as_they_do() -> None:
@@ -48,7 +42,7 @@ def test_a_chunk_deep_in_a_prompt_is_shorter_because_its_attention_takes_longer(
 
 
 def test_one_chunk_is_left_whatever_the_time_and_only_one() -> None:
-    budget = Budget(1024, 100, StepLimit(0.001, StepEstimate(1e-3, 1.0, 0.0, 0.0, 0.0)))
+    budget = Budget(1024, 100, StepLimit(0.001, StepCost(1e-3, 1.0, 0.0, 0.0, 0.0)))
     assert budget.chunk_end(0, 1000) == 64
     assert budget.chunk_end(0, 10) == 10
     budget.spend(0, 10)
@@ -62,23 +56,3 @@ def test_the_budget_spends_the_time_of_each_prefill() -> None:
     assert budget.chunk_end(0, 200) == 200
     budget.spend(0, 200)
     assert budget.chunk_end(0, 4096) == 192
-
-
-def test_measured_steps_correct_the_guess_within_some_tens_of_steps() -> None:
-    works = [Work(1024, pairs_of(0, 1024), 0, 0), Work(256, 8 * pairs_of(0, 64), 4, 1000),
-             Work(0, 0, 8, 2500), Work(192, pairs_of(64, 256), 8, 2600), Work(0, 0, 32, 9000)] * 12
-    guess = guessed_estimate(1e-4)
-    estimate = guess.scaled(seconds_of(works[0]) / seconds_of(works[0], guess))
-    for work in works:
-        estimate = estimate.corrected(work, seconds_of(work))
-    for work in works[:5]:
-        assert seconds_of(work, estimate) == pytest.approx(seconds_of(work), rel=0.2)
-
-
-def test_one_stalled_step_is_not_believed_for_long() -> None:
-    work = Work(192, pairs_of(64, 256), 8, 2600)
-    estimate = TRUE.corrected(work, 100.0)
-    assert seconds_of(work, estimate) < 4 * seconds_of(work)
-    for _ in range(6):
-        estimate = estimate.corrected(work, seconds_of(work))
-    assert seconds_of(work, estimate) == pytest.approx(seconds_of(work), rel=0.1)

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.speculation.chances import Chances, OwnChances
-from weft.speculation.choice import GAIN_MIN, choose, may_pay
-from weft.speculation.costs import ROWS, StepCosts
+from weft.costs.rows import ROWS, RowCosts
+from weft.speculation.choice import GAIN_MIN, Chances, OwnChances, choose, may_pay
 from weft.speculation.proposal import Proposal
 
-FLAT = StepCosts({1: 27.0, 16: 30.0})
-LINEAR = StepCosts({rows: float(rows) for rows in ROWS})
+FLAT = RowCosts({1: 27.0, 16: 30.0})
+LINEAR = RowCosts({rows: float(rows) for rows in ROWS})
 
 
 def test_costs_are_interpolated_and_never_fall() -> None:
-    costs = StepCosts({1: 26.8, 2: 27.4, 4: 28.9, 8: 32.2, 16: 40.1})
+    costs = RowCosts({1: 26.8, 2: 27.4, 4: 28.9, 8: 32.2, 16: 40.1})
     assert costs.seconds(4) == pytest.approx(28.9)
     assert costs.seconds(6) == pytest.approx((28.9 + 32.2) / 2)
     values = [costs.seconds(rows) for rows in range(1, 3000)]
@@ -27,7 +26,7 @@ def test_costs_are_interpolated_and_never_fall() -> None:
 
 
 def test_measurements_replace_the_guess() -> None:
-    costs = StepCosts()
+    costs = RowCosts()
     assert not costs.measured(1)
     for seconds in (2.0, 0.02, 0.021):   # the first one compiles
         costs.note(1, seconds)
@@ -41,7 +40,7 @@ def test_measurements_replace_the_guess() -> None:
 
 def test_a_machine_that_gets_slower_changes_no_ratio() -> None:
     """Though only steps with drafts are measured while it is slow."""
-    costs = StepCosts({1: 1.0, 4: 1.1, 16: 2.0})
+    costs = RowCosts({1: 1.0, 4: 1.1, 16: 2.0})
     for _ in range(200):
         costs.note(4, 3.3)
     assert costs.seconds(4) == pytest.approx(3.3, rel=0.01)
@@ -50,7 +49,7 @@ def test_a_machine_that_gets_slower_changes_no_ratio() -> None:
 
 
 def test_steps_in_a_row_correct_the_shape_and_outliers_hardly_do() -> None:
-    costs, chance = StepCosts({1: 1.0, 4: 1.0}), random.Random(5)
+    costs, chance = RowCosts({1: 1.0, 4: 1.0}), random.Random(5)
     for step in range(400):
         slow = 40.0 if chance.random() < 0.1 else 1.0
         costs.note(4 if step % 2 else 1, slow * (2.0 if step % 2 else 1.0))
@@ -62,7 +61,7 @@ def test_steps_in_a_row_correct_the_shape_and_outliers_hardly_do() -> None:
 
 def test_a_figure_above_one_of_more_rows_stays_where_it_was_measured() -> None:
     """It is cut in use. A cut figure is no measure of the next step, or it would grow with each."""
-    costs = StepCosts({1: 1.0, 2: 3.0, 4: 1.5})
+    costs = RowCosts({1: 1.0, 2: 3.0, 4: 1.5})
     for _ in range(100):
         costs.note(2, 3.0)
     assert costs.seconds(2) == costs.seconds(4)
@@ -73,7 +72,7 @@ def test_a_figure_above_one_of_more_rows_stays_where_it_was_measured() -> None:
 @given(st.lists(st.lists(st.floats(0.06, 1.0), max_size=3), min_size=1, max_size=3), st.integers(0, 3))
 def test_no_other_number_of_drafts_is_better(chances: list[list[float]], table: int) -> None:
     """Compared with every combination of numbers."""
-    costs = (FLAT, LINEAR, StepCosts(), StepCosts({1: 10, 2: 19, 4: 20, 8: 40}))[table]
+    costs = (FLAT, LINEAR, RowCosts(), RowCosts({1: 10, 2: 19, 4: 20, 8: 40}))[table]
     survivals = [list(itertools.accumulate(row, lambda a, b: a * b)) for row in chances]
     survivals = [[value for value in row if value >= 0.05] for row in survivals]
     decodes = len(survivals)
@@ -81,7 +80,7 @@ def test_no_other_number_of_drafts_is_better(chances: list[list[float]], table: 
     def rate(counts: tuple[int, ...]) -> float:
         expected = decodes + sum(sum(row[:count]) for row, count in zip(survivals, counts, strict=True))
         drafted = sum(counts)
-        return expected / (costs.window_seconds(decodes, drafted) if drafted else costs.seconds(decodes))
+        return expected / (costs.verify_seconds(decodes, drafted) if drafted else costs.seconds(decodes))
 
     chosen = tuple(choose(survivals, decodes, costs))
     best = max(map(rate, itertools.product(*(range(len(row) + 1) for row in survivals))))
@@ -98,7 +97,7 @@ def test_where_rows_cost_as_much_as_steps_nothing_is_drafted() -> None:
 
 
 def test_unlikely_drafts_give_way_to_likely_ones_of_other_sequences() -> None:
-    costs = StepCosts({1: 1.0, 2: 1.02, 4: 1.05, 8: 2.5})
+    costs = RowCosts({1: 1.0, 2: 1.02, 4: 1.05, 8: 2.5})
     assert choose([[0.9, 0.8], [0.1, 0.05]], 2, costs) == [2, 0]
 
 
@@ -133,7 +132,7 @@ def test_a_sequence_that_differs_from_the_others_has_its_own_factor() -> None:
 
 def test_where_rows_are_dear_no_draft_may_pay_with_many_sequences() -> None:
     """One more row costs half a step: 2 sequences can gain, 32 cannot, and ``choose`` agrees."""
-    costs = StepCosts({rows: 1.0 + 0.5 * rows for rows in ROWS},
+    costs = RowCosts({rows: 1.0 + 0.5 * rows for rows in ROWS},
                       {rows: 3.0 + 0.5 * rows for rows in ROWS})
     assert may_pay(2, 30, costs)
     assert not may_pay(32, 60, costs)
@@ -143,23 +142,23 @@ def test_where_rows_are_dear_no_draft_may_pay_with_many_sequences() -> None:
 
 def test_windows_of_several_sequences_correct_the_figure_of_one() -> None:
     """A step as dear as estimated changes nothing; dearer ones in turn with plain ones raise the estimate."""
-    costs = StepCosts({1: 1.0, 8: 2.0}, {2: 1.5, 4: 1.8, 8: 2.4, 16: 3.6})
-    estimate, alone = costs.window_seconds(8, 8), costs.window_seconds(1, 8)
+    costs = RowCosts({1: 1.0, 8: 2.0}, {2: 1.5, 4: 1.8, 8: 2.4, 16: 3.6})
+    estimate, alone = costs.verify_seconds(8, 8), costs.verify_seconds(1, 8)
     assert estimate == pytest.approx(2.0 + 1.5 * (alone - 1.0))
-    costs.note_windows(8, 8, estimate)
-    assert costs.window_seconds(8, 8) == pytest.approx(estimate)
+    costs.note_verify(8, 8, estimate)
+    assert costs.verify_seconds(8, 8) == pytest.approx(estimate)
     for _ in range(60):
         costs.note(8, 2.0)
-        costs.note_windows(8, 8, 1.5 * estimate)
-    assert costs.window_seconds(8, 8) / costs.seconds(8) == pytest.approx(1.5 * estimate / 2.0, rel=0.1)
+        costs.note_verify(8, 8, 1.5 * estimate)
+    assert costs.verify_seconds(8, 8) / costs.seconds(8) == pytest.approx(1.5 * estimate / 2.0, rel=0.1)
 
 
 def test_the_figures_of_windows_are_their_seconds_at_the_pace_of_the_machine() -> None:
-    costs = StepCosts({1: 1.0, 8: 2.0}, {2: 1.5, 4: 1.8, 16: 3.0})
+    costs = RowCosts({1: 1.0, 8: 2.0}, {2: 1.5, 4: 1.8, 16: 3.0})
     for steps in range(12):
         costs.note(1, 1.1)
-        costs.note_windows(1, 3 + steps, 2.5)
+        costs.note_verify(1, 3 + steps, 2.5)
         pace = costs.seconds(1) / costs.figure(1)
         for most in (1, 2, 14, 3, 15, 16, 63):
-            assert [pace * figure for figure in costs.window_figures(most)[:most]] == pytest.approx(
-                [costs.window_seconds(1, drafted) for drafted in range(1, most + 1)])
+            assert [pace * figure for figure in costs.verify_figures(most)[:most]] == pytest.approx(
+                [costs.verify_seconds(1, drafted) for drafted in range(1, most + 1)])

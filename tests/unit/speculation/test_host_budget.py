@@ -7,14 +7,14 @@ import itertools
 import pytest
 
 from tests.unit.speculation.texts import int32s, prose
-from weft.speculation.costs import ROWS, StepCosts
+from weft.costs.rows import ROWS, RowCosts
 from weft.speculation.drafter import DraftRow
 from weft.speculation.host_budget import BARREN_STEPS, CROWD_SHARE, REST_STEPS, SHARE, HostBudget
 from weft.speculation.mtp import PROBE_LENGTH, PROBE_STEPS, HeadPlan
 from weft.speculation.speculator import Speculator
 
-FLAT = StepCosts({1: 27.0, 16: 30.0})
-LINEAR = StepCosts({rows: float(rows) for rows in ROWS})
+FLAT = RowCosts({1: 27.0, 16: 30.0})
+LINEAR = RowCosts({rows: float(rows) for rows in ROWS})
 
 
 @pytest.mark.parametrize("share", [0.0, 0.005, 0.05, 0.5])
@@ -90,13 +90,13 @@ def test_a_sequence_that_slept_is_drafted_for_only_once_its_text_is_known() -> N
 
 
 def test_windows_and_plain_steps_have_figures_of_their_own() -> None:
-    costs = StepCosts({1: 1.0}, {2: 2.0, 16: 3.0})
-    assert (costs.seconds(1), costs.window_seconds(1, 1)) == (1.0, 2.0)
+    costs = RowCosts({1: 1.0}, {2: 2.0, 16: 3.0})
+    assert (costs.seconds(1), costs.verify_seconds(1, 1)) == (1.0, 2.0)
     for _ in range(3):
         costs.note(16, 4.0)
     assert costs.seconds(16) == 4.0
-    assert costs.window_seconds(1, 15) == 3.0
-    assert costs.window_seconds(16, 1) == pytest.approx(4.0 + 1.5 * (2.0 - 1.0))
+    assert costs.verify_seconds(1, 15) == 3.0
+    assert costs.verify_seconds(16, 1) == pytest.approx(4.0 + 1.5 * (2.0 - 1.0))
 
 
 def test_a_head_that_could_not_pay_with_right_drafts_is_off_and_reads_no_prompt() -> None:
@@ -127,7 +127,7 @@ def test_an_idle_head_is_probed_and_ever_more_rarely() -> None:
 
 def test_a_named_head_goes_on_while_its_drafts_are_right() -> None:
     """A draft takes a third of a step, as on a model of a few MB."""
-    costs = StepCosts({1: 1.0}, {2: 1.7, 4: 1.8})
+    costs = RowCosts({1: 1.0}, {2: 1.7, 4: 1.8})
     measured = {drafts: 0.33 * drafts for drafts in (1, 2, 3)}
     thrifty, named = HeadPlan(measured, 3, prompt_share=0.1), HeadPlan(measured, 3)
     for head in (thrifty, named):

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from tests.unit.speculation.texts import edited, int32s, prose
-from weft.speculation.costs import StepCosts
+from weft.costs.rows import RowCosts
+from weft.sim.speculation import KnownText, ReplayedSpeculation, replay
 from weft.speculation.drafter import PLAIN_STEPS, DraftRow
 from weft.speculation.proposal import SOURCES, SourceName
-from weft.speculation.replay import KnownText, ReplayedSpeculation, replay
 from weft.speculation.speculator import DRAFTS_MAX, Speculator
 
 CPU = {1: 26.8, 2: 27.4, 4: 28.9, 8: 32.2, 16: 42.0}
@@ -18,11 +18,11 @@ FILE = prose(1, 1000)
 
 
 def speculator(*sources: SourceName) -> Speculator:
-    return Speculator(sources or SOURCES, costs=StepCosts(CPU))
+    return Speculator(sources or SOURCES, costs=RowCosts(CPU))
 
 
 def replayed(drafter: Speculator, *texts: KnownText) -> ReplayedSpeculation:
-    return replay(drafter, texts, StepCosts(CPU))
+    return replay(drafter, texts, RowCosts(CPU))
 
 
 def test_an_edited_file_with_a_prediction_is_three_times_as_fast() -> None:
@@ -83,7 +83,7 @@ def test_a_dropped_plan_changes_nothing() -> None:
 
 
 def test_no_draft_exceeds_its_limit() -> None:
-    drafter = Speculator(costs=StepCosts({1: 1.0, 16: 1.001}))
+    drafter = Speculator(costs=RowCosts({1: 1.0, 16: 1.001}))
     drafter.begin(1, int32s(FILE + FILE[:100]), prompt_length=len(FILE), salt=None, prediction=None)
     for limit in (0, 1, 4, 100):
         drafts = drafter.draft([DraftRow(1, limit)]).get(1, ())
@@ -93,7 +93,7 @@ def test_no_draft_exceeds_its_limit() -> None:
 
 
 def test_a_source_that_never_pays_pauses_and_one_that_begins_to_pay_is_noticed() -> None:
-    drafter = Speculator(("suffix",), costs=StepCosts({rows: float(rows) for rows in (1, 2, 4, 8, 16, 32)}))
+    drafter = Speculator(("suffix",), costs=RowCosts({rows: float(rows) for rows in (1, 2, 4, 8, 16, 32)}))
     drafter.begin(1, int32s(FILE[:50]), prompt_length=49, salt=None, prediction=None)
     asked = 0
     for token in prose(20, 400):
@@ -102,7 +102,7 @@ def test_a_source_that_never_pays_pauses_and_one_that_begins_to_pay_is_noticed()
         drafter.settle(1, [token], drafted=0, accepted=0)
     assert asked < 60
     steps = 0
-    drafter.costs = StepCosts(CPU)
+    drafter.costs = RowCosts(CPU)
     for token in prose(20, 400)[:100]:
         if drafter.draft([DraftRow(1, 10)]):
             break
@@ -156,7 +156,7 @@ def test_an_end_without_a_begin_and_a_second_end_are_no_errors() -> None:
 
 
 def test_slept_steps_say_what_a_plain_step_costs() -> None:
-    drafter = Speculator(("suffix",), costs=StepCosts({1: 1.0}))
+    drafter = Speculator(("suffix",), costs=RowCosts({1: 1.0}))
     for _ in range(3):
         drafter._budget.rest()
         drafter.sleep_through(16, 80.0, 32, 5.0)

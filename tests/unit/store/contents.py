@@ -13,7 +13,7 @@ from weft.memory.prefix_store import KvPiece, StagingBuffers, Store, StoreEvent,
 from weft.store.directory_store import DirectoryStore
 from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
-from weft.store.options import StoreOptions
+from weft.store.opening import StoreOptions
 from weft.store.store import open_local
 
 GRAIN_BYTES = 640

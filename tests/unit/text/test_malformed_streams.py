@@ -83,32 +83,32 @@ def answer(rng: random.Random, family: str) -> Answer:
     for _ in range(rng.randrange(2)):
         considered = rng.choice((good(rng, family)[0], broken(rng, family), OPEN_CLOSE[family][0] + " tags"))
         thoughts += [considered, "No, wait."]
-    made = Answer("<think>" if family == "hermes_think" else "", reasoning="".join(thoughts))
-    made.text += " ".join(thoughts)
+    spoiled = Answer("<think>" if family == "hermes_think" else "", reasoning="".join(thoughts))
+    spoiled.text += " ".join(thoughts)
     ending = rng.choice(("body", "body", "body", "unclosed", "closed", "silent"))
     if ending in ("unclosed", "closed"):
         for _ in range(rng.randrange(1, 4)):
             text, call = good(rng, family)
-            made.text += rng.choice(("", "\n", "\n\n ")) + text
-            made.calls.append(call)
-        made.text += rng.choice(("", "\n"))
-    made.text += "" if ending in ("unclosed", "silent") else "\n</think>\n\n"
+            spoiled.text += rng.choice(("", "\n", "\n\n ")) + text
+            spoiled.calls.append(call)
+        spoiled.text += rng.choice(("", "\n"))
+    spoiled.text += "" if ending in ("unclosed", "silent") else "\n</think>\n\n"
     for _ in range(rng.randrange(6) if ending == "body" else 0):
         match rng.randrange(5):
             case 0 | 1:
                 text, call = good(rng, family)
-                made.calls.append(call)
-                made.text += text
+                spoiled.calls.append(call)
+                spoiled.text += text
             case 2:
                 text = broken(rng, family)
-                made.text += f"{text} and "
-                made.content += f"{text}and"
-                made.is_broken = True
+                spoiled.text += f"{text} and "
+                spoiled.content += f"{text}and"
+                spoiled.is_broken = True
             case _:
                 text = rng.choice(TEXTS)
-                made.text += f" {text}\n"
-                made.content += text
-    return made
+                spoiled.text += f" {text}\n"
+                spoiled.content += text
+    return spoiled
 
 
 def read(plan: AnswerPlan, pieces: list[str], *, eager: bool) -> list[AnswerBlock]:
@@ -116,14 +116,14 @@ def read(plan: AnswerPlan, pieces: list[str], *, eager: bool) -> list[AnswerBloc
     reader = plan.reader(eager=eager)
     events = [event for at, piece in enumerate(pieces)
               for event in reader.read(piece, [], "stop" if at == len(pieces) - 1 else None)]
-    told: list[str] = []
+    texts: list[str] = []
     for event in events:
         if event.phase == "start":
-            assert event.block.index == len(told)
-            told.append("")
-        told[-1] += event.delta
-    assert [event.phase for event in events if event.phase != "delta"] == ["start", "stop"] * len(told)
-    assert told == [block.text for block in reader.blocks]
+            assert event.block.index == len(texts)
+            texts.append("")
+        texts[-1] += event.delta
+    assert [event.phase for event in events if event.phase != "delta"] == ["start", "stop"] * len(texts)
+    assert texts == [block.text for block in reader.blocks]
     return reader.blocks
 
 

@@ -14,13 +14,23 @@ it from leases and nodes.
 into its place in O(1). The number is the same for the lease that wrote a page and for the tree that adopted
 it.
 
+``Pages`` and ``Slots`` hold the numbers. Sharing is no count: a lease that reads the tree's pages holds the
+node where they end (prefix/tree.py; law L7). A state is overwritten in place and therefore never shared. A
+claim on a slot is the pair (slot, epoch). The epoch goes up whenever the slot is given back. So a claim
+that outlived its owner differs from every later one, and its use is caught (law L5): its bytes belong to
+another sequence.
+
 Rejected: a count of holders (always 0 or 1, and it names none of them); objects in place of numbers (pages by
 the million are plain ints in a list).
 """
 
 from __future__ import annotations
 
-from weft.units import SeqId
+from collections.abc import Sequence
+
+from weft.memory.frames.packing import Packing
+from weft.memory.values import FrameKind
+from weft.units import FrameId, PageId, SeqId, SlotId
 
 FREE = 0
 COMPRESSED_KV = -1 << 61
@@ -70,3 +80,62 @@ def lease_of(owner: int) -> SeqId | None:
 def tree_id_of(owner: int) -> int:
     assert COMPRESSED_KV < owner < 0, "it is free, or belongs to a lease or to compressed data"
     return -1 - owner
+
+
+class Pages:
+    __slots__ = ("indexes", "owners", "packing")
+
+    def __init__(self, pages_per_frame: int, frame_count: int) -> None:
+        self.packing: Packing[PageId] = Packing(FrameKind.PAGES, pages_per_frame)
+        self.owners = [FREE] * (pages_per_frame * frame_count)
+        self.indexes = [0] * (pages_per_frame * frame_count)
+
+    def take(self, pages: Sequence[PageId]) -> None:
+        """Free pages leave the pool; ``give`` sets their owner."""
+        self.packing.pop(pages)
+        for page in pages:
+            assert self.owners[page] == FREE, f"page {page} is held and was drafted as free"
+
+    def give(self, pages: Sequence[PageId], owner: int, first_index: int) -> None:
+        """``owner`` gets ``pages`` as its pages number ``first_index``, ``first_index + 1``, ..."""
+        for index, page in enumerate(pages, start=first_index):
+            self.owners[page] = owner
+            self.indexes[page] = index
+
+    def drop(self, pages: Sequence[PageId]) -> list[FrameId]:
+        """``pages`` become free. Returns emptied frames."""
+        for page in pages:
+            assert self.owners[page] != FREE, f"page {page} is free and was given back"
+            self.owners[page] = FREE
+        return self.packing.push(pages)
+
+
+class Slots:
+    __slots__ = ("epochs", "owners", "packing")
+
+    def __init__(self, slots_per_frame: int, frame_count: int) -> None:
+        self.packing: Packing[SlotId] = Packing(FrameKind.SLOTS, slots_per_frame)
+        self.owners = [FREE] * (slots_per_frame * frame_count)
+        self.epochs = [0] * (slots_per_frame * frame_count)
+
+    def take(self, slots: Sequence[SlotId]) -> None:
+        """Free slots leave the pool; ``give`` sets their owner."""
+        self.packing.pop(slots)
+        for slot in slots:
+            assert self.owners[slot] == FREE, f"slot {slot} is held and was drafted as free"
+
+    def give(self, slot: SlotId, owner: int) -> None:
+        self.owners[slot] = owner
+
+    def drop(self, slot: SlotId, epoch: int) -> list[FrameId]:
+        """Give a claim back. Returns the frame if it is empty now."""
+        self.check(slot, epoch)
+        self.owners[slot] = FREE
+        self.epochs[slot] += 1
+        return self.packing.push([slot])
+
+    def check(self, slot: SlotId, epoch: int) -> None:
+        """Asserts that the claim (slot, epoch) is alive (law L5)."""
+        assert self.owners[slot] != FREE, f"stale claim on slot {slot}: it is free"
+        assert self.epochs[slot] == epoch, (
+            f"stale claim on slot {slot}: of epoch {epoch}, and the slot is at {self.epochs[slot]}")

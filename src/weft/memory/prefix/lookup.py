@@ -114,3 +114,5 @@ def path_pages(node: Node, first: int, end: int) -> list[PageId]:
             pieces.append(edge.pages_between(max(first, edge.start), min(end, at.end)))
         at = edge.nodes[0].parent
     return [page for piece in reversed(pieces) for page in piece]
+
+

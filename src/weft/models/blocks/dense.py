@@ -15,8 +15,7 @@ import torch
 from weft.families.architecture import Dense
 from weft.models.blocks.linear import Linear, Projection
 from weft.tensor import gpu
-from weft.tensor.activation import activate
-from weft.tensor.ops.silu_mul import silu_mul
+from weft.tensor.ops.activation import activate, silu_mul
 
 
 @dataclass(slots=True)

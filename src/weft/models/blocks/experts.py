@@ -17,9 +17,7 @@ import torch
 
 from weft.families.architecture import Experts
 from weft.models.blocks.linear import Linear, Projection
-from weft.tensor.ops.add_gated import add_gated
-from weft.tensor.ops.expert_choice import ChoiceRule, choose_experts
-from weft.tensor.ops.moe import ExpertWeights, moe
+from weft.tensor.ops.moe import ChoiceRule, ExpertWeights, add_gated, choose_experts, moe
 from weft.units import PAD
 
 

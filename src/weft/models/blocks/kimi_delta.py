@@ -21,10 +21,9 @@ from weft.families.architecture import KimiDelta
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Projection, by_head
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.causal_conv import causal_conv
-from weft.tensor.ops.delta_gates import delta_gates
-from weft.tensor.ops.kimi_delta import kimi_delta
-from weft.tensor.ops.rms_norm import rms_norm
+from weft.tensor.ops.conv import causal_conv
+from weft.tensor.ops.delta_rule import delta_gates, delta_rule
+from weft.tensor.ops.norm import rms_norm
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ class KimiDeltaBlock:
         qkv_TC = causal_conv(qkv_TC, self.conv, None, "silu", cache.state["conv"], runs)
         q, k, v = (by_head(part, heads) for part in qkv_TC.chunk(3, dim=-1))
         g_TC, beta_TH = delta_gates(self.forget(forget), self.dt_bias, self.decay, b_TH)
-        o_THV = kimi_delta(q, k, v, by_head(g_TC, heads), beta_TH, cache.state["recurrent"], runs,
+        o_THV = delta_rule(q, k, v, by_head(g_TC, heads), beta_TH, cache.state["recurrent"], runs,
                            scale=shape.head_dim**-0.5, layer=cache.layer)
         gate_THV = torch.sigmoid(by_head(self.gate(gate), heads).float())
         o_THV = rms_norm(o_THV, self.norm, self.norm_eps).float() * gate_THV

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor.fused_block import FusedBlock, FusedLayer
-from weft.tensor.ops.quantized_linear import quantized_linear
-from weft.tensor.ops.rms_norm import rms_norm
-from weft.tensor.ops.silu_mul import run_fused, silu_mul, staged
-from weft.tensor.ops.tiled_linear import tiled_linear
+from weft.tensor.ops.activation import run_fused, silu_mul, staged
+from weft.tensor.ops.linear import quantized_linear, tiled_linear
+from weft.tensor.ops.norm import rms_norm
 from weft.tensor.weights.packed import PackedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.twelve_bit import InTiles

@@ -21,7 +21,7 @@ from weft.families.architecture import Mamba1
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.causal_conv import causal_conv
+from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.mamba1 import mamba1
 
 

@@ -16,7 +16,7 @@ from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.short_conv import run_fused, short_conv, staged
+from weft.tensor.ops.conv import run_fused, short_conv, staged
 
 
 @dataclass(slots=True)

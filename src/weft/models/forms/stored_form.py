@@ -77,7 +77,7 @@ class StoredForm(ABC):
 
     def piece(self, name: str) -> MatrixPiece | None:
         """How the stored tensor ``name`` belongs to a matrix; None for an ordinary tensor. Raises
-        CheckpointError where such a tensor cannot be cut."""
+        CheckpointError where such a tensor cannot be divided."""
         return None
 
     def dtype_of(self, name: str) -> str | None:

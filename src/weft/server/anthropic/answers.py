@@ -22,9 +22,10 @@ import msgspec
 
 from weft.errors import WeftError
 from weft.server.anthropic.protocol import MessagesBody, error_json
-from weft.server.anthropic.turns import cache_marked, messages_turn
+from weft.server.anthropic.turns import cache_marked, messages_turn, thinks
 from weft.server.errors import bug
 from weft.server.ids import random_id
+from weft.server.ignored_fields import note_ignored
 from weft.server.service import Service
 from weft.server.sse import named_event
 from weft.server.turn import PreparedTurn, prepare_turn
@@ -121,4 +122,7 @@ def _arguments(text: str) -> Any:
 
 async def prepare_messages(service: Service, body: MessagesBody) -> MessagesJob:
     """Raises what ``prepare_turn`` raises."""
-    return MessagesJob(await prepare_turn(service, messages_turn(body)), body)
+    turn = await prepare_turn(service, messages_turn(body))
+    if thinks(body.thinking) and turn.model.dialect.reasoning is None:
+        note_ignored("thinking")
+    return MessagesJob(turn, body)

@@ -36,7 +36,7 @@ def messages_turn(body: MessagesBody) -> ChatTurn:
     stop = body.stop if body.stop_sequences is None else list(body.stop_sequences)
     fields = msgspec.structs.replace(body, stop=stop, response_format=_response_format(body))
     return ChatTurn(conversation=conversation(body), fields=fields, max_tokens=body.max_tokens,
-                show_reasoning=_thinks(body.thinking))
+                show_reasoning=thinks(body.thinking))
 
 
 def conversation(body: CountTokensBody) -> ConversationFields:
@@ -51,7 +51,7 @@ def conversation(body: CountTokensBody) -> ConversationFields:
         messages=messages, continue_final_message=continued or None,
         tools=[_tool(f"tools.{at}", tool) for at, tool in enumerate(body.tools or ())] or None,
         tool_choice=choice, parallel_tool_calls=several,
-        variables={"enable_thinking": _thinks(body.thinking)})
+        variables={"enable_thinking": thinks(body.thinking)})
 
 
 def cache_marked(body: CountTokensBody) -> bool:
@@ -171,7 +171,7 @@ def _choice(choice: Block | None) -> tuple[str | dict[str, Any] | None, bool | N
     return _CHOICES[kind], several
 
 
-def _thinks(thinking: Block | None) -> bool:
+def thinks(thinking: Block | None) -> bool:
     if thinking is None:
         return False
     if thinking.get("type") not in _THINKING:

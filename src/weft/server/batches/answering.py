@@ -21,6 +21,7 @@ from weft.server.chat import prepare_chat
 from weft.server.completions import prepare_completion
 from weft.server.errors import error_body
 from weft.server.exchange import Job
+from weft.server.ignored_fields import begin_request
 from weft.server.protocol import (
     UNSERVED_IN_CHAT,
     UNSERVED_IN_COMPLETIONS,
@@ -96,6 +97,7 @@ async def answer_line(service: Service, url: str, raw: bytes, *,
 
 async def _job(service: Service, url: str, raw: bytes, tenant: Tenant | None) -> Job:
     way = _WAYS[url]
+    begin_request(strict=service.config.strict_fields)
     await service.body_checker.check(raw)
     body: Any = await read_body(raw, way.body, unserved=way.unserved)
     if body.stream:

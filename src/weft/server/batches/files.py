@@ -1,25 +1,28 @@
 """Files of clients on disk: uploads, and the results of batches.
 
     DIRECTORY/                0700, locked by the server that uses it
-        file-ID.json          what is known of it: owner, name, purpose, size, dates
-        file-ID.data          its bytes, 0600
-        batch-ID.json         a batch (``jobs``), and its answers so far in batch-ID.*.part
+        objects.sqlite        records: a file's owner, name, purpose, size, dates; a batch (``jobs``)
+        file-ID.data          the bytes of a file, 0600
+        batch-ID.*.part       a batch's answers so far
 
-A file belongs to the API key that made it, by a hash that leads to no key. For any other key it is unknown.
-The number of files, their bytes and their age are bounded (law L11). Files that are too old go when the store
-is next used. A full store refuses an upload and names the flag; the results of a batch are always stored.
+Records are objects (``weft.server.objects``) and belong to the API key that made them, by a hash that leads
+to no key. The number of files, their bytes and their age are bounded (law L11). Files that are too old go
+when the store is next used. A full store refuses an upload and names the flag; the results of a batch are
+always stored.
 
-A record is written beside its place and renamed, after its bytes are complete. Bytes that a crash leaves
-without a record are removed at the next start.
+A record is written after its bytes are complete. Bytes that a crash leaves without a record are removed at
+the next start. Records of an older weft, a JSON file each, are entered then too.
 
-Rejected: SQLite as for responses (a file may have 64 MB, and a download is sent from the disk).
+Rejected: bytes in the database (a file may have 64 MB, and a download is sent from the disk).
 """
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
+import threading
 import time
 import uuid
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ from typing import BinaryIO
 import msgspec
 
 from weft.errors import ConfigError, RequestError, UserError
+from weft.server.objects import Bounds, NewObject, ObjectDatabase
 
 _NAME_CHARS_MAX = 512
 _log = logging.getLogger("weft.server")
@@ -76,12 +80,7 @@ class FileObject(msgspec.Struct, kw_only=True):
     status: str = "processed"
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Whole or not at all, and for this user alone."""
-    beside = path.with_name(path.name + ".new")
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    beside.replace(path)
+_decode = msgspec.json.Decoder(StoredFile).decode
 
 
 def open_file_store(root: Path | None, limits: FileLimits, *, is_default: bool) -> FileStore | None:
@@ -102,16 +101,17 @@ class FileStore:
     def __init__(self, root: Path, limits: FileLimits) -> None:
         self.root = root
         self._limits = limits
-        self._files: dict[str, StoredFile] = {}
         self._lock: BinaryIO | None = None
+        self._objects: ObjectDatabase | None = None
+        self._one_thread = threading.RLock()
+        """Uploads are stored in threads."""
         if root.is_dir():
             self._open()
 
     def add(self, owner: str, filename: str, purpose: str, source: BinaryIO, *,
             bounded: bool = True) -> FileObject:
         """Raises FileStoreFullError, ConfigError. ``bounded``: it is an upload."""
-        self._open()
-        self._drop_old()
+        objects = self._open()
         size = source.seek(0, os.SEEK_END)
         source.seek(0)
         if bounded:
@@ -122,18 +122,19 @@ class FileStore:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             while part := source.read(1 << 20):
                 file.write(part)
-        write_private(self.root / f"{record.id}.json", msgspec.json.encode(record))
-        self._files[record.id] = record
+        with self._one_thread:
+            objects.put("file", NewObject(id=record.id, owner=owner, body=msgspec.json.encode(record)))
         return self._shown(record)
 
     def get(self, file_id: str, owner: str) -> FileObject:
         """Raises UnknownFileError."""
-        self._drop_old()
-        record = self._files.get(file_id)
-        if record is None or record.owner != owner:
+        with self._one_thread:
+            self._drop_old()
+            body = None if self._objects is None else self._objects.get("file", file_id, owner)
+        if body is None:
             raise UnknownFileError(f"there is no file {file_id[:100]!r}", param="file_id",
                                    code="file_not_found")
-        return self._shown(record)
+        return self._shown(_decode(body))
 
     def path(self, file_id: str, owner: str) -> Path:
         """Of the bytes. Raises UnknownFileError."""
@@ -141,59 +142,96 @@ class FileStore:
 
     def delete(self, file_id: str, owner: str) -> None:
         """Raises UnknownFileError."""
-        self._remove(self.get(file_id, owner).id)
+        with self._one_thread:
+            self.get(file_id, owner)
+            self._open().delete(file_id, owner)
+        self._data(file_id).unlink(missing_ok=True)
 
     def listed(self, owner: str) -> list[FileObject]:
         """The newest first."""
-        self._drop_old()
-        return [self._shown(record) for record in reversed(self._files.values()) if record.owner == owner]
+        return [self._shown(record) for record in reversed(self._records(owner))]
+
+    def batches(self) -> list[bytes]:
+        """The records of all batches, the oldest first."""
+        return [] if self._objects is None else self._objects.listed("batch")
+
+    def save_batch(self, batch_id: str, owner: str, record: bytes) -> None:
+        with self._one_thread:
+            objects = self._open()
+            if not objects.update(batch_id, record):
+                objects.put("batch", NewObject(id=batch_id, owner=owner, body=record))
+
+    def drop_batch(self, batch_id: str, owner: str) -> None:
+        with self._one_thread:
+            self._open().delete(batch_id, owner)
 
     def close(self) -> None:
-        if self._lock is not None:
+        if self._lock is not None and self._objects is not None:
+            self._objects.close()
             self._lock.close()
-            self._lock = None
+            self._lock = self._objects = None
 
-    def _open(self) -> None:
-        if self._lock is not None:
-            return
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.fdopen(os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600), "wb")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise ConfigError(f"another server uses the directory {self.root}; give this one its own with "
-                              "--file-store", param="--file-store") from None
-        self._lock = lock
-        records = [msgspec.json.decode(path.read_bytes(), type=StoredFile)
-                   for path in self.root.glob("file-*.json")]
-        self._files = {record.id: record for record in sorted(records, key=lambda one: one.created_at)}
-        for path in self.root.glob("file-*.data"):
-            if path.stem not in self._files:
+    def _open(self) -> ObjectDatabase:
+        with self._one_thread:
+            if self._objects is not None:
+                return self._objects
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.fdopen(os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600), "wb")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                raise ConfigError(f"another server uses the directory {self.root}; give this one its own "
+                                  "with --file-store", param="--file-store") from None
+            bounds = {"file": Bounds(math.inf, math.inf, self._limits.age_s),
+                      "batch": Bounds(math.inf, math.inf, math.inf)}
+            self._objects = ObjectDatabase(self.root / "objects.sqlite", bounds, lambda: time.time(),
+                                           flag="--file-store")
+            self._lock = lock
+            self._enter_older_records(self._objects)
+            known = {record.id for record in self._records()}
+            for path in self.root.glob("file-*.data"):
+                if path.stem not in known:
+                    path.unlink()
+            return self._objects
+
+    def _enter_older_records(self, objects: ObjectDatabase) -> None:
+        for kind in ("file", "batch"):
+            dated: list[tuple[int, str, str, Path]] = []
+            for path in self.root.glob(f"{kind}[-_]*.json"):
+                record = msgspec.json.decode(path.read_bytes())
+                fields = record if kind == "file" else record["batch"]
+                dated.append((fields["created_at"], fields["id"], record["owner"], path))
+            with objects.transaction():
+                for created_s, object_id, owner, path in sorted(dated):
+                    new = NewObject(id=object_id, owner=owner, body=path.read_bytes())
+                    objects.insert(kind, new, created_s)
+            for *_, path in dated:
                 path.unlink()
 
+    def _records(self, owner: str | None = None) -> list[StoredFile]:
+        """Of files, the oldest first."""
+        with self._one_thread:
+            self._drop_old()
+            return [] if self._objects is None else [_decode(body) for body in
+                                                     self._objects.listed("file", owner)]
+
+    def _drop_old(self) -> None:
+        if self._objects is not None:
+            for file_id in self._objects.drop_old("file"):
+                self._data(file_id).unlink(missing_ok=True)
+
     def _check_room(self, size: int) -> None:
-        limits = self._limits
-        if len(self._files) >= limits.count:
-            raise FileStoreFullError(f"the server keeps {len(self._files)} files; the limit is "
+        limits, records = self._limits, self._records()
+        if len(records) >= limits.count:
+            raise FileStoreFullError(f"the server keeps {len(records)} files; the limit is "
                                      f"{limits.count} (limits.max_stored_files). Delete some",
                                      param="limits.max_stored_files", code="file_store_full")
-        held = sum(record.bytes for record in self._files.values())
+        held = sum(record.bytes for record in records)
         if held + size > limits.bytes:
             raise FileStoreFullError(f"the server keeps {held} bytes of files and this one has {size}; the "
                                      f"limit is {limits.bytes} (limits.file_store_size). Delete some",
                                      param="limits.file_store_size", code="file_store_full")
-
-    def _drop_old(self) -> None:
-        now_s = time.time()
-        for record in list(self._files.values()):
-            if record.created_at + self._limits.age_s <= now_s:
-                self._remove(record.id)
-
-    def _remove(self, file_id: str) -> None:
-        del self._files[file_id]
-        (self.root / f"{file_id}.json").unlink(missing_ok=True)
-        self._data(file_id).unlink(missing_ok=True)
 
     def _data(self, file_id: str) -> Path:
         return self.root / f"{file_id}.data"

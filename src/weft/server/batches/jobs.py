@@ -4,7 +4,7 @@
                     |               |
                   failed     cancelling --> cancelled          expired (24 h after its creation)
 
-A batch is a record on disk (``FileStore.root``), written at each change of its status. Answers go to two part
+A batch is a record on disk (``FileStore``), written at each change of its status. Answers go to two part
 files as they come, one for answers of status 200 and one for errors. At the end each becomes a file of the
 key that made the batch. A server that starts goes on with every unfinished batch: the part files say which
 lines are done.
@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, UserError, WeftError
-from weft.server.batches.files import FileStore, write_private
+from weft.server.batches.files import FileStore
 from weft.server.batches.lines import BadInputError, IndexedLine, OutputLine, read_index, unanswered_line
 from weft.server.batches.output import OutputFile
 from weft.server.batches.work import run_lines, window_of
@@ -98,10 +98,9 @@ class BatchRunner:
         self._keys = keys
         self._tenant_of = tenant_of
         self._records: dict[str, BatchRecord] = {}
-        for path in files.root.glob("batch_*.json"):
-            record = msgspec.json.decode(path.read_bytes(), type=BatchRecord)
+        for body in files.batches():
+            record = msgspec.json.decode(body, type=BatchRecord)
             self._records[record.batch.id] = record
-        self._records = dict(sorted(self._records.items(), key=lambda item: item[1].batch.created_at))
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._current: tuple[str, asyncio.Task[None]] | None = None
@@ -266,7 +265,7 @@ class BatchRunner:
 
     def _save(self, batch: BatchObject) -> None:
         record = self._records[batch.id]
-        write_private(self._files.root / f"{batch.id}.json", msgspec.json.encode(record))
+        self._files.save_batch(batch.id, record.owner, msgspec.json.encode(record))
 
     def _part(self, batch: BatchObject, kind: str) -> Path:
         return self._files.root / f"{batch.id}.{kind}.part"
@@ -276,4 +275,4 @@ class BatchRunner:
             batch = record.batch
             if batch.status not in _UNFINISHED and batch.created_at + self._age_s <= time.time():
                 del self._records[batch.id]
-                (self._files.root / f"{batch.id}.json").unlink(missing_ok=True)
+                self._files.drop_batch(batch.id, record.owner)

@@ -110,14 +110,13 @@ function prefixName(prefix) {
   return cell;
 }
 
-function drawTree(cache, now) {
+function drawTree(cache) {
   const tree = cache.tree ?? {prefixes: [], by_depth: []};
   part("tree-total").textContent = cache.tree ? `${formatCount(cache.nodes)} nodes, ${formatCount(cache.states)} states` +
     `${cache.states_compressed ? ` (${formatCount(cache.states_compressed)} compressed in 8 bits)` : ""}, ${formatBytes(cache.bytes)}` : "";
-  const tokenSeconds = readings.secondsPerPromptToken(now);
   const rows = tree.prefixes.map((prefix) => {
     const row = element("tr");
-    const saved = tokenSeconds === null ? `${formatCount(prefix.tokens_saved)} tokens` : formatSeconds(prefix.tokens_saved * tokenSeconds);
+    const saved = prefix.saved_s === null ? `${formatCount(prefix.tokens_saved)} tokens` : formatSeconds(prefix.saved_s);
     row.append(prefixName(prefix), element("td", prefix.checkpoint ? "state and KV" : "KV only"), element("td", formatCount(prefix.tokens)),
                element("td", formatBytes(prefix.bytes)), element("td", formatCount(prefix.hits)), element("td", saved),
                element("td", formatCount(prefix.branches)), element("td", formatCount(prefix.readers)),
@@ -167,7 +166,7 @@ async function look() {
     drawMemory(now);
     drawPrompts(now);
     drawSpeculation(now);
-    if (now.values.engine_up) drawTree(await (await ask("v1/cache")).json(), now);
+    if (now.values.engine_up) drawTree(await (await ask("v1/cache")).json());
   } catch (error) {
     setState(`no answer: ${error.message}`, "down");
     wantKey(error);

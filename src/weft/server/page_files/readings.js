@@ -58,12 +58,6 @@ export function recentHitRate(now, before) {
   return asked ? gain(now, before, "prefix_cache_hits_total") / asked : null;
 }
 
-// What computing a prompt token took on average since the start; null before any prompt was computed.
-export function secondsPerPromptToken(now) {
-  const computed = (now.values.prompt_tokens_total ?? 0) - (now.values.prompt_tokens_cached_total ?? 0);
-  return computed > 0 && now.values.request_prefill_time_seconds_sum ? now.values.request_prefill_time_seconds_sum / computed : null;
-}
-
 function gain(now, before, name) {
   if (!before || now.at <= before.at) return null;
   const gained = (now.values[name] ?? 0) - (before.values[name] ?? 0);

@@ -37,22 +37,13 @@ Keep = Callable[[str, bytes, RawAnswer], Awaitable[bool]]
 _ERROR_CODES = {429: "rate_limit_exceeded"}
 
 
-class InputDetails(msgspec.Struct, kw_only=True):
-    """``cache_write_tokens``: always 0; every prefix is cached, and none is paid for."""
-
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class OutputDetails(msgspec.Struct, kw_only=True):
-    reasoning_tokens: int
-
-
 class ResponseUsage(msgspec.Struct, kw_only=True):
+    """``cache_write_tokens`` is always 0: every prefix is cached, and none is paid for."""
+
     input_tokens: int
-    input_tokens_details: InputDetails
+    input_tokens_details: dict[str, int]
     output_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: dict[str, int]
     total_tokens: int
 
 
@@ -186,7 +177,6 @@ class ResponsesJob:
 
     async def _complete(self) -> None:
         response, usage = self.response, self._turn.usage()
-        reasoning_tokens = self._turn.reasoning_tokens()
         response.output = self._output.items
         response.status = "incomplete" if self._is_cut else "completed"
         if self._is_cut:
@@ -194,9 +184,10 @@ class ResponsesJob:
         response.completed_at = int(time.time()) if response.status == "completed" else None
         response.usage = ResponseUsage(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+            input_tokens_details={"cached_tokens": usage.prompt_tokens_details.cached_tokens,
+                                  "cache_write_tokens": 0},
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputDetails(reasoning_tokens=reasoning_tokens),
+            output_tokens_details={"reasoning_tokens": self._turn.reasoning_tokens()},
             total_tokens=usage.total_tokens)
         if self._keep is not None:
             response.store = await self._keep(response.id, _encoder.encode(response),

@@ -29,8 +29,7 @@ from typing import Protocol
 import msgspec
 
 from weft.errors import QueueFullError, RequestError, WeftError
-from weft.server.responses.database import StoredResponse
-from weft.server.responses.store import ResponseStore
+from weft.server.responses.store import ResponseStore, StoredResponse
 
 RUNS_MAX = 1024
 ENDED_MAX, ENDED_BYTES_MAX = 64, 64 << 20

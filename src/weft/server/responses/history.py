@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.server.generation import Prompt
-from weft.server.responses.database import StoredResponse
 from weft.server.responses.items import Item
+from weft.server.responses.store import StoredResponse
 from weft.server.service import ServedModel
 from weft.text.chat import common_length
 from weft.text.chat_request import KnownPrefix, text_digest

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from weft.errors import RequestError
 from weft.server.ids import random_id
@@ -66,61 +66,45 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMes
     a single one, and only there."""
     system: list[str] = [] if not instructions else [instructions]
     messages: list[ChatMessage] = []
-    answer = _Answer()
+    answers: list[list[Item]] = []
+    place = -1
     for item in items:
         kind = item["type"]
-        if kind in ("reasoning", *_CALLS) or (kind == "message" and item["role"] == "assistant"):
-            if not answer.takes(item):
-                messages += answer.end()
-            answer.add(item)
-            continue
-        messages += answer.end()
-        if kind in _OUTPUTS:
+        before, place = place, _place(item)
+        if place >= 0:
+            if before < 0 or place < before or (place == before and kind == "message"):
+                answers.append([])
+                messages.append(ChatMessage(role="assistant", content=None))
+            answers[-1].append(item)
+        elif kind in _OUTPUTS:
             messages.append(ChatMessage(role="tool", tool_call_id=item["call_id"],
                                         content=_text_of(item["output"])))
         elif item["role"] in ("system", "developer") and not messages:
             system.append(_text_of(item["content"]))
         else:
             messages.append(ChatMessage(role=item["role"], content=_text_of(item["content"])))
-    messages += answer.end()
+    for message, answer in zip((one for one in messages if one.role == "assistant"), answers, strict=True):
+        _fill(message, answer)
     if system:
         messages.insert(0, ChatMessage(role="system", content="\n\n".join(system)))
     return messages
 
 
-class _Answer:
-    """The assistant message that items add up to."""
+def _place(item: Item) -> int:
+    """Of an item in the message of an assistant; -1 for one that belongs to none."""
+    kind = item["type"]
+    if kind == "message":
+        return 1 if item["role"] == "assistant" else -1
+    return 0 if kind == "reasoning" else 2 if kind in _CALLS else -1
 
-    _ORDER: ClassVar = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
 
-    def __init__(self) -> None:
-        self._items: list[Item] = []
-
-    def takes(self, item: Item) -> bool:
-        if not self._items:
-            return True
-        last, place = self._order(self._items[-1]), self._order(item)
-        return place > last or (place == last and item["type"] != "message")
-
-    def add(self, item: Item) -> None:
-        self._items.append(item)
-
-    def end(self) -> list[ChatMessage]:
-        items, self._items = self._items, []
-        if not items:
-            return []
-        texts = [_text_of(item["content"]) for item in items if item["type"] == "message"]
-        thoughts = [_reasoning(item) for item in items if item["type"] == "reasoning"]
-        calls = [_call(item) for item in items if item["type"] in _CALLS]
-        message = ChatMessage(role="assistant", content=texts[0] if texts else None)
-        if any(thoughts):
-            message.reasoning_content = "\n".join(thoughts)
-        if calls:
-            message.tool_calls = calls
-        return [message]
-
-    def _order(self, item: Item) -> int:
-        return self._ORDER[item["type"]]
+def _fill(message: ChatMessage, items: list[Item]) -> None:
+    thoughts = ["\n".join(part["text"] for part in item["content"] or item["summary"])
+                for item in items if item["type"] == "reasoning"]
+    message.content = next((_text_of(item["content"]) for item in items if item["type"] == "message"), None)
+    if any(thoughts):
+        message.reasoning_content = "\n".join(thoughts)
+    message.tool_calls = [_call(item) for item in items if item["type"] in _CALLS] or None
 
 
 def _call(item: Item) -> Item:
@@ -211,7 +195,3 @@ def _text_of(content: str | list[Item]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content)
-
-
-def _reasoning(item: Item) -> str:
-    return "\n".join(part["text"] for part in item["content"] or item["summary"])

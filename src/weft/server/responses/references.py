@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from weft.errors import RequestError
-from weft.server.responses.database import StoredResponse, StoreLimits, UnknownResponseError
 from weft.server.responses.items import Item, response_of
+from weft.server.responses.store import StoredResponse, StoreLimits, UnknownResponseError
 
 
 class _Output(msgspec.Struct):

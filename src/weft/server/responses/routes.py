@@ -26,7 +26,6 @@ from weft.server.exchange import Handler, answer_job, json_response, namespace_o
 from weft.server.protocol import read_body
 from weft.server.responses.answers import Keep, ResponsesJob
 from weft.server.responses.background import UNFINISHED, ResponseRuns, status_of
-from weft.server.responses.database import StoredResponse, UnknownResponseError
 from weft.server.responses.history import Keeper, RawAnswer, TurnHistory, read_history
 from weft.server.responses.items import Item, new_response_id, read_items
 from weft.server.responses.protocol import (
@@ -37,7 +36,7 @@ from weft.server.responses.protocol import (
     check_fields,
 )
 from weft.server.responses.references import is_reference, with_items
-from weft.server.responses.store import ResponseStore
+from weft.server.responses.store import ResponseStore, StoredResponse, UnknownResponseError
 from weft.server.responses.truncation import prepare_response
 from weft.server.responses.turns import conversation, in_own_words
 from weft.server.service import Service
@@ -45,8 +44,6 @@ from weft.server.sse import EventStream, unless_gone
 from weft.server.turn import PreparedTurn
 
 _log = logging.getLogger("weft.server")
-_SMALL_BYTES = 64 << 10
-"""A response of less text than this is hashed and packed on the event loop, in some tens of microseconds."""
 
 
 def response_handlers(service: Service, forward: Handler | None = None) -> dict[str, Handler]:
@@ -228,11 +225,10 @@ class ResponseHandlers:
             def make() -> StoredResponse:
                 return keeper.record(response_id, parent, response, answer)
 
-            is_small = len(response) + len(turn.prompt.text or "") < _SMALL_BYTES
             try:
                 if body.background:
                     return await store.finish(make, owner)
-                return await store.put(make, owner, is_small=is_small)
+                return await store.put(make, owner)
             except WeftError as error:
                 _log.warning("a response was not stored: %s", error.message)
                 return False

@@ -1,62 +1,95 @@
-"""The store of responses as the event loop sees it.
+"""Stored responses: objects of the kind ``response``, as the event loop sees them.
 
-    put --one write--> pending file, pending dict --LINGER_S, all together--> the thread --> ResponseDatabase
-    get, delete, path_to ---------------------------------------------------> the thread
+    put --queue--> the thread: all that wait, one transaction --> ObjectDatabase
+    get, delete, path_to --------> the thread
 
 SQLite blocks, for milliseconds as a rule and for seconds when another process writes or a disk is slow. So
 its calls run in one thread of their own, and the loop serves other clients. One thread is enough: SQLite has
-one writer.
-
-A response is on disk when ``put`` returns (``pending``), and every reader has it:
-
-- this process reads it in its dict, or enters it into the database first;
-- another process that misses a response enters what dead processes left. It waits until the pending files of
-  the others are gone, and looks once more. Only a miss costs that.
-
-A large response, and one that the database may refuse (no room, a file that fails), goes into the database
-at once.
+one writer. Responses that come during a transaction share the next one. A response is on disk when ``put``
+returns, and every process reads it.
 
 Without ``--response-store`` the file is in the user's state directory, and it is opened when the first
 response is stored or asked for: a server without requests for responses writes no file.
 
-Laws: L11 (PENDING_MAX, PENDING_BYTES_MAX; WAITING_MAX calls, whose error names the flag).
+Laws: L11 (WAITING_MAX calls, whose error names the flag).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import os
 import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from weft.errors import ConfigError, QueueFullError
+import msgspec
+
+from weft.errors import ConfigError, QueueFullError, RequestError, UserError
 from weft.server.ids import random_id
-from weft.server.responses.database import (
-    ResponseDatabase,
-    ResponseStoreError,
-    StoredResponse,
-    StoreLimits,
-    UnknownResponseError,
-)
-from weft.server.responses.pending import PendingEntry, PendingFile, PendingLog, is_locked, left_behind
+from weft.server.objects import Bounds, LockFile, NewObject, ObjectDatabase, is_locked
 
 WAITING_MAX = 4096
-LINGER_S = 0.02
-"""A pending response waits so long for others before the database gets it."""
-PENDING_MAX = 1024
-PENDING_BYTES_MAX = 16 << 20
-_RETRY_S = 1.0
-_OTHERS_S = 5.0
-"""As long as SQLite waits for another process."""
-_LOOK_EVERY_S = 0.005
+KIND = "response"
 T = TypeVar("T")
-_log = logging.getLogger("weft.server")
+
+
+class ResponseStoreError(UserError):
+    """The file cannot be read or written now."""
+
+    status = 503
+    kind = "service_unavailable"
+
+
+class UnknownResponseError(UserError):
+    """No response of this owner has this id."""
+
+    status = 404
+    kind = "not_found_error"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """``turns``: responses that a conversation may have; ``turn_bytes``: bytes that all of them may have."""
+
+    count: int
+    bytes: int
+    age_s: float
+    turns: int
+    turn_bytes: int
+
+
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """``body``: the response as JSON; ``items``: the input items of its request alone, as JSON.
+
+    ``tokens`` are int32, behind the first ``shared`` tokens of the parent: what the model read and wrote up
+    to the end of the answer. Their text has ``chars`` characters and the SHA-256 ``digest``; ``vocabulary``
+    identifies the tokenizer."""
+
+    response_id: str
+    parent: str | None
+    body: bytes
+    items: bytes
+    vocabulary: bytes = b""
+    shared: int = 0
+    tokens: bytes = b""
+    chars: int = 0
+    digest: bytes = b""
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.items) + len(self.tokens)
+
+    def as_object(self, owner: str, runner: str | None = None) -> NewObject:
+        return NewObject(id=self.response_id, owner=owner, body=_encoder.encode(self), parent=self.parent,
+                         runner=runner)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decode = msgspec.msgpack.Decoder(StoredResponse).decode
 
 
 class ResponseStore:
@@ -67,59 +100,42 @@ class ResponseStore:
         self.limits = limits
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weft-responses")
-        self._database: ResponseDatabase | None = None
+        self._database: ObjectDatabase | None = None
         self._waiting = 0
-        self._files = PendingLog(path)
-        self._pending: dict[str, PendingEntry] = {}
-        self._pending_bytes = 0
-        self._runner: PendingFile | None = None
+        self._puts: list[tuple[Callable[[], StoredResponse], str, asyncio.Future[bool]]] = []
+        self._is_writing = False
+        self._runner: LockFile | None = None
         """Locked as long as this process may compute responses in the background."""
-        self._flush_lock = asyncio.Lock()
-        self._flush_timer: asyncio.TimerHandle | None = None
-        self._flushes: set[asyncio.Task[None]] = set()
-        self._is_well = False
-        """The database is open, and its last transaction succeeded."""
 
     def open_now(self) -> None:
         """Waits until the file is open. Raises ResponseStoreError."""
         self._thread.submit(self._work, lambda database: None).result()
 
-    async def put(self, make: Callable[[], StoredResponse], owner: str, *, is_small: bool = False) -> bool:
-        """False where the response has no place. ``make`` may hash megabytes and runs in the thread, unless
-        ``is_small``."""
-        if not is_small or not self._is_well or len(self._pending) >= PENDING_MAX or (
-                self._pending_bytes > PENDING_BYTES_MAX):
-            return await self._put_now(make, owner)
-        response = make()
-        try:
-            if response.size > self.limits.bytes or not self.limits.count:
-                return False
-            self._files.append(owner, response)
-        except OSError as error:
-            raise _failure(error) from error
-        self._pending[response.response_id] = owner, response
-        self._pending_bytes += response.size
-        self._flush_later(LINGER_S)
-        return True
+    async def put(self, make: Callable[[], StoredResponse], owner: str) -> bool:
+        """False where the response has no place. ``make`` may hash megabytes and runs in the thread."""
+        self._check_room(len(self._puts))
+        is_stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._puts.append((make, owner, is_stored))
+        if not self._is_writing:
+            self._write()
+        return await is_stored
 
     async def begin(self, unfinished: StoredResponse, owner: str) -> bool:
         """Stores a response that this process computes in the background. False where it has no place."""
-        await self._flush()
-
-        def put(database: ResponseDatabase) -> bool:
+        def put(database: ObjectDatabase) -> bool:
             if self._runner is None:
-                self._runner = PendingFile(self.path.with_name(f"{self.path.name}.runner-{random_id()}"))
-            return database.put(unfinished, owner, self._runner.path.name)
+                self._runner = LockFile(self.path.with_name(f"{self.path.name}.runner-{random_id()}"))
+            return database.put(KIND, unfinished.as_object(owner, self._runner.path.name))
 
         return await self._run(put)
 
     async def finish(self, make: Callable[[], StoredResponse], owner: str) -> bool:
         """What became of a response of ``begin``. False if it was deleted."""
-        return await self._run(lambda database: database.finish(make(), owner))
+        return await self._run(lambda database: database.finish(KIND, make().as_object(owner)))
 
     async def runner_is_gone(self, response_id: str, owner: str) -> bool:
         """Of an unfinished response: no process computes it."""
-        def is_gone(database: ResponseDatabase) -> bool:
+        def is_gone(database: ObjectDatabase) -> bool:
             runner = database.runner_of(response_id, owner)
             return runner is not None and not is_locked(self.path.with_name(runner))
 
@@ -127,41 +143,22 @@ class ResponseStore:
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Raises UnknownResponseError."""
-        entry = self._pending.get(response_id)
-        if entry is not None and entry[0] == owner:
-            return entry[1]
-        stored = await self._looked(response_id, lambda database: database.get(response_id, owner))
-        if stored is None:
+        body = await self._run(lambda database: database.get(KIND, response_id, owner))
+        if body is None:
             raise _unknown(response_id)
-        return stored
+        return _decode(body)
 
     async def delete(self, response_id: str, owner: str) -> None:
         """Raises UnknownResponseError."""
-        if not await self._looked(response_id, lambda database: database.delete(response_id, owner)):
+        if not await self._run(lambda database: database.delete(response_id, owner)):
             raise _unknown(response_id)
 
     async def path_to(self, response_id: str, owner: str) -> list[StoredResponse]:
         """The conversation up to this response. Raises UnknownResponseError, RequestError."""
-        unknown: list[UnknownResponseError] = []
-
-        def path(database: ResponseDatabase) -> list[StoredResponse] | None:
-            try:
-                return database.path(response_id, owner)
-            except UnknownResponseError as error:
-                unknown.append(error)
-                return None
-
-        conversation = await self._looked(response_id, path)
-        if conversation is None:
-            raise unknown[-1]
-        return conversation
+        return await self._run(lambda database: read_path(database, response_id, owner, self.limits))
 
     async def close(self) -> None:
         """Waits for what was begun."""
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
-        with contextlib.suppress(ResponseStoreError):  # the next process enters what is left
-            await self._flush()
         await asyncio.to_thread(self.close_now)
 
     def close_now(self) -> None:
@@ -175,115 +172,110 @@ class ResponseStore:
         self._thread.submit(end)
         self._thread.shutdown(wait=True)
 
-    # ------------------------------------------------------------------ pending responses
-
-    async def _put_now(self, make: Callable[[], StoredResponse], owner: str) -> bool:
-        await self._flush()
-        return await self._run(lambda database: database.put(make(), owner))
-
-    def _flush_later(self, seconds: float) -> None:
-        if self._flush_timer is None:
-            self._flush_timer = asyncio.get_running_loop().call_later(seconds, self._begin_flush)
-
-    def _begin_flush(self) -> None:
-        self._flush_timer = None
-        task = asyncio.get_running_loop().create_task(self._flush_or_retry())
-        self._flushes.add(task)
-        task.add_done_callback(self._flushes.discard)
-
-    async def _flush_or_retry(self) -> None:
-        try:
-            await self._flush()
-        except (ResponseStoreError, QueueFullError) as error:
-            _log.warning("%d responses wait for the store: %s", len(self._pending), error.message)
-            self._flush_later(_RETRY_S)
-
-    async def _flush(self) -> None:
-        """What is pending now goes into the database, in one transaction."""
-        async with self._flush_lock:
-            if not self._pending:
-                return
-            entries, files = list(self._pending.values()), self._files.rotate()
-
-            def enter(database: ResponseDatabase) -> None:
-                database.put_all(entries)
-                for file in files:
-                    file.remove()
-
-            await self._run(enter)
-            self._files.forget(files)
-            for _, response in entries:
-                del self._pending[response.response_id]
-                self._pending_bytes -= response.size
-
-    async def _looked(self, response_id: str, look: Callable[[ResponseDatabase], T]) -> T:
-        """``look`` at a database that has this response, if any process has. A miss is a false value."""
-        if response_id in self._pending:
-            await self._flush()
-        result = await self._run(look)
-        if not result:
-            await self._wait_for_others()
-            result = await self._run(look)
-        return result
-
-    async def _wait_for_others(self) -> None:
-        """Until the database has what is now in pending files of other processes."""
-        end_s = time.monotonic() + _OTHERS_S
-        live = await self._run(lambda database: _enter_left_behind(database, self._files))
-        while live and time.monotonic() < end_s:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            live = [path for path in live if path.exists()]
-
     # ------------------------------------------------------------------ the thread
 
-    async def _run(self, work: Callable[[ResponseDatabase], T]) -> T:
-        if self._waiting >= WAITING_MAX:
-            raise QueueFullError(f"{self._waiting} requests wait for the store of responses; the limit is "
-                                 f"{WAITING_MAX} (--response-store). Try again later", code="queue_full",
-                                 param="--response-store")
+    def _write(self) -> None:
+        """All responses that wait, in one transaction."""
+        self._is_writing = True
+        batch, self._puts = self._puts, []
+        loop = asyncio.get_running_loop()
+
+        def put_all(database: ObjectDatabase) -> list[bool]:
+            return database.put_all(KIND, [make().as_object(owner) for make, owner, _ in batch])
+
+        def write() -> None:
+            error, written = None, [False] * len(batch)
+            try:
+                written = self._work(put_all)
+            except Exception as raised:
+                error = raised
+            loop.call_soon_threadsafe(end, written, error)  # a future of the thread would cost as much again
+
+        def end(written: list[bool], error: Exception | None) -> None:
+            for (_, _, is_stored), was in zip(batch, written, strict=True):
+                if is_stored.done():  # its client has gone
+                    continue
+                if error is None:
+                    is_stored.set_result(was)
+                else:
+                    is_stored.set_exception(error)
+            self._is_writing = False
+            if self._puts:
+                self._write()
+
+        self._thread.submit(write)
+
+    async def _run(self, work: Callable[[ObjectDatabase], T]) -> T:
+        self._check_room(self._waiting)
         self._waiting += 1
         try:
-            result = await asyncio.wrap_future(self._thread.submit(self._work, work))
-            self._is_well = True
-            return result
-        except ResponseStoreError:
-            self._is_well = False
-            raise
+            return await asyncio.wrap_future(self._thread.submit(self._work, work))
         finally:
             self._waiting -= 1
 
-    def _work(self, work: Callable[[ResponseDatabase], T]) -> T:
+    def _check_room(self, waiting: int) -> None:
+        if waiting >= WAITING_MAX:
+            raise QueueFullError(f"{waiting} requests wait for the store of responses; the limit is "
+                                 f"{WAITING_MAX} (--response-store). Try again later", code="queue_full",
+                                 param="--response-store")
+
+    def _work(self, work: Callable[[ObjectDatabase], T]) -> T:
         try:
             if self._database is None:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._database = ResponseDatabase(self.path, self.limits, self._clock)
-                _enter_left_behind(self._database, self._files)
+                self._database = open_database(self.path, self.limits, self._clock)
             return work(self._database)
         except (ConfigError, OSError, sqlite3.Error) as error:
-            raise _failure(error) from error
+            raise ResponseStoreError(f"the store of responses failed: {error} (--response-store)",
+                                     param="--response-store") from error
 
 
-def _enter_left_behind(database: ResponseDatabase, files: PendingLog) -> list[Path]:
-    """Enters what dead processes left. The files of those that live."""
-    live = []
-    for path in files.of_others():
-        with left_behind(path) as entries:
-            if entries is None:
-                live.append(path)
-            else:
-                database.put_all(entries)
-    return live
+def open_database(path: Path, limits: StoreLimits, clock: Callable[[], float]) -> ObjectDatabase:
+    """Raises ConfigError."""
+    bounds = {KIND: Bounds(limits.count, limits.bytes, limits.age_s)}
+    return ObjectDatabase(path, bounds, clock, flag="--response-store", migrate=_migrate)
+
+
+def read_path(database: ObjectDatabase, response_id: str, owner: str,
+              limits: StoreLimits) -> list[StoredResponse]:
+    """The responses from the root to this one. Raises UnknownResponseError, RequestError."""
+    with database.transaction(reads_only=True):  # one state of the file for all queries
+        if database.get(KIND, response_id, owner) is None:
+            raise UnknownResponseError(f"there is no response {response_id!r}", param="previous_response_id",
+                                       code="previous_response_not_found")
+        path = database.path(response_id, owner, limits.turns)
+        if len(path) > limits.turns:
+            raise RequestError(f"the conversation of {response_id!r} has more than {limits.turns} responses "
+                               "(limits.max_response_turns)", param="previous_response_id")
+        if path[0][1] is not None:
+            raise UnknownResponseError(f"{response_id!r} continues {path[0][1]!r}, which was deleted",
+                                       param="previous_response_id", code="previous_response_not_found")
+        count = sum(size for _, _, size in path)
+        if count > limits.turn_bytes:
+            raise RequestError(f"the conversation of {response_id!r} has {count} bytes; the limit is "
+                               f"{limits.turn_bytes} (limits.max_body_mb)", param="previous_response_id")
+        bodies = [database.get(KIND, one, owner) for one, _, _ in path]
+        return [_decode(body) for body in bodies if body is not None]
+
+
+def _migrate(database: ObjectDatabase, version: int) -> None:
+    """From the tables of versions 1 and 2."""
+    runner = "runner" if version == 2 else "NULL"
+    rows = database.db.execute(
+        f"SELECT id, owner, parent, root, created_s, {runner}, body, items, vocabulary, shared, tokens, "
+        "chars, digest FROM responses JOIN contents USING (id) ORDER BY created_s, depth")
+    for response_id, owner, parent, root, created_s, runner, *content in rows:
+        fields = dict(zip(StoredResponse.__struct_fields__[2:], content, strict=True))
+        stored = StoredResponse(response_id=response_id, parent=parent, **fields)
+        database.insert(KIND, stored.as_object(owner, runner), created_s, root=root)
+    for name in ("responses", "contents", "conversations"):
+        database.db.execute(f"DROP TABLE {name}")
 
 
 def default_path() -> Path:
     """In the user's state directory, as the XDG specification names it."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "weft" / "responses.sqlite"
-
-
-def _failure(error: Exception) -> ResponseStoreError:
-    return ResponseStoreError(f"the store of responses failed: {error} (--response-store)",
-                              param="--response-store")
 
 
 def _unknown(response_id: str) -> UnknownResponseError:

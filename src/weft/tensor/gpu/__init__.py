@@ -1,7 +1,7 @@
 """The Triton kernels: whether a call can use them.
 
-    op/__init__ -- gpu.fits(...)? --+--> kernels/<op>.py   one launch over the whole step
-                                    '--> native, cpu    (the C++ kernels, torch)
+    tensor.op -- gpu.reaches(device)? --+--> kernels/<op>.py   one launch over the whole step
+                                        '--> the C++ kernels, torch
 
 The kernels take tensors on a CUDA device. In a process started with ``TRITON_INTERPRET=1`` that chose
 "triton" by name they also take tensors on the CPU and run in Triton's interpreter. Tests without a GPU use

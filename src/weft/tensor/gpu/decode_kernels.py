@@ -23,9 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import Blocks, compilation_of
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Blocks, Compilation, compilation_of, launch
 from weft.tensor.gpu.softmax import kv_splits_of
 from weft.tensor.inputs import Runs
 from weft.units import ceil_div

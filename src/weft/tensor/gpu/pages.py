@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor import gpu
-from weft.tensor.gpu.compilation import SMALL_SHARED
+from weft.tensor.gpu.launch import SMALL_SHARED
 
 FP8_NONE, FP8_HARDWARE, FP8_BITS = 0, 1, 2
 FP8_HARDWARE_OLDEST = 89

@@ -18,14 +18,12 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Compilation, launch
 from weft.tensor.gpu.pages import block_dim, rounded
 from weft.tensor.gpu.softmax import Gates
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.kernels.paged_attention import DIM_MAX
-from weft.tensor.kernels.paged_attention import paged_attention as attend
-from weft.tensor.kernels.rms_norm import normed, rms_norm
+from weft.tensor.kernels.norm import normed, rms_norm
+from weft.tensor.kernels.paged_attention import DIM_MAX, attend
 from weft.tensor.kernels.rotary import partner_of, rotated, tables_of
 from weft.tensor.kernels.write_kv import (
     MOVING,
@@ -40,15 +38,14 @@ from weft.tensor.kernels.write_kv import (
     tile_tokens,
     write_rows,
 )
-from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
-
-
-def supported(projected_TW: torch.Tensor, core: AttentionCore) -> bool:
-    return not core.shape.ring and projected_TW.stride(1) == 1 and core.shape.head_dim <= DIM_MAX
+from weft.tensor.op import UNFIT, Unfit
+from weft.tensor.ops.attention_layer import AttentionCore, CosSin
 
 
 def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-                    cos_sin: CosSin | None) -> torch.Tensor:
+                    cos_sin: CosSin | None) -> torch.Tensor | Unfit:
+    if core.shape.ring or projected_TW.stride(1) != 1 or core.shape.head_dim > DIM_MAX:
+        return UNFIT
     shape, scales = core.shape, cache.head_scales
     assert cache.k is not None, "an attention layer without pages"
     assert cache.v is not None, "an attention layer without pages"

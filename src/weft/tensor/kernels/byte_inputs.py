@@ -1,4 +1,4 @@
-"""quantized_linear of weights with ``byte_inputs``, in Triton: the steps and the bits of ``byte_inputs``.
+"""quantized_linear of weights with ``byte_inputs``, in Triton: the steps and the bits of the torch form.
 
     _round     a program: (row of x, part)       128 columns -> int8 codes, and a scale: largest / 127
     _product   a program: (BN rows of the weight, BM rows of x)
@@ -16,13 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
 from weft.tensor.weights.quantized import PART, QuantizedWeight
 
 LEAST = tl.constexpr(1e-30)
-"""As in ``byte_inputs``."""
+"""As in ``ops.linear``."""
 ROUND = Blocks(PART, warps=1)
 _FEW_ROWS = 16
 
@@ -82,8 +80,7 @@ def blocks_of(rows: int) -> tuple[int, Blocks]:
     return (16, Blocks(32, stages=4)) if rows <= _FEW_ROWS else (64, Blocks(64, stages=3))
 
 
-def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
-                     ) -> torch.Tensor:
+def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     x_RI = dense_rows(x.reshape(-1, weight.columns))
     rows, parts = x_RI.shape[0], -(-weight.columns // PART)
     out = torch.empty((rows, weight.rows), dtype=x.dtype, device=x.device)

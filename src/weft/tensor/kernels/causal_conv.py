@@ -24,12 +24,11 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
 from weft.tensor.gpu.products import only_if
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
+from weft.tensor.state_rows import restored
 from weft.units import CHUNK_TOKENS
 
 PLACES = tl.constexpr(CHUNK_TOKENS)
@@ -163,6 +162,18 @@ def convolve(x_TC: torch.Tensor, gate_TC: torch.Tensor | None, after_TC: torch.T
 def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
                 activation: Literal["silu"] | None, window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
     return convolve(x_TC, None, None, weight_CK, bias_C, window_SCW, runs, silu=activation == "silu")
+
+
+def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+               window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
+    if runs.log is not None:
+        def replay(logged_TJ: torch.Tensor, again: Runs) -> torch.Tensor:
+            return short_conv(logged_TJ, weight_CK, bias_C, window_SCW, again)
+
+        runs.log.note(replay, projected_TJ)
+    b, c, x = projected_TJ.chunk(3, dim=-1)
+    with restored(window_SCW, runs):
+        return convolve(x, b, c, weight_CK, bias_C, window_SCW, runs, silu=False)
 
 
 def compilations() -> list[Compilation]:

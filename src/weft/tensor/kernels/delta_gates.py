@@ -12,9 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
 from weft.tensor.gpu.products import softplus
 
 COLUMNS = Blocks(1024)

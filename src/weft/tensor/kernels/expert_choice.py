@@ -13,10 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows
-from weft.tensor.gpu.launcher import launch
-from weft.tensor.ops.expert_choice.rule import ChoiceRule
+from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
+from weft.tensor.ops.moe import ChoiceRule
 
 WARP = Blocks(1, warps=1)
 
@@ -90,9 +88,10 @@ def _choose(scores, bias, positions, weights, ids, scores_row, scale, normalizer
     tl.store(ids + at, chosen.to(tl.int64), mask=mask)
 
 
-def choose_experts(scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tensor | None,
-                   positions_T: torch.Tensor | None, *,
+def choose_experts(scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tensor | None = None,
+                   positions_T: torch.Tensor | None = None, *,
                    dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    rule.check(bias_E)
     scores_TE = dense_rows(scores_TE)
     tokens, experts = scores_TE.shape
     weights_TX = torch.empty((tokens, rule.per_token), dtype=dtype, device=scores_TE.device)

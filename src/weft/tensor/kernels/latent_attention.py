@@ -27,9 +27,8 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
-from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.decode_kernels import decode_items, programs_of
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Compilation, dense_rows, launch
 from weft.tensor.gpu.pages import (
     TRITON_TYPES,
     as_bits,
@@ -50,7 +49,6 @@ from weft.tensor.kernels.write_kv import (
     MOVING,
     TILE_TOKENS,
     VARYING,
-    dense_rows,
     find_places,
     places_of,
     tile_count,

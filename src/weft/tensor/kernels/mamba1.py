@@ -24,9 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
 from weft.tensor.gpu.products import decay_of, only_if, softplus
 from weft.tensor.gpu.rounding import rounded
 from weft.tensor.gpu.runs import DeviceRuns, device_runs

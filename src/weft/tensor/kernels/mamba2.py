@@ -28,9 +28,16 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows, padded
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import (
+    STEP_TABLES,
+    TYPES,
+    Blocks,
+    Compilation,
+    compilation_of,
+    dense_rows,
+    launch,
+    padded,
+)
 from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,
@@ -45,6 +52,8 @@ from weft.tensor.gpu.rounding import rounded
 from weft.tensor.gpu.runs import DeviceRuns, device_runs
 from weft.tensor.gpu.segments import chunks_at_once, load_state, part_of_run, segments, store_state
 from weft.tensor.inputs import Runs
+from weft.tensor.op import UNFIT, Unfit
+from weft.tensor.ops.mamba2 import STATE_DIM_MAX
 from weft.units import CHUNK_TOKENS
 
 PLACES = tl.constexpr(CHUNK_TOKENS)
@@ -219,7 +228,9 @@ def _outputs(x, c, D, scores, sizes, whole_sums, rest_sums, chunk_states, out, c
 def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
            C_TGN: torch.Tensor, D_H: torch.Tensor, dt_bias_H: torch.Tensor, state_SHPN: torch.Tensor,
            runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf")),
-           layer: int = 0) -> torch.Tensor:
+           layer: int = 0) -> torch.Tensor | Unfit:
+    if B_TGN.shape[2] > STATE_DIM_MAX:
+        return UNFIT
     tokens, heads, head_dim = x_THP.shape
     groups, width = B_TGN.shape[1:]
     out_THP = torch.empty((tokens, heads, head_dim), dtype=x_THP.dtype, device=x_THP.device)

@@ -36,18 +36,18 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.activation import Activation
 from weft.tensor.gpu.column_splits import ColumnSplits, column_splits, sum_of_splits
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows, padded
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch, padded
 from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
 from weft.tensor.gpu.products import product
 from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
-from weft.tensor.ops.moe.weights import ExpertWeights, count_of, inner_of
+from weft.tensor.op import UNFIT, Unfit
+from weft.tensor.ops.activation import Activation
+from weft.tensor.ops.moe import ExpertWeights, count_of, in_tiles, inner_of
 from weft.tensor.weights.quantized import QuantizedWeight
 
 COMBINE = Blocks(512)
+SHARED_EXPERT = Blocks(1024)
 ADD = Blocks(128)
 TILE_ROWS_MIN = 16
 SPLIT_TOKENS, SPLIT_PROGRAMS = 64, 128
@@ -243,7 +243,9 @@ def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.con
 
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True) -> torch.Tensor:
+        gated: bool = True) -> torch.Tensor | Unfit:
+    if not in_tiles(gate_up_EJD, down_EDI):
+        return UNFIT
     (tokens, width), choices = x_TD.shape, expert_ids_TX.shape[1]
     experts, inner = count_of(down_EDI), inner_of(down_EDI)
     x_TD, ids = dense_rows(x_TD), expert_ids_TX.contiguous()
@@ -306,6 +308,29 @@ def _of_fp8(called: str, pointers: dict[str, str], constants: dict[str, Any], st
     return [by_bits, replace(by_hardware, oldest=FP8_HARDWARE_OLDEST)]
 
 
+@triton.jit
+def _add_gated(y, x, gate, out, y_row, x_row, gate_row, D: tl.constexpr, BD: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BD + tl.arange(0, BD)
+    inside = column < D
+    factor = tl.sigmoid(tl.load(gate + t * gate_row).to(tl.float32))
+    part = factor * tl.load(x + t * x_row + column, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(y + t * y_row + column, mask=inside, other=0.0).to(tl.float32) + part
+    tl.store(out + t * D + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+def add_gated(y_TD: torch.Tensor, x_TD: torch.Tensor, gate_T1: torch.Tensor) -> torch.Tensor:
+    tokens, width = y_TD.shape
+    y_TD, x_TD = dense_rows(y_TD), dense_rows(x_TD)
+    out_TD = torch.empty((tokens, width), dtype=y_TD.dtype, device=y_TD.device)
+    if tokens:
+        block = min(SHARED_EXPERT.width, triton.next_power_of_2(width))
+        launch(_add_gated, (tokens, triton.cdiv(width, block)))(
+            y_TD, x_TD, gate_T1, out_TD, y_TD.stride(0), x_TD.stride(0), gate_T1.stride(0), D=width, BD=block,
+            num_warps=SHARED_EXPERT.warps)
+    return out_TD
+
+
 def compilations() -> list[Compilation]:
     """Decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
     variants = [compilation_of("moe align", _align, {"ids": "*i64", "order": "*i32", "tiles": "*i32"},
@@ -333,6 +358,9 @@ def compilations() -> list[Compilation]:
                     variants += _of_fp8(called, pointers, constants, stored, blocks)
         variants.append(compilation_of(f"moe combine {short}", _combine, pointers,
                                     {"COLUMNS": 2048, "CHOICES": 8, "BN": COMBINE.width}, COMBINE))
+        variants.append(compilation_of(f"add gated {short}", _add_gated,
+                                       dict.fromkeys(("y", "x", "gate", "out"), dtype),
+                                       {"D": 2048, "BD": SHARED_EXPERT.width}, SHARED_EXPERT))
     return variants + _of_splits()
 
 

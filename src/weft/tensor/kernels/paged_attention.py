@@ -40,9 +40,8 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu import prefill_backend
-from weft.tensor.gpu.compilation import CAPABILITIES, SMALL_SHARED, Compilation
 from weft.tensor.gpu.decode_kernels import decode_items, programs_of
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import CAPABILITIES, SMALL_SHARED, Compilation, dense_rows, launch
 from weft.tensor.gpu.pages import (
     FP8_BITS,
     block_dim,
@@ -65,7 +64,8 @@ from weft.tensor.gpu.softmax import (
     softmax_step,
 )
 from weft.tensor.inputs import Runs
-from weft.tensor.kernels.write_kv import dense_rows, page_signature, pages_of
+from weft.tensor.kernels.write_kv import page_signature, pages_of
+from weft.tensor.op import UNFIT, Unfit
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
 BLOCK_BYTES = 16 << 10
@@ -77,13 +77,17 @@ CHUNKS = ["starts", "offsets", "chunk_run", "chunk_first", "chunk_tokens"]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def supported(q_THD: torch.Tensor) -> bool:
-    return q_THD.dtype in _DTYPES and q_THD.shape[2] <= DIM_MAX
-
-
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                    scale: float, window: int | None = None, scales: torch.Tensor | None = None,
-                    gates: Gates | None = None) -> torch.Tensor:
+                    scale: float, window: int | None = None,
+                    scales: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+    if q_THD.dtype not in _DTYPES or q_THD.shape[2] > DIM_MAX:
+        return UNFIT
+    return attend(q_THD, cache_k, cache_v, runs, scale, window, scales)
+
+
+def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs, scale: float,
+           window: int | None = None, scales: torch.Tensor | None = None,
+           gates: Gates | None = None) -> torch.Tensor:
     q_THD = dense_rows(q_THD)
     tokens, heads, dim = q_THD.shape
     kv_heads = cache_k.shape[1]

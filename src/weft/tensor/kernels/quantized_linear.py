@@ -25,12 +25,11 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.column_splits import ColumnSplits, column_splits, sum_of_splits
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
 from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
 from weft.tensor.gpu.products import product
 from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
+from weft.tensor.kernels.byte_inputs import byte_product
 from weft.tensor.weights.quantized import QuantizedWeight
 
 _FEW_ROWS = 16
@@ -131,6 +130,8 @@ def dense(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
                      ) -> torch.Tensor:
+    if weight.byte_inputs:
+        return byte_product(x, weight, bias)
     x_RI = dense_rows(x.reshape(-1, weight.columns))
     rows = x_RI.shape[0]
     if rows >= DENSE_ROWS:

@@ -15,10 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Compilation, dense_rows, launch
 from weft.tensor.gpu.pages import block_dim
-from weft.tensor.kernels.write_kv import dense_rows
 from weft.units import ceil_div
 
 TOKENS = 16

@@ -25,13 +25,12 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Compilation, dense_rows, launch
 from weft.tensor.gpu.pages import TRITON_TYPES, as_bits, block_dim, fp8_kind, product_of, small_shared, widen
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import finish, softmax_step
 from weft.tensor.inputs import Runs
-from weft.tensor.kernels.write_kv import dense_rows, stored
+from weft.tensor.kernels.write_kv import stored
 from weft.units import CHUNK_TOKENS, ceil_div
 
 BLOCK_BYTES = 16 << 10

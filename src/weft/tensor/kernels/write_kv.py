@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.launch import Compilation, dense_rows, launch
 from weft.tensor.gpu.pages import (
     TRITON_TYPES,
     as_bits,
@@ -53,10 +52,6 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
         k_THD, v_THD, k_THD.stride(0), k_THD.stride(1), v_THD.stride(0), v_THD.stride(1),
         *pages_of(cache_k, cache_v, scales), positions_T, *places_of(runs), D=dim, BLOCK_D=block_dim(dim),
         FP8=cache_k.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=4)
-
-
-def dense_rows(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def tile_count(runs: Runs) -> int:

@@ -1,10 +1,8 @@
-"""The ops: one folder each, ``ops/<op>/{__init__,naive,cpu}.py``.
+"""The ops, by what they compute.
 
-    __init__  the signature, its promise, and the choice of implementation
-    naive     the reference: token by token in float64; tests compare with it
-    cpu       batched torch, for every device
+Each is one row for the chooser of ``tensor.op``: its torch form, which has the signature, the documentation
+and the formula; its C++ form; the module of its Triton form.
 
-A faster kernel is one more file in the folder and one more line in ``__init__``; models never see which
-implementation runs. Import the function from its folder: ``from weft.tensor.ops.gated_delta import
-gated_delta``. ``docs/kernels.md`` has the table of ops and their common rules (PAD, fresh, taps).
+Models never see which form runs. ``docs/kernels.md`` has the table of ops and their common rules (PAD, fresh,
+taps). ``tests/ops`` compares each form with the op's naive twin.
 """

@@ -9,8 +9,7 @@ and the hardware prefetch ends at each page. Measured on two cores of an EPYC (Z
 31.
 
 Linux provides them where ``transparent_hugepage`` is ``always`` or ``madvise`` (the usual setting) and memory
-is not fragmented; elsewhere this is plain memory. A slab lives as long as a tensor in it. The first one of a
-large model is touched before torch is imported (``memory_ahead``). Memory from the
+is not fragmented; elsewhere this is plain memory. A slab lives as long as a tensor in it. Memory from the
 heap does not serve: it is rarely aligned to 2 MiB, and often touched before.
 
 Rejected: ``hugetlbfs`` (an administrator must reserve it). The heap's own switch: an environment variable of
@@ -26,11 +25,10 @@ import threading
 
 import torch
 
-from weft.tensor.weights import memory_ahead
-
 LARGE_PAGES_BYTES_MIN = 1 << 20
 """Smaller tensors stay in the heap."""
 _SLAB_BYTES = 1 << 26
+_PAGE_BYTES = 1 << 21
 _ALIGNMENT = 4096
 
 
@@ -41,19 +39,12 @@ class _Slabs:
         self._lock = threading.Lock()
         self._memory: mmap.mmap | None = None
         self._used = self._last = 0
-        self._touched = 0
-        """Bytes that were touched ahead, from the beginning on."""
 
     def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         size = -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         with self._lock:
             if self._memory is None or self._used + size > len(self._memory):
-                ahead = memory_ahead.take_over()
-                if ahead is not None and len(ahead.memory) >= size:
-                    self._memory, self._touched = ahead.memory, ahead.touched_bytes
-                else:
-                    self._memory, self._touched = memory_ahead.fresh(max(size, _SLAB_BYTES)), 0
-                self._used = 0
+                self._memory, self._used = _fresh(max(size, _SLAB_BYTES)), 0
             tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._used)
             self._last, self._used = self._used, self._used + size
         return tensor
@@ -64,16 +55,21 @@ class _Slabs:
                 self._used = self._last
 
     def close(self) -> None:
-        """What was touched and not taken goes back, and further tensors lie in another slab."""
+        """Further tensors lie in another slab."""
         with self._lock:
-            rest = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
-            if self._memory is not None and rest < self._touched:
-                self._memory.madvise(mmap.MADV_DONTNEED, rest, self._touched - rest)
-            self._memory, self._touched = None, 0
+            self._memory = None
 
     def _address(self) -> int:
         assert self._memory is not None
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=1).data_ptr()
+
+
+def _fresh(size_bytes: int) -> mmap.mmap:
+    """Anonymous memory in large pages, where the system has them. Raises OSError if the system refuses it."""
+    size = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 _slabs = _Slabs()

@@ -7,8 +7,8 @@ import msgspec
 from tests.unit.engine.rig import VOCAB_SIZE, Rig
 from weft.memory.memory import Memory
 from weft.memory.prefix import shape
+from weft.memory.prefix.cache import NAMESPACES_MAX
 from weft.memory.prefix.cache_shape import CacheShape, PrefixShape
-from weft.memory.prefix.namespaces import NAMESPACES_MAX
 from weft.memory.values import Lost
 from weft.schedule.checkpoints import parse_checkpoints
 

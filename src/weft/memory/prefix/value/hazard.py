@@ -1,5 +1,4 @@
-"""How soon things are used again: a hazard by kind and age, times a factor for the features. Learned by
-counting.
+"""How soon things are used again: a hazard by kind and age, times a factor for the features, by counting.
 
     hazard(kind, age, features) = rate[kind][age bin]  x  product of factor[kind, feature, bucket]
 
@@ -16,6 +15,16 @@ spans many scales (0.2 / (age + 60 s)); a few dozen uses outweigh it.
 
 Rejected: a table crossed over all features (each cell sees too little); forgetting old counts (worse, and one
 more constant); finer bins, smoothing over ages (no change); step sizes.
+
+The value of a wait is an index. Over the next moments the chance of a use may rise: no user answers within
+a second. It may also fall: after ten minutes of silence most never return. ``index_table`` is the Gittins
+index: the best bargain from an age on, over all times at which to give up:
+
+    index(age) = max over T of   P(used within T)  /  E[time held until used or given up at T]
+
+A hazard that falls with age is its own index; one that rises is worth more than its present value. Per byte
+and seconds saved, keeping the highest index is the optimal rule for choosing among such waits one at a time
+(Gittins, 1979; its use for caches of known hazards is folklore).
 """
 
 from __future__ import annotations
@@ -131,3 +140,20 @@ class Hazard:
         self.rates = (self._uses + PRIOR_USES) / (self._exposure + PRIOR_USES / self._prior)
         self.factors = (self._code_uses + PRIOR_FACTOR) / (self._code_expected + PRIOR_FACTOR)
         self.factors[NO_CODE] = 1.0
+
+
+def index_table(rates: Floats, widths: Floats, factors: Floats) -> Floats:
+    """float64 [factors, ages]: the index per second at the beginning of each age bin. The hazard is ``rates``
+    (float64 [ages], uses per second in each bin) times a factor of ``factors`` (float64 [factors]).
+    ``widths``: seconds of each bin, float64 [ages]."""
+    hazard = factors[:, None] * rates
+    nothing = np.zeros((len(factors), 1))
+    survived = np.exp(-np.concatenate([nothing, np.cumsum(hazard * widths, axis=1)], axis=1))
+    spent = (survived[:, :-1] - survived[:, 1:]) / hazard
+    held = np.concatenate([nothing, np.cumsum(spent, axis=1)], axis=1)
+    used = survived[:, :-1, None] - survived[:, None, 1:]
+    waited = held[:, None, 1:] - held[:, :-1, None]
+    later = np.triu(np.ones((len(rates), len(rates)), dtype=np.bool_))
+    bargains = np.where(later, used, 0.0) / np.where(later, np.maximum(waited, 1e-300), 1.0)
+    best: Floats = bargains.max(axis=2)
+    return best

@@ -30,8 +30,7 @@ from weft.memory.prefix.edge import Node
 from weft.memory.prefix.holdings import checkpoint_above, pages_alone
 from weft.memory.prefix.policy import PrefillCost
 from weft.memory.prefix.value.features import CODE_COUNT, Codes, Kind, codes_of_used
-from weft.memory.prefix.value.gittins import index_table
-from weft.memory.prefix.value.hazard import FACTOR_MAX, WIDTHS, Hazard, bin_of, bins_of
+from weft.memory.prefix.value.hazard import FACTOR_MAX, WIDTHS, Hazard, bin_of, bins_of, index_table
 from weft.memory.prefix.value.records import Records
 from weft.units import PAD
 

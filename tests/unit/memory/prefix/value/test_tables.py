@@ -7,7 +7,6 @@ import pytest
 
 from weft.memory.prefix.policy import PrefillCost, geometric_cost
 from weft.memory.prefix.value.features import CODE_COUNT, Kind, codes_of_new, codes_of_used
-from weft.memory.prefix.value.gittins import index_table
 from weft.memory.prefix.value.hazard import (
     EDGES,
     FACTOR_MAX,
@@ -16,6 +15,7 @@ from weft.memory.prefix.value.hazard import (
     Hazard,
     bin_of,
     bins_of,
+    index_table,
     prior_rates,
     seconds_by_bin,
 )

@@ -1,0 +1,119 @@
+"""What a prefix costs in seconds: to compute, to restore from a store, to write there.
+
+    compute   tokens x seconds of a prefill token x (1 + others)       measured over steps of prefills
+    restore   latency + (bytes queued before it + own) / read rate     measured over fetches
+              + seconds to copy it into the arena x others
+    write     bytes x price of a byte                                  a copy out of the arena
+
+    restore when   restore < compute
+    write when     expected uses x (compute - restore) > write
+
+The currency is seconds of waiting, summed over requests. A prefill keeps the device from every *other*
+request that decodes or waits, and each of them is later by its length. A fetch delays its own request alone:
+the disk works beside the device. So under load a slower disk pays too.
+
+Until something is measured, guesses decide: the first prompt after a restart is the one that a store is for.
+Measurements fade, so a disk or a GPU that others use counts as slow while it is slow. The disk writes beside
+the engine, so a write costs the copy alone. What ``--store-write`` cannot take waits, the most valuable first
+(``store_writes``).
+
+A prefill token is charged the mean of whole steps, wherever it lies. So a long prompt on an attention model
+is charged too little, and its restore is chosen a little too seldom, never too often. It is not the fit of
+``weft.costs.fit``, which says what a prefill adds to a step that runs anyway: a restore spares whole steps.
+
+Rejected: bytes / --store-write as the price of a write (a GPU would never store what a disk of 200 MB/s
+writes for free); the time of the own request alone (a disk of 3 GB/s then stays unused beside eight GPUs that
+others wait for).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.costs.step import Work
+
+PREFILL_TOKENS_MIN = 32
+"""Steps with fewer prefill tokens measure the fixed cost of a step."""
+READ_BYTES_S = 500e6
+COPY_BYTES_S = 5e9
+LATENCY_S = 2e-3
+PRIOR_USES = 0.5
+"""Uses expected of a checkpoint that no request has used yet."""
+_FADE = 0.9
+"""Weight of the sums so far when a measurement arrives."""
+_OTHERS_FADE = 0.99
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Units per second: a guess until ``add``, then a fading mean."""
+
+    guess: float
+    units: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, units: float, seconds: float) -> None:
+        self.units = _FADE * self.units + units
+        self.seconds = _FADE * self.seconds + seconds
+
+    @property
+    def per_second(self) -> float:
+        return self.units / self.seconds if self.seconds > 0 and self.units > 0 else self.guess
+
+
+class RestorePrices:
+    """``token_s``: guessed seconds of a prefill token. ``copy_bytes_s``: the rate of copies between arena and
+    host."""
+
+    def __init__(self, token_s: float, *, read_bytes_s: float = READ_BYTES_S, latency_s: float = LATENCY_S,
+                 copy_bytes_s: float = COPY_BYTES_S) -> None:
+        self._tokens = _Rate(1 / token_s)
+        self._reads = _Rate(read_bytes_s)
+        self._latency_s = latency_s
+        self._arrived_s = 0.0
+        self.copy_byte_s = 1 / copy_bytes_s
+        """Seconds to copy a byte between arena and host."""
+        self.mean_others = 0.0
+        """Requests that ran or waited beside one at its admission: a fading mean."""
+
+    def stepped(self, work: Work, seconds: float) -> None:
+        """A step of ``work`` took ``seconds``."""
+        if work.prefill_tokens >= max(PREFILL_TOKENS_MIN, 4 * work.decodes):
+            self._tokens.add(work.prefill_tokens, seconds)
+
+    def admitted(self, others: int) -> None:
+        """A request is admitted while ``others`` run or wait."""
+        self.mean_others = _OTHERS_FADE * self.mean_others + (1 - _OTHERS_FADE) * others
+
+    def fetched(self, size_bytes: int, began_s: float, arrived_s: float) -> None:
+        """A fetch of ``size_bytes`` took from ``began_s`` to ``arrived_s``."""
+        # Reads queue behind one another: the time since the fetch before it arrived, if that is later.
+        seconds = arrived_s - max(began_s, self._arrived_s)
+        self._arrived_s = max(self._arrived_s, arrived_s)
+        self._reads.add(size_bytes, max(seconds - self._latency_s, 1e-4))
+
+    @property
+    def read_bytes_s(self) -> float:
+        return self._reads.per_second
+
+    def compute_s(self, start: int, end: int, others: float = 0.0) -> float:
+        return (end - start) / self._tokens.per_second * (1.0 + others)
+
+    def restore_s(self, size_bytes: int, *, queued_bytes: int = 0, others: float = 0.0) -> float:
+        """``queued_bytes``: of fetches that are under way."""
+        return (self._latency_s + (queued_bytes + size_bytes) / self._reads.per_second
+                + others * size_bytes * self.copy_byte_s)
+
+    def saved_s(self, start: int, end: int, size_bytes: int, *, queued_bytes: int = 0,
+                others: float = 0.0) -> float:
+        """Seconds that a restore of [start, end) saves; negative if it costs more."""
+        return (self.compute_s(start, end, others)
+                - self.restore_s(size_bytes, queued_bytes=queued_bytes, others=others))
+
+    def worth_of_write_s(self, start: int, end: int, read_bytes: int, size_bytes: int, uses: float) -> float:
+        """Seconds that ``uses`` hits at ``end`` save, less those of the write. ``start``: where a request
+        resumes that the store has now. ``read_bytes``: what a hit reads more than that request.
+        ``size_bytes``: what is not stored yet."""
+        others = self.mean_others
+        read_s = self.restore_s(read_bytes, others=others) - (self._latency_s if start else 0.0)
+        return uses * (self.compute_s(start, end, others) - read_s) - size_bytes * self.copy_byte_s

@@ -1,0 +1,228 @@
+"""What a step costs by its rows, in seconds: the price of a draft.
+
+    rows       1     2     4     8     16    32 ...
+    plain      26.8        28.4        38.9              sequences of a step without drafts
+    verify           27.4  28.9  32.2  40.1              decodes and drafted tokens of a step together
+
+A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more
+than the reading. Where that begins depends on the machine, the weights and the kernels: it is measured. A
+figure between two measured ones lies on a straight line. Beyond them it follows the last two, and rises at
+least as the guess does.
+
+Steps that verify drafts have figures of their own. Their states are computed again, and they leave the path
+of steady decodes or of CUDA graphs. On a model of a few MB that costs more than their rows. A curve without a
+measurement borrows the other one. The profile run has one sequence. Drafts of several are dearer, as each
+verify run is computed by itself: they cost up to CROWD times what as many cost one sequence, on top of a
+plain step.
+
+    32 sequences    plain 2.8 ms    1 draft 3.8    4 drafts 4.0    16 drafts 5.1    32 drafts 6.3
+    estimate                                3.9             4.1              5.0              6.5
+
+The number of drafts depends on ratios of these figures alone, and a busy machine makes all steps longer. So a
+step corrects two things apart:
+
+    the pace       its seconds over its figure      all figures move by a tenth of it
+    the shape      behind a step of other rows      its figure moves SHAPE_STEP up or down, against the
+                   that other step as the measure   figure of the step before
+
+A correction has the same size however far off a step is. So a figure goes to the median of the measurements,
+and a step that waited for another process counts once.
+
+Rejected: terms of ``StepCost`` for verified rows (the kink is what decides how many drafts pay); one curve
+for both kinds (32 plain rows are one step of steady decodes, 32 verified rows are not); averages (one step
+that waits 10 ms spoils the figure of a model whose steps take 1 ms); figures apart from each other (plain
+steps become rare, their figure grows old, and a slower machine makes drafts look bad).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+ROWS: tuple[int, ...] = tuple(1 << power for power in range(11))
+"""Rows whose cost is in the table; a step between two of them corrects the nearer one."""
+SHAPE_STEP = 1.03
+_PACE_SHARE = 0.1
+_PACE_MAX = 3.0
+"""A step that took this many times its figure counts as one that took this many times."""
+_FIRST_COUNT = 8
+"""Measurements of which the least one is the figure: the first steps of a batch are several times as long."""
+_MEASURED_COUNT = 3
+"""Measurements that a figure needs before drafts are chosen by it."""
+_CROWD = 1.5
+_CROWD_SEQUENCES = 7
+"""More sequences than one, from which on drafts are as dear as they get."""
+_GUESSED_ROW_SHARE = 0.05
+"""Seconds of one more row over those of a step with one row."""
+_GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
+_ROWS_BEYOND = [[further - rows for further in ROWS[at + 1:]] for at, rows in enumerate(ROWS)]
+"""Of each place, how many rows more the later places have."""
+
+
+class RowCosts:
+    """``plain``, ``verify``: measured seconds by rows, as far as they are known. Without ``verify`` both
+    kinds of steps cost the same."""
+
+    def __init__(self, plain: Mapping[int, float] | None = None,
+                 verify: Mapping[int, float] | None = None) -> None:
+        self._pace = 1.0
+        """Seconds are the figures times this."""
+        self._measured: list[float | None] = [None] * (2 * len(ROWS))
+        """Figures of plain steps, then of steps that verify drafts."""
+        self._counts = [0] * len(self._measured)
+        """Measurements of each figure, up to FIRST_COUNT."""
+        self._plain, self._verify = list(_GUESS), list(_GUESS)
+        self._curve: list[float] = []
+        """``verify_figures``, as far as they were asked for since the figures changed."""
+        self._before: tuple[int, float] | None = None
+        """The last step: its place in ``_measured``, and its seconds there, over no pace."""
+        for first, measured in ((0, plain), (len(ROWS), plain if verify is None else verify)):
+            for rows, seconds in (measured or {}).items():
+                at = first + _nearest(rows)
+                self._measured[at], self._counts[at] = seconds, _FIRST_COUNT
+        self._fill()
+
+    def seconds(self, rows: int) -> float:
+        """Of a step of ``rows`` sequences without drafts."""
+        return self._pace * _between(self._plain, rows)
+
+    def verify_seconds(self, decodes: int, drafted: int) -> float:
+        """Of a step of ``decodes`` sequences that verifies ``drafted`` tokens: by all of its rows, and at
+        least a plain step and what the drafts cost on top."""
+        by_rows = _between(self._verify, decodes + drafted)
+        if decodes == 1:
+            return self._pace * by_rows
+        alone = _between(self._verify, 1 + drafted) - self._plain[0]
+        crowd = 1 + (_CROWD - 1) * min(1.0, (decodes - 1) / _CROWD_SEQUENCES)
+        return self._pace * max(by_rows, _between(self._plain, decodes) + crowd * alone)
+
+    def figure(self, rows: int) -> float:
+        """``seconds`` at a pace of 1."""
+        return _between(self._plain, rows)
+
+    def verify_figures(self, most: int) -> list[float]:
+        """``verify_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: ``most`` of them or more,
+        not to be changed."""
+        curve, figures = self._curve, self._verify
+        while len(curve) < most:   # up to the next figure
+            first = len(curve) + 2
+            at = first.bit_length() - 1
+            if at + 1 == len(ROWS):
+                return curve + [_between(figures, rows) for rows in range(first, 2 + most)]
+            low, slope = figures[at], (figures[at + 1] - figures[at]) / first
+            curve += [low + slope * over for over in range(first)]
+        return curve
+
+    def measured(self, rows: int) -> bool:
+        """Whether the figure of ``rows`` sequences was measured, and is no guess."""
+        return self._counts[self.place(rows)] >= _MEASURED_COUNT
+
+    def place(self, rows: int) -> int:
+        """Of the figure that a plain step of ``rows`` sequences corrects."""
+        return _NEAREST[rows] if 0 <= rows < len(_NEAREST) else len(ROWS) - 1
+
+    def note(self, rows: int, seconds: float) -> None:
+        """A step of ``rows`` sequences, without drafts or prefills, took ``seconds``."""
+        self._note(rows, seconds, verifies=False)
+
+    def note_verify(self, decodes: int, drafted: int, seconds: float) -> None:
+        """A step of ``decodes`` sequences that verified ``drafted`` tokens took ``seconds``. It corrects the
+        figure of as many drafts of one sequence."""
+        alone_s = self._pace * _between(self._verify, 1 + drafted)
+        self._note(1 + drafted, seconds * alone_s / self.verify_seconds(decodes, drafted), verifies=True)
+
+    def _note(self, rows: int, seconds: float, *, verifies: bool) -> None:
+        if rows < 1 or rows > ROWS[-1] or seconds <= 0:
+            return
+        figures, nearest = self._verify if verifies else self._plain, _NEAREST[rows]
+        at = nearest + len(ROWS) * verifies
+        if rows != ROWS[nearest]:
+            seconds *= figures[nearest] / _between(figures, rows)   # of a step with the rows of the figure
+        before, self._before = self._before, (at, seconds)
+        known = self._measured[at]
+        if known is None or self._counts[at] < _FIRST_COUNT:
+            self._counts[at] += 1
+            figure = seconds / self._pace
+            self._measured[at] = figure if known is None else min(known, figure)
+            self._fill()
+            return
+        share = seconds / (known * self._pace)
+        self._pace *= min(max(share, 1 / _PACE_MAX), _PACE_MAX) ** _PACE_SHARE
+        if before is not None and before[0] != at:
+            self._correct_shape(at, seconds, before)
+
+    def pace(self, rows: int) -> float:
+        """Seconds of ``rows`` sequences at the pace of the last step noted, which may be a slow one."""
+        if self._before is None:
+            return self.seconds(rows)
+        at, seconds = self._before
+        return _between(self._plain, rows) * seconds / (self._plain + self._verify)[at]
+
+    def table(self) -> dict[int, float]:
+        """Measured seconds of plain steps by sequences."""
+        return {rows: figure * self._pace for rows, figure in zip(ROWS, self._measured, strict=False)
+                if figure is not None}
+
+    def _correct_shape(self, at: int, seconds: float, before: tuple[int, float]) -> None:
+        figure, other = self._measured[at], self._measured[before[0]]
+        if figure is not None and other is not None and self._counts[before[0]] >= _FIRST_COUNT:
+            higher = seconds / before[1] > figure / other
+            self._measured[at] = figure * SHAPE_STEP if higher else figure / SHAPE_STEP
+            self._fill(at)
+
+    def _fill(self, at: int | None = None) -> None:
+        """``at``: the place of a measurement that was there before and changed; else all may have."""
+        plain, verify = self._measured[:len(ROWS)], self._measured[len(ROWS):]
+        borrowed = not any(plain) or not any(verify)
+        if at is None or at < len(ROWS) or borrowed:
+            _fill(self._plain, plain, verify)
+        if at is None or at >= len(ROWS) or borrowed:
+            self._curve = []
+            _fill(self._verify, verify, plain)
+
+
+def _between(figures: list[float], rows: int) -> float:
+    """Beyond the table in proportion."""
+    last = ROWS[-1]
+    if rows >= last:
+        return figures[-1] * rows / last
+    at = rows.bit_length() - 1
+    low, high = figures[at], figures[at + 1]
+    return low + (high - low) * (rows - ROWS[at]) / ROWS[at]
+
+
+def _fill(figures: list[float], measured: list[float | None], others: list[float | None]) -> None:
+    """``figures`` from the measured ones; from ``others`` if there are none. They never fall: noise makes
+    steps longer, so a figure above one for more rows is cut to that. Between two measured ones they lie on a
+    line, beyond them on a line as steep as the last two or the guess."""
+    known = [at for at, figure in enumerate(measured) if figure is not None]
+    if not known:
+        measured = others
+        known = [at for at, figure in enumerate(measured) if figure is not None]
+        if not known:
+            return
+    most = float("inf")
+    for at in reversed(known):
+        most = figures[at] = min(measured[at] or most, most)
+    for low, high in pairwise(known):
+        if high > low + 1:
+            rise = (figures[high] - figures[low]) / (ROWS[high] - ROWS[low])
+            for at in range(low + 1, high):
+                figures[at] = figures[low] + rise * (ROWS[at] - ROWS[low])
+    first, last = known[0], known[-1]
+    for at in range(first):
+        figures[at] = figures[first] * _GUESS[at] / _GUESS[first]
+    before = known[-2] if len(known) > 1 else None
+    slope = 0.0 if before is None else (figures[last] - figures[before]) / (ROWS[last] - ROWS[before])
+    slope = max(slope, figures[last] * _GUESSED_ROW_SHARE / _GUESS[last])
+    end = figures[last]
+    figures[last + 1:] = [end + slope * over for over in _ROWS_BEYOND[last]]
+
+
+def _nearest(rows: int) -> int:
+    at = rows.bit_length() - 1
+    return at + 1 if 2 * rows >= 3 * ROWS[at] and at + 1 < len(ROWS) else at
+
+
+_NEAREST = [0, *map(_nearest, range(1, ROWS[-1] + 1))]
+"""By rows."""

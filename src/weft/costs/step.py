@@ -1,0 +1,101 @@
+"""The seconds of a step by the work in it: the value that every part prices computing with.
+
+    step      fixed_s + prefill tokens x token_s + (query, key) pairs x pair_s
+              + decodes x decode_s + tokens that these read x context_s
+
+``prefill_s`` is what computing a span of a prompt adds to the steps that run anyway. It is linear and
+quadratic in the length of a prompt, as attention is. ``weft.costs.fit`` measures the terms.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+
+class Work(NamedTuple):
+    """What the time of a step depends on. ``pairs``: (query, key) pairs of the prefills, which grow with the
+    square of a prompt. ``context``: tokens whose KV the decodes read."""
+
+    prefill_tokens: int
+    pairs: int
+    decodes: int
+    context: int
+
+
+def pairs_of(start: int, end: int) -> int:
+    """(query, key) pairs of a prefill of the positions [start, end): each sees itself and all before it."""
+    return (end * (end + 1) - start * (start + 1)) // 2
+
+
+class CostModel(Protocol):
+    def step_s(self, work: Work) -> float:
+        """Seconds of a step."""
+        ...
+
+    def moved_s(self, moved: int) -> float:
+        """Seconds that a step is longer for ``moved`` bytes read or written in the arena of one device."""
+        ...
+
+    def prefill_s(self, start: int, end: int) -> float:
+        """Seconds that computing positions [start, end) of a prompt adds to whatever else is done."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Kind and numbers, for the report."""
+        ...
+
+
+class StepCost(msgspec.Struct, frozen=True):
+    """A ``CostModel``, and a message to routers. No term is negative. ``error``: median relative error of the
+    steps of a recording. ``steps``: how many were measured, 0 for a guess."""
+
+    fixed_s: float
+    token_s: float
+    pair_s: float = 0.0
+    decode_s: float = 0.0
+    context_s: float = 0.0
+    error: float = 0.0
+    steps: int = 0
+
+    def step_s(self, work: Work) -> float:
+        return (self.fixed_s + work.prefill_tokens * self.token_s + work.pairs * self.pair_s
+                + work.decodes * self.decode_s + work.context * self.context_s)
+
+    def moved_s(self, moved: int) -> float:
+        return 0.0   # the measured steps had the seconds of theirs in their own
+
+    def prefill_s(self, start: int, end: int) -> float:
+        return (end - start) * self.token_s + pairs_of(start, end) * self.pair_s
+
+    def tokens_within(self, start: int, seconds: float) -> float:
+        """Prefill tokens from position ``start`` on that take ``seconds``; a fraction, or infinity."""
+        # n token_s + (n start + n (n + 1) / 2) pair_s = seconds, solved for n
+        linear = self.token_s + self.pair_s * (start + 0.5)
+        divisor = linear + sqrt(linear * linear + 2 * self.pair_s * seconds)
+        return 2 * seconds / divisor if divisor else float("inf")
+
+    def times(self, factor: float) -> StepCost:
+        """Of a machine that takes ``factor`` as long."""
+        return StepCost(self.fixed_s * factor, self.token_s * factor, self.pair_s * factor,
+                        self.decode_s * factor, self.context_s * factor, self.error, self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "fitted", **msgspec.structs.asdict(self)}
+
+
+GUESSED_COST = StepCost(fixed_s=5e-3, token_s=1e-4)
+"""Before a step was measured. All replicas have the same guess, so it decides nothing between them."""
+
+
+def mean_cost(costs: list[StepCost]) -> StepCost:
+    """The mean of each term; the guess without any."""
+    if not costs:
+        return GUESSED_COST
+    count = len(costs)
+    return StepCost(fixed_s=sum(one.fixed_s for one in costs) / count,
+                    token_s=sum(one.token_s for one in costs) / count,
+                    pair_s=sum(one.pair_s for one in costs) / count,
+                    decode_s=sum(one.decode_s for one in costs) / count)

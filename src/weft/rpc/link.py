@@ -1,0 +1,137 @@
+"""What a server and a joined machine say to each other, besides what the engine itself says.
+
+    joined machine (``uplink``)                             server (``listener``)
+    ---------------------------                             ---------------------
+    Hello          -------------------------------------->  which machine, which weft
+                   <--------------------------------------  Welcome, or Dismissal
+                   <--------------------------------------  StartEngine: which engine; a running one goes on
+    EngineEnded    -------------------------------------->  its process ended, and why
+    Leaving        -------------------------------------->  drain this replica: the operator ends `weft join`
+    ConnectionLost -------------------------------------->  nothing is heard of the server
+                   <--------------------------------------  Dismissal: the connection is over, and what next
+    LinkBeat       <------------------------------------->  every BEAT_S, in both directions
+
+Between them pass the messages of ``weft.rpc.messages``, unread: commands to the engine and its reports. A
+message has two parts, its kind and its body.
+
+A connection carries one engine process. TCP delivers it in order, and neither end opens it again: ZeroMQ's
+own reconnection is off. After any loss the agent connects anew, on a socket of its own, and that is another
+connection. So no message of an earlier one can reach a later one, and none needs a number.
+
+Rejected: frames with numbers over connections that ZeroMQ reopens (a second TCP); acknowledgements and
+repetition (a resume costs one prefill and is proven already); a checksum (CURVE authenticates each message).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import zmq
+
+from weft.errors import ConfigError
+
+LINK_VERSION = 2
+"""Grows when messages change; another version is refused."""
+BEAT_S = 0.5
+SILENT_S = 3.0
+"""An end of which nothing came for this long has vanished."""
+LATE_TICKS = 2
+"""A late tick of silence counts as that many: an end that was held up itself does not blame the other."""
+OF_LINK, OF_ENGINE = b"L", b"E"
+"""Kinds of bodies: a message of this file, or one of ``weft.rpc.messages`` as it came."""
+MESSAGE_BYTES_MAX = 1 << 30
+_PORT_MAX = 65535
+_QUEUED_MAX = 20_000
+"""Messages to an end that does not read; more end the connection."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """``agent`` names a replica of a joined machine for as long as its `weft join` runs. ``attempt`` grows
+    with each Hello of an agent, so that a late one is told from a new one. ``host``: the machine's name.
+    ``started_by``: what started `weft join`, such as a Ray actor; empty for a person."""
+
+    link_version: int
+    weft_version: str
+    agent: str
+    attempt: int
+    host: str
+    started_by: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """``replica``: the number of the agent's replica."""
+
+    replica: int
+
+
+class StartEngine(msgspec.Struct, frozen=True, tag=True):
+    """``config``: fields of an EngineConfig, which the joined machine may override where they are its own
+    affair. An agent whose engine runs with the same configuration resets it instead."""
+
+    factory: str
+    config: dict[str, Any]
+    beat_s: float
+
+
+class EngineEnded(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """Drain the replica, and dismiss its agent."""
+
+
+class ConnectionLost(msgspec.Struct, frozen=True, tag=True):
+    """The agent hears nothing of the server. If only the way back is cut, the server learns it from this
+    message, and not from a second silence."""
+
+
+Then = Literal["wait", "restart", "refused", "drained"]
+
+
+class Dismissal(msgspec.Struct, frozen=True, tag=True):
+    """The connection is over. The agent then waits for the next server with its engine, ends the engine and
+    connects again (restart), or ends: it must not come back (refused), or left as it wished (drained)."""
+
+    reason: str
+    then: Then = "wait"
+
+
+class LinkBeat(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life."""
+
+
+LinkMessage = Hello | Welcome | StartEngine | EngineEnded | Leaving | ConnectionLost | Dismissal | LinkBeat
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(LinkMessage)
+
+
+def encode(message: LinkMessage) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(raw: bytes) -> LinkMessage:
+    """Raises msgspec.DecodeError."""
+    message: LinkMessage = _decoder.decode(raw)
+    return message
+
+
+def set_options(socket: zmq.Socket[bytes]) -> None:
+    """ZeroMQ's heartbeat closes connections over a cut network. It proves that a kernel lives; whether the
+    process does is what ``LinkBeat`` is for."""
+    for option, value in ((zmq.LINGER, 0), (zmq.RECONNECT_IVL, -1), (zmq.IPV6, 1),
+                          (zmq.SNDHWM, _QUEUED_MAX), (zmq.RCVHWM, _QUEUED_MAX),
+                          (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX), (zmq.HEARTBEAT_IVL, int(BEAT_S * 1000)),
+                          (zmq.HEARTBEAT_TIMEOUT, int(SILENT_S * 1000)),
+                          (zmq.HANDSHAKE_IVL, int(SILENT_S * 1000))):
+        socket.setsockopt(option, value)
+
+
+def tcp_address(text: str, *, flag: str) -> str:
+    """``HOST:PORT`` as ZeroMQ writes it. Raises ConfigError that names ``flag``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _PORT_MAX:
+        raise ConfigError(f"{flag} {text}: it is HOST:PORT, such as 10.0.0.1:8100 or [::]:8100", param=flag)
+    return f"tcp://{host}:{port}"

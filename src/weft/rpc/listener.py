@@ -1,0 +1,306 @@
+"""The server's end of all links to joined machines: one port, a connection for each agent.
+
+    zmq ROUTER, CURVE        messages in  --> AgentConnection --reports--> EngineClient
+    (``--listen-engines``)   messages out <-- AgentConnection <--commands-- EngineClient
+
+An agent is one replica of a joined machine, for as long as its `weft join` runs. To the client a connection
+is a ``ProcessLink``, as a child process is. It ends with the engine process, or it is lost: nothing came for
+SILENT_S, its queue is full, or its agent says Hello again. A lost connection dies with the reason, and the
+requests resume elsewhere. The engine process lives on: its agent connects again, the engine drops what it
+computed, and serves with a warm cache.
+
+The id of a connection is ZeroMQ's, drawn for each one. A message of an unknown id is dropped. Silence is
+counted in ticks of this event loop (as in ``weft.rpc.heartbeat``), so a late tick blames no machine.
+
+Rejected: a socket for each machine (a port range to open in firewalls); the server connecting to machines
+(they come and go, often behind NAT); ZeroMQ's own heartbeat alone (it closes connections, and says nothing of
+a process that is stopped).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from importlib import metadata
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from weft.config import EngineConfig
+from weft.errors import ConfigError
+from weft.rpc.engine_link import ANYWHERE, HostShare
+from weft.rpc.link import (
+    BEAT_S,
+    LATE_TICKS,
+    LINK_VERSION,
+    OF_ENGINE,
+    OF_LINK,
+    SILENT_S,
+    ConnectionLost,
+    Dismissal,
+    EngineEnded,
+    Hello,
+    Leaving,
+    LinkBeat,
+    LinkMessage,
+    StartEngine,
+    Then,
+    Welcome,
+    decode,
+    encode,
+    set_options,
+)
+from weft.rpc.link_keys import LinkKeys
+from weft.rpc.loop_socket import LoopSocket
+from weft.rpc.messages import Command, Report
+from weft.rpc.recording_target import RecordingTarget
+
+_FAREWELL_MS = 500
+_log = logging.getLogger("weft.server")
+_encoder = msgspec.msgpack.Encoder()
+_reports = msgspec.msgpack.Decoder(Report)
+
+
+class AgentConnection:
+    """A ``ProcessLink``: one engine process of an agent, over one connection. ``on_end`` is called at its
+    end."""
+
+    def __init__(self, listener: LinkListener, routing_id: bytes, host: str) -> None:
+        self.host = host
+        self.routing_id = routing_id
+        self.machine_lost = False
+        self.started = False
+        self.silent_s = 0.0
+        self.on_end: Callable[[], None] = lambda: None
+        self._listener = listener
+        self._received: asyncio.Queue[bytes] = asyncio.Queue()
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def running(self) -> bool:
+        return not self._end.done()
+
+    async def start(self, *, factory: str, config: EngineConfig, record: RecordingTarget | None,
+                    beat_s: float, place: HostShare = ANYWHERE) -> None:
+        """A recording is the affair of the server's own machine, and ``place`` that of the joined one."""
+        self.started = True
+        self.say(StartEngine(factory, dataclasses.asdict(config), beat_s))
+
+    async def send(self, command: Command) -> None:
+        self.post(command)
+
+    def post(self, command: Command) -> None:
+        """After the end it does nothing; the end is what its waiters learn."""
+        self._put(OF_ENGINE, _encoder.encode(command))
+
+    async def receive(self) -> Report:
+        report: Report = _reports.decode(await self._received.get())
+        return report
+
+    async def wait(self) -> str:
+        """Waits for the end of the process, and says why it ended."""
+        return await asyncio.shield(self._end)
+
+    async def kill(self) -> None:
+        self.dismiss("the engine process was ended", "restart")
+
+    def close(self) -> None:
+        """The listener keeps nothing of a connection that has ended."""
+
+    # ------------------------------------------------------------------ for the listener and the fleet
+
+    def say(self, message: LinkMessage) -> None:
+        self._put(OF_LINK, encode(message))
+
+    def dismiss(self, reason: str, then: Then = "wait") -> None:
+        """Ends it; ``then``: what its agent does. Idempotent."""
+        self.say(Dismissal(reason, then))
+        self.end(reason, machine_lost=then != "restart")
+
+    def deliver(self, report: bytes) -> None:
+        self._received.put_nowait(report)
+
+    def end(self, reason: str, *, machine_lost: bool = True) -> None:
+        """``machine_lost``: the process may still run, and serve again. The first reason stays."""
+        if not self._end.done():
+            self.machine_lost = machine_lost
+            self._end.set_result(reason)
+            self._listener.forget(self)
+            self.on_end()
+
+    def _put(self, kind: bytes, body: bytes) -> None:
+        if self._end.done():
+            return
+        try:
+            self._listener.put([self.routing_id, kind, body])
+        except zmq.ZMQError as error:  # it does not read, or its end has closed it
+            self.end(f"the link to {self.host} broke: {error.strerror}")
+
+
+class Machine:
+    """One agent of a joined machine, as its replica sees it. ``connection``: None while it is away."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.host = hello.host
+        self.agent = hello.agent
+        self.number = -1
+        self.attempt = 0
+        self.connection: AgentConnection | None = None
+        self.away_since_s = 0.0
+        self._connected = asyncio.Event()
+
+    async def connected(self) -> AgentConnection:
+        """The connection, once there is one that no engine client has used."""
+        while self.connection is None:
+            self._connected.clear()
+            await self._connected.wait()
+        return self.connection
+
+    def connect(self, connection: AgentConnection) -> None:
+        previous, self.connection = self.connection, connection
+        connection.on_end = lambda: self._disconnected(connection)
+        if previous is not None:
+            previous.end(f"the link to {self.host} was opened again")
+        self._connected.set()
+
+    def _disconnected(self, connection: AgentConnection) -> None:
+        if self.connection is connection:
+            self.connection, self.away_since_s = None, time.monotonic()
+
+
+class LinkListener:
+    """``on_hello`` takes a new connection and gives the number of its replica, or None to drop it;
+    ``on_leaving``: its agent wishes to leave."""
+
+    def __init__(self, address: str, keys: LinkKeys, *,
+                 on_hello: Callable[[Hello, AgentConnection], int | None],
+                 on_leaving: Callable[[AgentConnection], None]) -> None:
+        self._address = address
+        self._keys = keys
+        self._on_hello = on_hello
+        self._on_leaving = on_leaving
+        self._connections: dict[bytes, AgentConnection] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.port = 0
+
+    def bind(self) -> None:
+        """Raises ConfigError that names --listen-engines. Call it on the event loop."""
+        context = self._context = zmq.asyncio.Context()
+        self._authenticator = AsyncioAuthenticator(context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(credentials_provider=_MachineKey(self._keys))
+        socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.ROUTER)
+        set_options(socket)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message that cannot be queued is an error, not dropped
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = self._keys.server.public, self._keys.server.secret
+        try:
+            socket.bind(self._address.removesuffix(":0") + ":*" if self._address.endswith(":0")
+                        else self._address)
+        except zmq.ZMQError as error:
+            self._authenticator.stop()
+            context.destroy(linger=0)
+            raise ConfigError(f"--listen-engines {self._address.removeprefix('tcp://')}: {error.strerror}",
+                              param="--listen-engines") from None
+        endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.port = int(endpoint.rpartition(":")[2])
+        self._socket = LoopSocket(socket)
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+
+    async def close(self, reason: str) -> None:
+        """Agents learn that the server ends, and wait for the next one. Their engines live on."""
+        if not self._tasks:
+            return
+        for connection in list(self._connections.values()):
+            connection.dismiss(reason)
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        self._socket.close(_FAREWELL_MS)
+        self._authenticator.stop()
+        await asyncio.to_thread(self._context.term)
+
+    def put(self, parts: list[bytes]) -> None:
+        """Never waits. Raises zmq.ZMQError."""
+        self._socket.send(parts)
+
+    def forget(self, connection: AgentConnection) -> None:
+        self._connections.pop(connection.routing_id, None)
+
+    # ------------------------------------------------------------------ messages
+
+    async def _receive(self) -> None:
+        while True:
+            parts = await self._socket.receive()
+            if len(parts) == 3:
+                with contextlib.suppress(msgspec.DecodeError):  # of another version, and refused by its Hello
+                    self._take(*parts)
+
+    def _take(self, routing_id: bytes, kind: bytes, body: bytes) -> None:
+        connection = self._connections.get(routing_id)
+        if connection is None:
+            message = decode(body) if kind == OF_LINK else None
+            if isinstance(message, Hello):
+                self._welcome(routing_id, message)
+            return
+        connection.silent_s = 0.0
+        if kind == OF_ENGINE:
+            connection.deliver(body)
+            return
+        message = decode(body)
+        if isinstance(message, EngineEnded):
+            connection.end(message.reason, machine_lost=False)
+        elif isinstance(message, Leaving):
+            self._on_leaving(connection)
+        elif isinstance(message, ConnectionLost):
+            connection.end(f"{connection.host} hears nothing of this server")
+
+    def _welcome(self, routing_id: bytes, hello: Hello) -> None:
+        connection = self._connections[routing_id] = AgentConnection(self, routing_id, hello.host)
+        refusal = refusal_of(hello)
+        if refusal is not None:
+            _log.warning("%s was refused: %s", hello.host, refusal)
+            connection.dismiss(refusal, "refused")
+            return
+        number = self._on_hello(hello, connection)
+        if number is None:
+            self.forget(connection)
+        else:
+            connection.say(Welcome(number))
+
+    async def _watch(self) -> None:
+        ticked_s = time.monotonic()
+        while True:
+            await asyncio.sleep(BEAT_S)
+            now_s = time.monotonic()
+            passed_s, ticked_s = min(now_s - ticked_s, LATE_TICKS * BEAT_S), now_s
+            for connection in list(self._connections.values()):
+                connection.silent_s += passed_s
+                if connection.silent_s > SILENT_S:
+                    connection.end(f"{connection.host} has been silent for {connection.silent_s:.1f} s")
+                else:
+                    connection.say(LinkBeat())
+
+
+class _MachineKey:
+    """Tells ZeroMQ whose handshakes may succeed: those with the key of the token."""
+
+    def __init__(self, keys: LinkKeys) -> None:
+        self._keys = keys
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._keys.machine.public
+
+
+def refusal_of(hello: Hello) -> str | None:
+    own = metadata.version("weft")
+    if hello.link_version != LINK_VERSION or hello.weft_version != own:
+        return (f"{hello.host} runs weft {hello.weft_version} (link {hello.link_version}), and this server "
+                f"runs weft {own} (link {LINK_VERSION}); all machines of a fleet need one version")
+    return None

@@ -1,0 +1,319 @@
+"""Objects of clients in one SQLite file: responses; files and batches in another one.
+
+    objects   seq, id, kind, owner, parent, root, size, created_s, runner, body
+    kinds     count and bytes of each kind, kept by triggers
+
+An object may continue a *parent*. So a conversation is a tree with a *root*, and a turn is a path from the
+root. A parent exists before its child, so no path has a circle. Reading a path is bounded all the same.
+
+*Bounds.* Count, bytes and age of each kind. What goes first is the conversation that was continued the
+longest ago, and in it the last object: a path never loses an object in the middle. ``seq`` grows with each
+insertion, so that object is the first one in the order of ``seq`` with no later one of its root.
+
+*Owners.* Every query of a client names the owner. An object of another one does not exist.
+
+*Crashes.* A change is a transaction: after a crash it is there, or it is not. An object that is not
+finished names its *runner*, a file that a process locks as long as it lives. If the runner is gone, the
+object has failed.
+
+*On disk.* WAL, so readers never wait for the writer, and several processes may use one file. It and its
+directory are for their owner only (0600, 0700). ``secure_delete`` overwrites what is deleted.
+
+Laws: L10 (owners), L11 (the error or the log names the flag).
+
+Rejected: an ORM (two tables); one file for each object (a bound over 100,000 files needs an index); a log
+before the database (a transaction of one response costs no more, see docs/decisions/0025).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from weft.errors import ConfigError
+
+_APPLICATION_ID = 0x77656674
+VERSION = 3
+_BUSY_S = 5.0
+_ROW_BYTES = 512
+"""What an object costs besides its body."""
+_AGE_EVERY_S = 1.0
+"""So often objects that are too old are looked for."""
+_SCHEMA = """
+CREATE TABLE objects (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
+                      owner TEXT NOT NULL, parent TEXT, root TEXT NOT NULL, size INTEGER NOT NULL,
+                      created_s REAL NOT NULL, runner TEXT, body BLOB NOT NULL);
+CREATE INDEX objects_by_root ON objects (root, seq);
+CREATE TABLE kinds (kind TEXT PRIMARY KEY, count INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER object_added AFTER INSERT ON objects BEGIN
+    UPDATE kinds SET count = count + 1, bytes = bytes + new.size WHERE kind = new.kind;
+END;
+CREATE TRIGGER object_changed AFTER UPDATE OF size ON objects BEGIN
+    UPDATE kinds SET bytes = bytes + new.size - old.size WHERE kind = new.kind;
+END;
+CREATE TRIGGER object_removed AFTER DELETE ON objects BEGIN
+    UPDATE kinds SET count = count - 1, bytes = bytes - old.size WHERE kind = old.kind;
+END;
+"""
+_INSERT = ("INSERT INTO objects (id, kind, owner, parent, root, size, created_s, runner, body) "
+           "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")
+_RESTED = """
+SELECT seq, id, created_s FROM objects AS one WHERE kind = ? AND NOT EXISTS
+    (SELECT 1 FROM objects WHERE root = one.root AND seq > one.seq) ORDER BY seq LIMIT 1
+"""
+_GET = """
+SELECT body FROM objects AS one WHERE id = ? AND owner = ? AND kind = ? AND
+    (SELECT created_s FROM objects WHERE root = one.root ORDER BY seq DESC LIMIT 1) >= ?
+"""
+_PATH = """
+WITH RECURSIVE path(id, parent, size, step) AS (
+    SELECT id, parent, size, 0 FROM objects WHERE id = :id AND owner = :owner
+    UNION ALL
+    SELECT objects.id, objects.parent, objects.size, step + 1 FROM path
+    JOIN objects ON objects.id = path.parent AND objects.owner = :owner WHERE step < :most)
+SELECT id, parent, size FROM path ORDER BY step DESC
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one kind."""
+
+    count: float
+    bytes: float
+    age_s: float
+
+
+class NewObject(msgspec.Struct, frozen=True, kw_only=True):
+    """``runner``: of an object that is not finished."""
+
+    id: str
+    owner: str
+    body: bytes
+    parent: str | None = None
+    runner: str | None = None
+
+    @property
+    def size(self) -> int:
+        return _ROW_BYTES + len(self.body)
+
+
+class ObjectDatabase:
+    """For one thread at a time. ``flag`` names the file in errors; ``migrate`` fills the tables from those of
+    an older version. Raises ConfigError for a path that cannot be a store."""
+
+    def __init__(self, path: Path, bounds: Mapping[str, Bounds], clock: Callable[[], float], *, flag: str,
+                 migrate: Callable[[ObjectDatabase, int], None] | None = None) -> None:
+        self._bounds = dict(bounds)
+        self._clock = clock
+        self._looked_s = dict.fromkeys(bounds, float("-inf"))
+        try:
+            _create_private(path)
+            self.db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            self._prepare(f"{flag} {path}", flag, migrate)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"{flag} {path}: {error}", param=flag) from None
+
+    def close(self) -> None:
+        self.db.close()
+
+    def put(self, kind: str, new: NewObject) -> bool:
+        """As ``put_all``, of one."""
+        [is_stored] = self.put_all(kind, [new])
+        return is_stored
+
+    def put_all(self, kind: str, entries: Sequence[NewObject]) -> list[bool]:
+        """In one transaction. False for one that has no place: its parent is gone, or the bounds leave no
+        room."""
+        now_s = self._clock()
+        with self.transaction():
+            stored = [self.insert(kind, new, now_s) for new in entries]
+            if self._evict(kind, now_s):
+                stored = [was and self._has(new.id) for was, new in zip(stored, entries, strict=True)]
+        return stored
+
+    def insert(self, kind: str, new: NewObject, created_s: float, *, root: str | None = None) -> bool:
+        """Inside of a transaction. ``root``: where it is known."""
+        if root is None and new.parent is not None:
+            row = self.db.execute("SELECT root FROM objects WHERE id = ? AND owner = ?",
+                                  (new.parent, new.owner)).fetchone()
+            if row is None:
+                return False
+            root = row[0]
+        self.db.execute(_INSERT, (new.id, kind, new.owner, new.parent, root or new.id, new.size,
+                                  created_s, new.runner, new.body))
+        return True
+
+    def finish(self, kind: str, new: NewObject) -> bool:
+        """Replaces an unfinished object by what became of it. False if there is none, as it was deleted."""
+        now_s = self._clock()
+        with self.transaction():
+            changed = self.db.execute(
+                "UPDATE objects SET body = ?, size = ?, created_s = ?, runner = NULL "
+                "WHERE id = ? AND owner = ? AND runner IS NOT NULL",
+                (new.body, new.size, now_s, new.id, new.owner)).rowcount
+            self._evict(kind, now_s)
+        return bool(changed)
+
+    def update(self, object_id: str, body: bytes) -> bool:
+        """Whether it was there."""
+        return bool(self.db.execute("UPDATE objects SET body = ?, size = ? WHERE id = ?",
+                                    (body, _ROW_BYTES + len(body), object_id)).rowcount)
+
+    def runner_of(self, object_id: str, owner: str) -> str | None:
+        """None for an object that is finished, or unknown."""
+        row = self.db.execute("SELECT runner FROM objects WHERE id = ? AND owner = ?",
+                              (object_id, owner)).fetchone()
+        return None if row is None else row[0]
+
+    def get(self, kind: str, object_id: str, owner: str) -> bytes | None:
+        """The body. None where the conversation is too old, too."""
+        cutoff_s = self._clock() - self._bounds[kind].age_s
+        row = self.db.execute(_GET, (object_id, owner, kind, cutoff_s)).fetchone()
+        return None if row is None else row[0]
+
+    def listed(self, kind: str, owner: str | None = None) -> list[bytes]:
+        """The bodies of an owner, or of all: the oldest first."""
+        rows = self.db.execute("SELECT body FROM objects WHERE kind = ? AND (? IS NULL OR owner = ?) "
+                               "ORDER BY seq", (kind, owner, owner))
+        return [body for body, in rows]
+
+    def delete(self, object_id: str, owner: str) -> bool:
+        """Whether it was there. Objects that continue it stay, and cannot be continued any more."""
+        return bool(self.db.execute("DELETE FROM objects WHERE id = ? AND owner = ?",
+                                    (object_id, owner)).rowcount)
+
+    def path(self, object_id: str, owner: str, most: int) -> list[tuple[str, str | None, int]]:
+        """Id, parent and size of the objects from the root to this one: ``most`` and one more."""
+        return self.db.execute(_PATH, {"id": object_id, "owner": owner, "most": most}).fetchall()
+
+    def totals(self, kind: str) -> tuple[int, int]:
+        """Count and bytes of what is stored."""
+        count, size = self.db.execute("SELECT count, bytes FROM kinds WHERE kind = ?", (kind,)).fetchone()
+        return count, size
+
+    def drop_old(self, kind: str) -> list[str]:
+        """The ids of the objects that were too old, and are gone."""
+        self._looked_s[kind] = float("-inf")
+        with self.transaction():
+            return self._evict(kind, self._clock())
+
+    def transaction(self, *, reads_only: bool = False) -> _Transaction:
+        return _Transaction(self.db, reads_only=reads_only)
+
+    def _has(self, object_id: str) -> bool:
+        return self.db.execute("SELECT 1 FROM objects WHERE id = ?", (object_id,)).fetchone() is not None
+
+    def _evict(self, kind: str, now_s: float) -> list[str]:
+        """Until the bounds hold."""
+        bounds, gone = self._bounds[kind], list[str]()
+        looks_at_age = now_s - self._looked_s[kind] >= _AGE_EVERY_S
+        if looks_at_age:
+            self._looked_s[kind] = now_s
+        while True:
+            count, size = self.totals(kind)
+            is_over = count > bounds.count or size > bounds.bytes
+            if not (is_over or looks_at_age):
+                return gone
+            rested = self.db.execute(_RESTED, (kind,)).fetchone()
+            if rested is None or not (is_over or rested[2] < now_s - bounds.age_s):
+                return gone
+            self.db.execute("DELETE FROM objects WHERE seq = ?", rested[:1])
+            gone.append(rested[1])
+
+    def _prepare(self, named: str, flag: str, migrate: Callable[[ObjectDatabase, int], None] | None) -> None:
+        db = self.db
+        db.execute("PRAGMA secure_delete = ON")
+        db.execute("PRAGMA synchronous = NORMAL")
+        with self.transaction(reads_only=True):  # one state: another process may write first
+            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            application = db.execute("PRAGMA application_id").fetchone()[0]
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+        if tables and application != _APPLICATION_ID:
+            raise ConfigError(f"{named}: it is a database of another program", param=flag)
+        if version > VERSION:
+            raise ConfigError(f"{named}: it has version {version}, of a newer weft; this one reads version "
+                              f"{VERSION}", param=flag)
+        db.execute("PRAGMA journal_mode = WAL")
+        with self.transaction():
+            version = db.execute("PRAGMA user_version").fetchone()[0]  # by now
+            if version < VERSION:
+                for statement in _statements(_SCHEMA):
+                    db.execute(statement)
+            db.executemany("INSERT OR IGNORE INTO kinds VALUES (?, 0, 0)", [(kind,) for kind in self._bounds])
+            if 0 < version < VERSION and migrate is not None:
+                migrate(self, version)
+            if version < VERSION:
+                db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {VERSION}")
+            for kind in self._bounds:
+                self._evict(kind, self._clock())
+
+
+class LockFile:
+    """A new file that this process holds a lock on, until ``remove`` or its death. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process holds this file. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class _Transaction:
+    """Commits at its end, or rolls back for an exception. A writer takes the lock at once: a transaction that
+    begins to read and then writes fails where another process wrote in between."""
+
+    def __init__(self, db: sqlite3.Connection, *, reads_only: bool) -> None:
+        self._db = db
+        self._begin = "BEGIN" if reads_only else "BEGIN IMMEDIATE"
+
+    def __enter__(self) -> None:
+        self._db.execute(self._begin)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+def _create_private(path: Path) -> None:
+    """An empty file for its owner only, if there is none; SQLite gives its other files the same mode."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+
+
+def _statements(script: str) -> list[str]:
+    """``executescript`` would end the transaction."""
+    statements, part = [], ""
+    for line in script.strip().splitlines():
+        part += line + "\n"
+        if sqlite3.complete_statement(part):
+            statements.append(part)
+            part = ""
+    return statements

@@ -1,0 +1,115 @@
+"""The costs of steps, measured when an engine starts: a profile run in place of a guess.
+
+    a sequence of its own, no client      steps with 0 0 0 1 3 7 15 drafts, some rounds
+    drafts                                one token, again and again: right or wrong, the step costs the same
+
+The profile run is a drafter that drafts what the table needs. The caller runs an engine with it until
+``measured`` is complete, and gives the figures to the engine that serves. Counts take turns, so
+a busy moment hits them alike. The least of a few seconds counts: the first step of a shape may compile or
+touch memory for the first time. Of plain steps in a row the last ones reuse what those before them built.
+
+A larger model is measured in fewer rounds: ROUNDS_MIN, if they take SECONDS_MAX. A model whose steps take
+LONG_STEP_S is measured once for each of LONG_DRAFT_COUNTS: noise is a small part of its steps, clients wait
+for a start, and the costs between two measured ones lie on a line (``costs``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.speculation.drafter import DraftGrammar, DraftRow, Int32s
+
+DRAFT_COUNTS = (0, 0, 0, 1, 3, 7, 15)
+LONG_DRAFT_COUNTS = (0, 3, 15)
+_ROUNDS = 6
+ROUNDS_MIN = 2
+SECONDS_MAX = 0.4
+LONG_STEP_S = 0.1
+PROFILE_TOKENS = _ROUNDS * sum(1 + count for count in DRAFT_COUNTS) + 80
+"""Answer tokens that a profile run takes at most, were all drafts right."""
+_TOKEN = 0
+
+
+class ProfileRun:
+    """A ``Drafter`` of one sequence. ``head_drafts``: most drafts of the model's own head, 0 without one."""
+
+    awake = True
+
+    def __init__(self, head_drafts: int = 0) -> None:
+        self._left = list(DRAFT_COUNTS) * _ROUNDS
+        self._seconds: dict[int, float] = {}
+        self._head_round = list(range(1, head_drafts + 1))
+        self._head_left = self._head_round * _ROUNDS
+        self._head_seconds: dict[int, float] = {}
+        self._spent_s = 0.0
+
+    @property
+    def complete(self) -> bool:
+        return not self._left and not self._head_left
+
+    @property
+    def plain(self) -> dict[int, float]:
+        """Seconds of a step without drafts, by its rows."""
+        return {1: self._seconds[0]} if 0 in self._seconds else {}
+
+    @property
+    def windows(self) -> dict[int, float]:
+        """Seconds of a step with drafts, by its rows."""
+        return {1 + drafts: seconds for drafts, seconds in self._seconds.items() if drafts}
+
+    @property
+    def head_measured(self) -> dict[int, float]:
+        """Seconds of the model's own head by its drafts."""
+        return dict(self._head_seconds)
+
+    def wake(self) -> None:
+        """The profile run never sleeps."""
+
+    def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
+              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
+        """The profile run needs no text."""
+
+    def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
+        count = self._left[0] if self._left else 0
+        return {row.key: (_TOKEN,) * min(count, row.limit) for row in rows if count}
+
+    def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
+        """What was right is no matter."""
+
+    def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
+        if prefills or not self._left:
+            return
+        if drafted == self._left[0]:
+            if seconds > LONG_STEP_S and not self._seconds:
+                self._left[1:] = sorted(set(LONG_DRAFT_COUNTS) - {drafted})
+                self._head_left = list(self._head_round)
+            self._seconds[drafted] = min(seconds, self._seconds.get(drafted, seconds))
+        # A count that the planner does not let through is tried as often as the others, and left out.
+        self._next(self._left, len(DRAFT_COUNTS), seconds)
+
+    def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
+        return self._head_left[0] if self._head_left and not self._left else None
+
+    def offer(self, key: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        """What the head expects is no matter."""
+
+    def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:
+        if not prefills and self._head_left:
+            self._head_seconds[drafts] = min(seconds, self._head_seconds.get(drafts, seconds))
+            self._next(self._head_left, len(self._head_round), seconds)
+
+    def sleep_through(self, steps: int, seconds: float, decodes: int, last_s: float | None) -> None:
+        """The profile run never sleeps."""
+
+    def end(self, key: int) -> None:
+        """The sequence was never remembered."""
+
+    def _next(self, left: list[int], size: int, seconds: float) -> None:
+        """A step of ``seconds`` measured the first of ``left``, whose rounds have ``size`` counts."""
+        self._spent_s += seconds
+        del left[0]
+        rounds = _ROUNDS - len(left) // size
+        if not len(left) % size and rounds >= ROUNDS_MIN and self._spent_s > SECONDS_MAX:
+            left.clear()
+        if not left:
+            self._spent_s = 0.0

@@ -1,0 +1,145 @@
+"""The norms in Triton: a program normalises some groups of numbers and reads each number once.
+
+    x [rows, heads, D], any strides        groups of D, or of ``group_size``
+    program = ROWS x BLOCK numbers         BLOCK: a group, padded to a power of two; about 4096 in all
+
+The groups stay in registers between the sum and the product; a row of 8192 numbers is 32 per thread of 8
+warps. Everything is float32 until the one rounding of the result. ``add_norm`` has a program for each row:
+it stores the sum and normalises it from registers. Other kernels use ``normed``, the formula, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.gpu.launch import Compilation, dense_rows, launch
+from weft.tensor.op import UNFIT, Unfit
+from weft.units import ceil_div
+
+AT_ONCE = 4096
+"""Numbers of a program, unless one group is larger."""
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False,
+             gate: torch.Tensor | None = None, gate_first: bool = False,
+             group_size: int | None = None) -> torch.Tensor:
+    dim = x.shape[-1]
+    group = group_size or dim
+    assert dim % group == 0, f"groups of {group} do not divide {dim}"
+    assert weight.shape == (dim,)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel() == 0:
+        return out
+    assert gate is None or gate.shape == x.shape
+    wide, gates = _three(dense_rows(x)), None if gate is None else _three(dense_rows(gate))
+    units = x.numel() // group
+    rows, block, warps = sizes(group)
+    launch(_norm, (ceil_div(units, rows),))(
+        wide, wide.stride(0), wide.stride(1), gates, 0 if gates is None else gates.stride(0),
+        0 if gates is None else gates.stride(1), weight.contiguous(), eps, out, units, wide.shape[1], DIM=dim,
+        GROUP=group, BLOCK=block, ROWS=rows, PLUS_ONE=plus_one, GATE_FIRST=gate_first, num_warps=warps)
+    return out
+
+
+def sizes(group: int) -> tuple[int, int, int]:
+    """(groups of a program, its width, warps)."""
+    block = 1 << (group - 1).bit_length()
+    return max(1, min(16, AT_ONCE // block)), block, 4 if block <= AT_ONCE else min(16, 4 * block // AT_ONCE)
+
+
+def _three(x: torch.Tensor) -> torch.Tensor:
+    if x.ndim == 3:
+        return x
+    return x[:, None] if x.ndim == 2 else x.reshape(-1, 1, x.shape[-1])
+
+
+@triton.jit
+def normed(x, weight, eps, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr):
+    """float32 [N, BLOCK], zeros beyond GROUP; ``weight`` [BLOCK] or [N, BLOCK]."""
+    inverse = tl.rsqrt(tl.sum(x * x, 1) / GROUP + eps)
+    if PLUS_ONE:
+        weight += 1.0
+    return x * inverse[:, None] * weight
+
+
+@triton.jit(do_not_specialize=["units"])
+def _norm(x, x_row, x_head, gate, gate_row, gate_head, weight, eps, out, units, heads, DIM: tl.constexpr,
+          GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PLUS_ONE: tl.constexpr,
+          GATE_FIRST: tl.constexpr):
+    unit = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    place = unit % (DIM // GROUP) * GROUP
+    head, row = unit // (DIM // GROUP) % heads, unit // (DIM // GROUP) // heads
+    d = tl.arange(0, BLOCK)[None, :]
+    mask = (unit < units)[:, None] & (d < GROUP)
+    wide = tl.load(x + (row * x_row + head * x_head + place)[:, None] + d, mask=mask, other=0.0)
+    wide = wide.to(tl.float32)
+    if gate is not None:
+        by = tl.load(gate + (row * gate_row + head * gate_head + place)[:, None] + d, mask=mask, other=0.0)
+        by = by.to(tl.float32)
+        by *= tl.sigmoid(by)
+        if GATE_FIRST:
+            wide *= by
+    factor = tl.load(weight + place[:, None] + d, mask=mask, other=0.0).to(tl.float32)
+    wide = normed(wide, factor, eps, GROUP, PLUS_ONE)
+    if gate is not None and not GATE_FIRST:
+        wide *= by
+    tl.store(out + (unit * GROUP)[:, None] + d, wide.to(out.dtype.element_ty), mask=mask)
+
+
+def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0,
+             plus_one: bool = False) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
+    if not (x_TD.ndim == 2 and x_TD.dtype == y_TD.dtype and x_TD.shape == y_TD.shape and x_TD.stride(1) == 1
+            and y_TD.stride(1) == 1):
+        return UNFIT
+    tokens, dim = x_TD.shape
+    out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
+    if tokens:
+        _, block, warps = sizes(dim)
+        launch(_add, (tokens,))(
+            x_TD, x_TD.stride(0), y_TD, y_TD.stride(0), scale, weight.contiguous(), eps, out_TD, DIM=dim,
+            BLOCK=block, SCALED=scale != 1.0, PLUS_ONE=plus_one, num_warps=warps)
+    return y_TD, out_TD
+
+
+@triton.jit
+def _add(x, x_row, y, y_row, scale, weight, eps, out, DIM: tl.constexpr, BLOCK: tl.constexpr,
+         SCALED: tl.constexpr, PLUS_ONE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    mask = d < DIM
+    y += row * y_row + d
+    added = tl.load(y, mask=mask, other=0.0).to(tl.float32)
+    if SCALED:
+        added = (added * scale).to(y.dtype.element_ty).to(tl.float32)
+    added += tl.load(x + row * x_row + d, mask=mask, other=0.0).to(tl.float32)
+    stored = added.to(y.dtype.element_ty)
+    tl.store(y, stored, mask=mask)
+    factor = tl.load(weight + d, mask=mask, other=0.0).to(tl.float32)
+    normed_row = normed(stored.to(tl.float32)[None, :], factor[None, :], eps, DIM, PLUS_ONE)
+    tl.store(out + row * DIM + d[None, :], normed_row.to(out.dtype.element_ty), mask=mask[None, :])
+
+
+def compilations() -> list[Compilation]:
+    variants = []
+    for dim, group, gated in ((4096, 4096, False), (128, 128, True), (4096, 1024, True)):
+        rows, block, warps = sizes(group)
+        constants: dict[str, Any] = {"DIM": dim, "GROUP": group, "BLOCK": block, "ROWS": rows,
+                                     "PLUS_ONE": not gated, "GATE_FIRST": dim != group}
+        signature = {"x": "*bf16", "x_row": "i32", "x_head": "i32", "gate": "*bf16", "gate_row": "i32",
+                     "gate_head": "i32", "weight": "*bf16", "eps": "fp32", "out": "*bf16", "units": "i32",
+                     "heads": "i32"}
+        if not gated:
+            constants |= {"gate": None}
+        variants.append(Compilation(f"rms_norm {dim} by {group}", _norm,
+                                signature | dict.fromkeys(constants, "constexpr"), constants, warps))
+    _, block, warps = sizes(5120)
+    constants = {"DIM": 5120, "BLOCK": block, "SCALED": True, "PLUS_ONE": True}
+    signature = {"x": "*bf16", "x_row": "i32", "y": "*bf16", "y_row": "i32", "scale": "fp32",
+                 "weight": "*bf16", "eps": "fp32", "out": "*bf16"}
+    variants.append(Compilation("add_norm 5120", _add, signature | dict.fromkeys(constants, "constexpr"),
+                                constants, warps))
+    return variants

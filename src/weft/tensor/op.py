@@ -1,0 +1,142 @@
+"""An op: one function with three forms, and the one place that chooses among them.
+
+    @op("weft.tensor.kernels.silu_mul")    Triton: a module with a function of the same name
+    def silu_mul(x): ...                   torch: the definition, and the form for all other calls
+    @silu_mul.in_cpp
+    def _silu_mul(x): ...                  the C++ kernel: addresses, strides, one crossing
+
+    silu_mul(x) --> Triton, if it reaches the device of x --> C++ --> torch
+
+A form returns UNFIT for a call that it does not take: another dtype, a dim that is no multiple of 16. It has
+then changed nothing. The first call that may need Triton imports it.
+
+``recurrent_op`` is for an op with a state in slots. The shape letters of its parameters say what they are:
+``_T..`` has a row for each token, ``_S..`` a state for each slot. So three things stand here once: the log of
+a window of drafts, the states that such a window must not change, the rounding of states in few bits.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import cached_property, update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import torch
+
+from weft.tensor import gpu
+from weft.tensor.rounding import by_token
+from weft.tensor.state_rows import restored
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Unfit(Enum):
+    UNFIT = "this form does not take the call"
+
+
+UNFIT = Unfit.UNFIT
+
+
+class Op(Generic[P, R]):
+    """``torch``, ``native`` (C++) and ``triton`` are its forms."""
+
+    def __init__(self, form: Callable[P, R], kernels: str | None) -> None:
+        update_wrapper(self, form)
+        self.torch, self._kernels = form, kernels
+        self.native: Callable[P, R | Unfit] | None = None
+
+    def in_cpp(self, form: Callable[P, R | Unfit]) -> Callable[P, R | Unfit]:
+        """Decorates the C++ form."""
+        self.native = form
+        return form
+
+    @cached_property
+    def triton(self) -> Callable[P, R | Unfit]:
+        assert self._kernels is not None, f"{self.torch.__name__} has no Triton kernels"
+        form: Callable[P, R | Unfit] = getattr(importlib.import_module(self._kernels), self.torch.__name__)
+        return form
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._kernels is not None and _reached(args):
+            out = self.triton(*args, **kwargs)
+            if out is not UNFIT:
+                return out
+        if self.native is not None:
+            out = self.native(*args, **kwargs)
+            if out is not UNFIT:
+                return out
+        return self.torch(*args, **kwargs)
+
+
+class RecurrentOp(Op[P, R]):
+    """Its parameters up to ``runs`` are given by position."""
+
+    def __init__(self, form: Callable[P, R], kernels: str) -> None:
+        super().__init__(form, kernels)
+        names = list(inspect.signature(form).parameters)
+        shapes = [name.rpartition("_")[2] for name in names]
+        self._by_token = [at for at, shape in enumerate(shapes) if shape.isupper() and shape[0] == "T"]
+        self._state = next(at for at, shape in enumerate(shapes) if shape.isupper() and shape[0] == "S")
+        self._runs = names.index("runs")
+        self._rounds = "layer" in names
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        runs: Any = args[self._runs]
+        if runs.log is not None:
+            replay = self._with_other(self, args, kwargs, [*self._by_token, self._runs])
+            runs.log.note(replay, *self._inputs(args))
+        state: Any = args[self._state]
+        if _reached(args):
+            with restored(state, runs):
+                out = self.triton(*args, **kwargs)
+            if out is not UNFIT:
+                return out
+        if self.native is not None:
+            out = self.native(*args, **kwargs)
+            if out is not UNFIT:
+                return out
+        if self._rounds and state.dtype != torch.float32:
+            step = self._with_other(self.torch, args, kwargs, [*self._by_token, self._state, self._runs])
+            layer: Any = kwargs.get("layer", 0)
+            return cast(R, by_token(step, self._inputs(args), state, runs, layer))
+        return self.torch(*args, **kwargs)
+
+    def _inputs(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(args[at] for at in self._by_token)
+
+    @staticmethod
+    def _with_other(form: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+                    places: Sequence[int]) -> Callable[..., Any]:
+        """``form`` with the same arguments but those at ``places``, which its call gives. It holds none of
+        them: a log would hold the tensors of every layer as long as the step lasts."""
+        others = [None if at in places else arg for at, arg in enumerate(args)]
+
+        def call(*given: Any) -> Any:
+            arguments = others.copy()
+            for at, arg in zip(places, given, strict=True):
+                arguments[at] = arg
+            return form(*arguments, **kwargs)
+
+        return call
+
+
+def _reached(args: tuple[Any, ...]) -> bool:
+    """Whether Triton serves the device of the first argument, and all other tensors are there."""
+    first = args[0]
+    if first.is_cpu and not gpu.interpreting():  # first: a decode step on a CPU asks hundreds of times
+        return False
+    device = first.device
+    return gpu.reaches(device) and all(x.device == device for x in args if isinstance(x, torch.Tensor))
+
+
+def op(kernels: str | None = None) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Decorates the torch form. ``kernels``: the module of the Triton form."""
+    return lambda form: Op(form, kernels)
+
+
+def recurrent_op(kernels: str) -> Callable[[Callable[P, R]], RecurrentOp[P, R]]:
+    return lambda form: RecurrentOp(form, kernels)

@@ -1,0 +1,210 @@
+"""An attention layer between its two projections: norms, rotary, write, read, output gates.
+
+In C++ (csrc/layers.cpp) its up to seven kernels are one call, with both projections or without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from weft.families.architecture import Attention
+from weft.tensor import native
+from weft.tensor.fused_block import FusedBlock, FusedLayer
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.op import UNFIT, Unfit, op
+from weft.tensor.ops.norm import rms_norm
+from weft.tensor.ops.paged_attention import DIM_MAX, paged_attention
+from weft.tensor.ops.rotary import rotary
+from weft.tensor.ops.window_attention import window_attention
+from weft.tensor.ops.write_kv import write_kv
+
+CosSin = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(slots=True)
+class AttentionCore:
+    """A layer without its projections. The weights of the norms of q and k come together or not at all: [D],
+    or over all heads if ``shape.norm_whole``. Immutable once a layer has run."""
+
+    shape: Attention
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    norm_eps: float
+    plus_one: bool
+    bound: Any = field(default=None, repr=False, compare=False)
+    """The C++ object, after the first step."""
+
+
+@op("weft.tensor.kernels.attention_layer")
+def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+                    cos_sin: CosSin | None) -> torch.Tensor:
+    """``projected_TW`` [T, W]: output of the input projection, columns q, gate (if ``shape.gated``), k, v,
+    head gates (if ``shape.head_gated``). Returns the input [T, heads * D] of the output projection.
+
+        q, k <- norms, per head or over all heads        q, k <- rotary(q, k)
+        write_kv(k, v);   o = paged_attention(q)         or, for a ring, window_attention(q, k, v)
+        o sigmoid(head gate) sigmoid(gate)
+
+    Writes the pages, or the ring, of ``cache``. Values between the ops are rounded to the dtype of
+    ``projected_TW``.
+
+    Sources of the gates: transformers, ``Qwen3NextAttention`` and ``Lfm3Attention``.
+    """
+    q_THD, gate, k_THD, v_THD, head_gate_TH = _split(projected_TW, core)
+    if core.shape.rope is not None:
+        assert cos_sin is not None, "a rotary layer in a model without rotary tables"
+        q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)
+    o_THD = _attend(q_THD, k_THD, v_THD, core.shape, inputs, cache)
+    if head_gate_TH is not None:
+        o_THD = o_THD * torch.sigmoid(head_gate_TH)[..., None]
+    o_TC = o_THD.flatten(1)
+    return o_TC if gate is None else o_TC * torch.sigmoid(gate)
+
+
+def write_projected(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+                    cos_sin: CosSin | None) -> None:
+    """The part of ``attention_layer`` that writes keys and values, for a layer with pages."""
+    q_THD, _, k_THD, v_THD, _ = _split(projected_TW, core)
+    if core.shape.rope is not None:
+        assert cos_sin is not None, "a rotary layer in a model without rotary tables"
+        _, k_THD = rotary(q_THD[:, :1], k_THD, *cos_sin)
+    scales = cache.head_scales
+    if scales is not None:
+        k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]
+    assert cache.k is not None, "an attention layer without pages"
+    assert cache.v is not None, "an attention layer without pages"
+    write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
+
+
+def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, shape: Attention,
+            inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
+    scales = cache.head_scales
+    if scales is not None:
+        k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]
+        q_THD = by_kv_head(q_THD, scales[0])
+    if shape.ring:
+        o_THD = window_attention(q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale)
+    else:
+        assert cache.k is not None, "an attention layer without pages"
+        assert cache.v is not None, "an attention layer without pages"
+        write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
+        o_THD = paged_attention(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window,
+                                cache.token_scales)
+    return o_THD if scales is None else by_kv_head(o_THD, scales[1])
+
+
+def _split(projected_TW: torch.Tensor, core: AttentionCore) -> tuple[
+        torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """-> q by head, the gate [T, heads * D], k and v by head, the head gates [T, heads]; q, k normed."""
+    shape = core.shape
+    q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    q, gate, k, v, head_gate_TH = torch.split(
+        projected_TW, [q_width, q_width if shape.gated else 0, kv_width, kv_width,
+                  shape.heads if shape.head_gated else 0], dim=-1)
+    q_weight, k_weight = core.q_norm, core.k_norm
+
+    def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one)
+
+    if q_weight is not None and k_weight is not None and shape.norm_whole:
+        q, k = normed(q, q_weight), normed(k, k_weight)
+    q_THD, k_THD = _by_head(q, shape.heads), _by_head(k, shape.kv_heads)
+    if q_weight is not None and k_weight is not None and not shape.norm_whole:
+        q_THD, k_THD = normed(q_THD, q_weight), normed(k_THD, k_weight)
+    return (q_THD, gate if shape.gated else None, k_THD, _by_head(v, shape.kv_heads),
+            head_gate_TH if shape.head_gated else None)
+
+
+def _by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:
+    return x_TC.reshape(x_TC.shape[0], heads, x_TC.shape[1] // heads)
+
+
+def by_kv_head(x_THD: torch.Tensor, scale_H: torch.Tensor) -> torch.Tensor:
+    """``x_THD`` [T, heads, D] times the scale of its KV head ([kv_heads], powers of two)."""
+    tokens, heads, dim = x_THD.shape
+    return (x_THD.view(tokens, len(scale_H), -1, dim) * scale_H[:, None, None]).view(tokens, heads, dim)
+
+
+def _takes(x_TW: torch.Tensor, core: AttentionCore, cache: LayerCache) -> bool:
+    return (native.fits(x_TW) and not core.shape.ring and cache.head_scales is None
+            and x_TW.stride(1) == 1 and core.shape.head_dim % native.LANES == 0
+            and core.shape.head_dim <= DIM_MAX and cache.k is not None and cache.k.dtype in native.KV_DTYPES
+            and (core.q_norm is None or core.q_norm.dtype in native.DTYPES))
+
+
+@attention_layer.in_cpp
+def _attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+                     cos_sin: CosSin | None) -> torch.Tensor | Unfit:
+    if not _takes(projected_TW, core, cache):
+        return UNFIT
+    shape = core.shape
+    out_TC = torch.empty((projected_TW.shape[0], shape.heads * shape.head_dim), dtype=projected_TW.dtype)
+    _bound(core).run(native.runs_of(inputs.runs), native.asked_runs_of(inputs),
+                     native.projected_of(projected_TW),
+                     *_around(core, inputs, cache, cos_sin), out_TC.data_ptr())
+    return out_TC
+
+
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs,
+              cache: LayerCache, cos_sin: CosSin | None) -> torch.Tensor | None:
+    """``fused.second(attention_layer(fused.first(x), ...))``; None if the kernels cannot fuse it."""
+    bound = fused.bound(x_TD)
+    if bound is None or inputs.asked is not None or not _takes(x_TD, core, cache):
+        return None
+    out_TD = fused.out(x_TD)
+    bound.attention(_bound(core), native.runs_of(inputs.runs), native.projected_of(x_TD),
+                    *_around(core, inputs, cache, cos_sin), out_TD.data_ptr())
+    return out_TD
+
+
+def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore,
+           cache: LayerCache) -> FusedLayer | None:
+    """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
+    if fused.bound(x_TD) is None or not _takes(x_TD, core, cache):
+        return None
+    k_pages, v_pages = _pages(cache)
+    return FusedLayer(fused, 4, _bound(core), first=k_pages, second=v_pages,
+                      scales=native.token_scales(cache.token_scales))
+
+
+def _pages(cache: LayerCache) -> tuple[Any, Any]:
+    assert cache.k is not None
+    assert cache.v is not None
+    assert cache.k.dtype == cache.v.dtype, f"K pages of {cache.k.dtype}, V pages of {cache.v.dtype}"
+    return native.pages_of(cache.k), native.pages_of(cache.v)
+
+
+def _around(core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> Any:
+    """The other arguments of a layer: rotary tables, pages, the page table, scales."""
+    angles = (0, 0, 0)
+    if core.shape.rope is not None:
+        assert cos_sin is not None, "a rotary layer in a model without rotary tables"
+        angles = (*native.angles_of(*cos_sin), cos_sin[0].shape[1])
+    return (*angles, *_pages(cache), *native.page_table_of(inputs.runs),
+            *native.token_scales(cache.token_scales))
+
+
+def _bound(core: AttentionCore) -> Any:
+    """The layer's C++ object, built by its first step."""
+    if core.bound is None:
+        core.bound = _bind(core)
+    return core.bound
+
+
+def _bind(core: AttentionCore) -> Any:
+    shape = core.shape
+    norms = []
+    for weight, heads in ((core.q_norm, shape.heads), (core.k_norm, shape.kv_heads)):
+        if weight is None:
+            norms.append((0, 0, 0.0))
+            continue
+        assert weight.is_contiguous()
+        assert weight.shape == (shape.head_dim * (heads if shape.norm_whole else 1),)
+        norms.append((weight.data_ptr(), native.DTYPES[weight.dtype], core.norm_eps))
+    assert (norms[0][0] == 0) == (norms[1][0] == 0), "norms of q and k come together"
+    return native.extension().AttentionLayer(
+        shape.heads, shape.kv_heads, shape.head_dim, shape.gated, shape.head_gated, shape.norm_whole, *norms,
+        core.plus_one, shape.scale, shape.window or 0)

@@ -1,0 +1,206 @@
+"""Products with weights that are not plain matrices: int8 and int4 codes, float weights in tiles.
+
+Codes in C++ (csrc/linear.inl), and by oneDNN where that is faster:
+
+    few rows of x     the kernel, bound by the bytes of the weights
+    many rows         with byte products: the kernel, bound by those products
+                      without: blocks of weights dequantised (and transposed) to the dtype of x, then torch
+    a matrix unit     the kernel (csrc/code_pieces.inl) for any number of rows in bfloat16: x is never rounded
+    byte_inputs       the kernel (csrc/w8a8.inl) for any number of rows: the form defines the arithmetic
+
+In torch one block of weight rows after the other is dequantised and multiplied. A block stays in the cache
+between the two steps; fresh tensors of a whole matrix would cost more than the product. Weights with
+``byte_inputs`` are int8 times int8 on every machine, with the same bits:
+
+    x      each row in parts of 128 columns: codes -127..127, to nearest even, and a scale, largest / 127
+    sum    of a part: a whole number below 2^24, so float32 makes it exactly, in whatever order
+    y      sum * (scale of the weight * scale of x), part after part, then the bias: each step rounded
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from weft.tensor import native
+from weft.tensor.op import UNFIT, Unfit, op
+from weft.tensor.scratch import scratch
+from weft.tensor.weights.quantized import PART, TILE_ROWS, ZERO_POINT, QuantizedWeight
+from weft.tensor.weights.tiled import TiledWeight
+from weft.tensor.weights.twelve_bit import InTiles
+
+FORMS: dict[int, int] = {8: 2, 4: 3}
+"""Bits -> their number in csrc/kernels.hpp."""
+_BOTH = 6
+"""The number of int8 with ``byte_inputs``."""
+_WIDENED_ROWS = 16
+"""Least rows of x for which dequantising pays without byte products."""
+_BLOCK_ROWS = 512
+_BLOCK_ELEMENTS = 1 << 18
+_BYTE_BLOCK_ELEMENTS = 1 << 20
+_LEAST = 1e-30
+"""A part with a smaller largest number counts as zeros: its scale would underflow float32."""
+
+
+@op("weft.tensor.kernels.quantized_linear")
+def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
+                     ) -> torch.Tensor:
+    """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` float32 [rows].
+
+    The C++ kernels round x to int8, with a scale per 32 columns, unless ``weight.exact`` is set or the CPU
+    has no byte products. torch and Triton never round x. Where x is rounded, a row of x gives the same bits
+    whatever rows are beside it. With ``weight.byte_inputs`` x is rounded everywhere, by parts of 128 columns,
+    and the bits are the same on every machine.
+
+    Source: Dettmers et al., 2022 (products of rounded rows); the groups of 32 are those of ggml's q8_0.
+    """
+    if weight.byte_inputs:
+        return byte_product(x, weight, bias)
+    out = x.new_empty(*x.shape[:-1], weight.rows)
+    step = max(TILE_ROWS, _BLOCK_ELEMENTS // max(weight.columns, 1) // TILE_ROWS * TILE_ROWS)
+    for first in range(0, weight.rows, step):
+        last = min(first + step, weight.rows)
+        out[..., first:last] = F.linear(x, weight.dense(first, last, x.dtype))
+    return out if bias is None else out.add_(bias.to(x.dtype))
+
+
+@quantized_linear.in_cpp
+def _quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
+                      ) -> torch.Tensor | Unfit:
+    if not codes_fit(x, weight):
+        return UNFIT
+    if x.dtype == torch.float16:  # no kernel computes in float16
+        return quantized_linear(x.float(), weight, bias).half()
+    x_RI = x.reshape(-1, weight.columns)
+    if x_RI.stride(1) != 1:
+        x_RI = x_RI.contiguous()
+    rows = x_RI.shape[0]
+    assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
+    if widened(rows, x.dtype, weight):
+        out = _widened(x_RI, weight)
+        return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], weight.rows)
+    out = x_RI.new_empty(rows, weight.rows)
+    native.extension().linear(x_RI.data_ptr(), x_RI.stride(0), native.DTYPES[x.dtype], rows,
+                              weight_of(weight), 0 if bias is None else bias.data_ptr(), weight.exact,
+                              out.data_ptr())
+    return out.view(*x.shape[:-1], weight.rows)
+
+
+def codes_fit(x: torch.Tensor, weight: QuantizedWeight) -> bool:
+    """Whether the C++ form takes ``x`` and ``weight``."""
+    return (native.in_use() and not weight.fp8 and x.device.type == "cpu"
+            and x.dtype in (*native.DTYPES, torch.float16))
+
+
+def weight_of(weight: QuantizedWeight) -> Any:
+    """The arguments of the extension. Of a stack, its first weight; the others follow it in memory."""
+    assert weight.codes.is_contiguous()
+    assert weight.scales.is_contiguous()
+    form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
+    return (weight.codes.data_ptr(), form, weight.columns, weight.rows,
+            weight.scales.data_ptr(), weight.scales.dtype == torch.float16,
+            0 if weight.zeros is None else weight.zeros.data_ptr(), weight.group, 0)
+
+
+def widened(rows: int, dtype: torch.dtype, weight: QuantizedWeight) -> bool:
+    """Whether oneDNN multiplies ``rows`` rows of x by dequantised blocks."""
+    if rows < _WIDENED_ROWS or weight.byte_inputs or by_matrix_unit(dtype):
+        return False
+    return weight.exact or not native.extension().has_byte_products()
+
+
+def by_matrix_unit(dtype: torch.dtype) -> bool:
+    """Whether codes meet x as bfloat16, in the order of a matrix unit, for any number of rows."""
+    return (dtype == torch.bfloat16 and native.matrix_unit() != "none"
+            and "x86_64_v4" in native.extension().instruction_set())
+
+
+def _widened(x_RI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    out = x_RI.new_empty(x_RI.shape[0], weight.rows)
+    block_IR = scratch.take("quantized_linear.block", (weight.columns, _BLOCK_ROWS), x_RI.dtype)
+    for first in range(0, weight.rows, _BLOCK_ROWS):
+        last = min(first + _BLOCK_ROWS, weight.rows)
+        native.extension().widen_weight(weight_of(weight), first, last, _BLOCK_ROWS,
+                                        native.DTYPES[x_RI.dtype], block_IR.data_ptr())
+        out[:, first:last] = x_RI @ block_IR[:, :last - first]
+    return out
+
+
+def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The torch form of weights with ``byte_inputs``."""
+    codes_PRK, scales_PR = rounded_inputs(x.reshape(-1, weight.columns))
+    out = scales_PR.new_empty(scales_PR.shape[1], weight.rows)
+    step = max(TILE_ROWS, _BYTE_BLOCK_ELEMENTS // max(weight.columns, 1) // TILE_ROWS * TILE_ROWS)
+    for first in range(0, weight.rows, step):
+        last = min(first + step, weight.rows)
+        block = weight.by_rows(first, last)
+        values = (block.codes[:last - first].float() - ZERO_POINT[8])[:, :weight.columns]
+        values_NPK = in_parts(values)
+        total = out[:, first:last].zero_()
+        for part, (codes, scales) in enumerate(zip(codes_PRK, scales_PR, strict=True)):
+            both = block.scales[:last - first, part * PART // weight.group] * scales[:, None]
+            total += (codes @ values_NPK[:, part].T).mul_(both)
+    return (out if bias is None else out.add_(bias)).to(x.dtype).view(*x.shape[:-1], weight.rows)
+
+
+def rounded_inputs(x_RI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [parts, R, 128] and scales [parts, R], both float32. A part with a non-finite number has codes 0
+    and a scale of NaN."""
+    x_PRK = in_parts(x_RI.float()).transpose(0, 1)
+    reach = x_PRK.abs().amax(-1, keepdim=True)
+    finite = reach.isfinite()      # the maximum of numbers with a NaN is NaN
+    some = finite & (reach >= _LEAST)
+    up = torch.full_like(reach, 127).div_(reach)       # torch computes 127 / reach through 1 / reach
+    codes = torch.where(some, (x_PRK * up).round_(), 0)
+    scales = torch.where(some, reach / 127, torch.where(finite, 0.0, torch.nan))
+    return codes, scales.squeeze(-1)
+
+
+def in_parts(x_RI: torch.Tensor) -> torch.Tensor:
+    """[R, columns] -> [R, parts, 128], zeros behind."""
+    parts = -(-x_RI.shape[1] // PART)
+    return F.pad(x_RI, (0, parts * PART - x_RI.shape[1])).view(x_RI.shape[0], parts, PART)
+
+
+@op()
+def tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None,
+                 out: torch.Tensor | None = None) -> torch.Tensor:
+    """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are float32. ``out``:
+    a dense tensor that the kernel may write.
+
+    Without the kernel (another dtype of x, or kernels switched off after loading) the rows are laid out again
+    for each product. That is slow, and exists only so that nothing fails.
+    """
+    return F.linear(x, weight.dense().to(x.dtype), bias if bias is None else bias.to(x.dtype))
+
+
+@tiled_linear.in_cpp
+def _tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None,
+                  out: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+    if not tiles_fit(x, weight):
+        return UNFIT
+    columns = x.shape[-1]
+    assert weight.columns == columns
+    x_RI = x if x.ndim == 2 else x.reshape(-1, columns)
+    if x_RI.stride(1) != 1:
+        x_RI = x_RI.contiguous()
+    bias = None if bias is None else bias.float().contiguous()
+    rows = x_RI.shape[0]
+    if out is None:
+        out = torch.empty((rows, weight.rows), dtype=x.dtype)
+    assert out.dtype == x.dtype
+    assert out.is_contiguous()
+    assert out.numel() == rows * weight.rows
+    native.extension().linear(x_RI.data_ptr(), x_RI.stride(0), native.DTYPES[x.dtype], rows,
+                              weight.native(), 0 if bias is None else bias.data_ptr(), False,
+                              out.data_ptr())
+    return out if x.ndim == 2 else out.view(*x.shape[:-1], weight.rows)
+
+
+def tiles_fit(x: torch.Tensor, weight: InTiles) -> bool:
+    """Whether the C++ form (csrc/tiles.inl) takes ``x`` and ``weight``."""
+    if not native.in_use() or x.dtype != weight.dtype or not x.is_cpu:
+        return False
+    return isinstance(weight, TiledWeight) or bool(native.extension().has_twelve_bit_products())

@@ -1,0 +1,236 @@
+"""A mixture of experts: the router's choice, the experts, and the shared expert beside them.
+
+In torch the (token, choice) pairs are sorted by expert, with one pair of products per expert hit:
+
+    pairs sorted by expert   [ e0 e0 e3 e3 e3 e7 ]
+    per expert               its rows of x -> gate_up -> silu x up -> down -> rows [a, b) of one buffer
+    at the end               for each choice, its row of the buffer weighted and added to the token
+
+The choices of a token are added in the router's order, in float32, whatever else is in the batch. The C++
+kernels have no loop over experts in Python:
+
+    tiles       csrc/moe_tiles.inl     any number of tokens: float experts wherever tiles serve
+    quantised   csrc/moe.inl           any number of tokens
+    rows        csrc/moe.inl           few tokens for each expert; for many, the loop of torch costs nothing
+                                       beside its products, and oneDNN computes them faster
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from weft.tensor import native
+from weft.tensor.op import UNFIT, Unfit, op
+from weft.tensor.ops import linear
+from weft.tensor.ops.activation import Activation, activate
+from weft.tensor.ops.linear import quantized_linear, tiled_linear
+from weft.tensor.scratch import scratch
+from weft.tensor.weights.expert_tiles import ExpertTiles
+from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
+from weft.units import PAD
+
+ExpertWeights = torch.Tensor | QuantizedWeight | ExpertTiles
+"""The matrices of experts: values [experts, rows, columns], quantised and stacked alike, or in tiles."""
+
+_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2}
+_FLOAT_FORMS: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
+"""Dtype -> its number among the forms of weights in csrc/kernels.hpp."""
+_FEW_ROWS = 8
+"""Most rows per expert, on average, for which the kernel is faster with float weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRule:
+    """``per_token`` experts with the best scores. ``normalized``: their weights sum to 1 (``normalizer_eps``
+    is added to the sum of sigmoids), times ``scale``. With ``groups`` of experts, only the ``groups_chosen``
+    groups with the largest sum of their two best scores take part."""
+
+    per_token: int
+    normalized: bool
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scale: float = 1.0
+    normalizer_eps: float = 0.0
+    groups: int = 1
+    groups_chosen: int = 1
+
+    def check(self, bias_E: torch.Tensor | None) -> None:
+        assert self.scoring == "sigmoid" or (bias_E is None and self.groups == 1), (
+            "a bias on the choice and groups of experts go with sigmoid scores")
+
+
+@op("weft.tensor.kernels.expert_choice")
+def choose_experts(scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tensor | None = None,
+                   positions_T: torch.Tensor | None = None, *,
+                   dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> weights [T, X] of ``dtype``, expert ids int64 [T, X], best first, X = ``rule.per_token``.
+
+    ``scores_TE``: what the router's product gives. ``bias_E`` (float32) is added for the choice alone, and
+    goes with sigmoid scores. A token whose position is PAD gets ids of PAD, so that no expert's weights are
+    read for it (law L4). ``positions_T`` None: no row is PAD. Scores are computed in float32.
+
+    Sources: Shazeer et al., 2017; DeepSeek-V3, 2024, for sigmoids, the bias and groups.
+    """
+    rule.check(bias_E)
+    choose = _by_sigmoid if rule.scoring == "sigmoid" else _by_softmax
+    weights_TX, ids_TX = choose(scores_TE.float(), rule, bias_E)
+    if positions_T is not None:
+        ids_TX = ids_TX.masked_fill((positions_T == PAD)[:, None], PAD)
+    return weights_TX.to(dtype), ids_TX
+
+
+def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule,
+                _: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    top_TX, ids_TX = scores_TE.topk(rule.per_token, dim=-1)
+    if rule.normalized:
+        return torch.softmax(top_TX, dim=-1) * rule.scale, ids_TX
+    return (top_TX - scores_TE.logsumexp(dim=-1, keepdim=True)).exp() * rule.scale, ids_TX
+
+
+def _by_sigmoid(scores_TE: torch.Tensor, rule: ChoiceRule,
+                bias_E: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    scores_TE = scores_TE.sigmoid()
+    choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
+    if rule.groups > rule.groups_chosen:
+        choice_TGE = choice_TE.view(-1, rule.groups, choice_TE.shape[1] // rule.groups)
+        best_TG = choice_TGE.topk(2, dim=-1).values.sum(-1)
+        out_TG = best_TG.topk(rule.groups - rule.groups_chosen, dim=-1, largest=False).indices
+        left = torch.zeros_like(best_TG, dtype=torch.bool).scatter_(1, out_TG, True)
+        choice_TE = choice_TGE.masked_fill(left[..., None], -torch.inf).flatten(1)
+    ids_TX = choice_TE.topk(rule.per_token, dim=-1).indices
+    weights_TX = scores_TE.gather(1, ids_TX)
+    if rule.normalized:
+        weights_TX = weights_TX / (weights_TX.sum(-1, keepdim=True) + rule.normalizer_eps)
+    return weights_TX * rule.scale, ids_TX
+
+
+@op("weft.tensor.kernels.moe")
+def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
+        gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
+        gated: bool = True) -> torch.Tensor:
+    """``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
+    ``activation`` in the place of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
+
+    ``x_TD`` [T, D]; ``expert_ids_TX`` int64 [T, X] (PAD: that choice is skipped) and ``expert_weights_TX``
+    [T, X], both from the router; ``gate_up_EJD`` [E, 2 I, D], the gate's rows first ([E, I, D] without
+    gates); ``down_EDI`` [E, D, I]; either may be quantised. Returns [T, D] in the dtype of ``x_TD``; the
+    choices of a token are added in float32. Experts without a token are not computed.
+
+    Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next.
+    """
+    tokens, choices = expert_ids_TX.shape
+    ids = expert_ids_TX.flatten()
+    order = torch.argsort(ids, stable=True)
+    # Ids start at PAD (-1), so that the first count is of the pairs to skip.
+    counts = torch.bincount(ids - PAD, minlength=count_of(gate_up_EJD) + 1).tolist()
+    pair_rows = scratch.take("moe.pair_rows", (ids.numel(), x_TD.shape[1]), x_TD.dtype)
+    begin = counts[0]
+    pair_rows[:begin] = 0
+    for expert, count in enumerate(counts[1:]):
+        if count == 0:
+            continue
+        rows = x_TD.index_select(0, order[begin : begin + count] // choices)
+        inner = product(rows, gate_up_EJD, expert)
+        if gated:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = activate(gate, activation) * up
+        else:
+            inner = activate(inner, activation)
+        pair_rows[begin : begin + count] = product(inner, down_EDI, expert)
+        begin += count
+    place_TX = torch.empty_like(order).scatter_(0, order, torch.arange(ids.numel(), device=ids.device))
+    place_TX = place_TX.view(tokens, choices)
+    out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
+    for choice in range(choices):
+        out_TD.addcmul_(pair_rows.index_select(0, place_TX[:, choice]).float(),
+                        expert_weights_TX[:, choice, None].float())
+    return out_TD.to(x_TD.dtype)
+
+
+@moe.in_cpp
+def _moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
+         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
+         gated: bool = True) -> torch.Tensor | Unfit:
+    if not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
+        return UNFIT
+    x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
+    ids, weights = expert_ids_TX.contiguous(), expert_weights_TX.float().contiguous()
+    assert ids.dtype == torch.int64
+    gate_up, down = _weight_of(gate_up_EJD), _weight_of(down_EDI)
+    tables = [weights.table.data_ptr() if isinstance(weights, ExpertTiles) else 0
+              for weights in (gate_up_EJD, down_EDI)]
+    exact = isinstance(gate_up_EJD, QuantizedWeight) and gate_up_EJD.exact
+    out_TD = x_TD.new_empty(x_TD.shape)
+    native.extension().moe(x_TD.data_ptr(), x_TD.stride(0), native.DTYPES[x_TD.dtype], *ids.shape,
+                           count_of(gate_up_EJD), ids.data_ptr(), weights.data_ptr(), gate_up, down, *tables,
+                           _ACTIVATIONS[activation], gated, exact, out_TD.data_ptr())
+    return out_TD
+
+
+def _fits(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
+    if not native.fits(x_TD) or not x_TD.shape[0]:
+        return False
+    if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
+        return (not gate_up.fp8 and not down.fp8 and down.columns % TILE_ROWS == 0
+                and down.rows % TILE_ROWS == 0)
+    if isinstance(gate_up, ExpertTiles) and isinstance(down, ExpertTiles):
+        twelve_bit = gate_up.has_twelve_bits or down.has_twelve_bits
+        return (x_TD.dtype == gate_up.dtype == down.dtype
+                and (not twelve_bit or bool(native.extension().has_twelve_bit_products())))
+    return (isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
+            and native.fits(x_TD, gate_up, down) and x_TD.dtype in _FLOAT_FORMS
+            and gate_up.shape[2] % LINE == 0 and down.shape[2] % LINE == 0
+            and ids_TX.numel() <= _FEW_ROWS * gate_up.shape[0])
+
+
+def _weight_of(weights: ExpertWeights) -> Any:
+    if isinstance(weights, QuantizedWeight):
+        return linear.weight_of(weights)
+    if isinstance(weights, ExpertTiles):
+        return weights.native()
+    assert weights.is_contiguous()
+    _, rows, columns = weights.shape
+    return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, False, 0, LINE, 0
+
+
+def count_of(weights: ExpertWeights) -> int:
+    return weights.codes.shape[0] if isinstance(weights, QuantizedWeight) else weights.shape[0]
+
+
+def inner_of(down: ExpertWeights) -> int:
+    """Numbers between the two products of an expert."""
+    return down.columns if isinstance(down, QuantizedWeight) else down.shape[2]
+
+
+def held_in(weights: ExpertWeights) -> torch.Tensor:
+    """The values, the codes of a quantised weight, or the tiles of the first expert."""
+    if isinstance(weights, ExpertTiles):
+        return weights.experts[0].body
+    return weights if isinstance(weights, torch.Tensor) else weights.codes
+
+
+def in_tiles(gate_up: ExpertWeights, down: ExpertWeights) -> bool:
+    """Whether each part of a quantised weight (the gate's rows, the others) begins with a whole tile."""
+    return not isinstance(gate_up, QuantizedWeight) or inner_of(down) % TILE_ROWS == 0
+
+
+def product(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
+    """x [..., columns] with one expert's matrix -> [..., rows]."""
+    if isinstance(weights, torch.Tensor):
+        return F.linear(x, weights[expert])
+    if isinstance(weights, ExpertTiles):
+        return tiled_linear(x, weights.experts[expert])
+    return quantized_linear(x, weights.of(expert))
+
+
+@op("weft.tensor.kernels.moe")
+def add_gated(y_TD: torch.Tensor, x_TD: torch.Tensor, gate_T1: torch.Tensor) -> torch.Tensor:
+    """The output of a shared expert, added to that of the routed experts through a gate for each token:
+    ``y + sigmoid(gate) * x`` in the dtype of ``y_TD``. torch rounds each step to it, Triton the sum alone.
+
+    Source: transformers ``Qwen2MoeSparseMoeBlock``.
+    """
+    return y_TD + torch.sigmoid(gate_T1) * x_TD

@@ -1,0 +1,174 @@
+"""Causal attention over the last tokens of each sequence, stored as a ring in its state slot. In torch:
+
+    ring of W = 8, next position 11      place   0  1  2  3  4  5  6  7
+                                         holds   8  9 10  3  4  5  6  7      3 is overwritten next
+
+    decode   the rings of a block of rows -> a buffer, the new token in its place -> two batched products over
+             all W places (order does not matter to a softmax) -> only the new token is written back
+    prefill  per run:  [ the ring's tokens, oldest first | the run's own tokens ], queries in blocks of
+             QUERY_BLOCK against the W - 1 + QUERY_BLOCK keys that any of them sees
+
+Prefill work is linear in the run's length, and nothing is padded to W: a prompt shorter than the window
+computes what full attention would. Blocks are cut at absolute positions, so that a resumed prompt has the
+cuts of a whole one. Unwritten places are replaced by select in scores and values (L6). A ring of fp8 is moved
+as bytes and converted where it is multiplied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from weft.tensor.inputs import Runs
+from weft.tensor.kv_numbers import as_bytes, narrowed
+from weft.tensor.op import recurrent_op
+from weft.tensor.scratch import scratch
+from weft.tensor.state_rows import StateRows, decode_blocks, prefill_rows
+from weft.units import PAD
+
+QUERY_BLOCK = 256
+"""Queries of a prefill that share one product; more queries read more keys that none of them sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlaces:
+    """For one block of decode rows. ``place_R``: the place of each row's new token. ``unread_RW``: the
+    unwritten places of each row; None if there are none. ``slot_rows_R``, ``slots``: the rows with a slot,
+    and their slots. ``fresh_slots``: the slots among them that start from zeros."""
+
+    place_R: torch.Tensor
+    unread_RW: torch.Tensor | None
+    slot_rows_R: torch.Tensor
+    slots: torch.Tensor
+    fresh_slots: torch.Tensor
+
+
+@recurrent_op("weft.tensor.kernels.window_attention")
+def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
+                     ring_S2HWD: torch.Tensor, runs: Runs, scale: float) -> torch.Tensor:
+    """softmax(scale * Q K^T) V; the token at position p sees positions (p - W, p] of its own sequence.
+
+    ``q_THD`` [T, heads, D] with heads = G x kv_heads, query head h reading KV head h // G; ``k_THD`` and
+    ``v_THD`` [T, kv_heads, D], after rotary. Any float dtypes; keys and values are rounded to the ring's,
+    then softmax and sums are float32. Returns [T, heads, D] in the dtype of ``q_THD``.
+
+    ``ring_S2HWD`` [S, 2, kv_heads, W, D]: keys in [:, 0], values in [:, 1]; position p is at place p mod W.
+    The ring is the history before each run, and is updated in place. A fresh run sees nothing before its
+    start and leaves zeros at unwritten places; any other run finds all positions from 0 on. Runs with slot
+    PAD see only themselves and write nothing. A tap writes the ring after ``offset`` tokens of its run.
+
+    Source: Beltagy et al., "Longformer" (2020), the causal window of Mistral 7B (2023).
+    """
+    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    dtype = ring_S2HWD.dtype
+    kv_2THD, ring_S2HWD = as_bytes(narrowed(torch.stack((k_THD, v_THD)), dtype)), as_bytes(ring_S2HWD)
+    n = runs.decode_count
+    if n:
+        _decode(q_THD[:n], kv_2THD[:, :n].transpose(0, 1), ring_S2HWD, dtype, runs, scale, out_THD[:n])
+    if n < runs.run_count:
+        _prefill(q_THD, kv_2THD, ring_S2HWD, dtype, runs, scale, out_THD)
+    return out_THD
+
+
+def _decode(q_RHD: torch.Tensor, kv_R2HD: torch.Tensor, ring_S2HWD: torch.Tensor, dtype: torch.dtype,
+            runs: Runs, scale: float, out_RHD: torch.Tensor) -> None:
+    _, _, kv_heads, window, dim = ring_S2HWD.shape
+    blocks = decode_blocks(runs, ring_S2HWD)
+    key = f"window_attention.{window}.{len(blocks)}"
+    if key not in runs.memo:
+        runs.memo[key] = [_places(runs, rows, window) for rows in blocks]
+    for rows, where in zip(blocks, runs.memo[key], strict=True):
+        new = kv_R2HD[rows.span]
+        ring = rows.read(ring_S2HWD, "window_attention.ring")
+        count = ring.shape[0]
+        ring[torch.arange(count, device=ring.device), :, :, where.place_R] = new
+        k_BWD, v_BWD = (ring[:, part].view(dtype).float().reshape(count * kv_heads, window, dim)
+                        for part in (0, 1))
+        q_BGD = (q_RHD[rows.span].float() * scale).reshape(count * kv_heads, -1, dim)
+        scores_BGW = torch.bmm(q_BGD, k_BWD.transpose(1, 2))
+        if where.unread_RW is not None:
+            scores_BGW.view(count, -1, window).masked_fill_(where.unread_RW[:, None], float("-inf"))
+            v_BWD.view(count, kv_heads, window, dim).masked_fill_(where.unread_RW[:, None, :, None], 0.0)
+        attended = torch.bmm(torch.softmax(scores_BGW, dim=-1), v_BWD)
+        out_RHD[rows.span] = attended.view(count, -1, dim).to(out_RHD.dtype)
+        if where.fresh_slots.numel():
+            ring_S2HWD.index_fill_(0, where.fresh_slots, 0)
+        if where.slots.numel():
+            ring_S2HWD[where.slots, :, :, where.place_R[where.slot_rows_R]] = new[where.slot_rows_R]
+
+
+def _places(runs: Runs, rows: StateRows, window: int) -> DecodePlaces:
+    device = runs.slots_R.device
+    chosen = range(rows.span.start, rows.span.stop)
+    positions = [max(runs.starts[run], 0) for run in chosen]
+    first_R = torch.tensor([_first_known(runs, run) for run in chosen], device=device)
+    position_R1 = torch.tensor(positions, device=device)[:, None]
+    held_RW = position_R1 - (position_R1 - torch.arange(window, device=device)) % window
+    unread_RW = held_RW < first_R[:, None]
+    slot_rows = [row for row, run in enumerate(chosen) if runs.slots[run] != PAD]
+    slots = [runs.slots[run] for run in chosen if runs.slots[run] != PAD]
+    fresh = [runs.slots[run] for run in chosen if runs.slots[run] != PAD and runs.fresh[run]]
+    slot_rows_R, slots_X, fresh_X = (torch.tensor(x, dtype=torch.int64, device=device)
+                                for x in (slot_rows, slots, fresh))
+    return DecodePlaces(position_R1[:, 0] % window, unread_RW if bool(unread_RW.any()) else None, slot_rows_R,
+                        slots_X, fresh_X)
+
+
+def _first_known(runs: Runs, run: int) -> int:
+    """The first position whose key the run may see."""
+    alone = runs.slots[run] == PAD or runs.fresh[run]
+    return max(runs.starts[run], 0) if alone else 0
+
+
+def _prefill(q_THD: torch.Tensor, kv_2THD: torch.Tensor, ring_S2HWD: torch.Tensor, dtype: torch.dtype,
+             runs: Runs, scale: float, out_THD: torch.Tensor) -> None:
+    window = ring_S2HWD.shape[3]
+    chosen = range(runs.decode_count, runs.run_count)
+    rows = prefill_rows(runs, chosen, "state_rows.prefill")
+    rings = rows.read(ring_S2HWD, "window_attention.rings")
+    for row, run in enumerate(chosen):
+        begin, length = runs.offsets[run], runs.lengths[run]
+        start = max(runs.starts[run], 0)
+        own = kv_2THD[:, begin : begin + length].transpose(1, 2)
+        before = torch.arange(max(_first_known(runs, run), start - window + 1), start, device=own.device)
+        known = torch.cat((rings[row][:, :, before % window], own), dim=2)
+        _attend(q_THD[begin : begin + length], known.view(dtype), start, window, scale,
+                out_THD[begin : begin + length])
+        for tap in runs.taps:
+            if tap.run == run and tap.slot != PAD:
+                ring_S2HWD[tap.slot] = _written(rings[row].clone(), own[:, :, : tap.offset], start)
+        _written(rings[row], own, start)
+    rows.write_back(ring_S2HWD, rings)
+
+
+def _written(ring_2HWD: torch.Tensor, own_2HLD: torch.Tensor, start: int) -> torch.Tensor:
+    """``ring`` after the tokens ``own`` from position ``start`` on; in place."""
+    length, window = own_2HLD.shape[2], ring_2HWD.shape[2]
+    count = min(length, window)
+    places = torch.arange(start + length - count, start + length, device=own_2HLD.device) % window
+    ring_2HWD.index_copy_(2, places, own_2HLD[:, :, length - count :])
+    return ring_2HWD
+
+
+def _attend(q_LHD: torch.Tensor, known_2HSD: torch.Tensor, start: int, window: int, scale: float,
+            out_LHD: torch.Tensor) -> None:
+    """Queries of one run; ``known`` ends with the run's own tokens."""
+    length, heads, dim = q_LHD.shape
+    _, kv_heads, count, _ = known_2HSD.shape
+    wide = scratch.take("window_attention.known", known_2HSD.shape, torch.float32).copy_(known_2HSD)
+    q_HGLD = q_LHD.float().view(length, kv_heads, -1, dim).permute(1, 2, 0, 3)
+    lead = count - length
+    first = 0
+    while first < length:
+        last = min(length, first + QUERY_BLOCK - (start + first) % QUERY_BLOCK)
+        low, high = max(0, lead + first - window + 1), lead + last
+        k_HGSD, v_HGSD = (part[:, None, low:high].expand(-1, heads // kv_heads, -1, -1) for part in wide)
+        key_S = torch.arange(low, high, device=wide.device)
+        query_L1 = torch.arange(lead + first, lead + last, device=wide.device)[:, None]
+        seen = (key_S <= query_L1) & (key_S > query_L1 - window)
+        attended = F.scaled_dot_product_attention(q_HGLD[:, :, first:last], k_HGSD, v_HGSD, attn_mask=seen,
+                                              scale=scale)
+        out_LHD[first:last] = attended.permute(2, 0, 1, 3).reshape(last - first, heads, dim).to(out_LHD.dtype)
+        first = last

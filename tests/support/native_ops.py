@@ -1,0 +1,25 @@
+"""The C++ forms of the ops by their names, as ``naive_ops``. A call that one does not take fails the test."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from weft.tensor.op import UNFIT
+
+_MODULES = {"add_norm": "norm", "rms_norm": "norm", "causal_conv": "conv", "short_conv": "conv",
+            "quantized_linear": "linear", "tiled_linear": "linear", "silu_mul": "activation"}
+"""The module of an op that is not named as the op."""
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    op = getattr(importlib.import_module(f"weft.tensor.ops.{_MODULES.get(name, name)}"), name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        out = op.native(*args, **kwargs)
+        assert out is not UNFIT, f"{name} in C++ does not take this call"
+        return out
+
+    return run
