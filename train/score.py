@@ -39,9 +39,9 @@ from torch import Tensor
 
 from train.batches import Chats, exact_match
 from train.checkpoint import load
+from train.codes import make_codes_episodes
 from train.model import CHUNK, Corruption, Model
 from train.native import keep_freed_memory
-from weft.eval.codes import make_codes_episodes
 from weft.eval.facts import make_facts_episodes
 from weft.eval.recall import CountTokens, Episode, make_episodes
 from weft.eval.tool_calls import make_tools_episodes

@@ -17,7 +17,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from train.chat import small_talk, story_turn
-from weft.eval.codes import make_codes_episode
+from train.codes import make_codes_episode
 from weft.eval.facts import make_facts_episode
 from weft.eval.recall import Episode, make_episode
 from weft.eval.tool_calls import make_tools_episode

@@ -13,7 +13,7 @@ import torch
 import weft
 from tests.fixtures.checkpoints import EOS, IM_END, checkpoint, make_checkpoint, reference, tokenizer
 from weft import Engine, SamplingParams
-from weft.api.sampling import sampling_from
+from weft.api.completion import sampling_from
 from weft.errors import (
     BusyError,
     CheckpointError,

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from weft.eval.codes import make_codes_episodes
+from train.codes import make_codes_episodes
 from weft.eval.recall import Episode, is_right, make_episode, make_episodes
 from weft.eval.words import make_name, split_of
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import weft
+from train.codes import make_codes_episodes
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.eval.codes import make_codes_episodes
 from weft.eval.recall import Episode, is_right, make_episodes
 from weft.memory.frames.plan import plan_arena
 from weft.memory.frames.sizes import fit_sizes

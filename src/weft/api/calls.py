@@ -13,17 +13,21 @@ step, so a drop only notes the call, and the step cancels it at its end.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from weft.api.completion import Completion
-from weft.api.progress import AnswerBar
 from weft.api.turn import Turn
 from weft.engine.engine import EngineCore
 from weft.errors import WeftError
 from weft.request import Request, TokenEvent
 from weft.text.choices import Choice, Piece
 from weft.text.detokenize import TextDecoder
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class Call:
@@ -152,3 +156,46 @@ class CallTable:
             request_id = self._dropped.popleft().request.request_id
             if self._calls.pop(request_id, None) is not None:
                 self._core.cancel(request_id)
+
+
+_BAR_AFTER_S = 1.0
+
+
+class AnswerBar:
+    """A bar on stderr that appears when the work turns out to be long, and only on a terminal. ``total``
+    answers; 0: no bar."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._due_s = time.monotonic() + _BAR_AFTER_S
+        self._rich: Progress | None = None
+        self._tokens_before = 0
+
+    @property
+    def due(self) -> bool:
+        return bool(self._total) and (self._rich is not None or time.monotonic() >= self._due_s)
+
+    def show(self, done: int, generated_tokens: int) -> None:
+        """``done`` answers, and the tokens that the engine has generated since its start."""
+        if self._rich is None:
+            self._rich = _rich_progress()
+            self._task = self._rich.add_task("", total=self._total)
+            self._shown_at_s, self._tokens_before = time.monotonic(), generated_tokens
+            self._rich.start()
+        seconds = max(time.monotonic() - self._shown_at_s, 1e-3)
+        rate = (generated_tokens - self._tokens_before) / seconds
+        self._rich.update(self._task, completed=done, description=f"{rate:,.0f} tokens/s")
+
+    def close(self) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+
+
+def _rich_progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    return Progress(TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                    TextColumn("{task.description}"), console=console, transient=True,
+                    disable=not console.is_terminal)

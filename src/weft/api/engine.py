@@ -27,8 +27,15 @@ from typing import Any, Literal
 
 from weft.api.calls import Call, CallTable
 from weft.api.chat import ChatWriter, PreparedChat
-from weft.api.completion import ChatPiece, ChatReply, Completion
-from weft.api.sampling import Prompt, prompt_list, sampling_from, token_ids
+from weft.api.completion import (
+    ChatPiece,
+    ChatReply,
+    Completion,
+    Prompt,
+    prompt_list,
+    sampling_from,
+    token_ids,
+)
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
 from weft.engine.sleep_state import Flushed, Part, check_level

@@ -29,6 +29,7 @@ import hashlib
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +38,6 @@ from typing import TYPE_CHECKING
 
 from weft.assemble.identity import engine_identity, weight_files
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
-from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, plan_memory, ram_room
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
@@ -45,7 +45,8 @@ from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
 from weft.errors import ConfigError
 from weft.host import usable_cores
-from weft.info import ModelInfo
+from weft.info import MemoryRow, ModelInfo
+from weft.memory.frames.plan import ArenaPlan
 from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
@@ -59,7 +60,7 @@ from weft.store.identity import weights_digest
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox
 from weft.text.tokenizer import Tokenizer
-from weft.units import format_bytes, parse_bytes
+from weft.units import format_bytes, pages_for, parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +73,9 @@ if TYPE_CHECKING:
     from weft.ranks.peers import Peers
     from weft.runner.graphs import Capture
     from weft.runner.torch_executor import TorchExecutor
+if TYPE_CHECKING:
+    from weft.models.loading import LoadedModel
+
 
 OnProgress = Callable[[str], None]
 """Called with one line about the work of the moment."""
@@ -395,3 +399,46 @@ def _grammar_compiler(config: EngineConfig, directory: Path, eos_ids: tuple[int,
     sandbox = grammar_sandbox(config, directory, eos_ids)
     return GrammarCompiler(None if sandbox is None else sandbox.read_tokenizer, eos_ids, vocab_size, sandbox,
                            cache_bytes=parse_bytes(config.grammar_cache, flag="limits.grammar_cache"))
+
+
+_RATE_BYTES_MIN = 256 << 20
+
+
+def read_in_words(loaded: LoadedModel) -> str:
+    """``1.2 GiB read and packed in 0.8 s, 1.5 GiB/s``. Small models have no rate: their seconds are the first
+    use of the kernels, not reading."""
+    words = f"{format_bytes(loaded.read_bytes)} read and packed in {loaded.read_s:.1f} s"
+    if loaded.read_bytes < _RATE_BYTES_MIN:
+        return words
+    return f"{words}, {format_bytes(int(loaded.read_bytes / max(loaded.read_s, 1e-9)))}/s"
+
+
+def layers_in_words(spec: ModelSpec) -> str:
+    kinds = Counter(layer.kind for layer in spec.layers)
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in kinds.items())
+
+
+def memory_table(spec: ModelSpec, loaded: LoadedModel, arena: ArenaPlan,
+                  max_model_len: int) -> list[MemoryRow]:
+    kv_token_bytes = spec.kv_bytes_per_token(arena.kv_dtype)
+    longest = pages_for(max_model_len) * arena.page_bytes + arena.slot_bytes
+    kinds = " or ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in
+                        ((arena.pages_per_frame, "KV page"), (arena.slots_per_frame, "state")) if count)
+    compressed = []
+    if arena.compressed_pages:
+        compressed.append(MemoryRow("a compressed state", arena.compressed_bytes,
+                                    f"in {arena.compressed_pages} KV pages, 8 bits"))
+    if arena.compressed_kv_bytes:
+        compressed.append(MemoryRow("a token's compressed KV", arena.compressed_kv_bytes // arena.page_tokens,
+                                    f"{arena.compressed_kv_dtype}, while no sequence reads it"))
+    return [
+        MemoryRow("weights", loaded.weights_bytes, f"{loaded.weights_form}; {read_in_words(loaded)}"),
+        MemoryRow("arena", arena.arena_bytes,
+                  f"{arena.frame_count} frames of {format_bytes(arena.frame_bytes)}, each {kinds}"),
+        MemoryRow("a token's KV", kv_token_bytes,
+                  f"{len(spec.attention_layers)} attention layers, {arena.kv_dtype}"),
+        MemoryRow("a sequence's state", arena.slot_bytes,
+                  f"{len(spec.recurrent_layers)} recurrent layers, {spec.state_dtype}"),
+        *compressed,
+        MemoryRow("longest sequence", longest, f"{max_model_len} tokens"),
+    ]

@@ -43,7 +43,7 @@ def command(source: Path, output: Path, **values: Any) -> int:
     """
     served: dict[str, Any] = {name: values[name] for name in _SERVED}
     served |= {"response_store": "off", "file_store": "off"}
-    from weft.api.progress import AnswerBar
+    from weft.api.calls import AnswerBar
     from weft.cli.own_server import waiting
     from weft.server.batches.offline import BatchCounts, RunInterruptedError, run_file
 

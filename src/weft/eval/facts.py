@@ -29,7 +29,7 @@ from typing import Any
 
 from weft.eval.prose import ADJECTIVES, ANIMALS, FOODS, PEOPLE, THINGS, filler_sentence
 from weft.eval.recall import NOTED, TURN_OVERHEAD_TOKENS, CountTokens, Episode, EpisodeTurn
-from weft.eval.tool_words import NUMBER_KEYS, OTHER_KEYS, REAL_NAMES, SUBJECT_KEYS, TEXT_KEYS
+from weft.eval.tool_text import NUMBER_KEYS, OTHER_KEYS, REAL_NAMES, SUBJECT_KEYS, TEXT_KEYS
 from weft.eval.words import Split, make_name, make_number, make_word
 
 JOBS = tuple(person.removeprefix("the ") for person in PEOPLE)

@@ -35,8 +35,7 @@ from weft.eval.recall import (
     EpisodeTurn,
     answer_for,
 )
-from weft.eval.tool_text import system_text, written_call, written_results
-from weft.eval.tool_words import (
+from weft.eval.tool_text import (
     ENUMS,
     LEADS,
     NOUNS,
@@ -47,6 +46,9 @@ from weft.eval.tool_words import (
     SUBJECT_KEYS,
     TEXT_KEYS,
     UMBRELLAS,
+    system_text,
+    written_call,
+    written_results,
 )
 from weft.eval.words import Split, make_name, make_number, make_word, split_of
 

@@ -35,13 +35,13 @@ from weft.families.architecture import (
 from weft.families.tensors import GATED, Names, Table, Tensor
 from weft.models import layer
 from weft.models.blocks.attention import AttentionBlock, separate_gate
-from weft.models.blocks.dense import DenseBlock
+from weft.models.blocks.combined import ParallelBlock
+from weft.models.blocks.dense import DenseBlock, SwiGlu
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.gated_delta import GatedDeltaBlock
-from weft.models.blocks.linear import Linear, Norm, Projection, SwiGlu
+from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.mamba1 import Mamba1Block
 from weft.models.blocks.mamba2 import Mamba2Block
-from weft.models.blocks.parallel import ParallelBlock
 from weft.models.blocks.short_conv import ShortConvBlock
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
@@ -197,8 +197,9 @@ class BlockReader:
         """``eps``: of the gated norm, where it is another one. ``names``: as ``tensors.gated_delta`` takes
         them."""
         read = self.table(tensors.gated_delta(shape, self.hidden, **names), name)
+        conv = read.qkv_conv() if names.get("names") == "each" else read.conv()
         return GatedDeltaBlock(
-            shape, read.linear("project", orders=orders), conv=read.qkv_conv(), decay=read.decay(),
+            shape, read.linear("project", orders=orders), conv=conv, decay=read.decay(),
             dt_bias=read.tensor("dt_bias"), norm=read.tensor("norm"),
             norm_eps=self.eps if eps is None else eps, out=read.linear("out"))
 

@@ -18,8 +18,8 @@ from weft.families.architecture import (
     Mixer,
 )
 from weft.models.block_readers import BlockReader
+from weft.models.blocks.dense import SwiGlu
 from weft.models.blocks.experts import ExpertsBlock
-from weft.models.blocks.linear import SwiGlu
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource

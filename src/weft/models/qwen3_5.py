@@ -20,9 +20,9 @@ from weft.families.architecture import (
 )
 from weft.models import layer as layers
 from weft.models.block_readers import BlockReader
+from weft.models.blocks.dense import SwiGlu
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.gated_delta import GatedDeltaBlock, ungroup_ba, ungroup_qkvz
-from weft.models.blocks.linear import SwiGlu
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource

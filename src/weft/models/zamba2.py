@@ -16,9 +16,9 @@ from weft.families import tensors
 from weft.families.architecture import Architecture, FeedForward, Mamba2, Mixer, SharedBlock
 from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
+from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.dense import DenseBlock
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.blocks.shared_block import Adapted, SharedUse
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource

@@ -51,6 +51,11 @@ class Load:
     drafts: int = 0
     cached: bool = False
 
+    @property
+    def verified(self) -> int:
+        """Tokens of a step's window: the chosen one and its drafts; none without drafts."""
+        return 1 + self.drafts if self.drafts else 0
+
 
 class Layout(Protocol):
     """One way to cut an arena. ``block_tokens`` is what a prefix is cached in: 0 without attention."""
@@ -105,7 +110,7 @@ class Frames:
         return self.plan.pages_for(load.tokens) * self.plan.page_bytes + self.plan.slot_stride_bytes
 
     def _step_log_bytes(self, sequences: int, load: Load) -> int:
-        return min(sequences * _window_tokens(load), VERIFY_TOKENS_MAX) * self.log_bytes
+        return min(sequences * load.verified, VERIFY_TOKENS_MAX) * self.log_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +157,7 @@ class StaticPools:
         return 1 if self.kv_token_bytes else 0
 
     def _states(self, load: Load) -> int:
-        verified = load.drafts + 1 if load.drafts else 0
-        return 1 + verified + self.CACHE_STATES * load.cached
+        return 1 + load.verified + self.CACHE_STATES * load.cached
 
     def request_bytes(self, load: Load) -> int:
         return self._states(load) * self.state_bytes + load.tokens * self.kv_token_bytes
@@ -176,7 +180,7 @@ def all_layouts(spec: ModelSpec, plan: ArenaPlan) -> list[Layout]:
     padded = padded_pages(spec, plan.kv_dtype, plan.arena_bytes)
     if padded.group_layers:
         layouts.append(padded)
-    packed = len(_paged(spec))
+    packed = len(spec.attention_layers)
     if packed > 1 and spec.recurrent_layers:
         layouts.append(padded_pages(spec, plan.kv_dtype, plan.arena_bytes, packed=packed))
     layouts.append(StaticPools("static pools", plan.arena_bytes, spec.state_bytes_per_sequence(spec.dtype),
@@ -187,13 +191,15 @@ def all_layouts(spec: ModelSpec, plan: ArenaPlan) -> list[Layout]:
 def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *,
                  packed: int = 1) -> PaddedPages:
     """One pool of pages of one size, with ``packed`` attention layers in a page."""
-    state_bytes = max((_layer_state_bytes(layer, spec) for layer in _stateful(spec)), default=0)
-    token_bytes = packed * max((layer.kv_bytes_per_token(kv_dtype) for layer in _paged(spec)), default=0)
+    paged, stateful = [layer for layer in spec.layers if layer.kv_heads], _stateful(spec)
+    state_bytes = max((sum(part.part_bytes(spec.dtype) for part in layer.state) for layer in stateful),
+                      default=0)
+    token_bytes = packed * max((layer.kv_bytes_per_token(kv_dtype) for layer in paged), default=0)
     block = 0
     if token_bytes:
         block = KERNEL_TOKENS * max(1, ceil_div(state_bytes, KERNEL_TOKENS * token_bytes))
     windows = Counter(layer.state[0].shape[2] for layer in spec.layers if layer.kind == "window_attention")
-    kinds = {"attention": ceil_div(len(_paged(spec)), packed), "state": len(_stateful(spec))}
+    kinds = {"attention": ceil_div(len(paged), packed), "state": len(stateful)}
     kinds |= {f"window {window}": ceil_div(count, packed) for window, count in windows.items()}
     kinds = {kind: count for kind, count in kinds.items() if count}
     group = min(kinds.values(), default=0)
@@ -225,36 +231,14 @@ def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
         return 2 * channels * item   # the gate of the input, and the input
     if len(recurrent) == 2:
         return (3 * channels + 2 * recurrent[1]) * item   # x twice, dt, B and C
-    heads, values = recurrent[0], _value_width(layer, recurrent)
-    if layer.kind == "kimi_delta":
-        return 2 * channels * item + (values + heads) * 4   # q, k, v twice; decays and betas
+    heads = recurrent[0]
+    if layer.kind == "kimi_delta":   # q, k, v twice; decays and betas
+        return 2 * channels * item + (heads * recurrent[2] + heads) * 4
     numbers = 2 if layer.kind == "gated_delta" else 1
     return (channels + numbers * heads) * item
-
-
-def _window_tokens(load: Load) -> int:
-    """The chosen token and its drafts; none without drafts."""
-    return 1 + load.drafts if load.drafts else 0
-
-
-def _paged(spec: ModelSpec) -> list[LayerSpec]:
-    return [spec.layers[index] for index in spec.attention_layers]
 
 
 def _stateful(spec: ModelSpec) -> list[LayerSpec]:
     """Layers whose state is a recurrence: a window of keys and values is pages everywhere but here."""
     return [spec.layers[index] for index in spec.recurrent_layers
             if spec.layers[index].kind != "window_attention"]
-
-
-def _layer_state_bytes(layer: LayerSpec, spec: ModelSpec) -> int:
-    return sum(part.part_bytes(spec.dtype) for part in layer.state)
-
-
-
-def _value_width(layer: LayerSpec, state: tuple[int, ...]) -> int:
-    """Width of what a recurrence writes. ``state``: [heads, keys, values] of a delta rule, [heads, values, N]
-    of Mamba-2, [channels, N] of Mamba."""
-    if len(state) == 2:
-        return state[0]
-    return state[0] * (state[2] if layer.kind.endswith("delta") else state[1])

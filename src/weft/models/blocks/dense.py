@@ -1,21 +1,43 @@
-"""The dense feed-forward in its less usual forms: another activation, no gate, factors.
+"""The dense feed-forward: SwiGLU, and its less usual forms with another activation, no gate, or factors.
 
     down(act(gate(x)) * up(x))      or, without a gate,      down(act(up(x)))
 
-``SwiGlu`` (``blocks.linear``) is the usual one. Sources: Primer (So et al., 2021) for squared relu;
-transformers ``FalconH1MLP``, ``NemotronHMLP``, ``Zamba2MLP``.
+Sources: Shazeer (2020) for SwiGLU; Primer (So et al., 2021) for squared relu; transformers ``FalconH1MLP``,
+``NemotronHMLP``, ``Zamba2MLP``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from weft.families.architecture import Dense
-from weft.models.blocks.linear import Linear, Projection
+from weft.models.blocks.linear import Linear, Projection, fused_block_of
 from weft.tensor import gpu
-from weft.tensor.ops.activation import activate, silu_mul
+from weft.tensor.fused_block import FusedBlock, FusedLayer
+from weft.tensor.ops.activation import activate, run_fused, silu_mul, staged
+
+
+@dataclass(slots=True)
+class SwiGlu:
+    """down(silu(gate(x)) * up(x)); ``gate_up`` has the gate's rows first."""
+
+    gate_up: Linear
+    down: Linear
+    fused: FusedBlock | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.fused = fused_block_of(self.gate_up, self.down)
+
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
+        if self.fused is not None and (y_TD := run_fused(self.fused, x_TD)) is not None:
+            return y_TD
+        return self.down(silu_mul(self.gate_up(x_TD)))
+
+    def staged(self, x_TD: torch.Tensor) -> FusedLayer | None:
+        """As a part of a stack; ``x_TD`` is what would come in."""
+        return None if self.fused is None else staged(self.fused, x_TD)
 
 
 @dataclass(slots=True)

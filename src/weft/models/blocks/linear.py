@@ -1,4 +1,4 @@
-"""The matrix product that every block is made of, the norm between blocks, and the dense feed-forward.
+"""The matrix product that every block is made of, and the norm between blocks.
 
 Weights are plain tensors, never Parameters: there is no gradient, no module tree, no hook. Projections of
 the same input are one ``Linear`` (a wide matrix product reads the input once and keeps a CPU's threads
@@ -7,14 +7,13 @@ busy); the block splits the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from weft.tensor.fused_block import FusedBlock, FusedLayer
-from weft.tensor.ops.activation import run_fused, silu_mul, staged
+from weft.tensor.fused_block import FusedBlock
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.weights.packed import PackedWeight
@@ -93,24 +92,3 @@ class Norm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps, plus_one=self.plus_one)
-
-
-@dataclass(slots=True)
-class SwiGlu:
-    """down(silu(gate(x)) * up(x)); ``gate_up`` has the gate's rows first (Shazeer, 2020)."""
-
-    gate_up: Linear
-    down: Linear
-    fused: FusedBlock | None = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.fused = fused_block_of(self.gate_up, self.down)
-
-    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
-        if self.fused is not None and (y_TD := run_fused(self.fused, x_TD)) is not None:
-            return y_TD
-        return self.down(silu_mul(self.gate_up(x_TD)))
-
-    def staged(self, x_TD: torch.Tensor) -> FusedLayer | None:
-        """As a part of a stack; ``x_TD`` is what would come in."""
-        return None if self.fused is None else staged(self.fused, x_TD)
