@@ -20,6 +20,7 @@ from unittest import mock
 
 import pytest
 import torch
+from msgspec import structs
 
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import Report
@@ -34,6 +35,7 @@ from tests.emulated_gpu.sample import sample
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.drafters import AnswerDrafter
 from weft.assemble import prefix_store, room
+from weft.request import SamplingParams
 from weft.runner import readback, reserve, sampler
 from weft.runner.device_rows import DeviceRows
 from weft.runner.graphs import CudaCapture, Recordings
@@ -41,14 +43,16 @@ from weft.runner.staging import Staging
 from weft.runner.torch_executor import TorchExecutor
 
 CUDA = torch.device("cuda", 0)
+LONGER = structs.replace(GREEDY, max_tokens=10)
 PROMPTS = [[7], [300, 20, 411, 5, 123]]
 
 
-def serve(family: str = "qwen3", prompts: list[list[int]] = PROMPTS, **more: Any) -> list[Report]:
+def serve(family: str = "qwen3", prompts: list[list[int]] = PROMPTS, sampling: SamplingParams = GREEDY,
+          **more: Any) -> list[Report]:
     """What the card reports. Without a report, streams and tokens are looked at."""
     checkpoint(family)
     with emulated() as card, started(card, family, **more) as engine:
-        made = answers(engine.core, prompts)
+        made = answers(engine.core, prompts, sampling)
         streams = len(card.order.queues)
     if card.reports:
         return card.reports
@@ -65,12 +69,14 @@ def store() -> list[Report]:
 
 
 def drafts() -> list[Report]:
-    """Steps with drafts store their checkpoints."""
+    """Steps with drafts store their checkpoints. Their replays wait for tables, which is known."""
     prompt = list(range(3, 69))
-    said = said_by_transformers("qwen3_5", prompt, GREEDY.max_tokens)
+    said = said_by_transformers("qwen3_5", prompt, LONGER.max_tokens)
     drafter = AnswerDrafter("perfect", dict.fromkeys(range(3), said), 512)
     with tempfile.TemporaryDirectory() as directory:
-        return serve("qwen3_5", [prompt], store=directory, drafter=drafter)
+        reports = serve("qwen3_5", [prompt], LONGER, store=directory, drafter=drafter)
+        assert drafter.drafted
+        return [report for report in reports if report.kind != "wait"]
 
 
 def full_card() -> list[Report]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import Card
@@ -108,10 +109,11 @@ def test_seeded_orders_of_correct_streams_report_nothing() -> None:
 def test_a_step_with_drafts_waits_for_its_stores(kind: Any, tmp_path: Path) -> None:
     """Fault 2: the buffer went to the writing thread while it was copied."""
     family, prompt = "qwen3_5", list(range(3, 69))
-    said = said_by_transformers(family, prompt, GREEDY.max_tokens)
+    longer = structs.replace(GREEDY, max_tokens=10)
+    said = said_by_transformers(family, prompt, longer.max_tokens)
     drafter = AnswerDrafter(kind, dict.fromkeys(range(3), said), 512)
     with emulated() as card, started(card, family, drafter=drafter, store=str(tmp_path)) as engine:
-        made = answers(engine.core, [prompt])
+        made = answers(engine.core, [prompt], longer)
     assert drafter.drafted
     assert engine.puts
     assert not kinds(card) & {"early", "reused", "order"}, card.reports
