@@ -125,7 +125,7 @@ class AnsweringExecutor:
                 chosen[run] = token
                 if admission.sampling.logprobs is not None:
                     logprobs[run] = scripted_logprobs(token, len(tokens), admission.sampling.logprobs)
-        return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs, windows=windows)
+        return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs, verified=windows)
 
     def sleep(self, level: int) -> tuple[Part, ...]:
         assert not self._rows, "a row is taken while the engine goes to sleep"

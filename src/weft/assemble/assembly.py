@@ -225,7 +225,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
 
 def overlaps(config: EngineConfig, device: torch.device) -> bool:
     """Whether the next step is planned while one is computed. On a CPU both want the same cores, and the way
-    between two threads costs more than it hides (docs/decisions/0015-overlap.md)."""
+    between two threads costs more than it hides (decision 0015)."""
     return config.overlap == "on" or (config.overlap == "auto" and device.type != "cpu")
 
 

@@ -22,7 +22,7 @@ measured there is no report, and a router guesses. Steps that verify drafts are 
 ``weft.costs.rows`` says, which is no straight line.
 
 Rejected: a list of the last steps (memory, and a fit that visits all of them); terms that each step corrects
-by its share of the estimate (up to twice the error, docs/decisions/0063-costs.md); a fit of 8 steps without a
+by its share of the estimate (up to twice the error, decision 0063); a fit of 8 steps without a
 pace (it notices a slow machine later, and steps of one length leave its terms open).
 """
 

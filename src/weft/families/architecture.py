@@ -28,7 +28,7 @@ RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
 
 RING_TOKENS_MAX = 1024
 """Windows up to this many tokens are a ring in the state slot; wider ones stay in pages and are masked.
-Why: docs/decisions/0008-sliding-window.md."""
+Why: decision 0008."""
 
 
 @dataclass(frozen=True, slots=True)

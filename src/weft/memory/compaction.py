@@ -24,7 +24,7 @@ an end.
 
 Rejected: evicting the contents of the emptiest frame, not the least valuable data (it costs a prefill where a
 copy would do); moving in the background whenever there are holes (copies for frames that no request needs);
-separate streams of allocation for running tails and cached prefixes (docs/decisions/0002-frames.md).
+separate streams of allocation for running tails and cached prefixes (decision 0002).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A *tap* is a position inside a run. There every recurrent layer also writes its state to a checkpoint slot,
 during the forward pass that goes through there anyway. Taps lie on an absolute grid, the chunk of the
 recurrent kernels, so a hit computes the same chunks as a cold run. The grid is CHUNK_TOKENS, or a page for
-kernels that go token by token (docs/decisions/0017-grid.md). No tap lies at the last known token: at least
+kernels that go token by token (decision 0017). No tap lies at the last known token: at least
 one token must be computed for its logits.
 
     a prompt of n tokens        |system + tools|  turn 1  |   turn 2      |  question   |
@@ -27,7 +27,7 @@ one token must be computed for its logits.
   tokens behind it weighs as much as the state itself: closer ones would fill memory with states.
 * *spare*: with places a fifth apart that prompt finds five sixths of its p tokens. That takes four times as
   many states, and no client asked for them. They get slots beyond the reserve for others, and none once
-  memory is full (docs/decisions/0014-cache-policy.md).
+  memory is full (decision 0014).
 * *marks*: positions that the client asks for. They come first, as the client knows what it will send next.
 * *decode*: a request may resume inside an answer of many thousand tokens (edited, cut, without its
   reasoning). Decode kernels have no taps and need none: between two steps the running slot holds the state

@@ -26,7 +26,7 @@ after the answers to the earlier requests.
 
 Rejected: h11 (bounds its heads, but its Python parser costs several times as much per request); a proxy in
 front (see ``edge``); a parser of our own (request smuggling lives in hand-written parsers).
-docs/decisions/0020 has the figures. """
+decision 0020 has the figures. """
 
 from __future__ import annotations
 

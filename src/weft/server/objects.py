@@ -22,7 +22,7 @@ directory are for their owner only (0600, 0700). ``secure_delete`` overwrites wh
 Laws: L10 (owners), L11 (the error or the log names the flag).
 
 Rejected: an ORM (two tables); one file for each object (a bound over 100,000 files needs an index); a log
-before the database (a transaction of one response costs no more, see docs/decisions/0025).
+before the database (a transaction of one response costs no more, see decision 0025).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ The worker starts with the first grammar and ends with the engine. One that died
 grammar.
 
 Rejected: matchers in the worker, masks through shared memory (a hundred microseconds in every step, and each
-step waits for another process). See docs/decisions/0019.
+step waits for another process). See decision 0019.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ P and slot j at j x S' in every frame. Each kind is one plain strided view of th
 ``choose_frame`` picks F. For every m there is one smallest n that can work, because m must divide n x P /
 256. The frame is the smallest such F that loses less than 1 % of itself to slot padding. A state is often
 some hundred pages, and then m = 1. A frame coarser than 1/50 of the arena is traded against padding. Why a
-slot is never split over frames is in docs/decisions/0002-frames.md.
+slot is never split over frames is in decision 0002.
 
 A model without attention has P = 0 and frames of one slot. A model without recurrent layers has S = 0 and
 frames of one page. Both are ordinary. Everything here is integers: no torch, no I/O.
 
 A *compressed* state is a checkpoint in 8 bits and lies in KV pages: as many as its bytes take, anywhere. So
-does compressed KV, in 8 bits or 4 (docs/decisions/0013-compressed-states.md). Neither is a third kind of
+does compressed KV, in 8 bits or 4 (decision 0013). Neither is a third kind of
 frame.
 
 Rejected: F = lcm(P, S), 128 slots for Granite-4.0-H-Small; pages grown to the size of a state, which charges

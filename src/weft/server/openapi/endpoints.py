@@ -12,7 +12,7 @@ stream has. Rows of one path must stand together.
 To add an endpoint: a row here, a handler in ``app``, and a row in ``fields`` for each new field.
 
 Rejected: decorators on the handlers (the table would be spread over files, and importable only with all of
-them); a framework that derives both (it brings another library for validation, see docs/decisions/0020).
+them); a framework that derives both (it brings another library for validation, see decision 0020).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ If fewer than POOL_LOW candidates remain, the next update sweeps early.
 Laws: L11 (a sweep and a refresh touch a bounded number of rows).
 
 Rejected: a heap of all records (every record moves at every age bin); no refresh between sweeps (an order
-that was right ten seconds ago evicts the wrong states, docs/decisions/0014-cache-policy.md).
+that was right ten seconds ago evicts the wrong states, decision 0014).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ Limits: a model without recurrent layers has no checkpoints, and its KV goes by 
 leaves a state that looks like the end of a request.
 
 Rejected: hazard without the index (a tenth lower hit rate at some sizes: it drops what is needed soon, not
-yet); no ghosts, no heirs, no bytes in the value (each lower, see docs/decisions/0014-cache-policy.md); kinds
+yet); no ghosts, no heirs, no bytes in the value (each lower, see decision 0014); kinds
 by temperature, superseded ends, the deepest ghost as a place for a checkpoint (no change).
 """
 
