@@ -58,7 +58,7 @@ class EngineConfig:
     allow_nonfinite: bool = debug(False, "Serve a checkpoint with NaN or infinite weights, which "
                                          "is "
                                          "otherwise refused.")
-    memory: str | None = flag(None, "Memory for KV pages and recurrent states together, such as 4GiB; "
+    memory: str | None = flag(None, "Memory for KV pages and recurrent states, weights apart, such as 4GiB; "
                                     "default: 40 % of the RAM that is free once weights are loaded; on a "
                                     "GPU, see --gpu-memory-fraction.", size=True)
     max_model_len: int | None = flag(None, "Longest prompt + answer in tokens; default: the model's own.",

@@ -184,7 +184,7 @@ def test_a_known_model_may_be_named_loosely(capsys: pytest.CaptureFixture[str], 
     (["zzzz"], ["`weft plan` lists those it knows"]),
     (["Qwen/Qwen3.5-5B"], ["'Qwen/Qwen3.5-5B'", "hub", "weft knows Qwen3.5-"]),
     (["./nowhere"], ["no such directory"]),
-    (["lfm2-1.2b", "--tp", "3"], ["--tp is 3", "Attention.heads 32", "it may be 1, 2, 4, 8, 16, 32"]),
+    (["lfm2-1.2b", "--tp", "3"], ["--tp is 3", "32 heads of attention", "it may be 1, 2, 4, 8, 16, 32"]),
     (["lfm2-1.2b", "--tp", "0"], ["--tp"]),
     (["lfm2-1.2b", "--memory", "lots"], ["--memory 'lots' is not a size"]),
     (["lfm2-1.2b", "--memory", "0"], ["--memory 0 is no memory at all"]),
@@ -262,6 +262,35 @@ def test_a_plan_ends_with_the_line_that_serves_it(
         command = serve_command.make_context("serve", words[2:])
         size = parse_bytes(command.params["memory"], flag="--memory")
         assert 0 < size <= 48 << 30
+
+
+@pytest.mark.parametrize(("arguments", "split"), [
+    (("Qwen3.5-9B", "--memory", "48GiB"),
+     "of 48.0 GiB: 16.7 GiB weights, 3.1 GiB kept free, 28.2 GiB for --memory"),
+    (("Qwen3.5-9B", "--memory", "16GiB"),
+     "of 16.0 GiB: 10.3 GiB int8 weights, 598 MiB kept free, 5.1 GiB for --memory"),
+    (("Qwen3.5-397B-A17B", "--memory", "141GiB", "--tp", "8"),
+     "of 141 GiB: 92.5 GiB weights, 4.9 GiB kept free, 43.6 GiB for --memory"),
+    (("Qwen3.5-9B", "--arena", "8GiB"), "16.7 GiB weights, and apart from them 8.0 GiB for --memory"),
+])
+def test_above_the_line_that_serves_stands_what_becomes_of_the_memory(
+        capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], split: str) -> None:
+    assert main(["plan", *arguments]) in (0, 1)
+    above, command = capsys.readouterr().out.split("weft serve ")
+    assert above.splitlines()[-1] == split
+    assert command.startswith("Qwen/")
+
+
+@pytest.mark.parametrize(("command", "words"), [
+    ("plan", ["Memory of one device, weights included", "The --memory of `weft serve` is a part of it",
+              "the memory for KV pages and states without weights, as `weft serve --memory` takes it"]),
+    ("serve", ["Memory for KV pages and recurrent states, weights apart"]),
+])
+def test_the_help_says_which_memory_a_flag_is(
+        capsys: pytest.CaptureFixture[str], command: str, words: list[str]) -> None:
+    assert main([command, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(word in said for word in words), said
 
 
 def test_a_store_is_compared_with_computing(capsys: pytest.CaptureFixture[str]) -> None:

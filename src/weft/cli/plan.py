@@ -40,9 +40,9 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
 @click.command("plan", cls=FlagCommand, params=[
     click.Argument(["model"], required=False),
     click.Option(["--memory"], help="Memory of one device, weights included, such as 80GiB; default: the RAM "
-                                    "that is free here."),
-    click.Option(["--arena"], help="Instead: memory for KV pages and states alone, which is what "
-                                   "`weft serve --memory` names."),
+                                    "that is free here. The --memory of `weft serve` is a part of it."),
+    click.Option(["--arena"], help="Instead: that part, the memory for KV pages and states without weights, "
+                                   "as `weft serve --memory` takes it."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model (tensor parallelism)."),
     click.Option(["--ep"], is_flag=True, help="They divide experts by their number, not by their width."),
@@ -99,11 +99,11 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     packed = from_here and _packs_bfloat16() if twelve_bit is None else twelve_bit
     asked = Asked(**sizes, lengths=lengths, mtp=mtp, twelve_bit=packed, **stored_as(more))
     plan = make_plan(name, config, asked)
-    from weft.cli.plan_view import serve_line
+    from weft.cli.plan_view import serve_command
 
     is_path = Path(model).expanduser().exists()
     served = model if is_path else None if (_EMBEDDED / name).is_dir() else name
-    serve = serve_line(served, revision, config, plan, speculate)
+    serve = serve_command(served, revision, config, plan, speculate)
     times = None
     if store is not None:
         from weft.cli.plan_store import restore_times
@@ -112,7 +112,8 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
                               prefill_rate)
     if as_json:
         stored = {} if times is None else {"store": times.to_json()}
-        click.echo(json.dumps({**plan_data(plan, compare=compare), **stored, "serve": serve}, indent=2))
+        data = {**plan_data(plan, compare=compare), **stored, "serve": serve and serve.line}
+        click.echo(json.dumps(data, indent=2))
     if plot is not None or not as_json:
         from weft.cli.plan_view import show
 

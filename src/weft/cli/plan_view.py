@@ -6,7 +6,7 @@
     length   a sequence  at once
     --store: a prefix restored and computed
     --compare: a table of layouts, then for each length a bar per layout
-    the `weft serve` command that cuts memory as the plan does
+    how the memory is split, and the `weft serve` command that splits it so
 
 Everything drawn is a figure of ``planning``; here is only what it looks like. It must read well at 80 columns
 without colours: bars differ by their fill. The same screen goes to a file when asked, by rich's own export.
@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -48,8 +48,15 @@ FULL, PART = "█", "░"
 _COST_COLUMNS = ("bold", "", "dim")
 
 
+class ServeCommand(NamedTuple):
+    """``split``: what becomes of a device's memory, of which ``weft serve --memory`` is a part."""
+
+    line: str
+    split: str
+
+
 def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: Path | None,
-         serve: str | None, times: RestoreTimes | None = None) -> None:
+         serve: ServeCommand | None, times: RestoreTimes | None = None) -> None:
     """Print the screen unless ``quiet``, and write it to ``file`` (.svg or .html). ``from_here``: the memory
     is this machine's own."""
     console = Console(highlight=False, record=file is not None, file=io.StringIO() if quiet else None)
@@ -62,7 +69,7 @@ def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: 
 
 
 def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
-           serve: str | None, times: RestoreTimes | None = None) -> RenderableType:
+           serve: ServeCommand | None, times: RestoreTimes | None = None) -> RenderableType:
     """All of it, for a terminal of ``width`` columns."""
     parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width), _costs(plan), ""]
     parts += [_lengths(plan), "", _verdict(plan)]
@@ -75,7 +82,7 @@ def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
         if plan.enough:
             parts += ["", *_pictures(plan, width)]
         parts += ["", _footnote(plan)]
-    parts.append(_serve_line(serve, width))
+    parts.append(_serve_lines(serve, width))
     return Group(*parts)
 
 
@@ -200,14 +207,15 @@ def _verdict(plan: ModelPlan) -> Text:
     return text.append(f": up to {plan.longest_tokens:,} tokens", style="not bold default")
 
 
-def _serve_line(line: str | None, width: int) -> Text:
-    """The command, broken where a shell goes on reading; or why there is none."""
-    if line is None:
+def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
+    """The split, then the command, broken where a shell goes on reading; or why there is none."""
+    if serve is None:
         return Text("no `weft serve` line fits in this memory; try --tp", style="dim")
-    flags_with_values = re.sub(r"(--\S+) (?!-)", "\\1\N{NO-BREAK SPACE}", line)
+    flags_with_values = re.sub(r"(--\S+) (?!-)", "\\1\N{NO-BREAK SPACE}", serve.line)
     rows = textwrap.wrap(flags_with_values, width - 2, subsequent_indent="  ", break_long_words=False,
                          break_on_hyphens=False)
-    return Text(" \\\n".join(rows).replace("\N{NO-BREAK SPACE}", " "), style="bold")
+    text = Text(f"{serve.split}\n", style="dim")
+    return text.append(" \\\n".join(rows).replace("\N{NO-BREAK SPACE}", " "), style="bold not dim")
 
 
 def _comparison(plan: ModelPlan) -> Table:
@@ -308,11 +316,11 @@ _SERVED_FORMS = ("int8", "w8a8", "int4")
 _MIB, _KIB = 1 << 20, 1 << 10
 
 
-def serve_line(
+def serve_command(
     model: str | None, revision: str | None, config: Mapping[str, Any], plan: ModelPlan,
     speculate: str = "auto",
-) -> str | None:
-    """The command, or None where nothing fits. ``model`` is as ``weft serve`` takes it: None is the embedded
+) -> ServeCommand | None:
+    """None where nothing fits. ``model`` is as ``weft serve`` takes it: None is the embedded
     one."""
     asked = plan.asked
     forms = [asked.quantize] if asked.quantize is None or asked.quantize in _SERVED_FORMS else []
@@ -324,8 +332,18 @@ def serve_line(
             words = ["weft serve", *([shlex.quote(model)] if model else []),
                      *(["--revision", shlex.quote(revision)] if revision else []), *_flags(served),
                      *(["--speculate", shlex.quote(speculate)] if speculate != "auto" else [])]
-            return " ".join(words)
+            return ServeCommand(" ".join(words), _split(served, asked.memory_bytes))
     return None
+
+
+def _split(served: ModelPlan, memory: int | None) -> str:
+    weights, arena = served.weights.rank_bytes, served.asked.arena_bytes or 0
+    form = f"{served.asked.quantize} " if served.asked.quantize else ""
+    words = f"{format_bytes(weights)} {form}weights"
+    if memory is None:
+        return f"{words}, and apart from them {format_bytes(arena)} for --memory"
+    return (f"of {format_bytes(memory)}: {words}, {format_bytes(memory - weights - arena)} kept free, "
+            f"{format_bytes(arena)} for --memory")
 
 
 def _rounded(config: Mapping[str, Any], asked: Asked) -> ModelPlan | None:
