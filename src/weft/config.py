@@ -90,6 +90,8 @@ class EngineConfig:
                                    "cached prefixes, which outlive memory and restarts.")
     store_cache: str | None = flag(None, "Directory in front of a bucket of --store; default: one under "
                                          "~/.cache/weft/store.")
+    store_required: bool = flag(False, "End with code 2 where the bucket of --store does not answer at the "
+                                       "start.")
     store_size: str | None = flag(None, "Most bytes of the store, such as 100GB; default: half of what the "
                                         "disk has free at the first start.", size=True)
     store_write: str = limit("200MB/s", "Most bytes a second that are written to the store.", rate=True)
@@ -161,6 +163,8 @@ class EngineConfig:
         if self.store_cache is not None and "://" not in (self.store or ""):
             raise ConfigError(f"--store-cache {self.store_cache} is the directory in front of a bucket, and "
                               f"--store is {self.store or 'not given'}", param="--store-cache")
+        if self.store_required and self.store is None:
+            raise ConfigError("--store-required needs --store", param="--store-required")
         if self.ep and self.tp == 1:
             raise ConfigError("--ep divides experts over ranks, and --tp is 1; give --tp 2 or more",
                               param="--ep")

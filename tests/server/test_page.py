@@ -162,6 +162,17 @@ def test_prompt_tokens_are_found_lost_or_new_and_add_up(readings: MiniRacer) -> 
     assert [(name, tokens) for name, _, tokens in parts] == [("found", 60), ("evicted_kv", 15), ("new", 25)]
 
 
+def test_the_page_says_that_a_bucket_was_away_and_what_waits(readings: MiniRacer) -> None:
+    now = reading(1, store_capacity_bytes=1000, store_checkpoints=1, store_bytes=10, store_damaged_total=0,
+                  store_restored_tokens_total=0, store_saved_seconds_total=0, store_uploads_waiting=3,
+                  store_unreachable_seconds_total=0)
+    now["byLabel"] = {"store_writes_total": {"dropped": 0}, "store_uploads_total": {"uploaded": 9, "lost": 0}}
+    assert "Bucket" not in call(readings, "storeState", now)
+    now["values"]["store_unreachable_seconds_total"] = 34
+    now["byLabel"]["store_uploads_total"]["lost"] = 2
+    assert call(readings, "storeState", now).endswith("3 uploads wait, 2 lost.")
+
+
 @pytest.mark.parametrize(("path", "method", "status", "written"), [
     ("/metrics", "GET", 200, False), ("/v1/cache?x=1", "GET", 200, False), ("/metrics", "GET", 401, True),
     ("/health", "GET", 503, False),

@@ -17,9 +17,13 @@ import obstore
 import pytest
 from obstore.store import from_url
 
+from tests.fixtures.checkpoints import checkpoint
+from tests.server.running import eventually, running_server
 from tests.unit.store.contents import assert_hit, fetched, identity, options, prompt, written
 from weft.errors import ConfigError
 from weft.memory.prefix_store import StoreEvent
+from weft.store import bucket, uploads
+from weft.store.bucket import Bucket
 from weft.store.store import open_store
 from weft.store.tiered_store import TieredStore
 
@@ -27,20 +31,33 @@ START_S = 90.0
 PATIENCE_S = 30.0
 
 
-class S3Server:
-    """moto's server in a process, with a bucket named ``weft``."""
+def free_port() -> int:
+    """A port where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
-    def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+
+def point_at(patch: pytest.MonkeyPatch, url: str) -> None:
+    for name, value in {"AWS_ACCESS_KEY_ID": "w", "AWS_SECRET_ACCESS_KEY": "w", "AWS_REGION": "us-east-1",
+                        "AWS_ENDPOINT_URL": url}.items():
+        patch.setenv(name, value)
+
+
+class S3Server:
+    """moto's server in a process, with a bucket named ``weft``. ``checks_keys``: it knows no key, and refuses
+    every request but the one that creates the bucket."""
+
+    def __init__(self, *, checks_keys: bool = False) -> None:
+        self.environment = {"INITIAL_NO_AUTH_ACTION_COUNT": "1"} if checks_keys else {}
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **self.environment})
         end = time.monotonic() + START_S
         while time.monotonic() < end:
             with contextlib.suppress(OSError):
@@ -171,10 +188,9 @@ def test_a_bucket_that_goes_away_slows_nothing_and_loses_nothing(tmp_path: Path)
     server = S3Server()
     server.start()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"AWS_ACCESS_KEY_ID": "w", "AWS_SECRET_ACCESS_KEY": "w", "AWS_REGION": "us-east-1",
-                            "AWS_ENDPOINT_URL": server.url}.items():
-            patch.setenv(name, value)
+        point_at(patch, server.url)
         store = _opened("s3://weft/away", tmp_path / "a")
+        assert (store.stats().bucket_fault, store.stats().unreachable_s) == ("", 0.0)
         tokens = prompt(300)
         written(store, tokens)
         _uploaded(store, 1)
@@ -188,12 +204,87 @@ def test_a_bucket_that_goes_away_slows_nothing_and_loses_nothing(tmp_path: Path)
         _until(store, lambda: not store.bucket.available)
         assert any("does not answer" in note for note in store.stats().notes)
         assert store.stats().remote["waiting_uploads"] >= 1
+        assert store.stats().bucket_fault.startswith("network: ")
+        _until(store, lambda: store.stats().unreachable_s > 0.3)
         assert_hit(store, later, 200)
         server.start()
         store.bucket._retry_at = 0.0
         _until(store, lambda: store.stats().remote["waiting_uploads"] == 0)
+        assert (store.stats().bucket_fault, store.stats().remote["lost_uploads"]) == ("", 0)
+        seconds = store.stats().unreachable_s
+        time.sleep(0.3)
+        assert store.stats().unreachable_s == seconds, "a bucket that answers adds no seconds"
         store.close()
     server.stop()
+
+
+def test_a_start_says_in_one_line_what_is_wrong_with_a_bucket(
+        server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Bucket("s3://weft/fine").check() == ""
+    assert Bucket("s3://nowhere/x").check() == "bucket name: NoSuchBucket"
+    strict = S3Server(checks_keys=True)
+    strict.start()
+    point_at(monkeypatch, strict.url)
+    assert Bucket("s3://weft/x").check() == "credentials: InvalidAccessKeyId"
+    strict.stop()
+    assert Bucket("s3://weft/x").check() == "network: Connection refused"
+    store = _opened("s3://weft/x", tmp_path / "a")
+    assert store.stats().notes == ("s3://weft/x does not answer: network: Connection refused; uploads wait",)
+    store.close()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    assert Bucket("s3://weft/x").check().startswith("credentials: ")
+
+
+def test_a_bucket_that_accepts_and_never_answers_holds_no_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        point_at(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        assert Bucket("s3://weft/x").check(0.5) == "network: no answer in 0.5 s"
+        assert time.monotonic() - began < bucket.REQUEST_S / 2
+
+
+def test_uploads_that_a_full_queue_pushes_out_are_lost_and_counted_and_the_log_is_bounded(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(uploads, "QUEUE_MAX", 2)
+    monkeypatch.setattr(bucket, "RETRY_S", 0.0)
+    point_at(monkeypatch, f"http://127.0.0.1:{free_port()}")
+    store = _opened("s3://weft/x", tmp_path / "a")
+    for seed in range(5):
+        written(store, prompt(100, seed))
+    _until(store, lambda: store.stats().remote["lost_uploads"] == 3)
+    assert store.stats().remote["waiting_uploads"] == 2
+    _until(store, lambda: store.stats().remote.get("unreachable", 0) > 3)
+    assert len([line for line in caplog.messages if "does not answer: network: " in line]) == 1
+    store.uploads.close(0.1)
+    assert "2 uploads were not made before the end" in caplog.text
+    store.close()
+
+
+def test_a_server_says_that_its_bucket_is_away_and_where_it_is_required_it_ends(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    point_at(monkeypatch, f"http://127.0.0.1:{free_port()}")
+    engine = {"model": str(checkpoint("qwen3_5")), "memory": "32MB", "threads": 1, "max_model_len": 512,
+              "store": "s3://weft/x", "store_cache": str(tmp_path / "cache")}
+    with running_server("", engine=engine) as server:
+        assert "s3://weft/x does not answer: network: Connection refused" in server.output
+        assert server.get("/health").json() == {"status": "ok",
+                                                "store": "the bucket does not answer: network"}
+        prompt_tokens = [(7 * i) % 500 for i in range(100)]
+        server.client().completions.create(model="default", prompt=prompt_tokens, max_tokens=2)
+        metrics = ["store_uploads_waiting", "store_unreachable_seconds_total"]
+
+        def values() -> list[float]:
+            lines = server.get("/metrics").text.splitlines()
+            return [float(line.rsplit(" ", 1)[1]) for name in metrics for line in lines
+                    if line.startswith(f"weft:{name}")]
+        assert eventually(lambda: len(values()) == 2 and min(values()) > 0), "an idle engine reports too"
+    with running_server("", engine=engine | {"store_required": True}, wait_for="listening") as server:
+        assert server.exit_code() == 2
+        said = server.rest_of_output()
+    assert "error: --store s3://weft/x does not answer: network: Connection refused" in said
+    assert "Traceback" not in said
 
 
 def test_a_directory_as_a_bucket_needs_no_server(tmp_path: Path) -> None:

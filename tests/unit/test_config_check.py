@@ -35,6 +35,7 @@ from weft.server.config import ServerConfig
     ({"gpu_memory_fraction": 0}, "--gpu-memory-fraction is 0; it must be above 0 and at most 1"),
     ({"gpu_memory_fraction": float("nan")}, "--gpu-memory-fraction is nan; it must be a number above 0"),
     ({"exact": "no"}, "--exact is 'no'; it is True or False"),
+    ({"store_required": True}, "--store-required needs --store"),
     ({"model": 7}, "--model is 7; it must be text"),
     ({"max_model_length": 4096}, "there is no keyword max_model_length; did you mean max_model_len?"),
     ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),

@@ -64,7 +64,8 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     owner = _identity(config, name, directory, loaded, arena, buffers, kernels,
                       threads=0 if device.type == "cuda" else threads)
     store: Store = open_store(config.store, owner, replace(
-        options, queue_bytes=limit, forms=_forms(config, arena), cache_directory=config.store_cache))
+        options, queue_bytes=limit, forms=_forms(config, arena), cache_directory=config.store_cache,
+        required=config.store_required))
     packed: PackedStore | None = None
     if config.store_pack == "on" and not packing.is_available():
         raise ConfigError("debug.store_pack on needs the package zstandard: pip install 'weft[store]'",
@@ -127,7 +128,8 @@ def _notes(place: str, tier: StoreTier) -> list[str]:
     stats = tier.store.stats()
     count = f"{stats.checkpoints:,} checkpoints" if stats.checkpoints else "nothing"
     others = f", {stats.others:,} checkpoints of others" if stats.others else ""
-    return [f"store {place}: {count} of this model{others}, {format_bytes(stats.stored_bytes)} of "
+    where = " in the directory in front of it" if "://" in place else ""
+    return [f"store {place}: {count} of this model{others}{where}, {format_bytes(stats.stored_bytes)} of "
             f"{format_bytes(stats.capacity_bytes)} in use.", *stats.notes]
 
 

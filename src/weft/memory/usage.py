@@ -145,3 +145,7 @@ class StoreStats:
     raw_bytes: int = 0
     packed_bytes: int = 0
     """Of records that went through packing: before and after."""
+    bucket_fault: str = ""
+    """Why the bucket does not answer now; empty while it does."""
+    unreachable_s: float = 0.0
+    """Seconds that it did not."""

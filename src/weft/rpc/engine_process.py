@@ -81,6 +81,8 @@ _GRAMMAR_LOOK_MS = 2
 _STORE_LOOK_MS = 10
 """While checkpoints wait to be written, an idle engine looks at its store this often."""
 _STATS_EVERY_S = 0.1
+_BUCKET_LOOK_MS = 1000
+"""How often an idle engine reports whether its bucket answers; without a bucket it has no news."""
 _LINGER_MS = 2000
 _GIVEN_UP = "the server gave the request up"
 _encoder = msgspec.msgpack.Encoder()
@@ -99,6 +101,8 @@ class EngineLoop:
         self._commands = commands
         self._events = events
         self._stopping = False
+        store = core.stats().store
+        self._has_bucket = store is not None and bool(store.store.remote)
         self._grammar_queue = GrammarQueue(core.grammars, core.sizes.queue_max)
         self._submit_numbers: dict[str, int] = {}
         """Numbers of the submits that wait for a grammar, by request."""
@@ -138,7 +142,8 @@ class EngineLoop:
                 if not audited and not self._wait(_AUDIT_AFTER_MS):
                     self._core.audit()
                     audited = True
-                self._wait()
+                if not self._wait(_BUCKET_LOOK_MS if self._has_bucket else None):
+                    self._report([])
             self._take_commands()
             self._report_when_idle()
         self._grammar_queue.close()

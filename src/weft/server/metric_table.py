@@ -111,6 +111,11 @@ def _writes(stats: EngineStats) -> dict[str, float]:
             "lost": writes.lost}
 
 
+def _uploads(stats: EngineStats) -> dict[str, float]:
+    remote = _tier(stats).store.remote
+    return {"uploaded": remote.get("uploaded", 0), "lost": remote.get("lost_uploads", 0)}
+
+
 ENDED = Row[Mapping[str, int]](
     "request_success", "counter", "Sequences that ended, by reason.", lambda ended: ended, "finished_reason")
 EDGE = (
@@ -195,6 +200,11 @@ ENGINE = (
     E("store_packing_bytes", "counter", "Bytes of records that went through packing.",
       lambda s: {"before": _tier(s).store.raw_bytes, "after": _tier(s).store.packed_bytes}, "side"),
     E("store_writes", "counter", "Checkpoints that became candidates, by outcome.", _writes, "outcome"),
+    E("store_uploads", "counter", "Uploads to the bucket, by outcome.", _uploads, "outcome"),
+    E("store_uploads_waiting", "gauge", "Checkpoints that wait for their upload to the bucket.",
+      lambda s: _tier(s).store.remote.get("waiting_uploads", 0)),
+    E("store_unreachable_seconds", "counter", "Seconds that the bucket did not answer.",
+      lambda s: _tier(s).store.unreachable_s, combine="mean"),
     E("generation_tokens", "counter", "Tokens generated.", lambda s: s.generation_tokens),
     E("computed_tokens", "counter", "Tokens that went through the model.", lambda s: s.computed_tokens),
     E("recomputed_tokens", "counter", "Tokens computed again after preemption.",

@@ -260,7 +260,15 @@ class Service:
             return 503, {"status": "draining", "reason": "the server is shutting down"}
         if (ailment := self.engine.ailment) is not None:  # requests wait, and none of them fails
             return 200, {"status": "degraded", "reason": ailment}
+        details = self._store_details()
         asleep = self.engine.engines.sleep_state
         if asleep.level:  # as it should be: a supervisor that starts it anew would undo it
-            return 200, {"status": "sleeping", "level": asleep.level, "missing": list(asleep.missing)}
-        return 200, {"status": "ok"}
+            return 200, {"status": "sleeping", "level": asleep.level, "missing": list(asleep.missing),
+                         **details}
+        return 200, {"status": "ok", **details}
+
+    def _store_details(self) -> dict[str, str]:
+        """``/health`` needs no key, so this has the kind of a fault, and neither bucket nor address."""
+        faults = {stats.store.store.bucket_fault.partition(":")[0]
+                  for _, stats in self.engine.engines.stats() if stats.store is not None} - {""}
+        return {"store": f"the bucket does not answer: {', '.join(sorted(faults))}"} if faults else {}

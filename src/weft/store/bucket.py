@@ -8,7 +8,8 @@ Objects are never changed: every put is "if absent", so two writers of one objec
 Credentials come from the environment, as the provider's own tools read them.
 
 A bucket that goes away costs one failed request: after it, nothing asks the bucket for ``RETRY_S``. Only
-threads call this class.
+threads call this class. It is unreachable from a failed request to the next answer, and the seconds of that
+are counted.
 
 Rejected: boto3, gcsfs and adlfs (one client for each provider); fsspec (no put-if-absent).
 """
@@ -16,6 +17,8 @@ Rejected: boto3, gcsfs and adlfs (one client for each provider); fsspec (no put-
 from __future__ import annotations
 
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,8 +30,17 @@ from weft.store.reading import UNREACHABLE
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 CONNECT_S, REQUEST_S, RETRY_S = 3.0, 20.0, 10.0
+CHECK_S = 8.0
+"""A start waits no longer for a bucket."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_ENDPOINT",
               "AZURITE_BLOB_STORAGE_URL")
+
+
+_REFUSED = re.compile(r"\b(401 Unauthorized|403 Forbidden)\b|http://169\.254\.|/latest/api/token|InvalidAccessKeyId|AccessDenied"
+                      r"|SignatureDoesNotMatch|metadata\.google\.internal|credential", re.IGNORECASE)
+"""169.254 is where a machine of a cloud asks for its own credentials."""
+_MISSING = re.compile(r"\b(404 Not Found|301 Moved Permanently)\b")
+_STATUS = re.compile(r"non-2xx status code")
 
 
 class Unreachable(OSError):
@@ -68,6 +80,9 @@ class Bucket:
                               param="--store") from None
         self.location, self._obstore, self._clock = location, obstore, clock
         self._retry_at = 0.0
+        self._lock = threading.Lock()
+        self._failing_since: float | None = None
+        self._past_failing_s = 0.0
         self.last_error = ""
         if scheme == "file":
             os.makedirs(location.removeprefix("file://"), exist_ok=True)
@@ -81,16 +96,47 @@ class Bucket:
         """False for a while after a request has failed."""
         return self._clock() >= self._retry_at
 
+    @property
+    def fault(self) -> str:
+        """What the last request failed of; empty while the bucket answers."""
+        return "" if self._failing_since is None else self.last_error
+
+    @property
+    def unreachable_s(self) -> float:
+        """Seconds without an answer since the bucket was opened: from each failed request to the next that
+        did not fail."""
+        with self._lock:
+            since = self._failing_since
+            return self._past_failing_s + (0.0 if since is None else self._clock() - since)
+
+    def check(self, limit_s: float = CHECK_S) -> str:
+        """Asks the bucket once, for at most ``limit_s``, and returns ``fault``."""
+        # The thread bounds what the client's own limits leave out: names, and credentials of the machine.
+        asking = threading.Thread(target=self._ask, name="store-check", daemon=True)
+        asking.start()
+        asking.join(limit_s)
+        if asking.is_alive():
+            self._failed(TimeoutError(f"no answer in {limit_s:g} s"))
+        return self.fault
+
+    def _ask(self) -> None:
+        try:
+            self._obstore.list_with_delimiter(self._store, "v1")
+        except Exception as error:
+            self._failed(error)
+        else:
+            self._answered()
+
     def put_new(self, key: str, payload: bytes | memoryview) -> bool:
         """False if the object exists already. Raises Unreachable."""
         try:
             self._obstore.put(self._store, key, bytes(payload), mode="create")
-        except FileExistsError:
-            return False
         except Exception as error:
-            if type(error).__name__ == "AlreadyExistsError":
-                return False
-            raise self._failed(error) from None
+            if not isinstance(error, FileExistsError) and type(error).__name__ != "AlreadyExistsError":
+                raise self._failed(error) from None
+            self._answered()
+            return False
+        self._answered()
         return True
 
     def exists(self, key: str) -> bool:
@@ -98,9 +144,10 @@ class Bucket:
         try:
             self._obstore.head(self._store, key)
         except FileNotFoundError:
-            return False
+            return False   # a bucket of that name may be missing too, so this is no sign of an answer
         except Exception as error:
             raise self._failed(error) from None
+        self._answered()
         return True
 
     def read(self, key: str, into: memoryview) -> None:
@@ -111,6 +158,7 @@ class Bucket:
             raise FileNotFoundError(2, "the object is gone") from None
         except Exception as error:
             raise self._failed(error) from None
+        self._answered()
         if len(content) != len(into):
             raise OSError(5, "the object is shorter than its ledger says")
         into[:] = content
@@ -118,11 +166,13 @@ class Bucket:
     def read_all(self, key: str) -> bytes:
         """Raises FileNotFoundError, Unreachable."""
         try:
-            return bytes(self._obstore.get(self._store, key).bytes())
+            content = bytes(self._obstore.get(self._store, key).bytes())
         except FileNotFoundError:
             raise
         except Exception as error:
             raise self._failed(error) from None
+        self._answered()
+        return content
 
     def objects(self, prefix: str) -> Iterator[Stored]:
         """Raises Unreachable."""
@@ -131,6 +181,7 @@ class Bucket:
                 yield from (Stored(str(one["path"]), int(one["size"]), one["last_modified"]) for one in page)
         except Exception as error:
             raise self._failed(error) from None
+        self._answered()
 
     def delete(self, key: str) -> None:
         """An object that is gone already is no error. Raises Unreachable."""
@@ -142,9 +193,20 @@ class Bucket:
             raise self._failed(error) from None
 
     def _failed(self, error: Exception) -> Unreachable:
-        self._retry_at = self._clock() + RETRY_S
-        self.last_error = _first_line(error)
-        return Unreachable(self.last_error)
+        with self._lock:
+            now_s = self._clock()
+            self._retry_at, self.last_error = now_s + RETRY_S, fault_of(error)
+            if self._failing_since is None:
+                self._failing_since = now_s
+            return Unreachable(self.last_error)
+
+    def _answered(self) -> None:
+        if self._failing_since is None:
+            return
+        with self._lock:
+            if self._failing_since is not None:
+                self._past_failing_s += self._clock() - self._failing_since
+                self._failing_since = None
 
 
 def _network(scheme: str) -> dict[str, Any]:
@@ -154,6 +216,18 @@ def _network(scheme: str) -> dict[str, Any]:
     return {"client_options": {"timeout": timedelta(seconds=REQUEST_S), "allow_http": plain,
                                "connect_timeout": timedelta(seconds=CONNECT_S)},
             "retry_config": {"max_retries": 1, "retry_timeout": timedelta(seconds=REQUEST_S)}}
+
+
+def fault_of(error: Exception) -> str:
+    """What is wrong, credentials, bucket name or network, and the words of the service for it."""
+    text = str(error)
+    words = re.search(r"<Code>(\w+)</Code>", text) or re.search(r'message: "([^"\n]+)"', text)
+    detail = words[1] if words else _first_line(error)
+    if _REFUSED.search(text) or type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        return f"credentials: {detail}"
+    if isinstance(error, FileNotFoundError) or "NoSuchBucket" in text or _MISSING.search(text):
+        return f"bucket name: {detail}"
+    return f"service: {detail}" if _STATUS.search(text) else f"network: {detail}"
 
 
 def _first_line(error: Exception) -> str:

@@ -72,7 +72,8 @@ class StoreOptions:
     ``forms``: of payloads that the engine knows (``values``); records in others do not match. None: all.
 
     ``cache_directory``: the directory in front of a bucket; None is one under ~/.cache/weft/store.
-    ``refresh_s``: how often new segments of other writers are looked for."""
+    ``refresh_s``: how often new segments of other writers are looked for.
+    ``required``: a bucket that does not answer at the start is an error."""
 
     capacity_bytes: int | None = None
     write_bytes_per_second: float = WRITE_BYTES_PER_SECOND
@@ -84,6 +85,7 @@ class StoreOptions:
     forms: frozenset[int] | None = None
     cache_directory: str | None = None
     refresh_s: float = 10.0
+    required: bool = False
 
 
 @dataclass(slots=True)

@@ -4,7 +4,8 @@
     s3://bucket/prefix  a bucket, gs:// az:// file:// alike, with a     TieredStore
                         directory as a cache in front of it
 
-A bucket that does not answer at the start is no error: the directory serves until it does.
+The start asks a bucket once. One that does not answer is no error, unless ``required``: the directory serves
+until it does, and ``stats().notes`` says what is wrong.
 
 Rejected: a class with many constructors. A place is a text, as ``--store`` takes it.
 """
@@ -32,6 +33,10 @@ def open_store(location: str | Path, identity: NamespaceIdentity, options: Store
     if not is_bucket(str(location)):
         return open_local(Path(location).expanduser(), identity, options, disk=disk)
     bucket = Bucket(str(location))
+    fault = bucket.check()
+    if fault and options.required:
+        raise ConfigError(f"--store {location} does not answer: {fault}; without --store-required the server "
+                          "starts all the same", param=PARAM)
     local = open_local(cache_directory(str(location), options), identity, options, disk=disk)
     return TieredStore(local, bucket, refresh_s=options.refresh_s)
 

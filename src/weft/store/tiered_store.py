@@ -164,15 +164,17 @@ class TieredStore:
         counts = dict(self.uploads.counts)
         held = int((self.remote.c["kind"][:self.remote.length] == CHECKPOINT).sum())
         stats = self.local.stats()
-        away: tuple[str, ...] = () if self.bucket.available else \
-            (f"{self.bucket.location} does not answer: {self.bucket.last_error}",)
+        fault = self.bucket.fault
+        away: tuple[str, ...] = () if not fault else \
+            (f"{self.bucket.location} does not answer: {fault}; uploads wait",)
         if counts.get("segments_left_out"):
             away += (f"the ledger of {self.bucket.location} is larger than "
                      f"{format_bytes(self.uploads.segment_bytes_max)}: {counts['segments_left_out']} of its "
                      f"segments are left out; `weft store prune {self.bucket.location}` makes it smaller",)
         return replace(stats, path=self.bucket.location, notes=(*stats.notes, *away), remote={
             **counts, "checkpoints": held, "hits": self.hits, "fetched_bytes": self.fetched_bytes,
-            "failures": self.failures, "waiting_uploads": self.uploads.waiting})
+            "failures": self.failures, "waiting_uploads": self.uploads.waiting,
+            "lost_uploads": self.uploads.lost}, bucket_fault=fault, unreachable_s=self.bucket.unreachable_s)
 
     def close(self) -> None:
         self.uploads.close(FINAL_WRITES_S)

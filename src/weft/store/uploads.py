@@ -7,8 +7,9 @@ A checkpoint is uploaded from the local volumes, after it is durable there, so n
 for the network. Each payload is verified again before it leaves. A segment is put after all objects that its
 rows name, so a listed row names objects that exist.
 
-While the bucket does not answer, jobs stay in the queue, and the oldest are dropped and counted when it is
-full. Nothing is lost by that: the local directory has them, and a later restore uploads them.
+While the bucket does not answer, jobs stay in the queue, and the oldest are lost and counted when it is
+full. The local directory has them, and a later restore uploads them. A line in the log says so, and another
+that the bucket answers again: each once in ``LOG_S`` at most.
 
 Laws: L9 (an upload is best effort), L11 (the queue is bounded).
 
@@ -17,6 +18,7 @@ Rejected: uploads beside the local write (the slower of two would hold the engin
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -44,6 +46,8 @@ from weft.store.volumes import Volumes
 
 QUEUE_MAX = 1024
 SEGMENT_ROWS_MAX = 4096
+LOG_S = 60.0
+_log = logging.getLogger("weft.store")
 _COPIED = [name for name in ROW.names or ()
            if name not in ("row_hash", "tokens_at", "volume", "offset", "uses", "reserved")]
 
@@ -82,6 +86,7 @@ class BucketThread:
         self._tokens = bytearray()
         self._segments = 0
         self._named = False
+        self._log_due_s, self._is_logged_away = 0.0, False
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._work, name="store-bucket", daemon=True)
@@ -97,6 +102,11 @@ class BucketThread:
         return number in self._sent
 
     @property
+    def lost(self) -> int:
+        """Uploads that a full queue pushed out, or whose bytes were evicted before their turn."""
+        return self.counts["dropped"] + self.counts["evicted_before_upload"]
+
+    @property
     def waiting(self) -> int:
         """Checkpoints that are not yet in the bucket."""
         return len(self._jobs) + bool(self._rows)
@@ -109,6 +119,8 @@ class BucketThread:
         self._stop.set()
         self._wake.set()
         self._thread.join(max(0.1, end - time.monotonic()))
+        if self.waiting:
+            _log.warning("%s: %d uploads were not made before the end", self._bucket.location, self.waiting)
 
     def _work(self) -> None:
         self._ledger.load()
@@ -125,14 +137,28 @@ class BucketThread:
                     self.counts["unreachable"] += 1
                 except OSError:
                     self.counts["disk_error"] += 1
+            self._log_reachability()
             self._wake.wait(min(self._refresh_s, 1.0))
             self._wake.clear()
+
+    def _log_reachability(self) -> None:
+        fault, now_s = self._bucket.fault, time.monotonic()
+        if fault and now_s >= self._log_due_s:
+            _log.warning("%s does not answer: %s; %d uploads wait, %d were lost",
+                         self._bucket.location, fault, self.waiting, self.lost)
+            self._log_due_s, self._is_logged_away = now_s + LOG_S, True
+        elif not fault and self._is_logged_away:
+            _log.warning("%s answers again; it was unreachable for %.0f s in all", self._bucket.location,
+                         self._bucket.unreachable_s)
+            self._is_logged_away = False
 
     def _upload(self) -> None:
         """Every job, then one segment. Raises Unreachable; the job stays in the queue."""
         while self._jobs and len(self._rows) < SEGMENT_ROWS_MAX and not self._stop.is_set():
-            self._send(self._jobs[0])
-            self._jobs.popleft()
+            job = self._jobs[0]
+            self._send(job)
+            if self._jobs[0] is job:  # else ``submit`` has pushed it out of the full queue
+                self._jobs.popleft()
         if not self._rows:
             return
         if not self._named:

@@ -45,12 +45,14 @@ class InputTokens(msgspec.Struct):
 
 
 class HealthAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``status``: ok, sleeping, degraded, starting, draining or dead; ``reason`` for the last four."""
+    """``status``: ok, sleeping, degraded, starting, draining or dead; ``reason`` for the last four.
+    ``store``: present while the bucket of the store does not answer."""
 
     status: str
     reason: str | None = None
     level: int | None = None
     missing: list[str] | None = None
+    store: str | None = None
 
 
 class VersionAnswer(msgspec.Struct):

@@ -92,7 +92,18 @@ export function storeState(reading) {
   return `Store: ${formatCount(values.store_checkpoints)} checkpoints in ${formatBytes(values.store_bytes)}`
     + ` of ${formatBytes(values.store_capacity_bytes)}; ${formatCount(values.store_restored_tokens_total)} tokens read`
     + ` instead of computed, ${formatSeconds(values.store_saved_seconds_total)} saved;`
-    + ` ${formatCount(values.store_damaged_total)} damaged, ${formatCount(writes.dropped)} writes dropped.`;
+    + ` ${formatCount(values.store_damaged_total)} damaged, ${formatCount(writes.dropped)} writes dropped.`
+    + bucketState(reading);
+}
+
+// What went wrong with the bucket behind it; empty without a bucket, and while all is well.
+function bucketState(reading) {
+  const awaySeconds = reading.values.store_unreachable_seconds_total ?? 0;
+  const waiting = reading.values.store_uploads_waiting ?? 0;
+  const lost = reading.byLabel.store_uploads_total?.lost ?? 0;
+  if (!awaySeconds && !lost) return "";
+  return ` Bucket: unreachable for ${formatSeconds(awaySeconds)} so far, ${formatCount(waiting)} uploads wait,`
+    + ` ${formatCount(lost)} lost.`;
 }
 
 export function sleepState(reading) {
