@@ -106,10 +106,10 @@ def remarks(device: torch.device) -> list[str]:
     if not gpu.INSTALLED:
         said.append("Triton is not installed, so the GPU runs torch's own operators, many times slower: "
                     "pip install 'weft[gpu]'.")
-    found = {"torch": str(torch.__version__)}
+    versions = {"torch": str(torch.__version__)}
     with contextlib.suppress(ImportError):   # no such distribution: some builds have another package name
-        found["triton"] = version("triton")
-    others = [f"{name} {have}" for name, have in found.items() if not have.startswith(f"{TESTED[name]}.")]
+        versions["triton"] = version("triton")
+    others = [f"{name} {have}" for name, have in versions.items() if not have.startswith(f"{TESTED[name]}.")]
     if others:
         said.append(f"{' and '.join(others)}: the tests of this version of weft ran with torch "
                     f"{TESTED['torch']} and Triton {TESTED['triton']} alone.")

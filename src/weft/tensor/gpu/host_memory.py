@@ -91,7 +91,7 @@ class HostBuffer:
 
 class HostRoom:
     """Pieces of one buffer, which is pinned once, at the start: pinning takes some 0.3 s for a GB, and the
-    device stands still. The first gap that fits is taken. A piece that fits nowhere is ordinary memory.
+    device stands still. The first gap that fits is piece_bytes. A piece that fits nowhere is ordinary memory.
 
     ``fence``: an event behind all work of now. A piece that is given back is free again when it has come."""
 
@@ -105,13 +105,13 @@ class HostRoom:
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
         """uint8 [size], contents unspecified."""
-        taken = -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        piece_bytes = -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
         for event, begin, end in [one for one in self._leaving if one[0].query()]:
             self._leaving.remove((event, begin, end))
             self._free(begin, end)
         for at, (begin, end) in enumerate(self._gaps):
-            if end - begin >= taken:
-                self._gaps[at : at + 1] = [(begin + taken, end)] if end - begin > taken else []
+            if end - begin >= piece_bytes:
+                self._gaps[at : at + 1] = [(begin + piece_bytes, end)] if end - begin > piece_bytes else []
                 return self._bytes[begin : begin + size]
         return np.empty(size, np.uint8)
 
