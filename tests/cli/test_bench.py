@@ -45,6 +45,8 @@ def test_a_load_on_a_server_is_bounded_and_told_with_the_names_of_the_field(
     assert code == 0
     for words in ("request throughput", "request goodput", "TTFT", "TPOT", "ITL", "E2EL", "p99 (ms)"):
         assert words in shown
+    assert [line.split(":")[0] for line in shown.splitlines()[-4:-1]] == ["limited by", "faster with",
+                                                                           "ceilings"]
     result = json.loads((tmp_path / "r.json").read_text())
     assert (result["completed"], result["failed"], result["num_prompts"]) == (7, 0, 7)
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (7 * 36, 7 * 5)
@@ -160,7 +162,11 @@ def test_the_machine_s_ceilings_stand_beside_a_batch(tmp_path: Path, monkeypatch
     assert ceilings["share of the ceilings (%)"] == pytest.approx(100 * least / result["avg_latency"])
     token_s = 2 * TINY_PARAMETERS / rate
     assert 128 * token_s < least < 128 * token_s + 2 * (4 * TINY_PARAMETERS / read + 2 * token_s)
-    assert "share of the ceilings" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "share of the ceilings" in shown
+    assert [line.split(":")[0] for line in shown.splitlines()[-3:]] == ["limited by", "faster with",
+                                                                        "ceilings"]
+    assert result["diagnosis"]["limited by"] in shown
 
 
 def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,8 @@ def test_a_conversation_in_a_browser(server: RunningServer, tmp_path: Path, widt
         browser.open(server.url)
         browser.wait_for("document.getElementById('model').textContent !== ''")
         assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
+        _begins_with_the_chat(browser)
+        _every_number_of_a_table_has_its_name(browser)
         browser.run("document.querySelector('#ask-form details').open = true;"
                     "document.getElementById('system').value = 'Be short.';"
                     "document.getElementById('temperature').value = '0';"
@@ -51,6 +53,7 @@ def test_a_conversation_in_a_browser(server: RunningServer, tmp_path: Path, widt
         browser.press("Enter", 13)
         browser.wait_for(f"{ANSWERS}[0] === 'hello'")
         browser.wait_for("document.getElementById('stop').hidden")
+        assert not browser.run("document.getElementById('welcome').checkVisibility()")
         assert browser.run("document.activeElement.id") == "ask"  # the next turn needs no mouse
         assert browser.run("document.querySelector('#talk button').textContent") == "Copy"
         browser.type("more")
@@ -69,9 +72,34 @@ def test_a_conversation_in_a_browser(server: RunningServer, tmp_path: Path, widt
         assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
         browser.run("document.getElementById('forget').click()")
         assert browser.run(f"{ANSWERS}.length") == 0
+        assert browser.run("document.getElementById('welcome').checkVisibility()")
         _unfolds_and_copies(browser)
     finally:
         browser.close()
+
+
+def _begins_with_the_chat(browser: Browser) -> None:
+    """A first visit sees what to do, in one line, and the field to do it in."""
+    assert browser.run("document.querySelector('main > section').contains(document.getElementById('ask'))")
+    welcome = "document.getElementById('welcome')"
+    assert "message" in browser.run(f"{welcome}.textContent")
+    assert browser.run(f"{welcome}.clientHeight < 2 * parseFloat(getComputedStyle({welcome}).lineHeight)")
+    assert browser.run("document.getElementById('send').getBoundingClientRect().bottom <= window.innerHeight")
+
+
+def _every_number_of_a_table_has_its_name(browser: Browser) -> None:
+    """No column is out of sight: the names stand over the columns, or, on a phone, before the numbers."""
+    browser.run("(async () => { const draw = await import('./page/draw.js'); const row = draw.element('tr'); "
+                "for (let place = 0; place < 9; place++) row.append(draw.element('td', 'number ' + place)); "
+                "draw.fillRows(document.getElementById('prefixes'), [row]); })()")
+    names = browser.run("[...document.querySelector('#prefixes').parentElement.tHead.rows[0].cells]"
+                        ".map((one) => one.textContent)")
+    cells = "[...document.querySelectorAll('#prefixes td')]"
+    assert browser.run(f"{cells}.map((one) => one.dataset.name)") == names
+    if not browser.run("document.querySelector('thead').checkVisibility()"):
+        shown = browser.run(f"{cells}.map((one) => getComputedStyle(one, '::before').content)")
+        assert shown == [f'"{name}"' for name in names]
+    assert browser.run(f"{cells}.every((one) => one.getBoundingClientRect().right <= window.innerWidth)")
 
 
 def _unfolds_and_copies(browser: Browser) -> None:

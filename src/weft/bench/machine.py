@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from weft.bench.diagnosis import LeastSeconds
 from weft.config import EngineConfig
 from weft.families import read_architecture
 from weft.info import ModelInfo
@@ -54,6 +55,10 @@ class MachineCeilings:
     read_bytes_per_s: float
     flops_per_s: dict[str, float]
 
+    def rate(self, dtype: str) -> float:
+        """Of products in ``dtype``, or in bfloat16 where those were not measured."""
+        return self.flops_per_s.get(dtype, self.flops_per_s["bfloat16"])
+
     def rows(self) -> dict[str, float]:
         """For a table of figures."""
         return {"ceiling: memory read (GB/s)": self.read_bytes_per_s / 1e9,
@@ -70,13 +75,11 @@ class ModelDemand:
     params: float
     dtype: str
 
-    def least_s(self, machine: MachineCeilings, *, prompt_tokens: int, steps: int, rows: float) -> float:
-        """Seconds at the ceilings for prompts of ``prompt_tokens`` in all, then ``steps`` decode steps of
-        ``rows`` sequences."""
-        rates = machine.flops_per_s
-        token_s = 2 * self.params / rates.get(self.dtype, rates["bfloat16"])
-        return prompt_tokens * token_s + steps * max(self.weight_bytes / machine.read_bytes_per_s,
-                                                     rows * token_s)
+    def least(self, machine: MachineCeilings, *, prompt_tokens: int, steps: int, rows: float) -> LeastSeconds:
+        """For prompts of ``prompt_tokens`` in all, then ``steps`` decode steps of ``rows`` sequences."""
+        token_s = 2 * self.params / machine.rate(self.dtype)
+        return LeastSeconds(prompt_tokens * token_s, steps * self.weight_bytes / machine.read_bytes_per_s,
+                            steps * rows * token_s)
 
 
 def measure_machine(device: torch.device) -> MachineCeilings:

@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from weft.bench.diagnosis import Diagnosis
 from weft.errors import ConfigError
 from weft.host import usable_cores
 
@@ -55,6 +56,12 @@ def check_writable(path: Path | None, flag: str) -> None:
 
 def write(path: Path, results: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def conclude(diagnosis: Diagnosis) -> None:
+    """The last lines of a measurement."""
+    for name, words in diagnosis.rows().items():
+        click.echo(click.style(f"{name}:".ljust(13), bold=True) + words)
 
 
 def show(title: str, rows: Mapping[str, object]) -> None:

@@ -16,6 +16,7 @@ import asyncio
 import json
 import math
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,17 @@ class Server:
                               param="--model")
         card = by_name[name]
         return Served(name, int(card.get("max_model_len") or 0), int(card.get("vocab_size") or 0))
+
+    async def queue_seconds(self) -> tuple[float, float]:
+        """(seconds that requests waited, requests), summed since the server's start; zeros if it has no such
+        metric. Every engine that took over vLLM's names has ``..:request_queue_time_seconds``."""
+        try:
+            lines = (await self.http.get("/metrics")).text.splitlines()
+        except httpx.HTTPError:
+            return 0.0, 0.0
+        seconds, count = (sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(
+            rf"\w+:request_queue_time_seconds_{part}\b", line)) for part in ("sum", "count"))
+        return seconds, count
 
     async def count_tokens(self, text: str) -> int:
         """Tokens of ``text`` by the server's tokenizer. Raises ConfigError if it has no /tokenize."""

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.bench import report
+from weft.bench.diagnosis import Diagnosis, EngineRun, of_engine
 from weft.cli.bench_serve import DATASET_FLAGS, asks_of
 from weft.cli.flags import FlagCommand, build, given_flags
 from weft.config import EngineConfig
+from weft.host import usable_cores
 
 if TYPE_CHECKING:
     from weft.api import Engine
@@ -54,18 +56,19 @@ def latency(ctx: click.Context, /, input_len: int, output_len: int, batch_size: 
                                   n=n, warmups=num_iters_warmup, iterations=num_iters, seed=config.seed,
                                   on_done=lambda seconds: bar.step(f"{seconds:.2f} s"))
         model = engine.info.name
-        ceilings = _beside_ceilings(config, engine, results["avg_latency"],
-                                    prompt_tokens=batch_size * input_len, steps=output_len - 1,
-                                    rows=batch_size * n)
+        ceilings, diagnosis = _beside_ceilings(config, engine, results["avg_latency"],
+                                             prompt_tokens=batch_size * input_len, steps=output_len - 1,
+                                             rows=batch_size * n)
     report.show(f"{model}: {batch_size} x {input_len} -> {output_len} tokens, {num_iters} runs",
                 {"average (s)": results["avg_latency"],
                  **{f"{percent} % (s)": seconds for percent, seconds in results["percentiles"].items()},
                  "output tokens per second": batch_size * n * output_len / results["avg_latency"],
                  **ceilings})
+    report.conclude(diagnosis)
     if output_json is not None:
         report.write(output_json, {**report.facts(), "model_id": model, "batch_size": batch_size,
                                    "input_len": input_len, "output_len": output_len, **results,
-                                   "ceilings": ceilings})
+                                   "ceilings": ceilings, "diagnosis": diagnosis.rows()})
     return 0
 
 
@@ -93,7 +96,7 @@ def throughput(n: int, num_warmups: int, output_json: Path | None, **values: Any
         results = offline.throughput(engine, asks, n=n, warmups=num_warmups)
         model = engine.info.name
         steps = max(ask.output_tokens for ask in asks) - 1
-        ceilings = _beside_ceilings(
+        ceilings, diagnosis = _beside_ceilings(
             config, engine, results["elapsed_time"], steps=steps,
             prompt_tokens=results["total_input_tokens"] - results["total_cached_tokens"],
             rows=results["total_output_tokens"] / (steps + 1))
@@ -104,21 +107,31 @@ def throughput(n: int, num_warmups: int, output_json: Path | None, **values: Any
         "input tokens": results["total_input_tokens"],
         "of them from the prefix cache": results["total_cached_tokens"],
         "output tokens": results["total_output_tokens"], **ceilings})
+    report.conclude(diagnosis)
     if output_json is not None:
-        report.write(output_json, {**report.facts(), "model_id": model, **results, "ceilings": ceilings})
+        report.write(output_json, {**report.facts(), "model_id": model, **results, "ceilings": ceilings,
+                                   "diagnosis": diagnosis.rows()})
     return 0
 
 
 def _beside_ceilings(config: EngineConfig, engine: Engine, seconds: float, *, prompt_tokens: int, steps: int,
-                     rows: float) -> dict[str, Any]:
-    """The machine's ceilings, and the share of them that ``seconds`` reached."""
+                     rows: float) -> tuple[dict[str, Any], Diagnosis]:
+    """The machine's ceilings and the share of them that ``seconds`` reached; what follows from it."""
     from weft.bench.machine import demand_of, measure_machine, share_rows
+    from weft.tensor import native
     from weft.tensor.device import choose_device
 
-    machine = measure_machine(choose_device(config.device))
+    device = choose_device(config.device)
+    machine = measure_machine(device)
     demand = demand_of(config, engine.info)
-    least_s = demand.least_s(machine, prompt_tokens=prompt_tokens, steps=steps, rows=rows)
-    return share_rows(machine, least_s, seconds)
+    least = demand.least(machine, prompt_tokens=prompt_tokens, steps=steps, rows=rows)
+    on_cpu = device.type == "cpu"
+    run = EngineRun(
+        seconds, least, rows, quantize=config.quantize, speculates=config.speculate != "off",
+        threads=engine.info.threads if on_cpu else 0, cores=usable_cores() if on_cpu else 0,
+        cpp_kernels=native.in_use() or not on_cpu,
+        byte_gain=machine.rate("int8") / machine.rate(demand.dtype))
+    return share_rows(machine, least.total, seconds), of_engine(run)
 
 
 def _engine(config: EngineConfig) -> Engine:

@@ -7,13 +7,16 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
 from weft.bench import report
 from weft.bench.client import Timing
-from weft.bench.metrics import METRICS, figures, parse_goodput, parse_names, parse_percentiles
+from weft.bench.diagnosis import Diagnosis, ServerRun, of_server
+from weft.bench.metrics import METRICS, figures, parse_goodput, parse_names, parse_percentiles, times_of
 from weft.bench.prompts import SampleRequest, file_requests, prefix_repetition_requests, random_requests
 from weft.bench.serve import BACKENDS, VOCAB_SIZE_UNKNOWN, LoadConfig, Served, Server, check_lengths, run_load
 from weft.cli.flags import FlagCommand
@@ -125,9 +128,12 @@ def serve(**values: Any) -> int:
     percentiles, notes = parse_percentiles(values["metric_percentiles"]), _metadata(values["metadata"])
     if values["save_result"] or values["save_detailed"]:
         report.check_writable(values["result_dir"] / "result.json", "--result-dir")
-    served, asks, timings, seconds = asyncio.run(_measure(values, load))
+    served, asks, timings, seconds, queued = asyncio.run(_measure(values, load))
     results = figures(timings, seconds, names=names, percentiles=percentiles, promises=promises)
     _show(results, names, percentiles)
+    diagnosis = _diagnosis(values["base_url"], timings, results["max_concurrent_requests"], queued)
+    if diagnosis is not None:
+        report.conclude(diagnosis)
     for why in sorted({timing.error for timing in timings if timing.error is not None})[:5]:
         click.secho(f"failed: {why}", fg="red", err=True)
     if values["save_result"] or values["save_detailed"]:
@@ -135,7 +141,8 @@ def serve(**values: Any) -> int:
         whole = {**report.facts(), "backend": values["backend"], "base_url": values["base_url"],
                  "model_id": served.name, "num_prompts": len(asks), "request_rate": rate,
                  "burstiness": load.burstiness, "max_concurrency": load.max_concurrency,
-                 "goodput": promises or None, **notes, **results}
+                 "goodput": promises or None, **notes, **results,
+                 "diagnosis": diagnosis and diagnosis.rows()}
         if values["save_detailed"]:
             whole |= _details(timings)
         name = values["result_filename"] or (f"{values['backend']}-{rate}qps-{served.name.split('/')[-1]}-"
@@ -175,16 +182,30 @@ def _metadata(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 async def _measure(values: Mapping[str, Any],
-                   load: LoadConfig) -> tuple[Served, list[SampleRequest], list[Timing], float]:
+                   load: LoadConfig) -> tuple[Served, list[SampleRequest], list[Timing], float, float | None]:
+    """The last is the mean seconds of a request in the server's queue, if it tells."""
     server = Server(values["base_url"], backend=values["backend"], endpoint=values["endpoint"],
                     api_key=values["api_key"], request_timeout_s=load.request_timeout_s)
     async with server.http:
         served = await server.served(values["model"])
         asks = await _asks(values, server, served)
         check_lengths(asks, served)
+        before = await server.queue_seconds()
         with report.bar("requests", len(asks)) as bar:
             timings, seconds = await run_load(server, served, asks, load, on_done=lambda timing: bar.step())
-    return served, asks, timings, seconds
+        after = await server.queue_seconds()
+    waited, requests = (late - early for late, early in zip(after, before, strict=True))
+    return served, asks, timings, seconds, waited / requests if requests > 0 else None
+
+
+def _diagnosis(base_url: str, timings: list[Timing], at_once: int, queued: float | None) -> Diagnosis | None:
+    """None where no request was answered."""
+    times = [times_of(timing) for timing in timings if timing.error is None and timing.chunks]
+    if not times:
+        return None
+    here = urlsplit(base_url).hostname in ("localhost", "127.0.0.1", "::1")
+    return of_server(ServerRun(fmean(one.ttft for one in times), fmean(one.e2el for one in times), at_once,
+                               here, queued))
 
 
 async def _asks(values: Mapping[str, Any], server: Server, served: Served) -> list[SampleRequest]:

@@ -23,6 +23,7 @@ export function startAsking(onKeyWanted) {
     stopper?.abort();
     messages = [];
     part("talk").replaceChildren();
+    part("welcome").hidden = false;
     part("ask").focus();
   });
 }
@@ -38,6 +39,7 @@ async function turn(onKeyWanted) {
   const copy = copyButton(shown);
   part("talk").append(element("p", said, "user"), thought, shown, copy, note);
   field.value = "";
+  part("welcome").hidden = true;
   stopper = new AbortController();
   setBusy(true);
   const begun = performance.now();

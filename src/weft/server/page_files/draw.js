@@ -10,6 +10,15 @@ export function element(name, text = "", className = "") {
   return made;
 }
 
+// On a phone each row stands as a block of its own (style.css), so each cell carries the name of its column.
+export function fillRows(body, rows) {
+  const names = [...body.parentElement.tHead.rows[0].cells].map((cell) => cell.textContent);
+  for (const row of rows) {
+    [...row.cells].forEach((cell, place) => { if (cell.colSpan === 1) cell.dataset.name = names[place]; });
+  }
+  body.replaceChildren(...rows);
+}
+
 // parts: [{words, size, shown, colour}]. A part of nothing is in the legend and not in the bar.
 export function drawParts(bar, legend, parts) {
   const total = parts.reduce((sum, {size}) => sum + size, 0);

@@ -1,7 +1,7 @@
 // The page: looks at /metrics and /v1/cache once a second while it is visible, and draws what changed.
 
 import {startAsking} from "./ask.js";
-import {drawHistory, drawLine, drawParts, element, part, shape} from "./draw.js";
+import {drawHistory, drawLine, drawParts, element, fillRows, part, shape} from "./draw.js";
 import * as readings from "./readings.js";
 import {ask, keepKey, KeyWantedError} from "./server.js";
 
@@ -54,7 +54,7 @@ function drawEngines(now, replicas) {
   const engines = Object.entries(now.engines);
   part("engines-card").hidden = engines.length < 2;
   const before = kept.length > 1 ? kept[Math.max(0, kept.length - 1 - RECENT)] : null;
-  part("engines").replaceChildren(...engines.map(([number, values]) => {
+  fillRows(part("engines"), engines.map(([number, values]) => {
     const row = element("tr");
     const past = before?.engines[number];
     const speed = past ? readings.rate({at: now.at, values}, {at: before.at, values: past}, "generation_tokens_total") : null;
@@ -92,7 +92,7 @@ function drawSpeculation(now) {
   const {rows, length, savedSeconds} = readings.speculation(now);
   part("speculation").hidden = !rows.length;
   part("speculation-total").textContent = `${length.toFixed(2)} tokens for each verified window, ${savedSeconds.toFixed(1)} s saved`;
-  part("sources").replaceChildren(...rows.map(([source, drafted, accepted]) => {
+  fillRows(part("sources"), rows.map(([source, drafted, accepted]) => {
     const row = element("tr");
     row.append(element("td", source), element("td", formatCount(drafted)), element("td", formatCount(accepted)),
                element("td", percent(drafted ? accepted / drafted : null)));
@@ -129,7 +129,7 @@ function drawTree(cache) {
     rows.push(element("tr"));
     rows[0].append(none);
   }
-  part("prefixes").replaceChildren(...rows);
+  fillRows(part("prefixes"), rows);
   const most = Math.max(...tree.by_depth.map((depth) => depth.bytes), 1);
   part("depths").replaceChildren(...tree.by_depth.slice(0, DEPTHS_SHOWN).flatMap((depth) => {
     const bar = element("div");
