@@ -92,7 +92,7 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 [X, vocab], in ``out_XV`` where that is given and it is any use."""
+        """float32 [X, vocab]. A caller may give ``out_XV`` as memory for them; a model may ignore it."""
         ...
 
 
