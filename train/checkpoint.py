@@ -1,7 +1,7 @@
 """Writes a trained model as a `transformers` checkpoint directory, and reads one back.
 
 Weights are stored as bfloat16 to halve the package; `config.json` says float32, so a loader computes in
-the precision that was measured. Rounding the weights once costs no answers (docs/embedded-model.md).
+the precision that was measured. Rounding the weights once costs no answers (docs/models.md).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from weft.cli.simulate_view import _lost as lost_table
 from weft.cli.simulate_view import _results as result_table
 
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NO_SIMD = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX2 FMA3"
 GB = 10**9

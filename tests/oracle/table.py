@@ -1,4 +1,4 @@
-"""Writes docs/models-tested.md: every checkpoint of the table against transformers, and what came out.
+"""Writes docs/models.md: every checkpoint of the table against transformers, and what came out.
 
     python -m tests.oracle.table             runs them all and writes the page
     python -m tests.oracle.table lfm3 kimi_linear       runs these and prints their rows
@@ -32,7 +32,7 @@ from tests.oracle.test_models_against_transformers import (
 from weft.families.architecture import Architecture, Experts
 from weft.models.loading import load_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "models-tested.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def schemathesis(folder: Path, location: str, *arguments: str) -> subprocess.Com
     ("--phases", "coverage", "--include-path-regex", "^/(v1/messages/count_tokens|detokenize|v1/models.*)$")])
 def test_a_fuzzer_finds_nothing_that_breaks_the_description(server: RunningServer, tmp_path: Path,
                                                             choice: tuple[str, ...]) -> None:
-    """Random requests to every endpoint, and the limits of some. docs/openapi.md has the command for all."""
+    """Random requests to every endpoint, and the limits of some. docs/server.md has the command for all."""
     run = schemathesis(tmp_path, f"{server.url}/openapi.json", *choice)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
     generated = re.search(r"(\d+) generated", run.stdout)

@@ -1,1 +1,1 @@
-"""``weft bench``: the speed of kernels, the engine and a server on this machine. docs/bench.md."""
+"""``weft bench``: the speed of kernels, the engine and a server on this machine. docs/benchmarks.md."""

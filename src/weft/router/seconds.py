@@ -39,7 +39,7 @@ from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 AMPLIFIED = 3.0
 """A request that is sent away from its state delays others, and some of these are sent away in turn. Chosen
-on a conversation trace (docs/simulate.md): 1 gives 93 % of the hits of one engine with the memory of all. A
+on a conversation trace (docs/plan.md): 1 gives 93 % of the hits of one engine with the memory of all. A
 larger one costs no time to the first token."""
 _FADE = 0.99
 

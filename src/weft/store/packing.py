@@ -10,7 +10,7 @@ KV and states are numbers of about one size, so their exponents have two to four
 Signs and mantissas have no pattern. A chunk says itself which words it has: the smaller of two samples. Other
 bytes, such as codes or float16, stay as they are where packing gains nothing.
 
-``docs/store-format.md`` has the format. Needs ``zstandard``; without it a store packs nothing.
+``docs/store.md`` has the format. Needs ``zstandard``; without it a store packs nothing.
 
 Laws: the decoded bytes are those that were packed, by a hash of their own; anything else is a PackingError.
 

@@ -1,4 +1,4 @@
-"""Rows of the ledger: 144 bytes each, with a checksum of their own. docs/store-format.md has the table.
+"""Rows of the ledger: 144 bytes each, with a checksum of their own. docs/store.md has the table.
 
     | kind flags tokens form | number parent | position volume offset payload_bytes checksum |
     | tokens_at chain head | namespace salt | seconds written uses | row_hash |

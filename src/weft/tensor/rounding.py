@@ -14,7 +14,7 @@ They do not depend on the slot, the row, the step, the request or its seed. A st
 token, in prefills as in decodes. So the state at p is what p + 1 sees, and a function of the tokens before it
 alone, however the runs were cut. Rounding only at the ends of runs would be cheaper and less noisy in long
 prompts. But the same text in two parts, or in a prefill after a preemption, would then give another state.
-docs/cache-dtypes.md has the cost.
+docs/quantization.md has the cost.
 
 Numbers beyond the dtype's largest saturate; NaN stays NaN. Results are float32 numbers that ``dtype`` holds
 exactly. A token's output reads the state before it is rounded.

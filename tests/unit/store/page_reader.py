@@ -1,4 +1,4 @@
-"""A reader of stores written from docs/store-format.md alone: it imports nothing of weft."""
+"""A reader of stores written from docs/store.md alone: it imports nothing of weft."""
 
 from __future__ import annotations
 

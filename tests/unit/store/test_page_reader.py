@@ -1,4 +1,4 @@
-"""docs/store-format.md is enough: a reader written from it restores what the engine's store restores."""
+"""docs/store.md is enough: a reader written from it restores what the engine's store restores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's description of itself: /openapi.json and the page at /docs, see docs/openapi.md.
+"""The server's description of itself: /openapi.json and the page at /docs, see docs/server.md.
 
     endpoints.ENDPOINTS --app--> routes
                         --document--> /openapi.json --page_files/docs.js--> /docs

@@ -139,7 +139,7 @@ _PAGE = Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum":
                                      "default": PAGE_DEFAULT}, "The most objects of one page.")
 _PURPOSE = Parameter("purpose", "query", {"type": "string", "enum": list(PURPOSES)}, "Files of this purpose.")
 _UPLOAD = {"type": "object", "required": ["file", "purpose"], "properties": {
-    "file": {"type": "string", "format": "binary", "description": "Batch lines, see docs/batch.md."},
+    "file": {"type": "string", "format": "binary", "description": "Batch lines, see docs/server.md."},
     "purpose": {"type": "string", "enum": ["batch"], "description": "What the file is for."}}}
 
 ENDPOINTS: tuple[Endpoint, ...] = (
