@@ -26,11 +26,12 @@ export OMP_WAIT_POLICY := passive
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: fuzz
-.PHONY: help install serve quick test test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
+.PHONY: help install serve quick test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
 	@echo "make install | serve | quick | test | check (ruff and mypy) | sanitize (the C++ kernels) | bench | clean"
+	@echo "make test-emulated-gpu (minutes, and no GPU)"
 	@echo "make test-gpu (needs a GPU) | test-ranks-gpu (needs two) | compile-gpu (needs none)"
 
 install: $(STAMP)
@@ -63,6 +64,11 @@ quick: check
 # the other has left.
 test: check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(ARGS)
+
+# The engine and the server on an emulated GPU: all families, ways to serve and mutants. ``make test`` has a part.
+test-emulated-gpu: install
+	@OMP_NUM_THREADS=1 WEFT_EMULATED_GPU=all $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal \
+	  tests/emulated_gpu $(ARGS)
 
 # On a machine with a GPU, with whatever Python has torch for CUDA there: no .venv. GPU_PYTHON names it.
 GPU_PYTHON ?= python3

@@ -281,7 +281,7 @@ class LostTokens(msgspec.Struct, frozen=True, kw_only=True):
     store_busy: int = 0
 
 
-class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one step brought to one sequence of a request (``index`` counts the n sequences).
 
     ``tokens`` are the new ids, the stop token included; ``finish_reason`` is set on the last event.

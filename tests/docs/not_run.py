@@ -48,6 +48,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/gpu.md", "weft serve path/to/checkpoint --device cuda:1"): GPU,
     ("docs/gpu.md", "make "): SHELL,
     ("docs/gpu.md", "python -m tests.support.compile_gate"): LONG,
+    ("docs/gpu.md", "python -m tests.emulated_gpu"): LONG,
     ("docs/gpu.md", "PYTHONPATH=src python -m benchmarks.gpu_first_run"): GPU,
     ("docs/gpu.md", "TRITON_INTERPRET=1 WEFT_GPU_KERNELS=triton"): LONG,
     ("docs/kernels.md", "weft bench kernels"): LOAD,

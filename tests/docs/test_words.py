@@ -11,15 +11,26 @@ _ROW = re.compile(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \| [^|]* \|$", re.MULTILINE)
 
 
 def missing_places(page: str) -> list[str]:
-    """Words whose place is no file or folder of src/weft; ``*`` stands for any name."""
+    """Words whose place is no file or folder of src/weft, or of tests; ``*`` stands for any name."""
     rows = [(word, place) for word, place in _ROW.findall(page) if place.startswith("`")]
     assert rows, "the page has no table of words"
-    source = ROOT / "src" / "weft"
-    return [word for word, place in rows if not list(source.glob(place.strip("`").rstrip("/")))]
+    places = [(word, place.strip("`").rstrip("/")) for word, place in rows]
+    return [word for word, place in places
+            if not list((ROOT if place.startswith("tests/") else ROOT / "src" / "weft").glob(place))]
 
 
 def test_every_word_has_its_place() -> None:
     assert missing_places(PAGE) == []
+
+
+def test_the_page_of_memory_lists_each_of_its_files() -> None:
+    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+    table = page[page.index("| room | file | owns |"):page.index("## Operations")]
+    cells = [row.split("|")[2] for row in table.splitlines()[2:] if row]
+    listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    memory = ROOT / "src" / "weft" / "memory"
+    files = [file.stem for folder in ("", "frames", "prefix") for file in (memory / folder).glob("[!_]*.py")]
+    assert sorted(listed) == sorted(files)
 
 
 def test_a_place_that_is_gone_is_noticed() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +56,8 @@ class Capture:
     thread: int
     works: list[Work] = field(default_factory=list)
     broken: str | None = None
+    everywhere: bool = False
+    """Calls of other threads end it too."""
 
 
 class Storage:
@@ -115,11 +116,12 @@ class Card:
         self.compiled: dict[Any, str] = {}
         """Specialisations of kernels, and where each came first."""
         self.workspaces: dict[tuple[int, StreamQueue], Storage] = {}
+        """By handle of the library and stream."""
+        self._handles: list[int] = []
         self.serving = False
         self.computes = True
         """Without it work is asked for and does nothing: for a start that nobody looks at."""
         self.launches = self.replays = 0
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._copies: list[_HostCopy] = []
         self._kept: list[Any] = []
 
@@ -203,11 +205,12 @@ class Card:
         return next((one for one in self.captures.values() if one.thread == own), None)
 
     def refuse_in_capture(self, what: str) -> None:
-        capture = self.own_capture()
-        if capture is not None:
-            capture.broken = what
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing: "
-                               f"{what} at {place_of_caller()}")
+        own = threading.get_ident()
+        for capture in list(self.captures.values()):
+            if capture.thread == own or capture.everywhere:
+                capture.broken = what
+                raise RuntimeError("CUDA error: operation not permitted when stream is capturing: "
+                                   f"{what} at {place_of_caller()}")
 
     def wait(self, kind: str) -> None:
         """The host waits for the current stream, without having asked for an event."""
@@ -265,11 +268,18 @@ class Card:
     # Libraries
 
     def product(self) -> None:
-        """cuBLAS takes a workspace for each thread and stream."""
-        key = (threading.get_ident(), self.current)
+        """cuBLAS has a handle for each thread, and a workspace for each handle and stream. A thread that ends
+        leaves its handle to the next one that asks."""
+        if not hasattr(self.local, "handle"):
+            self.local.handle = self._handles.pop() if self._handles else len(self.workspaces)
+        key = (self.local.handle, self.current)
         if key not in self.workspaces:
             self.late("workspace", "cuBLAS takes a workspace for a new thread or stream")
             self.workspaces[key] = Storage(self, WORKSPACE_BYTES)
+
+    def end_thread(self) -> None:
+        if hasattr(self.local, "handle"):
+            self._handles.append(self.local.handle)
 
     def compile(self, key: Any, name: str) -> None:
         if key in self.compiled:

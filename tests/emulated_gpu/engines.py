@@ -1,23 +1,39 @@
-"""Engines and servers as a user starts them, with ``--device cuda``."""
+"""Engines as a user starts them, with ``--device cuda``."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from tests.emulated_gpu.card import Card
 from tests.fixtures.checkpoints import checkpoint
-from weft.assemble.assembly import Assembled, assemble
+from tests.oracle.test_models_against_transformers import expected
+from weft.assemble import assembly, prefix_store
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
+from weft.info import ModelInfo
 from weft.request import Request, SamplingParams
 from weft.runner import reserve
 from weft.runner.torch_executor import TorchExecutor
+from weft.speculation.drafter import Drafter
 
-SMALL: dict[str, Any] = {"device": "cuda", "max_num_seqs": 4, "max_num_batched_tokens": 64,
+SMALL: dict[str, Any] = {"device": "cuda", "max_num_seqs": 4, "max_num_batched_tokens": 72,
                          "max_model_len": 256, "threads": 1, "speculate": "off"}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+
+
+@dataclass
+class Started:
+    """``puts``: checkpoints that its store was given."""
+
+    core: EngineCore
+    info: ModelInfo
+    puts: list[int] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -33,26 +49,52 @@ def quick_start(card: Card) -> Iterator[None]:
                 card.computes = True
         return called
 
-    with (mock.patch.object(reserve, "measure_reserve", asked_for(reserve.measure_reserve)),
-          mock.patch.object(TorchExecutor, "record_graphs", asked_for(TorchExecutor.record_graphs))):
+    with contextlib.ExitStack() as stack:
+        for owner, name in ((reserve, "measure_reserve"), (TorchExecutor, "record_graphs"),
+                            (TorchExecutor, "warm")):
+            stack.enter_context(mock.patch.object(owner, name, asked_for(getattr(owner, name))))
         yield
 
 
 @contextlib.contextmanager
-def started(card: Card, family: str, **more: Any) -> Iterator[Assembled]:
-    """An engine that is ready for requests; from then on, what belongs to the start is a report."""
-    with quick_start(card):
-        made = assemble(EngineConfig(model=str(checkpoint(family)), **SMALL | more))
+def started(card: Card, family: str, *, drafter: Drafter | None = None, **more: Any) -> Iterator[Started]:
+    """An engine that is ready for requests; from then on, what belongs to the start is a report. Its
+    checkpoint was made before the card."""
+    drafts = mock.patch.object(assembly, "make_drafter", return_value=drafter)
+    dear = mock.patch.object(prefix_store, "GPU_FLOPS", 1.0)   # or a tiny model computes what it could load
+    with quick_start(card), dear, contextlib.nullcontext() if drafter is None else drafts:
+        made = assembly.assemble(EngineConfig(model=str(checkpoint(family)), **SMALL | more))
+    engine = Started(made.core, made.info)
+    _watch_store(card, engine)
     card.serving = True
     try:
-        yield made
+        yield engine
     finally:
         card.serving = False
-        made.core.close()
+        engine.core.close()
+
+
+def _watch_store(card: Card, engine: Started) -> None:
+    """A store's thread reads what it is given: no copy into it may be under way."""
+    tier = engine.core.scheduler.store
+    if tier is None:
+        return
+    put = tier.store.put
+
+    def watched(salt: Any, tokens: Any, position: int, kv: Any, state: Any, **rest: Any) -> Any:
+        engine.puts.append(position)
+        for one in [*(piece.payload for piece in kv), state]:
+            bytes_of = np.frombuffer(one, np.uint8)
+            card.host_touches((bytes_of.ctypes.data, bytes_of.ctypes.data + bytes_of.nbytes), writes=False,
+                              where="the store's thread")
+        return put(salt, tokens, position, kv, state, **rest)
+
+    tier.store.put = watched  # type: ignore[method-assign]
 
 
 def answers(core: EngineCore, prompts: Sequence[list[int]],
-            sampling: SamplingParams | Sequence[SamplingParams], *, name: str = "") -> list[list[int]]:
+            sampling: SamplingParams | Sequence[SamplingParams] = GREEDY, *, name: str = "",
+            ) -> list[list[int]]:
     """The tokens of each."""
     samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
     tokens: dict[str, list[int]] = {f"{name}{at}": [] for at in range(len(prompts))}
@@ -64,3 +106,23 @@ def answers(core: EngineCore, prompts: Sequence[list[int]],
         if core.failure is not None:
             raise core.failure
     return list(tokens.values())
+
+
+def said_by_transformers(family: str, prompt: list[int], count: int) -> list[int]:
+    """The greedy tokens behind ``prompt``."""
+    tokens: list[int] = []
+    for _ in range(count):
+        tokens.append(int(expected(family, [*prompt, *tokens])[-1].argmax()))
+    return tokens
+
+
+def assert_tokens_of_transformers(family: str, prompts: Sequence[list[int]],
+                                  made: Sequence[list[int]]) -> None:
+    for prompt, tokens in zip(prompts, made, strict=True):
+        wanted = expected(family, [*prompt, *tokens[:-1]])[-len(tokens):]
+        assert tokens == wanted.argmax(-1).tolist(), f"{family}: prompt of {len(prompt)} tokens"
+
+
+def kinds(card: Card) -> set[str]:
+    """Of its reports."""
+    return {report.kind for report in card.reports}

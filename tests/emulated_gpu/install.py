@@ -123,7 +123,8 @@ class CUDAGraph:
             raise RuntimeError(f"beginAllocateToPool: already recording to mempool_id {id(pool)}")
         pool.recording, pool.users = True, pool.users + 1
         self._pool = pool
-        self._capture = one.captures[queue] = Capture(queue, pool, threading.get_ident())
+        self._capture = one.captures[queue] = Capture(
+            queue, pool, threading.get_ident(), everywhere=capture_error_mode == "global")
 
     def capture_end(self) -> None:
         one, capture = card(), self._capture
@@ -148,7 +149,7 @@ class CUDAGraph:
         one.replays += 1
         with one.lock:
             one.settle_frees()
-            for work in self._works:
+            for work in self._works if one.computes else ():
                 one.order.enqueue(one.current, work.again())
 
     def reset(self) -> None:
@@ -249,6 +250,7 @@ def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None) -> Iterat
     def inner(thread: threading.Thread) -> None:
         with Emulation():
             bootstrap(thread)
+        one.end_thread()
 
     quick_interpreter.install()
     tensors.use_card(one)

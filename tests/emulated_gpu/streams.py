@@ -120,6 +120,7 @@ class Order:
                     other = self.random.choice(self.queues)
                     if other.waiting and other is not queue:
                         self._run_one(other)
+                        continue   # it may have waited for this one
                 self._run_one(queue)
 
     def _run_one(self, queue: StreamQueue) -> None:

@@ -392,6 +392,8 @@ def _converted(source: torch.Tensor, kwargs: Any) -> Any:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+    if not target.numel():
+        return
     if isinstance(target, DeviceTensor) and isinstance(source, DeviceTensor):
         into, of = target.mem, source.mem
         card().enqueue("copy_", lambda: _nothing(into.copy_(of)), [of], [into])

@@ -2,30 +2,81 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
+import torch
 
 from tests.emulated_gpu import emulated
-from tests.emulated_gpu.engines import answers, started
-from tests.fixtures.checkpoints import checkpoint
-from tests.oracle.test_models_against_transformers import expected
+from tests.emulated_gpu.engines import GREEDY, answers, assert_tokens_of_transformers, started
+from tests.emulated_gpu.sample import ALL, sample
+from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES
+from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
+from tests.fixtures.checkpoints import FAMILIES, checkpoint
 from weft.request import SamplingParams
+from weft.runner.torch_executor import TorchExecutor
 
-PROMPTS = [[7], [300, 20, 411, 5, 123], list(range(3, 43))]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
-
-
-def assert_tokens_of_transformers(family: str, prompts: list[list[int]], made: list[list[int]]) -> None:
-    for prompt, tokens in zip(prompts, made, strict=True):
-        wanted = expected(family, [*prompt, *tokens[:-1]])[-len(tokens):]
-        assert tokens == wanted.argmax(-1).tolist(), f"{family}: prompt of {len(prompt)} tokens"
+PROMPTS = [[7], [300, 20, 411, 5, 123], list(range(3, 43)),
+           *(list(range(first, first + length)) for first, length in (
+               (9, 2), (50, 17), (60, 64), (70, 65), (80, 71), (90, 100), (100, 130), (110, 33), (120, 8)))]
 
 
-@pytest.mark.parametrize("family", ["qwen3"])
-def test_a_start_and_its_tokens(family: str) -> None:
+@pytest.mark.parametrize("family", sample([*FAMILIES, *MORE_FAMILIES, *MAMBA_FAMILIES], 1))
+def test_every_family_answers_as_transformers_does_and_nothing_is_reported(family: str) -> None:
+    prompts = PROMPTS if ALL else PROMPTS[:2]
     checkpoint(family)
     with emulated() as card, started(card, family) as engine:
         assert engine.info.device == "cuda:0 (emulated)"
         assert any("CUDA graphs" in note for note in engine.info.notes)
-        made = answers(engine.core, PROMPTS, GREEDY)
+        made = answers(engine.core, prompts)
         assert card.replays
-    assert_tokens_of_transformers(family, PROMPTS, made)
+    assert not card.reports, [str(report) for report in card.reports]
+    assert_tokens_of_transformers(family, prompts, made)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "without overlap": {"overlap": "off"}, "without graphs": {"cuda_graphs": "off"},
+    "states and KV in 8 bits": {"exact": False, "compress_kv": "int8"},
+    "little memory": {"memory": "1MiB"}, "quantised": {"quantize": "int4"},
+    "pages in fp8": {"kv_dtype": "fp8"}}
+
+
+@pytest.mark.parametrize("way", sample(WAYS, 1))
+def test_every_way_to_serve_reports_nothing(way: str) -> None:
+    prompts = [list(range(3, 69)), *PROMPTS[:2], list(range(3, 69))]
+    checkpoint("qwen3_5")
+    with emulated() as card, started(card, "qwen3_5", **WAYS[way]) as engine:
+        made = answers(engine.core, prompts)
+        made += answers(engine.core, prompts[:2], name="again")
+    assert not card.reports, [str(report) for report in card.reports]
+    if way not in ("quantised", "pages in fp8"):
+        assert_tokens_of_transformers("qwen3_5", [*prompts, *prompts[:2]], made)
+
+
+@pytest.mark.parametrize("level", sample([1, 2], 1))
+def test_an_engine_that_slept_answers_as_before(level: int) -> None:
+    checkpoint("qwen3_5")
+    with emulated() as card, started(card, "qwen3_5") as engine:
+        before = answers(engine.core, PROMPTS[:2])
+        executor = cast(TorchExecutor, engine.core.executor)
+        card.serving = False
+        used = torch.cuda.mem_get_info()[0]
+        parts = executor.sleep(level)
+        assert torch.cuda.mem_get_info()[0] > used + (32 << 20), "the arena is given back"
+        for part in parts:
+            executor.wake(part)
+        card.serving = True
+        assert answers(engine.core, PROMPTS[:2], name="awake") == before
+    assert not card.reports, [str(report) for report in card.reports]
+
+
+def test_everything_that_a_row_may_ask_for_reports_nothing() -> None:
+    drawn = SamplingParams(temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, seed=4, logprobs=2,
+                           frequency_penalty=0.5, repetition_penalty=1.2, logit_bias={7: 2.0}, min_tokens=1,
+                           max_tokens=4, ignore_eos=True)
+    checkpoint("qwen3")
+    with emulated() as card, started(card, "qwen3") as engine:
+        made = answers(engine.core, PROMPTS[:2] * 2, [drawn, drawn, GREEDY, GREEDY])
+        again = answers(engine.core, PROMPTS[:2] * 2, [drawn, drawn, GREEDY, GREEDY], name="again")
+    assert made == again, "a function of the seed, whatever is cached"
+    assert not card.reports, [str(report) for report in card.reports]

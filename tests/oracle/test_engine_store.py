@@ -193,7 +193,7 @@ def test_a_store_that_lies_is_noticed(overlap: bool) -> None:
 def test_the_plain_form_of_a_transfer_moves_the_same_bytes() -> None:
     """Pages and a state out of one arena and into another: every byte, through torch as through numpy."""
     from weft.memory.transfer_buffers import TransferBuffers
-    from weft.runner.transfers import Transfers, load_by_index, store_by_index
+    from weft.runner.transfers import Transfers, load_pages, store_pages
 
     plan = Serving("qwen3_5").arena
     assert loaded("qwen3_5").spec.attention_layers
@@ -204,13 +204,14 @@ def test_the_plain_form_of_a_transfer_moves_the_same_bytes() -> None:
     ids = np.stack([pages, np.full(4, one), np.arange(4)], axis=1)
     Transfers(plan, filled, buffers).pages(ids, load=False)
     pages_NP = filled[:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
-    store_by_index(pages_NP, pages, buffers[two].pages_PB)
+    pieces_B = torch.empty(3 * plan.page_bytes, dtype=torch.uint8)   # the fourth page is a piece of its own
+    store_pages(pages_NP, torch.from_numpy(pages), buffers[two].pages_PB, pieces_B)
     assert np.array_equal(buffers[one].pages_PB, buffers[two].pages_PB)
     assert np.array_equal(buffers[one].pages_PB, pages_NP.numpy()[pages])
     targets = [torch.zeros_like(filled) for _ in range(2)]
     Transfers(plan, targets[0], buffers).pages(ids, load=True)
     view = targets[1][:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
-    load_by_index(view, pages, buffers[one].pages_PB)
+    load_pages(view, torch.from_numpy(pages), buffers[one].pages_PB, pieces_B)
     assert torch.equal(targets[0], targets[1])
     assert torch.equal(targets[0].view_as(filled)[:0], filled[:0])
     changed = (targets[0] != 0).view(-1, plan.page_bytes).any(dim=1).nonzero().flatten().tolist()

@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.assemble.identity import engine_identity
+from weft.assemble.identity import engine_identity, weight_files
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, plan_memory, ram_room
 from weft.assemble.speculation import loads_head, make_drafter
@@ -133,7 +133,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
                                       threads=threads, device=device, clock=time.monotonic,
                                       peers=None if ranks is None else ranks.peers)
-        placed.own.arena.transfer_buffers = own_parts(tier.buffers)
+        placed.own.arena.attach(own_parts(tier.buffers))
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
@@ -219,6 +219,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
         sampler=Sampler if ranks is None else ranks.sampler)
     executor = own if ranks is None else ranks.executor(own)   # every rank has its arena then
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]
+    own.warm()
     return _Placed(loaded, spec, arena, sizes, own, executor, describe(device), notes)
 
 
@@ -314,7 +315,10 @@ def _check_text_files(directory: Path) -> None:
 
 def load_weights(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
                  device: torch.device, ranks: RankGroup | None = None) -> LoadedModel:
+    import torch
+
     from weft.models.loading import load_model
+    from weft.tensor.device import free_bytes
 
     shown_percent = -1
 
@@ -326,11 +330,19 @@ def load_weights(config: EngineConfig, name: str, directory: Path, tell: OnProgr
             bar = "█" * (percent // 5) + "·" * (20 - percent // 5)
             tell(f"weights of {name}: {bar} {percent} % of {format_bytes(total)}")
 
-    loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
-                        quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit, device=device,
-                        allow_nonfinite=config.allow_nonfinite,
-                        mtp=loads_head(config, device), ranks=ranks,
-                        weights_cache=_weights_cache(config, directory, device, ranks))
+    free = free_bytes(device) if device.type == "cuda" else 0
+    try:
+        loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
+                            quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit,
+                            device=device, allow_nonfinite=config.allow_nonfinite,
+                            mtp=loads_head(config, device), ranks=ranks,
+                            weights_cache=_weights_cache(config, directory, device, ranks))
+    except torch.OutOfMemoryError:
+        size = sum(file.stat().st_size for file in weight_files(directory))
+        raise ConfigError(
+            f"the weights do not fit: the checkpoint has {format_bytes(size)}, and of the GPU's memory "
+            f"{format_bytes(free)} were free: at least {format_bytes(max(0, size - free))} too many. Use "
+            "--quantize int8 or int4, or --tp", param="--quantize") from None
     tell(f"weights of {name}: {read_in_words(loaded)}")
     return loaded
 

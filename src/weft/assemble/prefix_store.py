@@ -21,9 +21,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from weft.assemble.identity import weight_files
 from weft.config import EngineConfig
 from weft.costs.restore import COPY_BYTES_S, RestorePrices
@@ -101,8 +98,14 @@ def _buffers(arena: ArenaPlan, device: torch.device, peers: Peers | None) -> Tra
         return SharedBuffers(arena.page_bytes, arena.slot_bytes, ranks=peers.size,
                              limit_bytes=buffer_limit(arena.arena_bytes * peers.size),
                              share=peers.share, tell=peers.tell)
-    return TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=buffer_limit(arena.arena_bytes),
-                           allocate=_pinned if device.type == "cuda" else _plain)
+    limit = buffer_limit(arena.arena_bytes)
+    if device.type != "cuda":
+        return TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit)
+    from weft.tensor.gpu.host_memory import room_for
+
+    room = room_for(device, limit)
+    return TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit, allocate=room.take,
+                           release=room.give)
 
 
 def _forms(config: EngineConfig, arena: ArenaPlan) -> frozenset[int]:
@@ -164,14 +167,3 @@ def layout_of(arena: ArenaPlan) -> dict[str, Any]:
 
 def _plain_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
-
-
-def _plain(size_bytes: int) -> npt.NDArray[np.uint8]:
-    return np.empty(size_bytes, np.uint8)
-
-
-def _pinned(size_bytes: int) -> npt.NDArray[np.uint8]:
-    import torch
-
-    pinned: npt.NDArray[np.uint8] = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
-    return pinned

@@ -103,9 +103,10 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
         raise ConfigError(f"an arena of {size} cannot be allocated: {error}", param="--memory") from error
     del loaded
     buffers = ReceivedBuffers(launch.rank, launch.size, layout.arena.page_bytes, layout.arena.slot_bytes)
-    executor.arena.transfer_buffers = buffers
+    executor.arena.attach(buffers)
     connection.send(RankReady(layout.arena.arena_bytes))
     executor.record_graphs()   # rank 0 says which sizes were refused
+    executor.warm()
     try:
         follow(executor, connection, buffers)
     finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
     from weft.models.loading import LoadedModel
     from weft.runner.graphs import Capture
+    from weft.runner.reserve import Reserve
+
+STEP_TOKENS_LEAST = 64
+"""A chunk: no step has fewer."""
 
 _log = logging.getLogger("weft")
 
@@ -69,18 +73,30 @@ def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) ->
 def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec, kv_dtype: CacheDTypeName,
               device: torch.device, capture: Capture | None, tell: Callable[[str], None]) -> ArenaRoom:
     """After the weights are loaded: what a step takes is measured, and the arena gets a share of the rest."""
+    import torch
+
     from weft.runner.reserve import CudaMeter, measure_reserve
+    from weft.runner.transfers import PIECE_BYTES
     from weft.tensor import gpu
     from weft.tensor.device import free_bytes
 
+    tokens = config.max_num_batched_tokens or STEP_TOKENS_GPU
     measure = partial(
         measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
-        step_tokens=config.max_num_batched_tokens or STEP_TOKENS_GPU, meter=CudaMeter(device),
-        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions),
-        mixed_tokens_max=mixed_tokens_max(config))
+        meter=CudaMeter(device), mixed_tokens_max=mixed_tokens_max(config),
+        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions))
     tell("memory: measuring what a step takes")
     try:
-        reserve = measure(capture=capture)
+        reserve = measure(step_tokens=tokens, capture=capture)
+    except torch.OutOfMemoryError:
+        fitting = _fitting_tokens(partial(measure, capture=None), tokens)
+        free = free_bytes(device)
+        raise ConfigError(
+            f"a step of {tokens} tokens does not fit into the {format_bytes(free)} of the GPU that are free "
+            "beside the weights: " + (f"--max-num-batched-tokens {fitting} fits" if fitting else
+                                      f"nor does one of {STEP_TOKENS_LEAST}; use --max-num-seqs below "
+                                      f"{config.max_num_seqs}, or --quantize"),
+            param="--max-num-batched-tokens") from None
     except gpu.KernelTooLargeError as error:
         if config.gpu_kernels != "auto":
             raise ConfigError(f"debug.gpu_kernels is {config.gpu_kernels}: {error}",
@@ -88,8 +104,24 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
         _log.warning("Triton kernels are off, and torch's operators run in their place, many times slower: "
                      "%s", error)
         gpu.choose("torch")
-        reserve = measure(capture=None)   # torch's operators cannot be recorded
+        reserve = measure(step_tokens=tokens, capture=None)   # torch's operators cannot be recorded
+    if config.store is not None:
+        reserve = replace(reserve, transfer_bytes=PIECE_BYTES)
     return gpu_room(config, free_bytes(device), reserve.total_bytes, reserve.in_words())
+
+
+def _fitting_tokens(measure: Callable[..., Reserve], tokens: int) -> int | None:
+    """The largest half, quarter, ... of ``tokens`` whose step the GPU has memory for; None for none of
+    them."""
+    import torch
+
+    while (tokens := tokens // 2) >= STEP_TOKENS_LEAST:
+        try:
+            measure(step_tokens=tokens)
+        except torch.OutOfMemoryError:
+            continue
+        return tokens
+    return None
 
 
 def mixed_tokens_max(config: EngineConfig) -> int:
@@ -108,8 +140,9 @@ def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: 
     if most <= 0:
         raise ConfigError(
             f"beside the weights {format_bytes(free)} of the GPU are free, and a step takes "
-            f"{format_bytes(reserved)} ({reserved_in_words}): nothing is left for KV and states; use a "
-            "smaller --max-num-batched-tokens or --max-num-seqs, or --quantize",
+            f"{format_bytes(reserved)} ({reserved_in_words}): nothing is left for KV and states; free more "
+            f"than {format_bytes(reserved - free)} by a smaller --max-num-batched-tokens or --max-num-seqs, "
+            "or by --quantize",
             param="--max-num-batched-tokens")
     return ArenaRoom(most, most, f"{format_bytes(free)} of the GPU are free beside the weights, a step takes "
                              f"{format_bytes(reserved)} of them ({reserved_in_words}), and "

@@ -6,7 +6,7 @@ A sequence that ended while its step was in flight gets no event. The scheduler 
 (``Scheduler.learn_late``): cached pages and states are indexed by exactly the tokens that they have seen.
 
 The loop below runs once per sequence and step, so it reads fields that ``Stream`` copies for it. A token that
-changes nothing else takes the short way (``Stream.plain_event``).
+changes nothing else takes the short way: no call but that of its event.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.stats import EngineCounters
 from weft.engine.streams import Stream, StreamTable
+from weft.request import TokenEvent
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler
 from weft.units import PAD
@@ -53,35 +54,27 @@ class Settlement:
                 stream.restart_prompt_logprobs()
         for run in plan.prompt_logprob_runs:
             self._add_prompt_logprobs(plan, run, result)
-        streams, outbox = self._streams.by_seq, self._streams.outbox
-        logprobs, failures, windows = result.logprobs, result.failures, result.verified
+        outbox, rare_runs = self._streams.outbox, result.verified.keys() | result.failures.keys()
         feed = self._feed if self._feed is not None and self._feed.awake else None
-        generated_count = 0
-        for run, (seq_id, token) in enumerate(zip(plan.seqs, result.tokens.tolist(), strict=True)):
-            stream = streams.get(seq_id)
-            if run in windows:
-                generated_count += self._settle_window(plan, run, stream, result)
-                continue
-            if stream is None:  # the sequence ended while the step was in flight: no event
-                if token != PAD:
-                    self._scheduler.learn_late(plan, run, token)
-                continue
-            if token == PAD:
-                self._settle_unsampled(plan, run, stream)
+        generated_count = plan.run_count
+        streams = map(self._streams.by_seq.get, plan.seqs)
+        for run, (stream, token) in enumerate(zip(streams, result.tokens.tolist(), strict=True)):
+            if stream is None or token == PAD or (rare_runs and run in rare_runs):
+                generated_count += self._settle_rare(plan, run, stream, token, result) - 1
                 continue
             generated = stream.generated
             generated.append(token)
-            if failures and run in failures:
-                self._streams.end(stream, [], "error", error=failures[run], own_fault=True)
-                continue
-            generated_count += 1
             if feed is not None:
                 feed.settled(stream.seq, [token], head=result.head_drafts.get(run))
             if stream.plain and token not in stream.stop_ids and len(generated) < stream.new_tokens_max:
-                outbox.append(stream.plain_event(token))
+                seq = stream.seq  # ``Stream.event`` of a stream that is ``plain``: a call costs as much again
+                outbox.append(TokenEvent(
+                    request_id=stream.request_id, index=stream.index, tokens=[token],
+                    cached_tokens=stream.cached_tokens, preemptions=seq.preemption_count,
+                    recomputed_tokens=seq.recomputed_tokens))
                 continue
             reason = stream.rule.reason(token, len(generated))
-            token_logprobs = [logprobs[run]] if stream.wants_logprobs else None
+            token_logprobs = [result.logprobs[run]] if stream.wants_logprobs else None
             if reason is None:
                 outbox.append(stream.event([token], logprobs=token_logprobs))
             else:
@@ -89,6 +82,22 @@ class Settlement:
         self._counters.generation_tokens += generated_count
         if self._feed is not None:
             self._feed.head_s = result.head_s
+
+    def _settle_rare(self, plan: StepPlan, run: int, stream: Stream | None, token: int,
+                     result: StepResult) -> int:
+        """A run that did not choose one token for a live stream. Returns the number of tokens that a client
+        gets."""
+        if run in result.verified:
+            return self._settle_window(plan, run, stream, result)
+        if stream is None:  # the sequence ended while the step was in flight: no event
+            if token != PAD:
+                self._scheduler.learn_late(plan, run, token)
+        elif token == PAD:
+            self._settle_unsampled(plan, run, stream)
+        else:
+            stream.generated.append(token)
+            self._streams.end(stream, [], "error", error=result.failures[run], own_fault=True)
+        return 0
 
     def _settle_window(self, plan: StepPlan, run: int, stream: Stream | None, result: StepResult) -> int:
         """The tokens of a window, one by one. Drafts hold no end of an answer, so only the last token may be

@@ -82,13 +82,6 @@ class Stream:
             lost=lost, recomputed_tokens=self.seq.recomputed_tokens,
             accepted_drafts=self.seq.accepted_drafts, rejected_drafts=self.seq.rejected_drafts)
 
-    def plain_event(self, token: int) -> TokenEvent:
-        """``event`` of a stream that is ``plain`` and does not end."""
-        seq = self.seq
-        return TokenEvent(request_id=self.request_id, index=self.index, tokens=[token],
-                          cached_tokens=self.cached_tokens, preemptions=seq.preemption_count,
-                          recomputed_tokens=seq.recomputed_tokens)
-
 
 class StreamTable:
     """The live streams, by sequence and by request. ``outbox``: events for the next ``step``. ``feed``, where

@@ -5,7 +5,7 @@
     stats                         the last report of each engine, by replica
 
 An engine that restarts while the fleet sleeps is put to sleep too, before it gets a request
-(``sleep_again``): its memory is in other hands.
+(``sleep_again``): other processes use the memory that the fleet gave back.
 """
 
 from __future__ import annotations

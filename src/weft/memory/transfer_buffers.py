@@ -64,16 +64,17 @@ def _allocate(size_bytes: int) -> Uint8s:
 
 class TransferBuffers:
     """``page_bytes`` and ``slot_bytes`` are those of the arena's plan. ``allocate``: pinned memory on a
-    GPU."""
+    GPU; ``release`` takes it back."""
 
     def __init__(self, page_bytes: int, slot_bytes: int, *, limit_bytes: int,
-                 allocate: Allocate = _allocate) -> None:
+                 allocate: Allocate = _allocate, release: Callable[[Uint8s], None] = lambda _: None) -> None:
         self.page_bytes = page_bytes
         self.slot_bytes = slot_bytes
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.next_id = BufferId(0)
-        self._allocate = allocate
+        self._allocate, self._release = allocate, release
+        self._flat: dict[BufferId, Uint8s] = {}
         self._buffers: dict[BufferId, TransferBuffer] = {}
 
     def __getitem__(self, buffer: BufferId) -> TransferBuffer:
@@ -98,6 +99,7 @@ class TransferBuffers:
         assert self.has_room(pages), f"a transfer buffer of {size_bytes} bytes is over the limit"
         flat, kv_bytes = self._allocate(size_bytes), pages * self.page_bytes
         buffer = self.next_id
+        self._flat[buffer] = flat
         self._buffers[buffer] = TransferBuffer(flat[:kv_bytes].reshape(pages, self.page_bytes),
                                                flat[kv_bytes:])
         self.next_id = BufferId(buffer + 1)
@@ -107,3 +109,4 @@ class TransferBuffers:
     def free(self, buffer: BufferId) -> None:
         """No step and no thread uses ``buffer`` any more."""
         self.used_bytes -= self._buffers.pop(buffer).nbytes
+        self._release(self._flat.pop(buffer))

@@ -52,7 +52,7 @@ from weft.memory.transfer_buffers import BufferPlaces
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.runner.compressed_state import compress_states, restore_states
 from weft.runner.staging import Staged
-from weft.runner.transfers import Transfers
+from weft.runner.transfers import Transfers, pieces_for
 from weft.tensor import gpu
 from weft.tensor.inputs import LayerCache
 from weft.tensor.views import build_layer_caches
@@ -80,8 +80,8 @@ class DeviceArena:
         self.device = device
         self._compression: CompressionTable | None = None
         self._packed_kv: BlockTable | None = None
-        self.transfer_buffers: BufferPlaces | None = None
-        """Of a store; None without one."""
+        self._buffers: BufferPlaces | None = None
+        self._pieces: torch.Tensor | None = None
         self.allocate()
 
     def allocate(self) -> None:
@@ -98,10 +98,18 @@ class DeviceArena:
             self.buffer = torch.zeros(size, dtype=torch.uint8, device=self.device)
             self._host = None
         self._never_written: bytearray | None = bytearray(b"\1") * self.plan.frame_count
+        if self._buffers is not None:
+            self.attach(self._buffers)
+
+    def attach(self, buffers: BufferPlaces) -> None:
+        """Loads and stores of a store's ``buffers`` may come."""
+        self._buffers = buffers
+        self._pieces = pieces_for(self.plan, self.device)
 
     def release(self) -> None:
         """Free the bytes, once no view of them is left. Idempotent."""
         self.buffer = torch.empty(0, dtype=torch.uint8, device=self.device)
+        self._pieces = None
         self._host = self._never_written = None
 
     def layer_caches(self, layer_count: int) -> list[LayerCache]:
@@ -129,9 +137,15 @@ class DeviceArena:
             case WorkKind.COPY_PAGES:
                 self.copy_pages(*_both(ids))
             case WorkKind.LOAD_PAGES | WorkKind.STORE_PAGES:
-                _transfers(self).pages(_on_host(ids), load=kind is WorkKind.LOAD_PAGES)
+                pages_K = self._on_device(ids)[:, 0] if self._pieces is not None else None
+                self._transfers.pages(_on_host(ids), pages_K, load=kind is WorkKind.LOAD_PAGES)
             case WorkKind.LOAD_STATES | WorkKind.STORE_STATES:
-                _transfers(self).states(_on_host(ids), load=kind is WorkKind.LOAD_STATES)
+                self._transfers.states(_on_host(ids), load=kind is WorkKind.LOAD_STATES)
+
+    @property
+    def _transfers(self) -> Transfers:
+        assert self._buffers is not None, "a plan loads or stores, and the engine has no store"
+        return Transfers(self.plan, self.buffer, self._buffers, self._pieces)
 
     def zero_frames(self, frames: Items) -> None:
         """``frames`` are zero now, and may be written from here on."""
@@ -283,11 +297,6 @@ def warm(arena: DeviceArena) -> None:
         record = np.zeros((1, 4), np.int32)
         arena.compress_kv(record)
         arena.restore_kv(record)
-
-
-def _transfers(arena: DeviceArena) -> Transfers:
-    assert arena.transfer_buffers is not None, "a plan loads or stores, and the engine has no store"
-    return Transfers(arena.plan, arena.buffer, arena.transfer_buffers)
 
 
 def _both(copies: Items) -> tuple[Items, Items]:

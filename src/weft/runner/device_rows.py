@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.memory.arena_work import Int32s, WorkKind
+from weft.memory.arena_work import WorkKind
 from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.sampler import TokenChoice, as_tensor
@@ -32,7 +32,7 @@ class DeviceRows:
         self._cleared: Staged | None = None
         self._table_writes: list[Staged] = []
         self._work: list[tuple[WorkKind, Staged]] = []
-        self._stores: list[tuple[WorkKind, Int32s]] = []
+        self._stores: list[tuple[WorkKind, Staged]] = []
 
     def stage(self, plan: StepPlan) -> None:
         add = self.staging.add
@@ -40,8 +40,7 @@ class DeviceRows:
         self._table_writes = [add(writes, np.int64) for writes in (plan.table_writes, plan.table_patches)
                               if writes.size]
         self._work = [(kind, add(ids, np.int64)) for kind, ids in plan.arena_work.ordered()]
-
-        self._stores = list(plan.arena_work.after_runs())
+        self._stores = [(kind, add(ids, np.int64)) for kind, ids in plan.arena_work.after_runs()]
 
     def perform(self, arena: DeviceArena) -> None:
         if self._cleared is not None:

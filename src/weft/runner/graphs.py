@@ -116,10 +116,17 @@ class CudaCapture:
             run()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        # "global", the default, would let a call of any other thread (an allocation, say) end the recording.
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            hidden = run()
+        pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
+        try:
+            # "global", the default, would let a call of any other thread (an allocation, say) end the
+            # recording.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                hidden = run()
+        except BaseException:
+            # A recording that CUDA ended leaves torch's pool in the state "recording", and the allocations of
+            # its stream in that pool.
+            self._stream = self._pool = None
+            raise
         current.wait_stream(stream)
 
         def replay() -> torch.Tensor:

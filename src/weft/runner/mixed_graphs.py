@@ -154,6 +154,10 @@ class MixedGraphs:
         self._block(block.shape).copy_(block.flat)
         return self._recordings.replay(block.shape)
 
+    def idle(self, shape: MixedShape) -> torch.Tensor:
+        """A step without a sequence. It reads and writes nothing of the arena."""
+        return self.replay(MixedBlock(shape, torch.from_numpy(self._pad_block(shape)).to(self._table.device)))
+
     def _block(self, shape: MixedShape) -> torch.Tensor:
         return self._static[: shape.block_numbers]
 

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.request import LOGPROBS_MAX
 from weft.tensor.device import is_remote
 from weft.tensor.waits import wait_for
 
@@ -69,14 +70,20 @@ class PendingReadback:
         return self._pieces
 
 
-class Readback:
-    """From ``device``."""
+def step_words(rows: int) -> int:
+    """Of a step of ``rows`` rows that all ask for logprobs."""
+    return rows * (4 + 2 * LOGPROBS_MAX)
 
-    def __init__(self, device: torch.device) -> None:
+
+class Readback:
+    """From ``device``. ``words``: of a usual step (``step_words``). Larger buffers are made when a step needs
+    them, which takes milliseconds on a GPU."""
+
+    def __init__(self, device: torch.device, words: int = 0) -> None:
         self._device = device
         self._remote = is_remote(device)
         self._turn = 0
-        self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int64)] * 2
+        self._buffers = [self._buffer(words if self._remote else 0) for _ in range(2)]
         self._pending: list[PendingReadback | None] = [None, None]
 
     def send(self, pieces: Sequence[torch.Tensor]) -> PendingReadback:
@@ -106,10 +113,11 @@ class Readback:
     def _room(self, count: int) -> torch.Tensor:
         held = self._buffers[self._turn]
         if held.numel() < count:
-            held = torch.empty(1 << (count - 1).bit_length(), dtype=torch.int64,
-                               pin_memory=self._device.type == "cuda")
-            self._buffers[self._turn] = held
+            held = self._buffers[self._turn] = self._buffer(1 << (count - 1).bit_length())
         return held[:count]
+
+    def _buffer(self, words: int) -> torch.Tensor:
+        return torch.empty(words, dtype=torch.int64, pin_memory=self._device.type == "cuda")
 
     def _event(self) -> Any:
         if self._device.type != "cuda":

@@ -22,6 +22,7 @@ needs megabytes, a wide one with long steps gigabytes); recording all graphs twi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -39,7 +40,7 @@ from weft.runner.step_shapes import StepShape, step_shapes
 from weft.runner.verify import replay
 from weft.spec import CacheDTypeName, ModelSpec
 from weft.tensor import gpu
-from weft.tensor.device import current
+from weft.tensor.device import current, use
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.replay_log import ReplayLog
@@ -98,19 +99,22 @@ class CudaMeter:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Bytes: the most of a step while it runs, by the shape ``largest``; of all graphs together."""
+    """Bytes: the most of a step while it runs, by the shape ``largest``; of all graphs together; of pages on
+    their way to and from a store."""
 
     step_bytes: int
     graph_bytes: int
     largest: str
+    transfer_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.step_bytes + self.graph_bytes
+        return self.step_bytes + self.graph_bytes + self.transfer_bytes
 
     def in_words(self) -> str:
+        transfers = f", {format_bytes(self.transfer_bytes)} for transfers" if self.transfer_bytes else ""
         return (f"{format_bytes(self.step_bytes)} for the largest ({self.largest}), "
-                f"{format_bytes(self.graph_bytes)} for CUDA graphs")
+                f"{format_bytes(self.graph_bytes)} for CUDA graphs{transfers}")
 
 
 @torch.inference_mode()
@@ -152,9 +156,19 @@ class _Measurement:
 
     def run(self, capture: Capture | None, shapes: Sequence[MixedShape]) -> Reserve:
         peaks = {shape.name: self._peak(shape) for shape in self._shapes}
+        # Libraries have a handle and a workspace for each thread, and the next thread takes over those of one
+        # that ended: here the steps' thread gets its own, before the rest of the memory is counted.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(self._step_of_thread).result()
         self._sampler.close()
         largest = max(peaks, key=lambda name: peaks[name])
         return Reserve(peaks[largest], 0 if capture is None else self._graph_bytes(capture, shapes), largest)
+
+    @torch.inference_mode()
+    def _step_of_thread(self) -> None:
+        use(self._device)
+        scratch.home = self._device
+        self._step(self._shapes[-1])
 
     def _peak(self, shape: StepShape) -> int:
         self._step(shape)

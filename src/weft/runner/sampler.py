@@ -48,7 +48,7 @@ from weft.runner.filters import Filters, choose, fill_numbers
 from weft.runner.grammars import Constrained, GrammarRows, Masks
 from weft.runner.logprobs import score, token_logprobs
 from weft.runner.randomness import seed_word, uniforms
-from weft.runner.readback import PendingReadback, Readback
+from weft.runner.readback import PendingReadback, Readback, step_words
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import CompiledGrammar
 from weft.tensor import gpu
@@ -147,7 +147,8 @@ class Sampler:
         """No row draws, and none asks for logprobs."""
         self._device = device
         self._remote = is_remote(device)
-        self._early, self._late, self._readback = Staging(device), Staging(device), Readback(device)
+        self._early, self._late = Staging(device), Staging(device)
+        self._readback = Readback(device, step_words(rows_max))
         self._staged: _Asked | None = None
 
     def admit(self, row: int, tokens: npt.NDArray[np.int32], prompt_tokens: int, sampling: SamplingParams,

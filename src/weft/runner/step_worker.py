@@ -36,7 +36,7 @@ class Launched(Protocol):
 
 class StepWorker:
     """``launch(plan)`` is called on the thread, ``prepare()`` once before. The thread starts with the first
-    step."""
+    step, or call."""
 
     def __init__(self, launch: Callable[[StepPlan], Launched], prepare: Callable[[], None]) -> None:
         self._launch = launch
@@ -51,9 +51,7 @@ class StepWorker:
         return len(self._flights)
 
     def begin(self, plan: StepPlan) -> None:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps", initializer=self._prepare)
-        self._flights.append(self._thread.submit(self._run, plan))
+        self._flights.append(self._started().submit(self._run, plan))
 
     def finish(self) -> StepResult:
         """Of the oldest step; raises what it raised."""
@@ -62,6 +60,16 @@ class StepWorker:
         except BaseException:
             self._failed = True
             raise
+
+    def call(self, function: Callable[[], None]) -> None:
+        """On the thread; waits for it. Nothing is in flight."""
+        assert not self._flights, "a step is in flight"
+        self._started().submit(function).result()
+
+    def _started(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps", initializer=self._prepare)
+        return self._thread
 
     def rest(self) -> None:
         """Let the thread end, with the step buffers that are its own; the next step starts another. Nothing

@@ -41,7 +41,6 @@ from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
 from weft.memory.frames.plan import ArenaPlan
 from weft.models.loading import LoadedModel
 from weft.models.mtp import MtpHead
-from weft.request import TokenLogprobs
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import (
@@ -56,7 +55,7 @@ from weft.runner.launched import LaunchedStep, ScoredPrompt
 from weft.runner.logprobs import score
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, mixed_shapes
 from weft.runner.mtp import HeadRunner
-from weft.runner.readback import Readback
+from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler
 from weft.runner.sleep import DroppedModel, HostWeights, give_back
@@ -94,7 +93,7 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 [X, vocab], in ``out_XV`` where that is given and it is any use."""
+        """float32 [X, vocab]. A caller may give ``out_XV`` as memory for them; a model may ignore it."""
         ...
 
 
@@ -135,7 +134,7 @@ class TorchExecutor:
             self.sampler.warm()
             if device.type == "cuda":
                 warm(self.arena)
-        self._readback = Readback(device)
+        self._readback = Readback(device, step_words(sizes.rows_max))
         self._keeps_room = not is_remote(device)
         self._room: LogitsRoom | None = None
         self._inference = torch.inference_mode()
@@ -231,13 +230,12 @@ class TorchExecutor:
                         SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions), plan)
         replay(batch.inputs.runs, [len(tokens) for tokens in chosen.windows.values()])
         self.batches.store(self.arena)
-        scored: dict[int, list[TokenLogprobs]] = {}
-        if batch.prompt_spans:
-            prompts, scores = self._score_prompts(batch, hidden)
-            scored = LaunchedStep(began_s, plan.run_count, self._readback.send(scores),
-                                  prompts=prompts).home().prompt_logprobs
-        result = StepResult(chosen.tokens, chosen.logprobs, scored, time.perf_counter() - began_s,
-                            chosen.failures, chosen.windows, chosen.verified_logprobs)
+        prompts, scores = self._score_prompts(batch, hidden)
+        # Waited for without scores too: the copies of the store are before it, and end with the step.
+        home = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts).home()
+        result = StepResult(chosen.tokens, chosen.logprobs, home.prompt_logprobs,
+                            time.perf_counter() - began_s, chosen.failures, chosen.windows,
+                            chosen.verified_logprobs)
         return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
 
     def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:
@@ -275,6 +273,23 @@ class TorchExecutor:
             self.batches.mixed_shapes = self.mixed_graphs.recorded_shapes
             refused.append(self.mixed_graphs.refused_in_words())
         return "; ".join(filter(None, refused)) or None
+
+    def warm(self) -> None:
+        """On a GPU: what the first steps would otherwise wait for. Libraries have a handle and a workspace
+        for each thread, and the first replay of a graph brings it to the device."""
+        if self.arena.device.type == "cuda":
+            self._worker.call(self._warm)
+
+    @torch.inference_mode()
+    def _warm(self) -> None:
+        if self.graphs is not None:
+            for width in self.graphs.recorded_widths:
+                self.graphs.idle(width)
+        if self.mixed_graphs is not None:
+            for shape in self.mixed_graphs.recorded_shapes:
+                self.mixed_graphs.idle(shape)
+        self.model.logits(self._forward(pad_rows(1, self.batches.rows.table.shape[1], self.arena.device)))
+        self._readback.send([]).open()
 
     @torch.inference_mode()
     def dummy_step(self, width: int) -> None:
@@ -339,6 +354,7 @@ class TorchExecutor:
             self._caches = self._lay_out(self.arena.device)
             self._bind_head()
             refused = self.record_graphs()
+            self.warm()
             if refused is not None:
                 _log.warning("after waking, some steps run without a CUDA graph and are slower: %s",
                              refused)

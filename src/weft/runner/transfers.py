@@ -8,9 +8,12 @@ kernels included. A slot crosses without its padding: S bytes of S'. With severa
 columns of a buffer (``ranks.shared_buffers``).
 
     on a CPU     numpy copies memory
-    elsewhere    pages are gathered on the device and cross in one copy for each buffer. The copy is enqueued
-                 on the stream of the step. Pinned buffers do not block the host: the step's readback is
-                 behind the copy, so a finished step has its stores
+    elsewhere    pages are gathered on the device, in pieces of 64 MiB through one buffer, and each piece
+                 crosses in one copy. Copies are enqueued on the stream of the step. Pinned buffers do not
+                 block the host: the step's readback is behind the copies, so a finished step has its stores
+
+The buffer of the pieces is allocated with the arena, and counted before the arena takes the rest: a prefix
+may be larger than the memory that is free. Ids are on the device already, with the rest of the step.
 
 The ids are those of ``WorkKind``. Rejected: a kernel that reads host memory (its speed depends on the bus);
 one copy for each page (a prefix of 12,000 tokens has 750).
@@ -27,36 +30,47 @@ import torch
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.transfer_buffers import BufferPlaces
+from weft.tensor.device import is_remote
 from weft.units import BufferId
 
 Ids = npt.NDArray[Any]
+PIECE_BYTES = 64 << 20
+"""Of the buffer on the device."""
 
 
 class Transfers:
-    """``arena_B``: uint8 [arena_bytes]."""
+    """``arena_B``: uint8 [arena_bytes]; ``pieces_B``: uint8 on the same device, for pages on their way; None
+    on a CPU."""
 
-    def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces) -> None:
+    def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces,
+                 pieces_B: torch.Tensor | None = None) -> None:
         self._plan = plan
         self._arena_B = arena_B
         self._buffers = buffers
+        self._pieces_B = pieces_B
 
-    def pages(self, ids_K3: Ids, *, load: bool) -> None:
-        """Rows of a page, a buffer, and a page of that buffer."""
+    def pages(self, ids_K3: Ids, pages_K: torch.Tensor | None = None, *, load: bool) -> None:
+        """Rows of a page, a buffer, and a page of that buffer. ``pages_K``: the pages of all rows, on the
+        device."""
         plan = self._plan
         if not ids_K3.size:
             return
         assert ids_K3[:, 0].min() >= 0, "PAD is loaded or stored"
         assert ids_K3[:, 0].max() < plan.page_count, "a page outside the arena is loaded or stored"
         pages_NP = self._arena_B[:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
+        begin = 0
         for buffer, first, items in _runs(ids_K3):
             host_PB = self._buffers[buffer].pages_PB[first:first + len(items)]
             assert len(host_PB) == len(items), f"buffer {buffer} ends before page {first + len(items)}"
-            if pages_NP.device.type != "cpu":
-                (load_by_index if load else store_by_index)(pages_NP, items, host_PB)
+            if self._pieces_B is not None:
+                assert pages_K is not None, "ids that are not on the device"
+                move = load_pages if load else store_pages
+                move(pages_NP, pages_K[begin : begin + len(items)], host_PB, self._pieces_B)
             elif load:
                 pages_NP.numpy()[items] = host_PB
             else:
                 np.take(pages_NP.numpy(), items, axis=0, out=host_PB, mode="clip")  # in place
+            begin += len(items)
 
     def states(self, ids_K2: Ids, *, load: bool) -> None:
         """Rows of a slot and a buffer."""
@@ -72,20 +86,38 @@ class Transfers:
                 state_B.copy_(slot_B, non_blocking=True)
 
 
-def load_by_index(pages_NP: torch.Tensor, items: Ids, host_PB: npt.NDArray[np.uint8]) -> None:
-    """``host_PB`` into the pages ``items``, on any device."""
-    loaded_KP = torch.from_numpy(host_PB).to(pages_NP.device, non_blocking=True)
-    pages_NP.index_copy_(0, _on_device(items, pages_NP.device), loaded_KP)
+def pieces_for(plan: ArenaPlan, device: torch.device) -> torch.Tensor | None:
+    """The buffer of the pieces; at least of a page."""
+    if not is_remote(device):
+        return None
+    return torch.empty(max(PIECE_BYTES, plan.page_bytes), dtype=torch.uint8, device=device)
 
 
-def store_by_index(pages_NP: torch.Tensor, items: Ids, host_PB: npt.NDArray[np.uint8]) -> None:
-    """The pages ``items`` into ``host_PB``, from any device."""
-    gathered_KP = pages_NP.index_select(0, _on_device(items, pages_NP.device))
-    torch.from_numpy(host_PB).copy_(gathered_KP, non_blocking=True)
+def load_pages(pages_NP: torch.Tensor, pages_K: torch.Tensor, host_PB: npt.NDArray[np.uint8],
+               pieces_B: torch.Tensor) -> None:
+    """``host_PB`` into the pages ``pages_K``, on any device."""
+    for items_K, piece_KP, host_KP in _pieces(pages_K, host_PB, pieces_B):
+        piece_KP.copy_(host_KP, non_blocking=True)
+        pages_NP.index_copy_(0, items_K, piece_KP)
 
 
-def _on_device(items: Ids, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(items.astype(np.int64)).to(device)
+def store_pages(pages_NP: torch.Tensor, pages_K: torch.Tensor, host_PB: npt.NDArray[np.uint8],
+                pieces_B: torch.Tensor) -> None:
+    """The pages ``pages_K`` into ``host_PB``, from any device."""
+    for items_K, piece_KP, host_KP in _pieces(pages_K, host_PB, pieces_B):
+        torch.index_select(pages_NP, 0, items_K, out=piece_KP)
+        host_KP.copy_(piece_KP, non_blocking=True)
+
+
+def _pieces(pages_K: torch.Tensor, host_PB: npt.NDArray[np.uint8], pieces_B: torch.Tensor,
+            ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Ids, room on the device and the place on the host, of as many pages as fit."""
+    host, page_bytes = torch.from_numpy(host_PB), host_PB.shape[1]
+    count = len(pieces_B) // page_bytes
+    for begin in range(0, len(host_PB), count):
+        host_KP = host[begin : begin + count]
+        room_KP = pieces_B[: len(host_KP) * page_bytes].view(len(host_KP), page_bytes)
+        yield pages_K[begin : begin + count], room_KP, host_KP
 
 
 def _runs(ids_K3: Ids) -> Iterator[tuple[BufferId, int, Ids]]:

@@ -121,7 +121,7 @@ class ServerConfig:
     http_workers: int = flag(1, "HTTP processes that share the port; more than one where a core is no "
                                 "longer enough for JSON and streams.", least=1)
     restarts: int = limit(5, "Restarts of an engine process that dies or stalls; its requests go on. After "
-                             "them the server ends with code 1 or 3. Ten good minutes give them all back.",
+                             "them the server ends with code 1 or 3. Ten minutes of service restore all.",
                           least=0)
     stall_after: float = limit(10.0, "Seconds of silence after which an engine process counts as stalled and "
                                      "is replaced; 0: never. A step that computes may take 30 times as long.",

@@ -20,6 +20,8 @@ import torch
 from weft.errors import ConfigError
 from weft.tensor import gpu
 
+TESTED = {"torch": "2.13", "triton": "3.9"}
+"""The one pair of versions that the tests of this build ran with."""
 OLDEST = (8, 0)
 """Compute capability of Ampere: the oldest for which the Triton kernels are compiled."""
 
@@ -104,6 +106,13 @@ def remarks(device: torch.device) -> list[str]:
     if not gpu.INSTALLED:
         said.append("Triton is not installed, so the GPU runs torch's own operators, many times slower: "
                     "pip install 'weft[gpu]'.")
+    versions = {"torch": str(torch.__version__)}
+    with contextlib.suppress(ImportError):   # no such distribution: some builds have another package name
+        versions["triton"] = version("triton")
+    others = [f"{name} {have}" for name, have in versions.items() if not have.startswith(f"{TESTED[name]}.")]
+    if others:
+        said.append(f"{' and '.join(others)}: the tests of this version of weft ran with torch "
+                    f"{TESTED['torch']} and Triton {TESTED['triton']} alone.")
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST:
         said.append(f"{describe(device)} has compute capability {capability[0]}.{capability[1]}; the kernels "

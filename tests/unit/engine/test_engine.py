@@ -1,3 +1,5 @@
+import gc
+
 import msgspec
 import pytest
 
@@ -388,6 +390,18 @@ def test_the_short_way_to_an_event_tells_what_the_long_way_tells() -> None:
     [stream] = rig.core.streams.by_seq.values()
     assert stream.plain, "it has said once what is said once"
     stream.cached_tokens, stream.seq.preemption_count, stream.seq.recomputed_tokens = 3, 2, 5
-    assert stream.plain_event(11) == stream.event([11])
+    [short] = rig.core.step()
+    assert (short.cached_tokens, short.preemptions, short.recomputed_tokens) == (3, 2, 5)
+    assert short == stream.event(short.tokens)
     stream.queued_s = 1.5
-    assert stream.plain_event(11) != stream.event([11]), "the control: a stream that has more to say"
+    [short] = rig.core.step()
+    assert short != stream.event(short.tokens), "the control: a stream that has more to say"
+
+
+def test_events_are_no_work_for_the_garbage_collector() -> None:
+    """A step of 1,024 sequences makes as many, and full collections took longer than the step."""
+    rig = Rig(rows_max=2)
+    rig.submit("a", 40, max_tokens=30)
+    events = [event for _ in range(4) for event in rig.core.step()]
+    assert events
+    assert not any(gc.is_tracked(event) for event in events)

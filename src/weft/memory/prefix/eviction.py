@@ -17,16 +17,16 @@ moves the rest together (compaction.py). Bare KV goes first, whatever is short: 
 resumes from it. A leaf is cut from its end, so no more is lost than necessary. In a model without states all
 cached data is KV, and class 0 is plain LRU.
 
-If several slots share a frame, evicting one of them frees no frame. Among the next states that together would
-free one, a state at a leaf goes first: its KV goes with it, and that may be enough.
+If several slots share a frame, evicting one of them frees no frame. So the choice looks at the next states
+that would free a frame together. One at a leaf goes first: its KV goes with it, and that may be enough.
 
 ``last`` names what will surely be used: by a preempted sequence, by a request for which a store has read it,
 or by the head of the queue. It goes when nothing else is left, and its KV is not compressed. It is deferred,
 never held, so no request waits for ever because of it.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen checkpoint)
-in an overlay. It looks at no more nodes than it chooses, is told to spare, and are slots in a frame. It stops
-at ``EVICTIONS_PER_STEP`` (law L11).
+in an overlay. It looks at the nodes that it chooses, those that it must spare, and as many more as a frame
+has slots. It stops at ``EVICTIONS_PER_STEP`` (law L11).
 
 Rejected: leases that hold checkpoints (a second slot for each running sequence, and a sequence that fits
 alone might not); evicting whole nodes (a cached prompt of 100,000 tokens for one page); a clock over all

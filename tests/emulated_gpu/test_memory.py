@@ -1,0 +1,113 @@
+"""Memory: a budget, poison, the same addresses again; the start counts what serving takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.emulated_gpu import emulated
+from tests.emulated_gpu.card import Card
+from tests.emulated_gpu.engines import answers, assert_tokens_of_transformers, started
+from tests.fixtures.checkpoints import checkpoint
+from weft.errors import ConfigError
+from weft.tensor.gpu.host_memory import room_for
+from weft.tensor.waits import wait_for
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def card() -> Iterator[Card]:
+    with emulated() as one:
+        yield one
+
+
+def test_new_and_freed_memory_is_poison(card: Card) -> None:
+    assert torch.empty(8, device=CUDA).isnan().all()
+    x = torch.ones(1000, device=CUDA)
+    address = x.data_ptr()
+    del x
+    again = torch.empty(1000, device=CUDA)
+    assert again.data_ptr() == address, "the same memory at once"
+    assert again.isnan().all()
+    assert int(torch.empty(3, dtype=torch.int64, device=CUDA).min()) > 1 << 60, "an index far outside"
+
+
+def test_a_view_keeps_its_memory(card: Card) -> None:
+    view = torch.arange(1000, device=CUDA)[3:5]
+    torch.full((1000,), 7, device=CUDA)
+    assert view.tolist() == [3, 4]
+
+
+def test_segments_are_counted_as_torch_does(card: Card) -> None:
+    before, mib = torch.cuda.mem_get_info(CUDA)[0], 1 << 20
+    held = [torch.empty(size, dtype=torch.uint8, device=CUDA) for size in (100, mib // 2, 3 * mib, 4 * mib)]
+    assert before - torch.cuda.mem_get_info(CUDA)[0] == (2 + 20) * mib
+    held.append(torch.empty(21 * mib, dtype=torch.uint8, device=CUDA))
+    assert before - torch.cuda.mem_get_info(CUDA)[0] == (2 + 20 + 22) * mib
+    del held
+    assert torch.cuda.mem_get_info(CUDA)[0] < before, "cached"
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info(CUDA)[0] == before
+
+
+def test_a_product_takes_a_workspace_for_each_thread_and_stream(card: Card) -> None:
+    x = torch.ones(4, 4, device=CUDA)
+    before = torch.cuda.memory_allocated()
+    x @ x
+    one = torch.cuda.memory_allocated() - before
+    assert one > 1 << 20
+    x @ x
+    assert torch.cuda.memory_allocated() - before == one
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x @ x
+    assert torch.cuda.memory_allocated() - before == 2 * one
+
+
+def test_pieces_of_one_pinned_mapping_are_free_again_behind_their_copies(card: Card) -> None:
+    room = room_for(CUDA, 64 << 10)
+    assert [how for _, how in card.pinned] == ["registered"]
+    one, two = room.take(40 << 10), room.take(20 << 10)
+    assert not np.shares_memory(one, two)
+    torch.from_numpy(one).copy_(torch.ones(40 << 10, dtype=torch.uint8, device=CUDA), non_blocking=True)
+    assert not card.waits
+    room.give(one)
+    assert not np.shares_memory(room.take(8 << 10), one), "the copy into it may be under way"
+    event = torch.cuda.Event()
+    event.record()
+    wait_for(event)
+    assert np.shares_memory(room.take(40 << 10), one)
+    assert not np.shares_memory(room.take(40 << 10), one), "what fits nowhere is ordinary memory"
+    assert not card.reports
+
+
+def test_a_start_that_lacks_memory_says_what_to_lower() -> None:
+    checkpoint("qwen3")
+    with emulated(9 << 20) as small, pytest.raises(ConfigError, match=r"weights do not fit.*--quantize"), \
+            started(small, "qwen3"):
+        pass
+    with emulated(40 << 20) as small, \
+            pytest.raises(ConfigError, match=r"--max-num-batched-tokens \d+ fits|free more than .*iB by"), \
+            started(small, "qwen3", max_num_batched_tokens=4096, max_model_len=4096):
+        pass
+
+
+def test_prefixes_come_back_from_the_store_without_a_wait(tmp_path: Path) -> None:
+    """Faults 3, 4 and 6: loads in pieces through a buffer that was counted, by staged ids, out of memory that
+    was pinned at the start."""
+    family, prompt = "qwen3_5", list(range(3, 69))
+    checkpoint(family)
+    made = []
+    for _ in range(2):
+        with emulated() as card, started(card, family, store=str(tmp_path)) as engine:
+            made += answers(engine.core, [prompt])
+            tier = engine.core.scheduler.store
+            assert tier is not None
+            restored = tier.restores.counts.restored_tokens
+        assert not card.reports, [str(report) for report in card.reports]
+    assert restored
+    assert_tokens_of_transformers(family, [prompt, prompt], made)
