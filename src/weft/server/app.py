@@ -50,7 +50,7 @@ from weft.server.service import ServedModel, Service
 from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer, wake_answer
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
-from weft.server.tokenize import tokenize_answer
+from weft.server.tokenize_answer import tokenize_answer
 from weft.server.unknown_path import on_http_error
 from weft.server.workers.forward import forwarded_operations
 

@@ -28,7 +28,7 @@ from weft.server.metric_table import EngineReport, FleetReport
 from weft.server.metrics import Metrics
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
-from weft.server.tokenize import TokenizeBudget
+from weft.server.tokenize_budget import TokenizeBudget
 from weft.server.tracing import RequestTracer
 from weft.server.workers.messages import Series
 from weft.server.workers.shared_counts import SharedCounts
