@@ -34,10 +34,9 @@ from weft.assemble.assembly import (
     load_weights,
     prepare_torch,
 )
-from weft.assemble.ranks import group_of, identity_with, meet, settings_of
+from weft.assemble.ranks import group_of, identity_of, identity_with, meet, settings_of
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room
 from weft.errors import ConfigError, UserError
-from weft.ranks.identity import identity_of
 from weft.ranks.messages import (
     RankBuffer,
     RankBufferFreed,

@@ -9,7 +9,8 @@ Cores are divided: a rank has ``--threads``, or its part of all cores. Importing
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,6 @@ def start_ranks(config: EngineConfig, directory: Path, device: torch.device, tel
                 peers: Peers | None = None) -> StartedRanks:
     """Starts the other ranks (or launches ``peers`` again) and meets them. Raises ConfigError for a model
     that does not divide, before any process is started."""
-    from weft.ranks.identity import identity_of
     from weft.ranks.peers import Peers
 
     _check_divides(config, directory)
@@ -147,3 +147,27 @@ def _check_divides(config: EngineConfig, directory: Path) -> None:
     from weft.files import read_json
 
     rank_architecture(read_architecture(read_json(directory / "config.json")), config.tp, ep=config.ep)
+
+
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+_DIGITS = 12
+
+
+def identity_of(directory: Path, settings: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What must be equal on all ranks, as text. ``settings``: (name, value) of what was chosen for this rank.
+
+    The digest of the weights is of the files' names, sizes and evenly spaced samples: they tell one fine-tune
+    from another at the price of a few pages. One of all bytes would make each rank read the whole model,
+    which is what shards avoid."""
+    config = hashlib.sha256((directory / "config.json").read_bytes())
+    weights = hashlib.sha256()
+    for file in sorted(directory.glob("*.safetensors")):
+        size = file.stat().st_size
+        weights.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as stream:
+            for sample in range(_SAMPLES):
+                stream.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+                weights.update(stream.read(_SAMPLE_BYTES))
+    return {**dict(settings), "config.json": config.hexdigest()[:_DIGITS],
+            "weights": weights.hexdigest()[:_DIGITS]}

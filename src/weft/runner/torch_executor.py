@@ -29,8 +29,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.config import Sizes
@@ -50,7 +52,6 @@ from weft.runner.graphs import (
 )
 from weft.runner.kv_scales import head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt
-from weft.runner.logits_room import LogitsRoom
 from weft.runner.logprobs import score
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, mixed_shapes
 from weft.runner.mtp import HeadRunner
@@ -401,3 +402,21 @@ class TorchExecutor:
 def _step_inputs(batch: StepBatch) -> StepInputs:
     assert isinstance(batch.inputs, StepInputs), "a step of a graph has no head"
     return batch.inputs
+
+
+class LogitsRoom(NamedTuple):
+    """float32 [rows, vocab] for the logits of a step, written again and again on a CPU: new memory comes page
+    by page, and the faults take longer than the writing. A GPU's allocator reuses blocks.
+    ``host_XV``: the same memory."""
+
+    rows: int
+    logits_XV: torch.Tensor
+    host_XV: npt.NDArray[np.float32]
+
+    @staticmethod
+    def of(rows: int, vocab_size: int) -> LogitsRoom:
+        logits_XV = torch.empty((rows, vocab_size))
+        return LogitsRoom(rows, logits_XV, logits_XV.numpy())
+
+    def first(self, rows: int) -> LogitsRoom:
+        return self if rows == self.rows else LogitsRoom(rows, self.logits_XV[:rows], self.host_XV[:rows])

@@ -1,6 +1,7 @@
-"""Stop strings: where the text of an answer ends, and how much of it is safe to show.
+"""Texts that mean something in a stream which arrives in pieces: stop strings, and the markers of formats.
 
     text  -> StopStrings.push(piece)           text comes out only when no stop string can begin in it
+    "so 2 < 3 </th"  -> held_characters        readers of ``</think>`` and calls show "so 2 < 3 ", hold "</th"
 
 The engine ends answers by token (``weft.engine.stopping``) and has no text. The code that detokenizes feeds
 ``StopStrings``, shows the text that it returns, and cancels the sequence when it says ``stopped``.
@@ -92,3 +93,29 @@ def _failure_table(stop: str) -> Sequence[int]:
             length += 1
         table[at] = length
     return table
+
+
+def held_characters(text: str, markers: Iterable[str]) -> int:
+    """Length of the longest end of ``text`` that is a beginning of a marker, but not all of it."""
+    longest = 0
+    for marker in markers:
+        for length in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:length]):
+                longest = length
+                break
+    return longest
+
+
+def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
+    """Where the first of ``markers`` begins, and which; of those that begin together, the longest."""
+    best: tuple[int, str] | None = None
+    for marker in markers:
+        at = text.find(marker)
+        if at >= 0 and (best is None or at < best[0] or (at == best[0] and len(marker) > len(best[1]))):
+            best = at, marker
+    return best
+
+
+def may_become(text: str, markers: Iterable[str]) -> bool:
+    """Whether more text could make ``text`` begin with one of ``markers``."""
+    return any(marker.startswith(text) and marker != text for marker in markers)

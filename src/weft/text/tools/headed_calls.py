@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 
-from weft.text.markers import may_become
+from weft.text.stop_strings import may_become
 from weft.text.tools.body_reader import BodyReader, CallDelta
 from weft.text.tools.json_calls import ObjectScanner
 

@@ -15,7 +15,7 @@ import json
 import re
 from typing import Any
 
-from weft.text.markers import may_become
+from weft.text.stop_strings import may_become
 from weft.text.tools.body_reader import BodyReader, CallDelta
 
 _HEADER = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')

@@ -14,7 +14,7 @@ reasoning and as a call (markers in the reasoning, and the next prompt would hav
 
 from __future__ import annotations
 
-from weft.text.markers import first_marker, held_characters, may_become
+from weft.text.stop_strings import first_marker, held_characters, may_become
 from weft.text.tools.body_reader import CallDelta
 from weft.text.tools.formats import ToolFormat
 from weft.text.tools.reader import ToolCallReader

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.text.markers import first_marker, held_characters, may_become
+from weft.text.stop_strings import first_marker, held_characters, may_become
 from weft.text.tools.body_reader import BodyReader, CallDelta
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import Body, Envelope, ToolFormat

@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from weft.text.markers import may_become
+from weft.text.stop_strings import may_become
 from weft.text.tools.body_reader import BodyReader, CallDelta
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
