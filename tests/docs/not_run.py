@@ -60,7 +60,6 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/server.md", "schemathesis run"): FUZZ,
     ("docs/plan.md", "weft plan owner/name"): HUB,
     ("docs/fleet.md", "weft serve MODEL --tp 2 --listen-engines"): MACHINES,
-    ("docs/fleet.md", "weft join"): MACHINES,
     ("docs/fleet.md", "weft serve MODEL --tp 2 --ray"): RAY,
     ("docs/quantization.md", "python -m benchmarks."): LONG,
     ("docs/scheduling.md", "python -c"): "runs in tests/sim, with other seeds",

@@ -88,6 +88,8 @@ def complaint_of(command: CommandLine) -> str | None:
             return weft_complaint(tuple(rest))
         case (("python" | "python3"), "-m", ("pip" | "venv" | "pytest"), *_):
             return None
+        case (("python" | "python3"), "-m", "tests.emulated_gpu", *rest):  # weft's own words, on that GPU
+            return weft_complaint(tuple(rest))
         case (("python" | "python3"), "-m", *rest):
             return module_complaint(tuple(rest))
         case (("python" | "python3"), path, *rest) if path.endswith(".py"):
