@@ -67,7 +67,7 @@ test: check
 
 # The engine and the server on an emulated GPU: all families, ways to serve and mutants. ``make test`` has a part.
 test-emulated-gpu: install
-	@OMP_NUM_THREADS=1 WEFT_EMULATED_GPU=all $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal \
+	@OMP_NUM_THREADS=1 EMULATED_GPU=all $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal \
 	  tests/emulated_gpu $(ARGS)
 
 # On a machine with a GPU, with whatever Python has torch for CUDA there: no .venv. GPU_PYTHON names it.

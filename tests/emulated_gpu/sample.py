@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 Case = TypeVar("Case")
-ALL = os.environ.get("WEFT_EMULATED_GPU") == "all"
+ALL = os.environ.get("EMULATED_GPU") == "all"
 SEED = 31
 
 

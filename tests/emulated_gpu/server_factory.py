@@ -17,9 +17,9 @@ _until_the_process_ends = contextlib.ExitStack()
 
 
 def make(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
-    """What goes wrong silently on a GPU ends the engine here. ``WEFT_EMULATED_GPU_BYTES``: of the card."""
+    """What goes wrong silently on a GPU ends the engine here. ``EMULATED_GPU_BYTES``: of the card."""
     card = _until_the_process_ends.enter_context(
-        emulated(int(os.environ.get("WEFT_EMULATED_GPU_BYTES", CARD_BYTES))))
+        emulated(int(os.environ.get("EMULATED_GPU_BYTES", CARD_BYTES))))
     with quick_start(card):
         made = assemble(config, on_progress=on_progress)
     card.serving = True

@@ -32,7 +32,7 @@ from tests.oracle.test_models_against_transformers import (
 from weft.families.architecture import Architecture, Experts
 from weft.models.loading import load_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models-tested.md"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ step waits for another process). See decision 0019.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -42,6 +43,13 @@ _PRIORITY = 10
 _PREDICATES = ("has ", "is ", "takes ", "needs ", "refers ", "cannot ")
 """How reasons of weft begin; the compiler's do not continue a sentence."""
 Built = TypeVar("Built")
+
+
+def in_one_line(error: str) -> str:
+    """The compiler's error without its pictures of the text. A regex is quoted with what is wrong in it."""
+    regex = re.search(r'(invalid regex ".*?") \(in regex\).*\berror: ([^\n]+)', error, re.DOTALL)
+    return f"{regex[1]}: {regex[2]}" if regex else error.split("\n", 1)[0]
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class GrammarSandbox:
         """Raises RequestError with the compiler's reason, EngineUnavailableError where the worker failed."""
         verdict = self._ask(grammar.grammar, vocab_size)
         if verdict.error:
-            reason = presentable(verdict.error, otherwise="cannot be compiled")
+            reason = presentable(in_one_line(verdict.error), otherwise="cannot be compiled")
             separator = " " if reason.startswith(_PREDICATES) else ": "
             raise RequestError(f"{grammar.field}{separator}{reason}", param=grammar.field,
                                code="invalid_grammar")
