@@ -295,7 +295,8 @@ def test_a_policy_that_lies_corrupts_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_unknown_policy_is_refused_by_name_and_a_model_without_states_needs_none() -> None:
-    with pytest.raises(ConfigError, match=r"debug\.cache_policy is 'best'; it must be one of value, lru"):
+    said = r"debug\.cache_policy is 'best'; it must be one of value, lru, marconi"
+    with pytest.raises(ConfigError, match=said):
         check_policy("best")
     check_policy("worth")
     assert isinstance(make_policy("worth", small_arena(4, 1, 8), PrefillCost(), lambda: 0.0), ValuePolicy)
