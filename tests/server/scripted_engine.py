@@ -214,8 +214,11 @@ class _FreeRows(RowCosts):
     def __init__(self) -> None:
         super().__init__({1: 1.0, 16: 1.0001, 1024: 1.001})
 
-    def note(self, rows: int, seconds: float, *, windows: bool = False) -> None:
+    def note(self, rows: int, seconds: float) -> None:
         """Measurements of a busy machine change nothing."""
+
+    def note_verify(self, decodes: int, drafted: int, seconds: float) -> None:
+        """As ``note``."""
 
 
 def build_embedded_with_free_drafts(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
