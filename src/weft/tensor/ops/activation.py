@@ -31,6 +31,7 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
 
     Source: Shazeer, "GLU variants improve transformer" (2020).
     """
+    # The activation is stored before the product, as torch does: one bit of bfloat16 would differ.
     gate, up = gate_up_TJ.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -54,6 +55,7 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor) -> torch.Tensor | None:
         return None
     assert fused.first.rows == 2 * fused.second.columns
     out_TD = fused.out(x_TD)
+    # A fused block is called for what it writes: `first` must give both halves of the columns.
     bound.swiglu(native.projected_of(x_TD), out_TD.data_ptr())
     return out_TD
 

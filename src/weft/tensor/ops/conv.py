@@ -1,16 +1,11 @@
 """Depthwise causal convolution over time, with its window as state; alone, and between the gates of LFM2.
 
-In torch, decodes gather their windows [n, C, W], shift them and write them back: one fused row of arithmetic.
-Prefill runs lie one after the other, each behind its own window, so that one sliding sum of K shifted
-products serves all runs. Rows where a run's window meets the end of the previous run are computed too and
-discarded; they are as finite as the inputs. Tokens go in tiles, so that the K passes of the sum stay in
-cache.
-
     padded rows   [ w0 w0 w0 | x0 x0 x0 x0 x0 | w1 w1 w1 | x1 x1 ]      W = K-1 = 3
     y row i       = sum_k weight[k] * padded[i + k]                     belongs to the token at row i + W
     new window    = the last W rows of the run; of a tap, the W rows up to it
 
-The C++ kernel is csrc/conv.inl.
+In torch, prefill runs lie one after the other, each behind its own window: one sliding sum of K shifted
+products serves all runs. The C++ kernel is csrc/conv.inl.
 """
 
 from __future__ import annotations
@@ -43,11 +38,7 @@ def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tenso
     """``y[t, c] = act(bias[c] + sum_k weight[c, k] * x[t - (K-1) + k, c])`` within each run.
 
     ``x_TC`` [T, C] any float dtype; ``weight_CK`` [C, K], K >= 2; ``window_SCW`` [S, C, K-1]: the last K-1
-    inputs of each slot, oldest first. The window is the history before the run (zeros if ``fresh``), and is
-    updated in place to the run's own last inputs. Returns [T, C] in the dtype of ``x_TC``; sums are float32.
-
-    Runs with slot PAD start from zeros and write nothing. A tap writes the window after ``offset`` tokens of
-    its run. [0, n) in one run equals [0, k) then [k, n).
+    inputs of each slot, oldest first. Returns [T, C] in the dtype of ``x_TC``; sums are float32.
 
     Source: the causal conv of Mamba (Gu and Dao, 2023), and of LFM2's short convolution.
     """
@@ -140,6 +131,7 @@ def _prefill(x_TC: torch.Tensor, weight_KC: torch.Tensor, bias_C: torch.Tensor |
     if layout.tap_slots_X.numel():
         window_SCW.index_copy_(0, layout.tap_slots_X,
                                _windows(padded, layout.tap_rows_XW).to(window_SCW.dtype))
+    # The K passes over a tile stay in the L2 cache.
     for first, last, begin, end in layout.tiles:
         count = end - begin - width
         y = scratch.take("causal_conv.y", (count, channels), torch.float32)
@@ -147,6 +139,7 @@ def _prefill(x_TC: torch.Tensor, weight_KC: torch.Tensor, bias_C: torch.Tensor |
         for k in range(1, width + 1):
             y.addcmul_(padded[begin + k : begin + k + count], weight_KC[k])
         activated = _finish(y, bias_C, activation)
+        # Rows where a window meets the run before it are computed too, and left out here. They are finite.
         out_TC[first:last] = activated.index_select(0, layout.token_rows[first:last] - (begin + width))
 
 
@@ -187,8 +180,8 @@ def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torc
     """``C * conv(B * x)`` [T, C] of ``projected_TJ`` [T, 3 C], columns B, C, x: LFM2's layer between its two
     projections.
 
-    Weights, window and runs as in ``causal_conv``; the window holds B * x. Each product and the convolution
-    are rounded to the dtype of ``projected_TJ``.
+    Weights, window and runs as in ``causal_conv``; the window holds B * x. Values between the steps are
+    rounded to the dtype of ``projected_TJ``.
 
     Source: transformers ``Lfm2ShortConv``.
     """
@@ -203,6 +196,7 @@ def _short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: tor
         return UNFIT
     tokens, channels = projected_TJ.shape[0], weight_CK.shape[0]
     y_TC = torch.empty((tokens, channels), dtype=projected_TJ.dtype)
+    # A verify run logs B and x alone: C gates the output and reaches no state.
     if runs.log is not None:
         rows = projected_TJ[runs.log.first:runs.log.first + runs.log.rows]
         room = runs.log.room(_replay(weight_CK, bias_C, window_SCW), 2 * channels, projected_TJ.dtype)
@@ -215,7 +209,6 @@ def _short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: tor
 
 
 def _replay(weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: torch.Tensor) -> Replay:
-    """The convolution over logged columns B and x; C gates the output and reaches no state."""
     def replay(logged_TJ: torch.Tensor, again: Runs) -> None:
         channels = weight_CK.shape[0]
         dropped_TC = torch.empty((logged_TJ.shape[0], channels), dtype=logged_TJ.dtype)
@@ -230,9 +223,11 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bi
               window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
     """``fused.second(short_conv(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     bound = fused.bound(x_TD)
+    # The C++ layer reads B, C and x from the buffer of its own projection: only x_TD's form matters here.
     if bound is None or not in_cpp_takes(x_TD, weight_CK, window_SCW):
         return None
     out_TD, channels = fused.out(x_TD), weight_CK.shape[0]
+    # The log takes the columns B and x, which lie around the C that is left out.
     native.log_projected(runs, window_SCW, 2 * channels, (channels, channels), x_TD.dtype,
                          _replay(weight_CK, bias_C, window_SCW))
     bound.short_conv(native.runs_of(runs), native.projected_of(x_TD), weights_of(weight_CK, bias_C),

@@ -27,10 +27,6 @@ then made of blocks of 16 x 16 places. With s the place before a block's rows, e
     below the diagonal   (x_i exp(G_i - G_s)) . exp(G_s - G_e) (k_j exp(G_e - G_j))     all factors at most 1
     on the diagonal      a key moves down one place at a time, k <- exp(g) k, and multiplies the x there
 
-Sums of log decays are float64: differences need 1e-7 where sums are in the hundreds (``tensor.chunks``). The
-triangle is inverted, not solved. That is 7 times faster here than triangular solves with a large right-hand
-side. It is as exact, because the blocks are unit lower triangular with small entries.
-
 The C++ kernel (csrc/gated_delta.inl) is the recurrence, token by token, with the state in the cache.
 
 Sources: Yang et al., "Parallelizing linear transformers with the delta rule" and "Gated Delta Networks"
@@ -73,11 +69,7 @@ def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     a decay for each line of S; then k_heads = v_heads. ``scale``: usually K ** -0.5. Any float dtypes;
     computed in float32. Returns [T, v_heads, V] in the dtype of ``q_THK``.
 
-    ``state_SHKV`` [S, v_heads, K, V]: S of each run's slot before the run (zeros if ``fresh``), updated in
-    place to S after it. Runs with slot PAD start from zeros and write nothing. A tap writes the state after
-    ``offset`` tokens of its run. Decode runs use the recurrence. Prefill runs use the chunked form, with
-    chunks on the absolute grid of CHUNK_TOKENS positions. A state that is not float32 is rounded after every
-    token as ``tensor.rounding`` says; ``layer`` is the layer's number.
+    ``state_SHKV`` [S, v_heads, K, V]: S of each slot.
 
     Sources: Yang et al., 2024, eqs. 8-10; Kimi Team, 2025, eqs. 1 and 7-9; transformers' qwen3_5 and
     kimi_linear for the details.
@@ -104,6 +96,7 @@ def _delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
             and v_dim % native.LANES == 0 and k_dim <= KEY_DIM_MAX and k_dim % native.LANES == 0):
         return UNFIT
     by_line = g_TH.ndim == 3
+    # float32, contiguous by line: the kernel reads gates by one row stride.
     g, beta = g_TH.float(), beta_TH.float()
     out_THV = torch.empty((tokens, heads, v_dim), dtype=q_THK.dtype)
     native.extension().gated_delta(
@@ -121,15 +114,15 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 
 def _decay_of_channels(log_decay: torch.Tensor) -> torch.Tensor:
-    """As ``decay_of``, with exponents rounded to float32 first: there is one per channel here, and exp in
-    float64 costs more than the products."""
+    """As ``decay_of``, for one exponent per channel."""
+    # Rounded before exp: in float64 it costs more than the products. The copy keeps the caller's sums.
     return log_decay.to(torch.float32, copy=True).clamp_min_(LOG_DECAY_MIN).exp_()
 
 
 def _decode(q_RHK: torch.Tensor, k_RHK: torch.Tensor, v_RHV: torch.Tensor, g_RH: torch.Tensor,
             beta_RH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs) -> torch.Tensor:
-    """One token per run. One product with the state before reads the decayed state for k and q:
-    o = e^g q.S + (q.k) d with d = beta (v - e^g k.S)."""
+    """One token per run."""
+    # o = e^g q.S + (q.k) d with d = beta (v - e^g k.S): one product with the state before reads it for both.
     _, heads, k_dim, v_dim = state_SHKV.shape
     by_line = g_RH.ndim == 3
     decay_RHX = decay_of(g_RH if by_line else g_RH[..., None])
@@ -208,6 +201,7 @@ def _work_by_head(x: dict[str, torch.Tensor]) -> _ChunkWork:
     group = v_heads // k_heads
     q, k, v = (_head_major(x, name) for name in "qkv")
     beta = x["beta"].transpose(1, 2)
+    # float64: differences need 1e-7 where sums are in the hundreds.
     sums = x["g"].transpose(1, 2).double().cumsum(-1)
     decay = pairwise_decay(sums, scratch.take("delta_rule.decay", (count, v_heads, size, size),
                                               torch.float32))
@@ -223,6 +217,7 @@ def _work_by_head(x: dict[str, torch.Tensor]) -> _ChunkWork:
     for_state.copy_(torch.bmm(inverse.view(-1, group * size, size),
                               k.view(-1, size, k_dim)).view(for_state.shape))
     torch.mul(q[:, :, None], grown.view(count, k_heads, group, size, 1), out=for_output)
+    # Over `decay`, which nothing reads after this line.
     attention = decay.view(grouped).mul_(torch.matmul(q, k.transpose(-1, -2))[:, :, None]).view(decay.shape)
     k_left = scratch.take("delta_rule.k_left", (count, v_heads, size, k_dim), torch.float32)
     torch.mul(k[:, :, None], decay_of(sums[..., -1:] - sums).view(count, k_heads, group, size, 1),
@@ -268,6 +263,7 @@ def _scan(steps: list[Step], first: int, work: _ChunkWork, state: torch.Tensor, 
           out: torch.Tensor) -> None:
     """Advance ``state`` [rows, H, K, V] in place, chunk after chunk; taps go into ``state_SHKV``. ``out`` is
     [all chunks, size, H, V]; ``work`` begins at its chunk ``first``."""
+    # v' of a token depends on tokens before it alone, so a tap inside a chunk repeats no computation.
     _, heads, size, v_dim = work.new_values.shape
     k_dim = work.k_left.shape[-1]
     for step in steps:
@@ -275,6 +271,7 @@ def _scan(steps: list[Step], first: int, work: _ChunkWork, state: torch.Tensor, 
         batch = step.rows * heads
         alive = state[: step.rows].view(batch, k_dim, v_dim)
         read = torch.bmm(work.reads[at].view(batch, 2 * size, k_dim), alive)
+        # In place: U becomes v', which the taps read below.
         added = work.new_values[at].view(batch, size, v_dim).sub_(read[:, :size])
         read_out = torch.baddbmm(read[:, size:], work.attention[at].view(batch, size, size), added)
         read_out = read_out.view(step.rows, heads, size, v_dim)
@@ -291,8 +288,10 @@ def _scan(steps: list[Step], first: int, work: _ChunkWork, state: torch.Tensor, 
 
 
 def unit_lower_inverse(a_BCC: torch.Tensor) -> torch.Tensor:
-    """(1 + strictly lower part of a)^-1 for [B, C, C], C = 16 x a power of 2. The result is scratch memory.
-    The diagonal of ``a`` and what lies above it are not read."""
+    """(1 + strictly lower part of a)^-1 for [B, C, C], C = 16 x a power of 2, in scratch memory. The diagonal
+    of ``a`` and what lies above it are not read."""
+    # Inverted, not solved: 7 times faster than triangular solves with a large right-hand side. It is as
+    # exact, because the blocks are unit lower triangular with small entries.
     batch, size, _ = a_BCC.shape
     blocks = size // _BASE
     inverse = scratch.take("delta_rule.inverse", a_BCC.shape, torch.float32).zero_()
@@ -307,6 +306,7 @@ def unit_lower_inverse(a_BCC: torch.Tensor) -> torch.Tensor:
     tiled = inverse.view(batch, blocks, _BASE, blocks, _BASE).diagonal(dim1=1, dim2=3)
     tiled.copy_(solved.view(batch, blocks, _BASE, _BASE).permute(0, 2, 3, 1))
     half = _BASE
+    # [A 0; C B]^-1 = [A^-1 0; -B^-1 C A^-1 B^-1], for halves of 16, 32, ... rows.
     while half < size:
         for begin in range(0, size, 2 * half):
             top, low = slice(begin, begin + half), slice(begin + half, begin + 2 * half)
@@ -330,6 +330,7 @@ def decayed_products(x_XNHCK: torch.Tensor, k_NHCK: torch.Tensor, g_NHCK: torch.
         sum_blocks = sums_NHCK.view(count, heads, blocks, _BASE, k_dim)
         ends = sum_blocks[..., -1, :]
         left = x_blocks[:, :, :, 1:] * _decay_of_channels(sum_blocks[:, :, 1:] - ends[:, :, :-1, None])
+        # Measured from the last place of the block before, so that no factor is above 1.
         right = k_blocks[:, :, :-1] * _decay_of_channels(ends[:, :, :-1, None] - sum_blocks[:, :, :-1])
         for block in range(1, blocks):
             rows, before = slice(block * _BASE, (block + 1) * _BASE), slice(0, block * _BASE)
@@ -341,6 +342,7 @@ def decayed_products(x_XNHCK: torch.Tensor, k_NHCK: torch.Tensor, g_NHCK: torch.
     moved = k_blocks
     for distance in range(_BASE):
         if distance:
+            # The key moves down one place and decays by that place's own gate.
             moved = moved[..., :-1, :] * decay[..., distance:, :]
         diagonal = (x_blocks[..., distance:, :] * moved).sum(-1)
         tiles.diagonal(-distance, dim1=3, dim2=4).copy_(diagonal)

@@ -47,9 +47,8 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
         q k v <- silu(conv(q k v))      beta = scale sigmoid(b)      g = decay softplus(a + dt_bias)
         o = gated_delta(q, k, v, g, beta)        norm(o, per head) silu(z)
 
-    ``window_SCW``, ``state_S`` and ``layer`` as in ``causal_conv`` and ``gated_delta``: read before each
-    run, written after it and at taps. Gates are float32; values between the ops are rounded to the dtype of
-    ``projected_TW``.
+    State arguments as in ``causal_conv`` and ``delta_rule``. Gates are float32; values between the ops are
+    rounded to the dtype of ``projected_TW``.
 
     Source: Gated Delta Networks (Yang et al., 2024), transformers ``Qwen3NextGatedDeltaNet``.
     """

@@ -4,10 +4,8 @@
              gather pages once -> to fp32 [n, W, context] -> q.x -> mask -> softmax -> weights.x
     prefill  per run: gather -> to fp32 -> one fused attention call whose keys and values are the same tensor
 
-Every head reads the same rows, so the heads are the rows of one product. Keys and values are gathered and
-converted once; ``paged_attention`` does it twice. Prefill uses the absorbed form too. It costs 2 W / (key +
-value width of a head) times the arithmetic of expanded heads. But it avoids expanding the whole context for
-every chunk of a prompt. A prompt's chunks and its decodes then agree.
+Prefill uses the absorbed form too. It costs 2 W / (key + value width of a head) times the arithmetic of
+expanded heads. But it does not expand the whole context for every chunk of a prompt.
 """
 
 from __future__ import annotations
@@ -28,19 +26,19 @@ from weft.units import PAD, PAGE_TOKENS, pages_for
 def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor,
                      runs: Runs, scale: float, value_dim: int,
                      scales: torch.Tensor | None = None) -> torch.Tensor:
-    """Write the rows ``x_TW`` of this step's tokens into their pages. Then, for the token at position p of
-    its sequence and each head, compute ``softmax(scale * q . x_[0..p]) x_[0..p]``. Returns its first
-    ``value_dim`` numbers: [T, heads, value_dim] in the dtype of ``q_THW``.
+    """Write the rows ``x_TW`` of this step's tokens into their pages. Then return the first ``value_dim``
+    numbers of ``softmax(scale * q . x_[0..p]) x_[0..p]`` for the token at position p and each head:
+    [T, heads, value_dim] in the dtype of ``q_THW``.
 
     ``q_THW`` [T, heads, W]: the query in the latent's space (the key projection is absorbed). ``cache`` [P,
     1, W/pack, 16, pack]: a K block as in ``tensor.layout``, without a V block; int8 pages have ``scales``
-    bfloat16 [P, 1, 1, 16]. Token t of run r goes to page ``page_table_RP[r, position // 16]``; PAD positions
-    and pages are not written (L4). Softmax and sums are float32. Unwritten memory does not reach the output
-    (L6). PAD rows read nothing and return zeros.
+    bfloat16 [P, 1, 1, 16]. Pages, PAD and unwritten memory as in ``write_kv`` and ``paged_attention``.
+    Softmax and sums are float32.
 
     Source: DeepSeek-V2 (2024), section 2.1 and appendix C.
     """
     _write(x_TW, cache, positions_T, runs, scales)
+    # Zeros: PAD rows are in no group, and return them.
     out_THV = torch.zeros(*q_THW.shape[:2], value_dim, dtype=q_THW.dtype, device=q_THW.device)
     page_bytes = cache[0].numel() * cache.itemsize if cache.shape[0] else 1
     key = f"latent_attention.{page_bytes}"
@@ -92,6 +90,7 @@ def _attend_group(q_THW: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor
     count, page_count = group.pages_NP.shape
     heads, value_dim = out_THV.shape[1:]
     context = page_count * PAGE_TOKENS
+    # Every head reads the same rows, so the heads are the rows of one product.
     q_NHW = q_THW.index_select(0, group.rows_N).float() * scale
     scores_NHS = scratch.take("latent_attention.scores", (count, heads, context), torch.float32)
     cuts = [(a, min(a + group.segment, page_count)) for a in range(0, page_count, group.segment)]
@@ -106,11 +105,13 @@ def _attend_group(q_THW: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor
     out_NHV = torch.zeros(count, heads, value_dim, device=q_THW.device)
     for first, last in cuts:
         if len(cuts) > 1 or rows_NSW is None:
+            # With one cut the rows of the scores are still in the buffer: gathered once, read twice.
             rows_NSW = _rows(cache, scales, group.pages_NP[:, first:last])
         begin, end = first * PAGE_TOKENS, last * PAGE_TOKENS
         masked_from = max(begin, group.read_min)
         if masked_from < end:
             unread = group.unread_NS[:, masked_from - group.read_min : end - group.read_min]
+            # 0 x NaN is NaN: a weight of 0 does not hide unwritten memory (L6).
             rows_NSW[:, masked_from - begin :].masked_fill_(unread[..., None], 0.0)
         out_NHV.baddbmm_(weights_NHS[:, :, begin:end], rows_NSW[..., :value_dim])
     out_THV.index_copy_(0, group.rows_N, out_NHV.to(out_THV.dtype))
@@ -122,6 +123,7 @@ def _attend_run(q_LHW: torch.Tensor, rows_SW: torch.Tensor, scale: float) -> tor
     context = rows_SW.shape[0]
     q_1HLW = q_LHW.float().transpose(0, 1)[None]
     known_1HSW = rows_SW.expand(1, heads, context, width)
+    # The fused form needs no mask in memory; it takes a square alone.
     if length == context:
         attended = F.scaled_dot_product_attention(q_1HLW, known_1HSW, known_1HSW, is_causal=True, scale=scale)
     else:

@@ -8,12 +8,11 @@ Codes in C++ (csrc/linear.inl), and by oneDNN where that is faster:
     a matrix unit     the kernel (csrc/code_pieces.inl) for any number of rows in bfloat16: x is never rounded
     byte_inputs       the kernel (csrc/w8a8.inl) for any number of rows: the form defines the arithmetic
 
-In torch one block of weight rows after the other is dequantised and multiplied. A block stays in the cache
-between the two steps; fresh tensors of a whole matrix would cost more than the product. Weights with
-``byte_inputs`` are int8 times int8 on every machine, with the same bits:
+In torch one block of weight rows after the other is dequantised and multiplied. Weights with ``byte_inputs``
+are int8 times int8 on every machine, with the same bits:
 
     x      each row in parts of 128 columns: codes -127..127, to nearest even, and a scale, largest / 127
-    sum    of a part: a whole number below 2^24, so float32 makes it exactly, in whatever order
+    sum    of a part: a whole number below 2^24, which float32 holds exactly, in whatever order it is added
     y      sum * (scale of the weight * scale of x), part after part, then the bias: each step rounded
 """
 
@@ -50,15 +49,15 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` float32 [rows].
 
     The C++ kernels round x to int8, with a scale per 32 columns, unless ``weight.exact`` is set or the CPU
-    has no byte products. torch and Triton never round x. Where x is rounded, a row of x gives the same bits
-    whatever rows are beside it. With ``weight.byte_inputs`` x is rounded everywhere, by parts of 128 columns,
-    and the bits are the same on every machine.
+    has no byte products. torch and Triton never round x. With ``weight.byte_inputs`` every form rounds x, by
+    parts of 128 columns.
 
     Source: Dettmers et al., 2022 (products of rounded rows); the groups of 32 are those of ggml's q8_0.
     """
     if weight.byte_inputs:
         return byte_product(x, weight, bias)
     out = x.new_empty(*x.shape[:-1], weight.rows)
+    # A block stays in the cache between the two steps; a whole dense matrix would cost more than the product.
     step = max(TILE_ROWS, _BLOCK_ELEMENTS // max(weight.columns, 1) // TILE_ROWS * TILE_ROWS)
     for first in range(0, weight.rows, step):
         last = min(first + step, weight.rows)
@@ -129,7 +128,6 @@ def _widened(x_RI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
 
 
 def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The torch form of weights with ``byte_inputs``."""
     codes_PRK, scales_PR = rounded_inputs(x.reshape(-1, weight.columns))
     out = scales_PR.new_empty(scales_PR.shape[1], weight.rows)
     step = max(TILE_ROWS, _BYTE_BLOCK_ELEMENTS // max(weight.columns, 1) // TILE_ROWS * TILE_ROWS)
@@ -141,6 +139,7 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
         total = out[:, first:last].zero_()
         for part, (codes, scales) in enumerate(zip(codes_PRK, scales_PR, strict=True)):
             both = block.scales[:last - first, part * PART // weight.group] * scales[:, None]
+            # Scale times scale first, then the sum: the order of the C++ kernel, whose bits these are.
             total += (codes @ values_NPK[:, part].T).mul_(both)
     return (out if bias is None else out.add_(bias)).to(x.dtype).view(*x.shape[:-1], weight.rows)
 
@@ -169,10 +168,9 @@ def tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = N
                  out: torch.Tensor | None = None) -> torch.Tensor:
     """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are float32. ``out``:
     a dense tensor that the kernel may write.
-
-    Without the kernel (another dtype of x, or kernels switched off after loading) the rows are laid out again
-    for each product. That is slow, and exists only so that nothing fails.
     """
+    # Slow: it lays the rows out again for each product. It serves another dtype of x, and kernels that were
+    # switched off after loading.
     return F.linear(x, weight.dense().to(x.dtype), bias if bias is None else bias.to(x.dtype))
 
 
@@ -186,6 +184,7 @@ def _tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = 
     x_RI = x if x.ndim == 2 else x.reshape(-1, columns)
     if x_RI.stride(1) != 1:
         x_RI = x_RI.contiguous()
+    # The kernel adds the bias to float32 sums, before the one rounding.
     bias = None if bias is None else bias.float().contiguous()
     rows = x_RI.shape[0]
     if out is None:
@@ -203,4 +202,5 @@ def tiles_fit(x: torch.Tensor, weight: InTiles) -> bool:
     """Whether the C++ form (csrc/tiles.inl) takes ``x`` and ``weight``."""
     if not native.in_use() or x.dtype != weight.dtype or not x.is_cpu:
         return False
+    # A sealed twelve-bit weight has no other reader than these kernels.
     return isinstance(weight, TiledWeight) or bool(native.extension().has_twelve_bit_products())

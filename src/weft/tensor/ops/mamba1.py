@@ -1,33 +1,23 @@
 """Mamba-1: a linear state per channel, each of whose entries decays at its own rate.
 
-Torch computes decodes by the recurrence, prefills by the recurrence of all chunks side by side.
-
-Every entry of the state decays at its own rate, so no form of this scan is a product of matrices. Mamba-2
-gave up that freedom to get one. But the same place of all chunks can be computed at once: 64 steps over
-[chunks, C, N], whatever the length of the prompt. Only the state at the begin of each chunk must be known
-first:
+No form of this scan is a product of matrices (Mamba-2 gave up that freedom to get one). Torch computes
+decodes by the recurrence, and prefills by the recurrence of all chunks side by side: 64 steps over
+[chunks, C, N], whatever the length of the prompt. Only the state at the begin of each chunk must be known:
 
     1. ends     L = the state a chunk leaves if it begins at zero          place by place, all chunks at once
     2. begins   S_0 = the run's state;  S_(c+1) = exp(A sum d) S_c + L_c   chunk after chunk, one product each
     3. outputs  the recurrence again, each chunk from its own S_c          place by place, all chunks at once
 
-The state after a whole chunk is always that of line 2, wherever a run was cut. So a prompt in several runs,
-or after a cached prefix, goes through the same numbers as in one run. Taps inside a chunk and the state after
-a run's last, partial chunk are those of line 3. Empty places are as in ``tensor.chunks``: d = 0 decays by 1
-and adds nothing.
+The state after a whole chunk is always that of line 2, wherever a run was cut: a prompt in several runs goes
+through the same numbers as in one. Taps inside a chunk and a run's last, partial chunk are those of line 3.
 
 Rejected: the scan in log space (cumulative sums of d A and one exponential per pair). Entries decay by e^-64
 and more within a chunk, so the terms that matter are differences of huge numbers. An associative scan over
 places: log2 64 passes over 64 times the memory, for a loop of 64 that memory bounds already.
 
-Chunks go in groups of about STATE_BLOCK_BYTES of state, which then stay in the L2 cache for all of their
-places.
-
-Source: Gu and Dao, "Mamba" (2023), section 3.3; the split of line 1 to 3 as in Mamba-2's block decomposition.
-
-The C++ kernel (csrc/mamba1.inl) is the recurrence, token by token, with the state in the cache.
+Source: Gu and Dao, "Mamba" (2023), section 3.3. The C++ kernel (csrc/mamba1.inl) is the recurrence, token by
+token, with the state in the cache.
 """
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -60,10 +50,6 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
     (-exp(A_log)); ``B_TN``, ``C_TN`` [T, N], the same for all channels; ``D_C``, ``dt_bias_C`` [C]. Any float
     dtypes; computed in float32. Returns [T, C] in the dtype of ``x_TC``; the gate is the caller's.
 
-    ``state_SCN`` [S, C, N]: S of each run's slot before the run (zeros if ``fresh``), updated in place to S
-    after it. Runs with slot PAD start from zeros and write nothing. A tap writes the state after ``offset``
-    tokens of its run. Decode runs use the recurrence. Prefill runs use the chunked form, with chunks on the
-    absolute grid of CHUNK_TOKENS positions.
 
     Source: Gu and Dao, "Mamba" (2023), section 3; transformers' mamba.
     """
@@ -189,10 +175,12 @@ def _block(x: dict[str, torch.Tensor], a_CN: torch.Tensor, plan: _Plan, state: t
     C], written."""
     count, size, _ = x["step"].shape
     begins = scratch.take("mamba1.begins", (count, *a_CN.shape), torch.float32)
+    # In float64, and summed over the whole chunk at once: line 2 gives one state, wherever the runs were cut.
     _link(plan, begins, _ends(x, a_CN, plan.whole), x["step"].double().sum(1).float(), a_CN, state, state_SCN)
     for group in _groups(range(count), a_CN):
         at = slice(group[0], group[-1] + 1)
         running = begins[at]
+        # An empty place has d = 0: it decays by 1 and adds nothing.
         decay = scratch.take("mamba1.decay", running.shape, torch.float32)
         for place in range(size):
             _advance(running, decay, x["step"][at, place], a_CN, x["pushed"][at, place], x["b"][at, place])
@@ -238,6 +226,7 @@ def _link(plan: _Plan, begins: torch.Tensor, ends: torch.Tensor, sums_XC: torch.
 
 
 def _groups(chunks: range, a_CN: torch.Tensor) -> Iterator[range]:
+    # A group's states stay in the L2 cache for all of their places.
     size = max(1, STATE_BLOCK_BYTES // (4 * a_CN.numel()))
     for begin in range(0, len(chunks), size):
         yield chunks[begin : begin + size]

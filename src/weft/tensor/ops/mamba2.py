@@ -7,15 +7,11 @@ d_t the step, L_i the sums of d A and S the state before the chunk:
     S    <- exp(L_C) S + (exp(L_C - L) d x)^T B
 
 The first product of y is computed for all chunks at once; the second and the update of S are the loop over
-chunks (see ``tensor.chunks``). B and C belong to groups of heads. So C.B, C S^T and (d x)^T B are products
-per group with the group's heads side by side: few large matmuls instead of many small ones.
+chunks (see ``tensor.chunks``). B and C belong to groups of heads, so their products take a group's heads side
+by side: few large matmuls instead of many small ones.
 
-Sums of log decays are float64 (see ``chunks.pairwise_decay``). A tap inside a chunk is the same update
-without the later tokens.
-
-Source: Dao and Gu, "Transformers are SSMs" (2024), section 6 (the block decomposition).
-
-The C++ kernel (csrc/mamba2.inl) is the recurrence, token by token, with the state in the cache.
+Source: Dao and Gu, "Transformers are SSMs" (2024), section 6 (the block decomposition). The C++ kernel
+(csrc/mamba2.inl) is the recurrence, token by token, with the state in the cache.
 """
 
 from __future__ import annotations
@@ -48,11 +44,6 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
     h // (heads / groups); ``D_H``, ``dt_bias_H`` [heads]. Any float dtypes; computed in float32. Returns
     [T, heads, P] in the dtype of ``x_THP``.
 
-    ``state_SHPN`` [S, heads, P, N]: S of each run's slot before the run (zeros if ``fresh``), updated in
-    place to S after it. Runs with slot PAD start from zeros and write nothing. A tap writes the state after
-    ``offset`` tokens of its run. Decode runs use the recurrence. Prefill runs use the chunked form, with
-    chunks on the absolute grid of CHUNK_TOKENS positions. A state that is not float32 is rounded after every
-    token as ``tensor.rounding`` says; ``layer`` is the layer's number.
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; transformers' granitemoehybrid.
     """
@@ -131,6 +122,7 @@ def _block(x: dict[str, torch.Tensor], first: int, steps: list[Step], state: tor
     """Some consecutive steps of the scan: the intra-chunk work of their chunks, then the scan itself."""
     count, size, heads, head_dim = x["x"].shape
     groups, width = x["b"].shape[2:]
+    # float64: differences of sums in the hundreds must be right to 1e-7.
     sums = x["log_decay"].transpose(1, 2).double().cumsum(-1)
     scores = scratch.take("mamba2.scores", (count, heads, size, size), torch.float32)
     pairwise_decay(sums, scores)
@@ -166,12 +158,14 @@ def _scan(steps: list[Step], first: int, state: torch.Tensor, state_SHPN: torch.
         read = torch.bmm(c[at].view(batch, size, width), alive.transpose(1, 2))
         read = read.view(step.rows, groups, size, -1, head_dim).transpose(1, 2)
         grown = decay_of(sums[at]).transpose(1, 2).view(step.rows, size, groups, -1, 1)
+        # `out` has the tokens' own part already (`_block`).
         out[step.first : step.first + step.rows].view(*grown.shape[:-1], head_dim).addcmul_(read, grown)
         for tap in step.taps:
             if not tap.whole:
                 chunk = step.first - first + tap.row
                 state_SHPN[tap.slot] = _state_inside(state[tap.row], x_heads[chunk], b[chunk], sums[chunk],
                                                      tap.places)
+        # Before the update, and after the taps: they need the state before this chunk.
         state[: step.rows].mul_(decay_of(sums[at, :, -1])[:, :, None, None])
         alive.baddbmm_(x_left[at].view(batch, size, -1).transpose(1, 2), b[at].view(batch, size, width))
         for tap in step.taps:

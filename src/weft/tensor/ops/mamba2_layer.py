@@ -52,8 +52,8 @@ def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW:
         x B C <- silu(conv(x B C))      y = mamba2(x, dt, A, B, C, D)
         norm(y silu(gate)) or norm(y) silu(gate), over groups; without a norm y silu(gate)
 
-    ``window_SCW``, ``state_S`` and ``layer`` as in ``causal_conv`` and ``mamba2``: read before each run,
-    written after it and at taps. Values between the ops are rounded to the dtype of ``projected_TW``.
+    State arguments as in ``causal_conv`` and ``mamba2``. Values between the ops are rounded to the dtype of
+    ``projected_TW``.
 
     Source: Mamba-2 (Dao and Gu, 2024), transformers ``GraniteMoeHybridMambaLayer``.
     """

@@ -6,8 +6,8 @@ In torch the (token, choice) pairs are sorted by expert, with one pair of produc
     per expert               its rows of x -> gate_up -> silu x up -> down -> rows [a, b) of one buffer
     at the end               for each choice, its row of the buffer weighted and added to the token
 
-The choices of a token are added in the router's order, in float32, whatever else is in the batch. The C++
-kernels have no loop over experts in Python:
+The C++ kernels have no loop over experts in Python:
+
 
     tiles       csrc/moe_tiles.inl     any number of tokens: float experts wherever tiles serve
     quantised   csrc/moe.inl           any number of tokens
@@ -69,8 +69,8 @@ def choose_experts(scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tens
     """-> weights [T, X] of ``dtype``, expert ids int64 [T, X], best first, X = ``rule.per_token``.
 
     ``scores_TE``: what the router's product gives. ``bias_E`` (float32) is added for the choice alone, and
-    goes with sigmoid scores. A token whose position is PAD gets ids of PAD, so that no expert's weights are
-    read for it (law L4). ``positions_T`` None: no row is PAD. Scores are computed in float32.
+    goes with sigmoid scores. A PAD of ``positions_T`` gives ids of PAD; None: no row is PAD. Scores are
+    computed in float32.
 
     Sources: Shazeer et al., 2017; DeepSeek-V3, 2024, for sigmoids, the bias and groups.
     """
@@ -78,6 +78,7 @@ def choose_experts(scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tens
     choose = _by_sigmoid if rule.scoring == "sigmoid" else _by_softmax
     weights_TX, ids_TX = choose(scores_TE.float(), rule, bias_E)
     if positions_T is not None:
+        # A PAD row must read no expert's weights (law L4).
         ids_TX = ids_TX.masked_fill((positions_T == PAD)[:, None], PAD)
     return weights_TX.to(dtype), ids_TX
 
@@ -87,6 +88,7 @@ def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule,
     top_TX, ids_TX = scores_TE.topk(rule.per_token, dim=-1)
     if rule.normalized:
         return torch.softmax(top_TX, dim=-1) * rule.scale, ids_TX
+    # exp(top - logsumexp) is the softmax over all experts, computed for the chosen ones alone.
     return (top_TX - scores_TE.logsumexp(dim=-1, keepdim=True)).exp() * rule.scale, ids_TX
 
 
@@ -98,9 +100,11 @@ def _by_sigmoid(scores_TE: torch.Tensor, rule: ChoiceRule,
         choice_TGE = choice_TE.view(-1, rule.groups, choice_TE.shape[1] // rule.groups)
         best_TG = choice_TGE.topk(2, dim=-1).values.sum(-1)
         out_TG = best_TG.topk(rule.groups - rule.groups_chosen, dim=-1, largest=False).indices
+        # Left out by -inf: with a negative bias, a choice of 0 could win over an expert of a chosen group.
         left = torch.zeros_like(best_TG, dtype=torch.bool).scatter_(1, out_TG, True)
         choice_TE = choice_TGE.masked_fill(left[..., None], -torch.inf).flatten(1)
     ids_TX = choice_TE.topk(rule.per_token, dim=-1).indices
+    # The bias decides the choice and weighs nothing.
     weights_TX = scores_TE.gather(1, ids_TX)
     if rule.normalized:
         weights_TX = weights_TX / (weights_TX.sum(-1, keepdim=True) + rule.normalizer_eps)
@@ -123,11 +127,13 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     """
     tokens, choices = expert_ids_TX.shape
     ids = expert_ids_TX.flatten()
+    # Stable: the rows of an expert keep the order of the tokens.
     order = torch.argsort(ids, stable=True)
     # Ids start at PAD (-1), so that the first count is of the pairs to skip.
     counts = torch.bincount(ids - PAD, minlength=count_of(gate_up_EJD) + 1).tolist()
     pair_rows = scratch.take("moe.pair_rows", (ids.numel(), x_TD.shape[1]), x_TD.dtype)
     begin = counts[0]
+    # Skipped pairs come first, and are gathered below with their weights: they must be zeros, not old memory.
     pair_rows[:begin] = 0
     for expert, count in enumerate(counts[1:]):
         if count == 0:
@@ -144,6 +150,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     place_TX = torch.empty_like(order).scatter_(0, order, torch.arange(ids.numel(), device=ids.device))
     place_TX = place_TX.view(tokens, choices)
     out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
+    # In the router's order, so that a token's sum does not depend on what else is in the batch.
     for choice in range(choices):
         out_TD.addcmul_(pair_rows.index_select(0, place_TX[:, choice]).float(),
                         expert_weights_TX[:, choice, None].float())

@@ -29,10 +29,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: boo
     if gate is not None and gate_first:
         wide = wide * F.silu(gate.float())
     groups = wide.reshape(*x.shape[:-1], -1, group_size) if group_size else wide
+    # The norm squared, for the mean of squares: it reads the values once and makes no copy of them.
     norms: torch.Tensor = torch.linalg.vector_norm(groups, dim=-1, keepdim=True)
     inverse = norms.square_().div_(groups.shape[-1]).add_(eps).rsqrt_()
     normed = (groups * inverse).reshape(x.shape)
     if plus_one:
+        # Qwen3.5 multiplies in float32 and rounds once.
         out: torch.Tensor = normed.mul_(1.0 + weight.float()).to(x.dtype)
     else:
         out = normed.to(x.dtype).mul_(weight)  # transformers rounds before the factor
@@ -64,11 +66,8 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bo
 @op("weft.tensor.kernels.norm")
 def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0,
              plus_one: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x + scale y`` and its ``rms_norm``, both [T, D] in the dtype of ``x_TD``. The sum overwrites
-    ``y_TD``; ``x_TD`` is not changed.
-
-    Both inputs have one dtype; the product (for a ``scale`` other than 1) and the sum are rounded to it.
-    ``weight``, ``eps``, ``plus_one`` as in ``rms_norm``.
+    """``x + scale y`` and its ``rms_norm``, both [T, D] in the one dtype of the inputs, to which the product
+    and the sum are rounded. The sum overwrites ``y_TD``; ``x_TD`` is not changed.
     """
     sum_TD = (y_TD if scale == 1.0 else y_TD.mul_(scale)).add_(x_TD)
     return sum_TD, rms_norm(sum_TD, weight, eps, plus_one=plus_one)

@@ -7,15 +7,12 @@ The C++ kernel (csrc/attention.inl) reads pages in place, in one pass. Torch:
                          gather pages -> to fp32, [n x kv_heads, ctx, D] -> bmm
     prefill  per run:    gather its pages -> to fp32 -> one fused attention call with a causal mask
 
-The groups are the point. A gather of the whole batch streams K and V through memory three times; a group of
-GATHER_BYTES is converted and multiplied in the L2 cache. 2 MiB was the best of 2, 8, 32 and 200 MB, by a
-factor of 2. A row whose K alone is larger goes in segments of pages. So long rows end in groups of one, short
-rows in groups of many: the loop is over bytes, never over runs.
+The groups are the point. A gather of the whole batch streams K and V through memory three times; a group is
+converted and multiplied in the L2 cache. A row whose K alone is larger goes in segments of pages. So the loop
+is over bytes, never over runs.
 
-A group also reads memory beyond a row's context: the tail of its last page, the pages of longer rows, page 0
-for PAD. That memory may hold anything. Scores there are replaced by -inf, not added to, and V there is
-replaced by 0, because 0 x NaN is NaN (L6). Everything is float32. bf16 is converted by a shift of 32-bit
-lanes, which splits a packed pair without touching single elements.
+A group also reads memory beyond a row's context, which may hold anything: the tail of its last page, the
+pages of longer rows, page 0 for PAD. Masks there replace values (L6). Everything is float32.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from weft.units import PAD, PAGE_TOKENS, pages_for
 DIM_MAX = 512
 """Largest D of the C++ form."""
 GATHER_BYTES = 2 << 20
-"""K bytes of one layer per group."""
+"""K bytes of one layer per group: the best of 2, 8, 32 and 200 MB, by a factor of 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +61,8 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
     written the step's own keys and values. Returns [T, heads, D] in the dtype of ``q_THD``. Softmax and sums
     are float32.
 
-    Only pages [0, ceil(context / 16)) of a row of ``page_table_RP`` are used, and of the last page only the
-    written places. Unwritten memory, NaN included, does not reach the output (L6). PAD rows (start PAD) read
-    nothing and return zeros.
+    Of a row of ``page_table_RP`` only the pages of its context are used, and of the last page only the
+    written places. Unwritten memory, NaN included, does not reach the output (L6). PAD rows return zeros.
     """
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     page_bytes = cache_k[0].numel() * cache_k.itemsize if cache_k.shape[0] else 1
@@ -132,6 +128,7 @@ def group_decodes(runs: Runs, page_bytes: int,
         pages_max = last[live[begin]] // PAGE_TOKENS + 1
         end = begin + 1
         while end < len(live) and (end + 1 - begin) * pages_max * page_bytes <= GATHER_BYTES:
+            # A short row in a group of long ones would read pages for nothing: a quarter more is the limit.
             pages = last[live[end]] // PAGE_TOKENS + 1
             if pages_max - pages > max(4, pages_max // 4):
                 break
@@ -147,9 +144,12 @@ def group_decodes(runs: Runs, page_bytes: int,
         else:
             skipped_N1 = torch.tensor([skipped[run] for run in rows], device=device)[:, None]
             columns_NP = skipped_N1 + torch.arange(pages_max, device=device)
+            # The shorter rows of a group would read past the end of the table.
             columns_NP.clamp_(max=runs.page_table_RP.shape[1] - 1)
             pages_NP = runs.page_table_RP[rows_N[:, None], columns_NP]
+            # The window begins inside the first page: its first places are older than the window.
             left_NS = torch.arange(PAGE_TOKENS, device=device) < contexts_N[:, None] - window
+        # PAD becomes page 0: any page will do, because the masks leave its places out.
         groups.append(Group(rows_N, pages_NP.long().clamp_min_(0), read_min, places_S >= contexts_N[:, None],
                             max(1, GATHER_BYTES // (len(rows) * page_bytes)), left_NS))
         begin = end
@@ -177,6 +177,7 @@ def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Ten
         token_NHGS.mul_(_token_scales(scales[:, 0], group.pages_NP)[:, :, None])
     if group.read_min < context:
         tail = scores_BGS.view(rows, kv_heads * heads, context)[:, :, group.read_min :]
+        # Replaced, not added to: NaN plus -inf is NaN.
         tail.masked_fill_(group.unread_NS[:, None, :], float("-inf"))
     if group.left_NS is not None:
         head = scores_BGS.view(rows, kv_heads * heads, context)[:, :, :PAGE_TOKENS]
@@ -185,6 +186,7 @@ def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Ten
     if scales is not None:
         v_scale_NHS = _token_scales(scales[:, 1], group.pages_NP)
         if group.read_min < context:
+            # A scale of unwritten memory may be NaN, and 0 x NaN is NaN.
             v_scale_NHS[..., group.read_min :].masked_fill_(group.unread_NS[:, None], 0.0)
         if group.left_NS is not None:
             v_scale_NHS[..., :PAGE_TOKENS].masked_fill_(group.left_NS[:, None], 0.0)
@@ -196,6 +198,7 @@ def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Ten
         if group.read_min < end:
             masked_from = max(begin, group.read_min)
             unread = group.unread_NS[:, masked_from - group.read_min : end - group.read_min]
+            # 0 x NaN is NaN: a weight of 0 does not hide unwritten memory.
             values_NHSD[:, :, masked_from - begin :].masked_fill_(unread[:, None, :, None], 0.0)
         out_BGD.baddbmm_(weights_BGS[:, :, begin:end], values_NHSD.flatten(0, 1))
     out_THD.index_copy_(0, group.rows_N, out_BGD.view(rows, kv_heads * heads, dim).to(out_THD.dtype))
@@ -249,7 +252,8 @@ def _wide_values(cache_v: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
 
 
 def _split_pairs(pairs: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
-    """bf16 ``[..., 2]`` -> fp32 halves: a bf16 is the upper half of the fp32 of the same value."""
+    """bf16 ``[..., 2]`` -> fp32 halves, by a shift of 32-bit lanes, without touching single elements."""
+    # A bf16 is the upper half of the fp32 of the same value.
     lanes = pairs.view(torch.int32).squeeze(-1)
     torch.bitwise_left_shift(lanes, 16, out=first.view(torch.int32))
     torch.bitwise_and(lanes, -65536, out=second.view(torch.int32))
@@ -259,11 +263,7 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
                 scales: torch.Tensor | None, pages: torch.Tensor, context: int, scale: float,
                 window: int | None) -> torch.Tensor:
     """All queries of one prefill run over its context: [L, heads, D] float32. ``pages`` and ``context`` begin
-    with the first page that any query reads.
-
-    KV heads are the batch, and the G query heads of each share its keys by a stride of 0. The slice to
-    ``context`` masks unwritten memory.
-    """
+    with the first page that any query reads."""
     length, q_heads, dim = q_LHD.shape
     _, kv_heads, lanes, tokens, pack = cache_k.shape
     padded = pages.numel() * tokens
@@ -278,6 +278,8 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
             x_HSD.mul_(_token_scales(scales[:, part], pages[None])[0, ..., None])
     group = q_heads // kv_heads
     q_HGLD = q_LHD.float().view(length, kv_heads, group, dim).permute(1, 2, 0, 3)
+    # The query heads of a KV head share its keys by a stride of 0. The cut at `context` drops unwritten
+    # memory.
     k_HGSD = k_HSD[:, None, :context].expand(kv_heads, group, context, dim)
     v_HGSD = v_HSD[:, None, :context].expand(kv_heads, group, context, dim)
     if length == context and (window is None or window >= context):

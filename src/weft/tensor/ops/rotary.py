@@ -14,13 +14,13 @@ def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
     """Rotate the first ``rotary_dim`` dims of every head; the rest passes through (partial rotary).
 
     ``q_THD`` [T, heads, D] and ``k_THD`` [T, kv_heads, D] of any float dtype; ``cos_TD``, ``sin_TD``
-    [T, rotary_dim] float32 or the model's dtype, both halves carrying the same angles; rotary_dim <= D
-    and even. Dim i of the first half is paired with dim i of the second half. Returns new tensors of the
-    inputs' dtypes; the product is taken in float32.
+    [T, rotary_dim] float32 or the model's dtype; rotary_dim <= D and even. Dim i of the first half is paired
+    with dim i of the second half. Returns new tensors of the inputs' dtypes; the product is float32.
 
     Source: RoPE (Su et al., 2021) in the half-split order of GPT-NeoX, as transformers applies it.
     """
     half = cos_TD.shape[-1] // 2
+    # Both halves of the tables carry the same angles.
     cos_T1R, sin_T1R = cos_TD[:, None, :half].float(), sin_TD[:, None, :half].float()
     return _rotate(q_THD, cos_T1R, sin_T1R), _rotate(k_THD, cos_T1R, sin_T1R)
 

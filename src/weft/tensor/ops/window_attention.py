@@ -9,9 +9,7 @@
              QUERY_BLOCK against the W - 1 + QUERY_BLOCK keys that any of them sees
 
 Prefill work is linear in the run's length, and nothing is padded to W: a prompt shorter than the window
-computes what full attention would. Blocks are cut at absolute positions, so that a resumed prompt has the
-cuts of a whole one. Unwritten places are replaced by select in scores and values (L6). A ring of fp8 is moved
-as bytes and converted where it is multiplied.
+computes what full attention would. Unwritten places are masked in scores and values (L6).
 """
 
 from __future__ import annotations
@@ -55,14 +53,14 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
     then softmax and sums are float32. Returns [T, heads, D] in the dtype of ``q_THD``.
 
     ``ring_S2HWD`` [S, 2, kv_heads, W, D]: keys in [:, 0], values in [:, 1]; position p is at place p mod W.
-    The ring is the history before each run, and is updated in place. A fresh run sees nothing before its
-    start and leaves zeros at unwritten places; any other run finds all positions from 0 on. Runs with slot
-    PAD see only themselves and write nothing. A tap writes the ring after ``offset`` tokens of its run.
+    A fresh run sees nothing before its start and leaves zeros at unwritten places; any other run finds all
+    positions from 0 on. Runs with slot PAD see only themselves.
 
     Source: Beltagy et al., "Longformer" (2020), the causal window of Mistral 7B (2023).
     """
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     dtype = ring_S2HWD.dtype
+    # Torch cannot index or fill fp8: the ring moves as bytes, and is converted where it is multiplied.
     kv_2THD, ring_S2HWD = as_bytes(narrowed(torch.stack((k_THD, v_THD)), dtype)), as_bytes(ring_S2HWD)
     n = runs.decode_count
     if n:
@@ -87,12 +85,15 @@ def _decode(q_RHD: torch.Tensor, kv_R2HD: torch.Tensor, ring_S2HWD: torch.Tensor
         k_BWD, v_BWD = (ring[:, part].view(dtype).float().reshape(count * kv_heads, window, dim)
                         for part in (0, 1))
         q_BGD = (q_RHD[rows.span].float() * scale).reshape(count * kv_heads, -1, dim)
+        # The places of a ring are in no order, and need none: a softmax over keys has none.
         scores_BGW = torch.bmm(q_BGD, k_BWD.transpose(1, 2))
         if where.unread_RW is not None:
             scores_BGW.view(count, -1, window).masked_fill_(where.unread_RW[:, None], float("-inf"))
+            # 0 x NaN is NaN: a weight of 0 does not hide an unwritten place.
             v_BWD.view(count, kv_heads, window, dim).masked_fill_(where.unread_RW[:, None, :, None], 0.0)
         attended = torch.bmm(torch.softmax(scores_BGW, dim=-1), v_BWD)
         out_RHD[rows.span] = attended.view(count, -1, dim).to(out_RHD.dtype)
+        # After the read: a fresh slot becomes zeros with the new token in it.
         if where.fresh_slots.numel():
             ring_S2HWD.index_fill_(0, where.fresh_slots, 0)
         if where.slots.numel():
@@ -105,6 +106,7 @@ def _places(runs: Runs, rows: StateRows, window: int) -> DecodePlaces:
     positions = [max(runs.starts[run], 0) for run in chosen]
     first_R = torch.tensor([_first_known(runs, run) for run in chosen], device=device)
     position_R1 = torch.tensor(positions, device=device)[:, None]
+    # The position that each place holds before this token; a negative one was never written.
     held_RW = position_R1 - (position_R1 - torch.arange(window, device=device)) % window
     unread_RW = held_RW < first_R[:, None]
     slot_rows = [row for row, run in enumerate(chosen) if runs.slots[run] != PAD]
@@ -138,6 +140,7 @@ def _prefill(q_THD: torch.Tensor, kv_2THD: torch.Tensor, ring_S2HWD: torch.Tenso
                 out_THD[begin : begin + length])
         for tap in runs.taps:
             if tap.run == run and tap.slot != PAD:
+                # On a copy: the ring itself goes on with the run.
                 ring_S2HWD[tap.slot] = _written(rings[row].clone(), own[:, :, : tap.offset], start)
         _written(rings[row], own, start)
     rows.write_back(ring_S2HWD, rings)
@@ -162,6 +165,7 @@ def _attend(q_LHD: torch.Tensor, known_2HSD: torch.Tensor, start: int, window: i
     lead = count - length
     first = 0
     while first < length:
+        # Cut at absolute positions, so that a resumed prompt has the blocks of a whole one.
         last = min(length, first + QUERY_BLOCK - (start + first) % QUERY_BLOCK)
         low, high = max(0, lead + first - window + 1), lead + last
         k_HGSD, v_HGSD = (part[:, None, low:high].expand(-1, heads // kv_heads, -1, -1) for part in wide)

@@ -1,9 +1,6 @@
 """Keys and values of a step's tokens into their pages.
 
-Torch scatters once for K and once for V, over the whole step. K goes in words of 32 bits, which lie together
-in both layouts. V's pairs are two tokens in packed pages, so its elements go one by one. The destination of
-each token is the same for every layer and is computed once per step. The C++ kernel is in
-csrc/elementwise.inl.
+Torch scatters once for K and once for V, over the whole step. The C++ kernel is in csrc/elementwise.inl.
 """
 
 from __future__ import annotations
@@ -34,10 +31,9 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
     """Write token t of run r to page ``page_table_RP[r, position // 16]``, place ``position % 16``.
 
     ``k_THD``, ``v_THD`` [T, kv_heads, D] of any float dtype, rounded to the cache's as in ``kv_numbers``.
-    int8 needs ``scales`` bfloat16 [P, 2, kv_heads, 16], which are written too. ``cache_k`` [P, kv_heads,
-    D/pack, 16, pack] and ``cache_v`` [P, kv_heads, 16/pack, D, pack] as in ``tensor.layout``, written in
-    place; ``positions_T`` int64 [T]. Tokens at position PAD, and tokens with a PAD page, are not written
-    (L4). Nothing else of the cache changes.
+    int8 needs ``scales`` bfloat16 [P, 2, kv_heads, 16], which are written too. Caches as in
+    ``tensor.layout``; ``positions_T`` int64 [T]. Tokens at position PAD, and tokens with a PAD page, are not
+    written (L4). Nothing else of the cache changes.
     """
     where = places_of(positions_T, runs)
     if where.tokens is not None:
@@ -47,9 +43,11 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
         v_THD, v_scale_TH = quantized(v_THD)
         scales.permute(0, 3, 1, 2).index_put_((where.pages, where.places),
                                               torch.stack((k_scale_TH, v_scale_TH), dim=1))
+    # K goes in words of 32 bits, whose elements lie together in a page and in a token's row.
     word_view = cache_k.view(torch.int32).permute(0, 3, 1, 2, 4)
     k_words = narrowed(k_THD, cache_k.dtype).contiguous().view(torch.int32)
     word_view.index_put_((where.pages, where.places), k_words.view(-1, *word_view.shape[2:]))
+    # V's pairs are two tokens: its elements go one by one.
     pack = cache_v.shape[-1]
     token_view = as_bytes(cache_v).permute(0, 2, 4, 1, 3)
     token_view.index_put_((where.pages, where.places // pack, where.places % pack),
@@ -59,11 +57,11 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
 @write_kv.in_cpp
 def _write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
               positions_T: torch.Tensor, runs: Runs, scales: torch.Tensor | None = None) -> Unfit | None:
-    """Positions are those of the runs."""
     if not (native.fits(k_THD, v_THD) and cache_k.dtype in native.KV_DTYPES and k_THD.stride(-1) == 1
             and v_THD.stride(-1) == 1):
         return UNFIT
     assert cache_k.dtype == cache_v.dtype
+    # The kernel takes the positions from the runs: `positions_T` says the same.
     native.extension().write_kv(
         native.runs_of(runs), native.rows_of(k_THD), native.rows_of(v_THD), cache_k.data_ptr(),
         cache_v.data_ptr(), native.slot_stride(cache_k), native.slot_stride(cache_v), k_THD.shape[1],
@@ -84,8 +82,10 @@ def places_of(positions_T: torch.Tensor, runs: Runs) -> Places:
 def _find_places(positions_T: torch.Tensor, runs: Runs) -> Places:
     device = positions_T.device
     lengths = torch.tensor(runs.lengths, dtype=torch.int64, device=device)
+    # Without output_size a device is asked for the sum, and the host waits.
     run_T = torch.repeat_interleave(torch.arange(runs.run_count, device=device), lengths,
                                     output_size=positions_T.numel())
+    # A PAD position may index page 0 here: `written_T` drops it.
     known_T = positions_T.clamp_min(0)
     page_T = runs.page_table_RP[run_T, known_T // PAGE_TOKENS].long()
     written_T = (positions_T >= 0) & (page_T >= 0)
