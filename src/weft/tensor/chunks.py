@@ -12,13 +12,9 @@ the intra-chunk work in one batch:
             A3 [192-210....]
 
 Only the pass over the states is sequential. It takes chunk c of every run at once, so chunks are stored by
-(c, run), and runs with most chunks come first. The runs still alive at step c are then a prefix of the state
-buffer, and their chunks are a slice of the batch. Nothing is padded to the longest run:
+(c, run), and runs with most chunks come first. Nothing is padded to the longest run:
 
     order in memory   A0 B0 | A1 B1 | A2 | A3           steps = [(0, 2), (2, 2), (4, 1), (5, 1)]
-
-When no run reaches past one chunk, chunks start at the run's own start. They are only as large as the longest
-run needs: 16, 32 or 64 places. A batch of short prompts is then not padded to 64 places each.
 
 Rejected: a loop over runs (launch-bound for many short prompts). A grid that starts at each run's start: a
 prompt computed in two parts would then go through other chunks than in one.
@@ -101,10 +97,9 @@ class ChunkLayout:
 
 def pairwise_decay(sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """``out[..., i, j] = exp(sums_i - sums_j)`` for j <= i, else 0. ``sums`` float64 [..., C], not growing.
-
-    Clamped to 0 from above: for j > i the difference is positive and must not be exponentiated. Those entries
-    are then replaced by zeros, not multiplied.
     """
+    # Clamped from above too: for j > i the difference is positive and must not be exponentiated. Those
+    # entries are then replaced by zeros, not multiplied.
     torch.sub(sums[..., :, None], sums[..., None, :], out=out)
     return out.clamp_(LOG_DECAY_MIN, 0.0).exp_().tril_()
 
@@ -115,8 +110,7 @@ def decay_of(log_decay: torch.Tensor) -> torch.Tensor:
 
 
 def chunk_layout(runs: Runs) -> ChunkLayout:
-    """The layout of this step's prefill runs, computed once per step. There must be at least one prefill
-    run."""
+    """The layout of this step's prefill runs (one at least), computed once per step."""
     known = runs.memo.get("chunks")
     if known is None:
         known = runs.memo["chunks"] = _lay_out(runs)
@@ -130,11 +124,14 @@ def _lay_out(runs: Runs) -> ChunkLayout:
     # Empty places at the front of a run's first chunk; a PAD start counts as 0.
     lead = {run: max(runs.starts[run], 0) % CHUNK_TOKENS for run in chosen}
     size = CHUNK_TOKENS
+    # No run reaches past one chunk: chunks start at the run's own start, and are as large as the longest run
+    # needs. Short prompts are then not padded to 64 places.
     if all(lead[run] + runs.lengths[run] <= CHUNK_TOKENS for run in chosen):
         lead = dict.fromkeys(chosen, 0)
         longest = max(runs.lengths[run] for run in chosen)
         size = next(places for places in (16, 32, 64) if places >= longest)
     chunks = {run: ceil_div(lead[run] + runs.lengths[run], size) for run in chosen}
+    # Runs with most chunks first: those alive at step c are then a prefix of the state buffer.
     order = sorted(chosen, key=lambda run: -chunks[run])
     row_of = {run: row for row, run in enumerate(order)}
     alive = [sum(chunks[run] > c for run in order) for c in range(chunks[order[0]])]

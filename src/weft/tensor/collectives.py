@@ -7,18 +7,14 @@
     rank 1   b0 b1 b2 b3          slice 1 of all -> rank 1: (a1 + b1)  -+-> all ranks: the whole sum
 
 Each number is the sum of the same floats in the same order, whatever its place in the step. So a row's result
-does not depend on how many rows there are, or which (promise 1 of the design). A ring reduction adds each
-slice in another order: it is right to rounding, and it changes with the batch.
+does not depend on how many rows there are, or which (promise 1 of the design). The second way moves as many
+bytes as a ring: 2 (n - 1) / n of the tensor. The first has one round instead of two.
 
-The second way moves as many bytes as a ring: 2 (n - 1) / n of the tensor. The first has one round instead of
-two, which counts more for the rows of a decode.
+On a CPU the transport is gloo over the loopback device, on a GPU NCCL. Ranks meet through a file in a private
+directory, so no port has to be free.
 
-On a CPU the transport is gloo over the loopback device, on a GPU NCCL. The group is an object of this
-process, not torch's default group: several engines may live in one process. Ranks meet through a file in a
-private directory, so no port has to be free.
-
-Rejected: ``all_reduce`` (see above); shared memory of our own (faster on one machine, and a second transport
-to keep right); a group per mixer (all of them span all ranks).
+Rejected: ``all_reduce`` (a ring adds each slice in another order, and the result changes with the batch);
+shared memory of our own (faster on one machine, and a second transport to keep right).
 """
 
 from __future__ import annotations
@@ -72,6 +68,7 @@ class Collectives(Protocol):
 class GroupCollectives:
     """Over one process group of torch. ``seconds``: time spent waiting for it, since the start."""
 
+    # An object of this process, not torch's default group: several engines may live in one process.
     def __init__(self, group: distributed.ProcessGroup, device: torch.device) -> None:
         self._group = group
         self.device = device
@@ -122,6 +119,7 @@ class GroupCollectives:
         self._wait(self._group.alltoall_base(received, x, [own] * self.size, counts))
         total = _in_order(received.tensor_split(self.size))
         most = max(counts)
+        # Slices of equal size: a gather takes tensors of one shape.
         padded = total if own == most else torch.cat((total, total.new_zeros((most - own, *x.shape[1:]))))
         parts = self.gather(padded)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])

@@ -4,8 +4,7 @@
     cpu       the CPU
     cuda      the GPU that torch calls current          cuda:N    the GPU with that number
 
-``assemble`` resolves the device once; everything below takes a ``torch.device`` and looks nothing up. This
-module also reads the memory of a GPU from its driver, which counts other processes' memory; torch does not.
+``assemble`` resolves the device once; everything below takes a ``torch.device`` and looks nothing up.
 """
 
 from __future__ import annotations
@@ -68,9 +67,10 @@ def use(device: torch.device) -> None:
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """A context in which ``device`` is the current GPU of this thread; the previous one is restored on exit.
-    For calls on threads that weft did not start. Operators of torch take the device of their tensors; Triton,
-    graphs and pinned memory use the current device."""
+    """A context in which ``device`` is the current GPU of this thread; the previous one is restored on
+    exit."""
+    # For calls on threads that weft did not start. Operators of torch take the device of their tensors;
+    # Triton, graphs and pinned memory use the current device.
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
@@ -122,6 +122,7 @@ def remarks(device: torch.device) -> list[str]:
 
 def free_bytes(device: torch.device) -> int:
     """Free memory of a GPU, after torch returned its cached blocks."""
+    # The driver counts other processes' memory; torch does not.
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)

@@ -3,11 +3,8 @@
     op by op        x -> product -> core -> product -> y        three calls, three new tensors
     a fused block   x -> [ product  core  product ] -> y        one call, the same kernels in the same order
 
-A fused block pays with few rows of x. A product then streams its weights through the caches and evicts the
-interpreter, so Python between two products takes longer than the core. With many rows that cost vanishes
-beside the arithmetic, and the buffer between the products would be large (csrc/fused_block.hpp).
-
-A fused block is bound to the addresses of its weights, and is bound again when they move.
+A fused block pays with few rows of x: a product streams its weights through the caches and evicts the
+interpreter. With many rows that cost vanishes beside the arithmetic (csrc/fused_block.hpp).
 """
 
 from __future__ import annotations
@@ -48,7 +45,9 @@ class FusedBlock:
         first, second = _address(self.first, x_TD), _address(self.second, x_TD)
         if not first or not second:
             return None
+        # A block is bound to the addresses of its weights; they move when a server sleeps and wakes.
         if self._at != (first, second):
+            # The C++ object holds addresses of these float32 copies, so they live as long as it.
             self._biases = [None if bias is None else bias.float().contiguous()
                             for bias in (self.first_bias, self.second_bias)]
             self._bound = native.extension().FusedBlock(_product(self.first, self._biases[0]),
@@ -93,10 +92,9 @@ W = TypeVar("W", bound=_Weights)
 @dataclass(frozen=True, slots=True)
 class RecurrentCore(Generic[W]):
     """How C++ computes a layer with a window and a state between its projections. ``number``: of ``Core``.
-    ``name``: of the method of a fused block. ``takes``: whether the kernels serve these weights. ``bind``:
-    their C++ object, made by the first step. ``logged``: the columns of the projection that the log of a step
-    copies, and the others, (first, count), which gate the output and reach no state_S. ``width``: of the
-    output."""
+    ``name``: of the method of a fused block. ``takes``: whether the kernels serve these weights. ``bind``
+    makes their C++ object. ``logged``: the columns of the projection that the log of a step copies, and the
+    others, (first, count), which gate the output and reach no state. ``width``: of the output."""
 
     number: int
     name: str

@@ -4,9 +4,8 @@
                                                                        chunks: other sums
     token by token (C++)         |0|1|2|3|4|5| ...                     the same sums from anywhere
 
-A prompt that resumes from a checkpoint must be computed as it would be from its beginning (promise 1). With
-chunks this needs a grid of chunks. Without them any position will do, and a page is the unit in which KV is
-shared. The finer grid saves each request that shares a prefix up to 48 tokens: decision 0017.
+A prompt that resumes from a checkpoint must be computed as it would be from its beginning (promise 1). The
+finer grid saves each request that shares a prefix up to 48 tokens: decision 0017.
 """
 
 from __future__ import annotations

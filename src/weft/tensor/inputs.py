@@ -7,8 +7,8 @@ Shape letters used in the tensor plane:
     C  channels                                     S  slots      N  Mamba state dim   P  pages
 
 Runs are ordered: decodes (length 1), windows of drafts, prefills. ``page_table_RP`` has PAD (-1) beyond a
-row's pages. Whole PAD rows (slot PAD, start 0, length 1 in T, context 0) may pad the decode part of a batch.
-Kernels skip them (law L4), and their outputs are unspecified but finite.
+row's pages. Whole PAD rows may pad the decode part of a batch. Kernels skip them (law L4), and their outputs
+are unspecified but finite.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class OutputRows:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """``asked``: None for all rows. Only a model's last mixer uses it. That mixer still reads all rows and
-    writes all their KV and states, but returns output for these rows alone."""
+    """``asked``: None for all rows. A model's last mixer reads all rows and writes all their KV and states,
+    but returns output for these rows alone."""
 
     tokens_T: torch.Tensor      # int64; 0 for PAD rows
     positions_T: torch.Tensor   # int64; PAD for PAD rows

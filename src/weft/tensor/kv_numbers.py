@@ -7,17 +7,15 @@
     float8_e4m3    k / head scale, rounded, at most 448    x head scale       1
     int8           round(k / token scale)                  x token scale      1 + 2 / D
 
-A finite number is stored as a finite number, whatever its size. NaN stays NaN, so that a broken model is
-visible.
+A finite number is stored as a finite number; NaN stays NaN, so that a broken model is visible.
 
 **Head scales** (fp8) are powers of two, one for K and one for V of each KV head, constant for the life of the
-process. Only the block that owns the head uses them: it divides what it writes, and multiplies the query and
-the output. All three are exact. A finer scale would gain nothing: fp8 is a floating format, whose error is at
-most 1/16 of a number between 2^-6 and 448.
+process. The block that owns the head divides what it writes, and multiplies the query and the output: all
+three are exact. A finer scale would gain nothing, because fp8 is a floating format.
 
 **Token scales** (int8) are bfloat16, largest / 127 of each token and head, stored in the page beside the
-numbers. They factor out of both sums: a score is multiplied by its token's K scale, a weight by its token's V
-scale. A token never depends on others, so shared, copied and rewritten pages stay equal.
+numbers. They factor out of both sums. A token never depends on others, so shared, copied and rewritten pages
+stay equal.
 
 Rejected: int8 with a constant scale per head (one token with a large channel costs all others their digits).
 A scale per page: a page is written token by token, and written tokens may not change.
@@ -47,7 +45,9 @@ def quantized(x_THD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     gets that as its scale."""
     wide = x_THD.float()
     scale_TH = (wide.abs().amax(-1) * PER_INT8_MAX).bfloat16()
+    # A token of zeros has scale 0, and codes 0.
     over = torch.where(scale_TH == 0, 1.0, scale_TH.float())[..., None]
+    # The scale is rounded to bfloat16, so a quotient may pass 127. NaN is in the scale; its codes are 0.
     whole = (wide / over).round_().clamp_(-INT8_MAX, INT8_MAX).nan_to_num_(0.0)
     return whole.to(torch.int8), scale_TH
 

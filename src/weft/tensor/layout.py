@@ -22,15 +22,13 @@ block. Their order is a fact of the arena's plan (``kv_layout``), by device:
                  t=1    | ...
 
 *Packed*: the widening dot instructions of CPUs (bf16 pairs, fp8 quads) take ``pack`` neighbours of the summed
-axis and add them into one fp32 lane. The lane is then a token for Q K^T and a channel for P V. No horizontal
-sum is needed. In fp32 this is plain K^T and V.
+axis and add them into one fp32 lane: a token for Q K^T, a channel for P V. No horizontal sum is needed.
 
-*Rows*: tensor cores read rows from shared memory as they lie, so copies to it pass no register. It is the
-layout HND of FlashInfer, and NHD with other strides, so libraries read the pages in place.
+*Rows*: tensor cores read rows from shared memory as they lie. It is the layout HND of FlashInfer, and NHD
+with other strides, so libraries read the pages in place.
 
-Both are one shape. Rows are the packed form with pack = D for K and pack = 1 for V. So a view has five dims
-in both, and code that takes the pack from a view reads either. Blocks have the same bytes, so no plan
-changes its sizes. ``tests/ops`` checks the inverses.
+Both are one shape: rows are the packed form with pack = D for K and pack = 1 for V. Blocks have the same
+bytes, so no plan changes its sizes.
 
 Rejected: K as [16, D] on CPUs. Each score then ends in a horizontal add, measured slower than an unpaged
 copy. Tokens before heads (NHD) on GPUs: a head's rows are then apart, and ranks cut heads. A layout for each

@@ -1,19 +1,14 @@
 """The C++ kernels (``weft._native``): whether they are available, and how a tensor is passed to them.
 
 The extension is optional: an install without a compiler works without it. ``choose("auto" | "native" |
-"torch")`` decides for the process; the start-up line prints ``describe()``. An extension built from other
-sources than these (``INTERFACE`` differs) would read memory by other rules. It is not used, and a warning
-names the command that rebuilds it.
+"torch")`` decides for the process; the start-up line prints ``describe()``.
 
-Tensors cross as integers (address, strides), not by DLPack. A DLPack hand-over costs 2.6 microseconds per
-tensor, which is 2 ms for a decode step of 24 layers. The price: the other side checks nothing. So the C++
-form of an op checks dtypes, shapes and strides before the call, and keeps its tensors alive during it. What
-one argument needs stands here once: ``rows_of``, ``slots_of``, ``pages_of`` and so on.
+The C++ form of an op checks dtypes, shapes and strides before the call, and keeps its tensors alive during
+it: the other side checks nothing. What one argument needs stands here once: ``rows_of``, ``slots_of``,
+``pages_of`` and so on. The kernels have a thread pool of their own (``csrc/pool.hpp``), as large as torch's.
 
-``Runs`` of the step are converted once and cached in ``runs.memo``.
-
-The kernels have a thread pool of their own (``csrc/pool.hpp``), as large as torch's: ``set_threads`` is
-called where torch's count is set.
+Tensors cross as integers (address, strides). Rejected: DLPack. It costs 2.6 microseconds per tensor, which is
+2 ms for a decode step of 24 layers.
 """
 
 from __future__ import annotations
@@ -55,6 +50,7 @@ def load(find: Callable[[], Any]) -> NativeModule:
     except ImportError as error:
         return NativeModule(None, str(error))
     built = getattr(extension, "INTERFACE", 0)
+    # A build of other sources would read memory by other rules.
     if built == INTERFACE:
         return NativeModule(extension)
     age = "older" if built < INTERFACE else "newer"
@@ -120,6 +116,7 @@ def matrix_units() -> list[str]:
     return [name for name in MATRIX_UNITS if name != "AMX" or not extension().amx_missing()]
 
 
+
 def amx_report() -> str:
     """What ``weft doctor`` prints of the unit: whether its kernels run here, and else why not."""
     missing = extension().amx_missing()
@@ -151,8 +148,8 @@ def extension() -> Any:
 
 
 def fits(first: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether the kernels are in use and can read these tensors: all of one supported dtype, on the CPU.
-    Not beside interpreted Triton kernels, whose pages have another layout."""
+    """Whether the kernels are in use and can read these tensors: all of one supported dtype, on the CPU."""
+    # Interpreted Triton kernels serve the CPU too, and their pages have another layout.
     if not (_in_use and first.dtype in DTYPES and first.is_cpu) or gpu.interpreting():
         return False
     return all(other.dtype == first.dtype for other in others) if others else True

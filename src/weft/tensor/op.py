@@ -8,11 +8,16 @@
     silu_mul(x) --> Triton, if it reaches the device of x --> C++ --> torch
 
 A form returns UNFIT for a call that it does not take: another dtype, a dim that is no multiple of 16. It has
-then changed nothing. The first call that may need Triton imports it.
+then changed nothing.
 
 ``recurrent_op`` is for an op with a state in slots. The shape letters of its parameters say what they are:
-``_T..`` has a row for each token, ``_S..`` a state for each slot. So three things stand here once: the log of
-a window of drafts, the states that such a window must not change, the rounding of states in few bits.
+``_T..`` has a row for each token, ``_S..`` a state for each slot. Its laws stand here once:
+
+- The state is that of each run's slot before the run (zeros if ``fresh``), and is updated in place.
+- Runs with slot PAD start from zeros and write nothing. A tap writes the state after ``offset`` tokens.
+- Windows of drafts change no state; their inputs go into the log of the step.
+- Decodes use the recurrence, prefills the chunked form, with chunks on the grid of CHUNK_TOKENS positions.
+- A state that is not float32 is rounded after every token (``tensor.rounding``); ``layer`` is an input of it.
 """
 
 from __future__ import annotations
@@ -61,6 +66,7 @@ class Op(Generic[P, R]):
         return form
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        # Triton's module is imported by the first call that may need it.
         if self._kernels is not None and _reached(args):
             out = self.triton(*args, **kwargs)
             if out is not UNFIT:
@@ -86,11 +92,13 @@ class RecurrentOp(Op[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         runs: Any = args[self._runs]
+        # Before the op writes: it consumes these inputs.
         if runs.log is not None:
             replay = self._with_other(self, args, kwargs, [*self._by_token, self._runs])
             runs.log.note(replay, *self._inputs(args))
         state: Any = args[self._state]
         if _reached(args):
+            # A kernel that writes every slot runs inside of this, which puts the states of windows back.
             with restored(state, runs):
                 out = self.triton(*args, **kwargs)
             if out is not UNFIT:
@@ -99,6 +107,7 @@ class RecurrentOp(Op[P, R]):
             out = self.native(*args, **kwargs)
             if out is not UNFIT:
                 return out
+        # The torch forms compute in float32 and round once per run: too seldom for a state in few bits.
         if self._rounds and state.dtype != torch.float32:
             step = self._with_other(self.torch, args, kwargs, [*self._by_token, self._state, self._runs])
             layer: Any = kwargs.get("layer", 0)
@@ -111,8 +120,8 @@ class RecurrentOp(Op[P, R]):
     @staticmethod
     def _with_other(form: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
                     places: Sequence[int]) -> Callable[..., Any]:
-        """``form`` with the same arguments but those at ``places``, which its call gives. It holds none of
-        them: a log would hold the tensors of every layer as long as the step lasts."""
+        """``form`` with the same arguments but those at ``places``, which its call gives."""
+        # None in their places: a log would hold the tensors of every layer as long as the step lasts.
         others = [None if at in places else arg for at, arg in enumerate(args)]
 
         def call(*given: Any) -> Any:

@@ -11,19 +11,10 @@ inputs up to the last right one. On the C++ kernels these are the bits of decode
 go token by token.
 
 The log lives for one step, outside the arena, so a slot always holds the state of the computed positions.
-Preemption, donation, checkpoints and moves need no rule of their own. Each window reads its state twice and
-writes it once, whatever its length.
-
-An op notes what it consumed: ``note`` copies rows, ``room`` is memory that a kernel fills. A layer with a
-gate on its output logs its projection without that gate: no state depends on it. A decoder that computes all
-layers in one crossing fills one memory (``fill``), and replays them in one crossing as well.
-
-A kernel that writes every slot runs inside ``state_rows.restored``, which saves the states of windows and
-puts them back.
+Preemption, donation, checkpoints and moves need no rule of their own.
 
 Rejected: a checkpoint slot for each drafted token (a state of Qwen3.5-397B weighs 192 MB, its log 1.1 MB a
-token). A log that waits for the next step: it saves one pass over the state, and makes every slot stale. A
-preemption, a copy and a step without drafts would each have to know of it.
+token). A log that waits for the next step: it saves one pass over the state, and makes every slot stale.
 """
 
 from __future__ import annotations
@@ -70,6 +61,7 @@ class ReplayLog:
     def note(self, replay: Replay, *inputs_T: torch.Tensor) -> None:
         """An op consumes ``inputs_T`` [T, ...] now; ``replay`` is the same op."""
         rows = slice(self.first, self.first + self.rows)
+        # A copy: later layers reuse the memory of these rows within the step.
         self._entries.append((replay, tuple(x[rows].clone() for x in inputs_T)))
 
     def room(self, replay: Replay, width: int, dtype: torch.dtype) -> torch.Tensor:

@@ -3,21 +3,19 @@
     float32 S   = a stored number, and a remainder r in [0, 1) of the step to the next one (away from zero)
     stored      = the next one with probability r, else the one below            so its mean is S
 
-Rounding to nearest would lose every change smaller than half a step. A state changes by little at each token,
-so it would stop changing. Stochastic rounding keeps such changes on average (Gupta et al., 2015).
+Rounding to nearest would lose every change smaller than half a step: a state that changes by little at each
+token would stop changing. Stochastic rounding keeps such changes on average (Gupta et al., 2015).
 
-The random bits are a hash of (layer, position, element of the layer's state) and nothing else.
+The random bits are a hash of (layer, position, element of the layer's state) and nothing else:
 
     bits = mix(element + mix(position x A + layer x B))        mix: Wellons' lowbias32
 
-They do not depend on the slot, the row, the step, the request or its seed. A state is rounded after *every*
-token, in prefills as in decodes. So the state at p is what p + 1 sees, and a function of the tokens before it
-alone, however the runs were cut. Rounding only at the ends of runs would be cheaper and less noisy in long
-prompts. But the same text in two parts, or in a prefill after a preemption, would then give another state.
-docs/quantization.md has the cost.
+A state is rounded after *every* token, in prefills as in decodes. So it is a function of the tokens before it
+alone, however the runs were cut, and in whatever slot or step. Rounding at the ends of runs would be cheaper,
+but a prefill after a preemption would then give another state. docs/quantization.md has the cost.
 
-Numbers beyond the dtype's largest saturate; NaN stays NaN. Results are float32 numbers that ``dtype`` holds
-exactly. A token's output reads the state before it is rounded.
+Numbers beyond the dtype's largest saturate; NaN stays NaN. A token's output reads the state before it is
+rounded.
 """
 
 from __future__ import annotations
@@ -58,18 +56,22 @@ def rounded(x: torch.Tensor, dtype: torch.dtype, positions: Sequence[int], layer
     mask = (1 << _DROPPED_BITS[dtype]) - 1
     size = x.abs()
     if dtype == torch.float16:
+        # float16 below 2^-14 has the steps of the numbers just above it: moved there, and back below.
         small = size < _HALF_LEAST
         size = torch.where(small, size + _HALF_LEAST, size)
     stored = ((size.view(torch.int32) + (bits & mask)) & ~mask).view(torch.float32)
+    # Adding bits below the step carries into it with probability r.
     if dtype == torch.float16:
         stored = torch.where(small, stored - _HALF_LEAST, stored)
     stored = torch.copysign(stored.clamp(max=_LARGEST[dtype]), x)
+    # The carry may pass the largest number, and copysign restores what abs took.
     return torch.where(x.isnan(), x, stored)
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:
     """lowbias32 of int32, products wrapping."""
     x = (x ^ (x >> 16 & 0xFFFF)) * _signed(_MULTIPLIERS[0])
+    # int32 shifts copy the sign: the masks make them shifts of uint32.
     x = (x ^ (x >> 15 & 0x1FFFF)) * _signed(_MULTIPLIERS[1])
     return x ^ (x >> 16 & 0xFFFF)
 
@@ -83,6 +85,7 @@ def by_token(step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]
     """A recurrent op over states in few bits, through the same op for one token over float32 states. It goes
     token by token, all runs side by side, and rounds after each. ``inputs``: [T, ...] each. ``step(*inputs of
     some tokens, float32 states [rows, ...], runs of one token each)`` advances the states in place."""
+    # Zero slots: a model whose states are not held here.
     block = max(1, STATE_BLOCK_BYTES // (4 * max(1, state[0].numel()))) if state.shape[0] else runs.run_count
     order = sorted(range(runs.run_count), key=lambda run: -runs.lengths[run])
     out: torch.Tensor | None = None

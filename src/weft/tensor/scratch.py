@@ -1,20 +1,13 @@
 """Step buffers that are reused from one step to the next.
 
-On a CPU a big temporary costs page faults rather than arithmetic: the allocator has just mapped its memory. A
-fresh 64 MB tensor is several times slower to fill than an old one. Ops therefore take their big temporaries
-here by name, and get the same memory each time:
+On a CPU a big temporary costs page faults rather than arithmetic: a fresh 64 MB tensor is several times
+slower to fill than an old one. Ops therefore take their big temporaries here by name:
 
-    buffer = scratch.take("gated_delta.state", (runs, heads, k_dim, v_dim), torch.float32)
+    buffer = scratch.take("delta_rule.state", (runs, heads, k_dim, v_dim), torch.float32)
 
 A buffer has unspecified contents. It belongs to the caller until the same name is taken again, and an op
-never returns it. One name has one owner: an op takes each name at most once per call, or per group of rows
-that it has finished. So two live uses of one name cannot meet. Buffers are per thread, because two engines in
-one process may compute at the same time. A name's buffer grows to the largest step and is bounded by it (law
-L11); ``bytes_held`` reports the total.
-
-A GPU needs no such buffers: torch's allocator reuses memory without a fault. A reused buffer would even be
-wrong there. A step that is recorded as a graph must own what it writes, and a buffer may grow under another
-step. So on a GPU every ``take`` is a new tensor.
+never returns it. An op takes each name at most once per call, or per group of rows that it has finished. A
+name's buffer grows to the largest step and is bounded by it (law L11).
 """
 
 from __future__ import annotations
@@ -27,6 +20,8 @@ import torch
 
 
 class Scratch(threading.local):
+    """Per thread: two engines in one process may compute at the same time."""
+
     def __init__(self) -> None:
         self.home = torch.device("cpu")
         """The device of the step: the default of ``take``."""
@@ -36,6 +31,8 @@ class Scratch(threading.local):
              device: torch.device | None = None) -> torch.Tensor:
         """A contiguous tensor of ``shape`` with unspecified contents."""
         where = self.home if device is None else device
+        # Torch's allocator reuses a GPU's memory without a fault. A shared buffer would even be wrong there:
+        # a recorded step must own what it writes, and a buffer may grow under another step.
         if where.type == "cuda":
             return torch.empty(tuple(shape), dtype=dtype, device=where)
         key = (name, dtype, where)
@@ -47,10 +44,6 @@ class Scratch(threading.local):
                 held = torch.empty(count, dtype=dtype, device=where)
             self._buffers[key] = held
         return held[:count].view(tuple(shape))
-
-    def bytes_held(self) -> int:
-        """Bytes of this thread's buffers."""
-        return sum(held.numel() * held.itemsize for held in self._buffers.values())
 
     def drop(self) -> None:
         """Return this thread's buffers to the allocator."""

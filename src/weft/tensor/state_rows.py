@@ -4,14 +4,8 @@
     fresh_R   [ - |  -  | x ]     ---------->  buffer [3, ...]  ---------->  slots 5 and 2
                                   rows 1 and 2 are zeros         row 1 is dropped
 
-PAD rows are never read and never written (L4). Windows of drafts are read and not written. A fresh row is
-filled with zeros *instead of* the content of its slot (L6). The gather itself needs some index, so such rows
-are overwritten before their first use. The decode rows and the prefill rows of a step are two sets, each
-computed once per step.
-
-Decode rows go in blocks of STATE_BLOCK_BYTES. Reading a state, updating it and writing it back are several
-passes over it. A block of that size stays in the L2 cache between them: 40 % less time than all rows at once
-for states of 1 MB. Small states are one block anyway.
+PAD rows are never read and never written (L4). Windows of drafts are read and not written. The decode rows
+and the prefill rows of a step are two sets, each computed once per step.
 """
 
 from __future__ import annotations
@@ -28,6 +22,8 @@ from weft.tensor.scratch import scratch
 from weft.units import PAD
 
 STATE_BLOCK_BYTES = 2 << 20
+"""Decode rows go in blocks of this size. Reading a state, updating it and writing it back are several passes;
+a block stays in the L2 cache between them: 40 % less time than all rows at once for states of 1 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +45,7 @@ class StateRows:
         if state.shape[0] == 0:
             return buffer.zero_()
         torch.index_select(state, 0, self.read_R, out=buffer)
+        # Zeros instead of the content of the slot, which may be anything (L6): the gather needs some index.
         if self.blank is not None:
             buffer.index_fill_(0, self.blank, 0)
         return buffer
@@ -90,6 +87,7 @@ def restored(state: torch.Tensor, runs: Runs) -> Iterator[None]:
         yield
         return
     index = torch.tensor(slots, dtype=torch.int64, device=state.device)
+    # Before the kernel writes: it knows nothing of windows.
     held = state.index_select(0, index)
     yield
     state.index_copy_(0, index, held)

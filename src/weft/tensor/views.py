@@ -8,9 +8,8 @@
     state part    = as_strided(arena as dtype, [slots, *shape],              stride S', offset)
 
 A frame is a whole number of both. So one view per field covers every page (or slot) that the arena can hold,
-whatever its frames hold now. A page id or a slot id is the index into dimension 0, and no view is created or
-moved while serving. Views alias: a write through a page that its frame does not own is a bug of the caller.
-The ownership laws (L1, L5) and the NaN tests catch it.
+and no view is created or moved while serving. Views alias: a write through a page that its frame does not own
+is a bug of the caller. The ownership laws (L1, L5) and the NaN tests catch it.
 """
 
 from __future__ import annotations

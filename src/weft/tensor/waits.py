@@ -2,16 +2,10 @@
 
     event recorded behind work --query, pause, query, ...--> done, or DeviceTimeoutError after WAIT_MAX_S
 
-``event.synchronize()`` has no deadline. A kernel that never ends, or a card that fell off the bus, would hang
-the engine until an operator kills it. With a deadline the step fails, the engine ends with a reason, and a
-supervisor can start it again.
-
-The pause between two looks grows with the time already waited, to 1 ms. So a wait is at most some 2 % too
-long, or about the 0.1 ms that the system takes to wake a thread.
-
-Rejected: a thread that watches the waits (it could report the hang, and not end it).
+``event.synchronize()`` has no deadline: a kernel that never ends, or a card that fell off the bus, would hang
+the engine until an operator kills it. With a deadline the engine ends with a reason, and a supervisor can
+start it again. Rejected: a thread that watches the waits (it could report the hang, and not end it).
 """
-
 from __future__ import annotations
 
 import time
@@ -44,6 +38,7 @@ def wait_for(event: DeviceEvent, *, deadline_s: float = WAIT_MAX_S,
     if event.query():
         return
     began_s = clock()
+    # The pause grows with the time waited: a wait is at most 2 % too long, or the 0.1 ms of a wake-up.
     while not event.query():
         waited_s = clock() - began_s
         if waited_s > deadline_s:

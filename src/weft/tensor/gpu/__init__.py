@@ -4,10 +4,7 @@
                                         '--> the C++ kernels, torch
 
 The kernels take tensors on a CUDA device. In a process started with ``TRITON_INTERPRET=1`` that chose
-"triton" by name they also take tensors on the CPU and run in Triton's interpreter. Tests without a GPU use
-this; it is far too slow for anything else. The first op that needs Triton imports it.
-
-``choose("torch")`` turns them off for the process, to compare with torch on the same device.
+"triton" by name they also take tensors on the CPU. That is for tests: they run in Triton's interpreter.
 """
 
 from __future__ import annotations

@@ -6,11 +6,6 @@
 A product of few rows is bound by reading the weight, and few programs leave most of a GPU's memory channels
 idle. An 8-bit matrix of 1024 rows has 32 programs for 132 multiprocessors. Splits make some hundreds of them.
 
-The number of splits follows from the weight's shape and the size of the tiles alone. Partial sums are added
-in the order of splits. So the bits of a row do not depend on the rows beside it, as long as their
-number selects the same tiles. Each split has at least COLUMNS_MIN columns: it reads more of the weight than
-it writes of sums.
-
 Rejected: atomic additions (their order is that of arrival). A counter by which the last program of a block
 adds: it saves a launch, needs zeroed memory and fences, and the interpreter cannot test its races.
 """
@@ -23,6 +18,7 @@ import triton
 import triton.language as tl
 
 COLUMNS_MIN = 512
+"""Least columns of a split: it reads more of the weight than it writes of sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +31,7 @@ class ColumnSplits:
 
 def column_splits(columns: int, block: int, *, programs: int, wanted: int) -> ColumnSplits:
     """``programs``: those without splits; ``wanted``: how many should run."""
+    # From the weight's shape and the tiles alone: the bits of a row do not depend on the rows beside it.
     count = max(1, min(wanted // programs, columns // COLUMNS_MIN))
     depth = -(-columns // (count * block)) * block
     return ColumnSplits(-(-columns // depth), depth)

@@ -3,15 +3,12 @@
     contexts    r0: 300    r1: PAD    r2: 40        tokens; a split has 128
     items       5 | (0, 0) (0, 1) (0, 2) (2, 0) ...  count | (row, split) of each
 
-A graph's page table is as wide as the longest context that a server allows. With 256 rows, 8 KV heads and
-262,144 tokens, a program for each split would be 32,768 programs a layer. Nearly all would find their row too
-short. The list has only splits with tokens. The grid is a few programs for each multiprocessor, and program p
-computes items p, p + programs, ... So a step of any width costs what its contexts have.
+A graph's page table is as wide as the longest context that a server allows. With 256
+rows, 8 KV heads and 262,144 tokens, a program for each split would be 32,768 programs a layer.
+The grid is a few programs for each multiprocessor instead, and program p computes items p, p + programs, ...
 
-A split's content follows from its row's context alone, and it is computed the same way in any program. So the
-bits of a token depend neither on the batch nor on the grid. The list is built once a step, by one launch, and
-all layers with the same splits share it (``Runs.memo``). Items of one row follow each other, so round-robin
-spreads a long row over many programs.
+A split's content follows from its row's context alone, so the bits of a token depend neither on the batch nor
+on the grid.
 
 Rejected: a graph for each bucket of the longest context (many times the recording); a counter that programs
 add to (the order of the work would differ from run to run, and each layer would have to reset it).
@@ -58,6 +55,7 @@ def decode_items(runs: Runs, splits: int, *, window: int, splits_max: int, pages
                  split_pages: int) -> torch.Tensor:
     """int32 [1 + 2 rows x splits]: the number of splits with tokens, then (row, split) of each. ``splits``:
     the most of a row in this step's table; the other numbers are those of ``kv_splits_of``."""
+    # All layers with the same splits share the list of the step.
     key = f"decode_items {splits} {window} {splits_max} {pages} {split_pages}"
     items = runs.memo.get(key)
     if items is None:

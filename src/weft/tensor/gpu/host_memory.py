@@ -2,12 +2,9 @@
 
     mmap, anonymous --> cudaHostRegister --> uint8 tensor ... close: cudaHostUnregister --> munmap
 
-Torch's own pinned tensors (``pin_memory=True``) come from its host allocator. That rounds each block up to a
-power of two and keeps freed blocks for the life of the process: weights of 33 GB would take 64 GB, for ever.
-A mapping of its own has whole pages (4 KiB), and the system has them back at once.
-
-Pinning may fail, as a user's limit on locked memory is often small. The buffer then is ordinary memory, and
-copies are slower.
+Torch's own pinned tensors come from its host allocator. That rounds each block up to a power of two and keeps
+freed blocks for the life of the process: weights of 33 GB would take 64 GB, for ever. Pinning may fail, as a
+user's limit on locked memory is often small: the buffer then is ordinary memory, and copies are slower.
 
 Rejected: one buffer for all weights (waking could not free it piece by piece); ``cudaMallocHost`` by ctypes
 (a second way to find the runtime that torch has loaded).
@@ -90,10 +87,9 @@ class HostBuffer:
 
 
 class HostRoom:
-    """Pieces of one buffer, which is pinned once, at the start: pinning takes some 0.3 s for a GB, and the
-    device stands still. The first gap that fits is piece_bytes. A piece that fits nowhere is ordinary memory.
-
-    ``fence``: an event behind all work of now. A piece that is given back is free again when it has come."""
+    """Pieces of one buffer. A piece that fits in no gap is ordinary memory. ``fence``: an event behind all
+    work of now."""
+    # Pinned once, at the start: pinning takes some 0.3 s for a GB, and the device stands still.
 
     def __init__(self, buffer: HostBuffer, fence: Callable[[], DeviceEvent]) -> None:
         self._bytes: npt.NDArray[np.uint8] = buffer.tensor.numpy()
@@ -106,6 +102,7 @@ class HostRoom:
     def take(self, size: int) -> npt.NDArray[np.uint8]:
         """uint8 [size], contents unspecified."""
         piece_bytes = -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        # A piece that was given back is free when the work of that time is done: a copy may still read it.
         for event, begin, end in [one for one in self._leaving if one[0].query()]:
             self._leaving.remove((event, begin, end))
             self._free(begin, end)

@@ -5,21 +5,18 @@
         OutOfResources  one stage fewer, and again, down to one; a line in the log
 
 The compile gate knows some GPUs and two versions of Triton. On another GPU, or with another version, a kernel
-may not fit. Stages of a pipeline are copies of the tiles in flight: they fill shared memory. A kernel with
-fewer stages has the same tiles, adds in the same order and gives the same bits; it waits longer for memory.
-The number that fits is remembered for that kernel and its constants.
+may not fit. Stages of a pipeline are copies of the tiles in flight. A kernel with fewer stages has the same
+tiles, adds in the same order and gives the same bits; it waits longer for memory.
 
-The check comes first at the start of a server, where each shape of a step is computed (``runner.reserve``).
-So no request waits for the second compilation, and no graph is being recorded. A kernel that does not fit
-with one stage ends with ``KernelTooLargeError``; the start then goes on without Triton (``assemble``).
-
-Rejected: smaller tiles here (the grid and the order of sums follow from the tiles: only the kernel's own file
-can choose others); a table of GPUs alone (it knows no GPU of next year).
+Each shape of a step is computed at the start of a server (``runner.reserve``), so no request waits for the
+second compilation. A kernel that does not fit with one stage ends with ``KernelTooLargeError``; the start
+then goes on without Triton (``assemble``).
 
 Block sizes come from small tables. Each kernel file lists the variants that a GPU would compile, from the
-same table, as ``compilations()``: the check ahead of time reads them. Rejected:
-``triton.autotune``. It calls the driver, so none of it runs in the interpreter. It would also time kernels on
-the states of a server that has just started.
+same table, as ``compilations()``: the check ahead of time reads them.
+
+Rejected: smaller tiles here (the grid and the order of sums follow from the tiles). ``triton.autotune``: it
+calls the driver, so none of it runs in the interpreter, and it would time kernels on the states of a server.
 """
 
 from __future__ import annotations
@@ -69,6 +66,7 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
     start = kernel[grid]
 
     def run(*arguments: Any, **constants: Any) -> None:
+        # The number of stages that fitted is remembered: the next launch does not fail first.
         if _fitting_stages:
             stages = _fitting_stages.get(_key(kernel, constants))
             if stages is not None:

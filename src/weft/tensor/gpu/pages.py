@@ -5,15 +5,10 @@ lies, and is K or V of a product as it lies. So it goes to shared memory without
 
     pages [n x 16] --load--> rows [n x 16, D]     scores: q [M, D] . rows^T     output: weights . rows
 
-Addresses into the arena are 64-bit: a page id is converted before it is multiplied. PAD pages are not read
-and count as zeros. Unwritten places are the caller's task: their scores are *replaced* by -inf and their
-values by 0 (L6). Only blocks at the end of a context pay for this.
+Unwritten places are the caller's task: their scores are *replaced* by -inf and their values by 0 (L6).
 
-8-bit pages. int8 is exact in any dtype of a product. It is converted by bit operations, because the
-conversion unit takes 16 numbers a clock, no faster than memory delivers. fp8 is converted by hardware from
-compute capability 8.9 on, below it by bits: a float16 with the same bits is the number times 2^-8. Writes
-round with integer operations, to the nearest even, on every device. So a page has the same bytes whichever
-kernel wrote it.
+fp8 is converted by hardware from compute capability 8.9 on, below it by bits. Writes round with integer
+operations, to the nearest even, on every device. So a page has the same bytes whichever kernel wrote it.
 
 Rejected: packed pages, as on a CPU. Tiles are then ordered in registers, between two passes through shared
 memory: a prompt's attention over heads of 256 spilled with 64 keys at once.
@@ -85,6 +80,7 @@ def token_pages(table_row, first, end, PAGES: tl.constexpr):
     """int64 [PAGES x 16]: the page of each token from page ``first`` of the row on; PAD from page ``end``
     on."""
     at = first + tl.arange(0, PAGES * 16) // 16
+    # 64-bit: a page id times the bytes of a page passes 2^31.
     return tl.load(table_row + at, mask=at < end, other=-1).to(tl.int64)
 
 
@@ -113,11 +109,13 @@ def widen(x, FP8: tl.constexpr, PRODUCT: tl.constexpr):
     if FP8 == 1:
         x = x.to(tl.float8e4nv, bitcast=True)
     elif FP8 == 2:
+        # A float16 with the same bits is the number times 2^-8.
         half = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
         wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
         x = tl.where((x & 0x7F) == 0x7F, float("nan"), wide)
     elif x.dtype == tl.int8:
-        # 2^23 + (x + 128), whose low bits are x + 128.
+        # By bits: the conversion unit takes 16 numbers a clock, no faster than memory delivers. The float
+        # is 2^23 + (x + 128), whose low bits are x + 128.
         bits = (x.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint32) | 0x4B000000
         x = bits.to(tl.float32, bitcast=True) - 8388736.0
     return x.to(PRODUCT)

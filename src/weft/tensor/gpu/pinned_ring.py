@@ -6,15 +6,10 @@
                  '----------'--> asynchronous copies, in order, on the current stream
 
 A copy from ordinary memory to a GPU holds its caller until the driver has staged the last byte. Here the
-caller copies a piece into pinned memory, asks for its transfer and goes on. A buffer is written again only
-when its transfer has ended. Work on the current stream comes after the transfers; only the ring looks at
-events.
-
-Small tensors go directly: they are a few percent of a model's bytes. If pinning fails (``HostBuffer``), the
-buffers are ordinary memory, and copies are as slow as before.
+caller copies a piece into pinned memory, asks for its transfer and goes on.
 
 Rejected: pinning the whole file map (a limit on locked memory is often small, and pinning takes as long as a
-copy); torch's pinned tensors (blocks of powers of two that are never given back).
+copy).
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from weft.tensor.waits import wait_for
 BUFFER_BYTES = 32 << 20
 BUFFERS = 2
 LEAST_BYTES = 1 << 20
-"""Of a tensor that goes through the ring."""
+"""Of a tensor that goes through the ring; smaller ones are a few percent of a model's bytes."""
 
 
 class Uploads(Protocol):
@@ -85,6 +80,7 @@ class PinnedRing:
     def _start(self, target: torch.Tensor, piece: torch.Tensor) -> None:
         place = self._next
         self._next = (place + 1) % BUFFERS
+        # A buffer is written again only when its transfer has ended.
         if self._under_way[place] is not None:
             self._uploads.wait(self._under_way[place])
         buffer = self._buffers[place].tensor[: len(piece)]

@@ -1,28 +1,17 @@
 """Prefill attention by FlashInfer, if requested, installed and applicable.
 
-    debug.attention_backend weft         our own kernels: nothing to install, every shape         (the
-    default) debug.attention_backend flashinfer   for the shapes of ``fits``; our kernels for the others
+    debug.attention_backend weft         our own kernels: nothing to install, every shape (the default)
+    debug.attention_backend flashinfer   for the shapes of ``fits``; our kernels for the others
 
     pages [P, kv_heads, 16, D], where they are ---+
     page ids, tokens of the last page of each run --+--> BatchPrefillWithPagedKVCacheWrapper --> o
     q of the prefill runs --------------------------+
 
-Pages on a GPU are rows (``tensor.layout``), which the library calls HND, with a stride from page to page. So
-it reads the arena in place. K and V have equal strides, as it asks. Its kernels read places of a last page
-beyond the context as zeros. Decodes always use our kernels. Gates are applied to its rounded output, one
-rounding more than in our kernels.
+Pages on a GPU are rows (``tensor.layout``), which the library calls HND, so it reads the arena in place.
+Decodes always use our kernels. Gates are applied to its rounded output, one rounding more than in ours.
 
 It is not the default, because it splits a context by the batch. The bits of a token's sums then depend on the
-other sequences of the batch. A prefix that is computed again may differ from the cached one.
-
-A shape of layer is planned once a step, from lists of the host. The plan lies in a pinned buffer of its
-wrapper and is copied asynchronously: planning again while that copy is under way would overwrite its source.
-So each shape has two wrappers in turn, each with an event behind its copy. The host waits for the event of
-the step before the last, which is practically always over:
-
-    step k     wrapper 0: plan, copy, event 0     wrapper 1
-    step k+1   wrapper 0                          wrapper 1: plan, copy, event 1
-    step k+2   wait for event 0, plan, ...
+other sequences of the batch: a prefix that is computed again may differ from the cached one.
 """
 
 from __future__ import annotations
@@ -102,6 +91,8 @@ def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, ru
 class _Planner:
     """Two wrappers in turn, for layers of one shape. They share a workspace: runs are in the order of one
     stream."""
+    # Two, because the plan lies in a pinned buffer of its wrapper and is copied asynchronously: planning
+    # again while that copy is under way would overwrite its source.
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -113,6 +104,7 @@ class _Planner:
     def plan(self, **shapes: Any) -> Any:
         """The wrapper of this step, planned."""
         self._turn = turn = 1 - self._turn
+        # The copy of the step before the last, which is practically always over.
         if self._copied[turn] is not None:
             wait_for(self._copied[turn])
         self._wrappers[turn].plan(**shapes)

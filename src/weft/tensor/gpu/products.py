@@ -12,14 +12,11 @@ products with a float32 operand keep float32's precision. Tensor cores take 8 (b
 Rejected: tf32 alone. Its 11 bits give a state an error as large as that of its bf16 inputs; decodes have
 none. "ieee": no tensor cores, ten times slower.
 
-In Triton's interpreter 16-bit numbers become float32 before every product: it has no bf16 arithmetic.
-
 Sums of log decays. Differences of sums need some 1e-7, where the sums are in the hundreds: more than float32
 has. Each term is clamped to -128 and cut into a multiple of 2^-10 and a rest of at most 2^-11. The multiples
 of 64 terms add up to at most 2^13, so their float32 sums are exact in any order. The rests add up to at most
-2^-5, so each addition errs by at most 2^-30, and 63 of them by 2^-24. A difference of two sums thus errs by
-at most 2^-23 (1.2e-7) before its own rounding. The clamp changes nothing: a decay over a term below -80 is
-clamped to -80 anyway. Rejected: float64, which consumer GPUs add at 1/64 of float32's rate.
+2^-5, so a difference of two sums errs by at most 2^-23 (1.2e-7) before its own rounding. Rejected: float64,
+which consumer GPUs add at 1/64 of float32's rate.
 """
 
 from __future__ import annotations
@@ -42,14 +39,15 @@ BASE = tl.constexpr(16)
 
 @triton.jit
 def only_if(condition, count):
-    """``count``, or 0: the bound of a mask. A mask combined with a scalar condition would be simpler, but the
-    interpreter turns a broadcast condition into integers."""
+    """``count``, or 0: the bound of a mask."""
+    # Instead of a mask combined with a scalar: the interpreter turns a broadcast condition into integers.
     return tl.where(condition, count, 0)
 
 
 @triton.jit
 def product(a, b):
     """a @ b of one dtype, float32."""
+    # The interpreter has no bf16 arithmetic: 16-bit numbers become float32 before every product.
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
@@ -72,6 +70,7 @@ def product_left(a, b):
         return product(a.to(tl.float32), b)
     else:
         b1, b2, b3 = thirds(b)
+        # The smallest part first: its sum is not lost in the larger ones.
         return tl.dot(a, b1, tl.dot(a, b2, tl.dot(a, b3)))
 
 
@@ -94,6 +93,7 @@ def decay_of(log_decay):
 @triton.jit
 def decay_sums(log_decay):
     """(whole, rest): float32 sums along axis 0, of at most 64 terms, none above 0. Their total is the sum."""
+    # A decay below -80 is clamped anyway, so the floor changes nothing.
     each = tl.maximum(log_decay.to(tl.float32), LOG_DECAY_FLOOR)
     whole = (each + _TO_UNITS) - _TO_UNITS
     return tl.cumsum(whole, axis=0), tl.cumsum(each - whole, axis=0)
@@ -101,8 +101,8 @@ def decay_sums(log_decay):
 
 @triton.jit
 def pairwise_decay(whole, rest, place):
-    """[i, j] = exp(sums_i - sums_j) for j <= i, else 0; sums as by ``decay_sums``. The select precedes the
-    exponential: for j > i the difference is positive and unbounded."""
+    """[i, j] = exp(sums_i - sums_j) for j <= i, else 0; sums as by ``decay_sums``."""
+    # The select precedes the exponential: for j > i the difference is positive and unbounded.
     seen = place[:, None] >= place[None, :]
     between = (whole[:, None] - whole[None, :]) + (rest[:, None] - rest[None, :])
     return tl.where(seen, decay_of(tl.where(seen, between, 0.0)), 0.0)
@@ -124,8 +124,9 @@ def unit_scale(x):
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), with relative error 1e-7. With s = e / (2 + e), log(1 + e) = 2 atanh(s), and s <= 1/3.
-    The hardware's logarithm has an absolute error of 1e-7, too large for a step size of 1e-6."""
+    """log(1 + e^x), with relative error 1e-7."""
+    # With s = e / (2 + e), log(1 + e) = 2 atanh(s), and s <= 1/3. The hardware's logarithm has an absolute
+    # error of 1e-7, too large for a step size of 1e-6.
     e = tl.exp(-tl.abs(x))
     s = e / (2.0 + e)
     t = s * s

@@ -8,15 +8,12 @@ in that order, in 16-byte loads, and registers reorder them at no cost:
     int4   [BN/16, BK/8 x 16 x 4] --halves join----> [BN/16, BK/8, 16, 4, 2] --permute--> W^T [BK, BN]
     fp8    as int8
 
-A code becomes a float by bit operations (2^23 + code, less 2^23 and the zero), because the conversion unit
-takes 16 numbers a clock. Code less zero is exact. Its product with the scale is rounded once, to the dtype of
-the other factor: these are the numbers of ``QuantizedWeight.dense``. A byte of fp8 becomes a float as bytes
-of pages do (``widen``), and nothing is subtracted: factors are those of the model with widened weights.
+A code becomes a float by bit operations. Code less zero is exact. Its product with the scale is rounded once,
+to the dtype of the other factor: these are the numbers of ``QuantizedWeight.dense``.
 
-Rejected for fp8: activations in fp8 too. Their three bits of mantissa change every product. From some number
-of rows on it would pay, and then a prompt would see other numbers than its own hit and its decodes.
-
-Rejected: another layout on GPUs (a second set of bugs, and one checkpoint file could not serve both).
+Rejected for fp8: activations in fp8 too. Their three bits of mantissa change every product, and from some
+number of rows on a prompt would see other numbers than its decodes. Another layout on GPUs: a second set of
+bugs, and one checkpoint file could not serve both.
 """
 
 from __future__ import annotations
@@ -68,6 +65,7 @@ def load_right(codes, scales, zeros, first, begin, BITS: tl.constexpr, GROUP: tl
         x = tl.permute(tl.reshape(x, (BN // 16, BK // 4, 16, 4)), (1, 3, 0, 2))
     x = tl.reshape(x, (BK, BN))
     if FP8 == 0:
+        # 2^23 + code, less 2^23: the conversion unit takes 16 numbers a clock.
         wide = (x.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
     else:
         wide = widen(x, FP8, tl.float32)

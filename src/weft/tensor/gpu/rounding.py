@@ -1,7 +1,6 @@
 """How a Triton kernel rounds a state to fewer bits: the same bits as ``tensor.rounding``.
 
-The rule is a hash of (layer, position, element of the layer's state). A kernel needs no memory for it, and
-every path computes the same state from the same accumulator.
+A hash needs no memory in a kernel, and every path computes the same state from the same accumulator.
 """
 
 from __future__ import annotations

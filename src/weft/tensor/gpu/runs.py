@@ -7,18 +7,15 @@ A launch cannot read Python lists: each of its programs looks up its own work. T
            chunk_tap                                     in each run from its first token to its last
 
 A chunk is the tokens of one run between two cuts. Cuts lie on the absolute grid of CHUNK_TOKENS positions, so
-that a prefix hit computes the same chunks as a cold run. Cuts also lie at every tap, so that a tap is always
-the state after a whole chunk. Taps are requested on the grid, so these cuts usually coincide:
+that a prefix hit computes the same chunks as a cold run. They also lie at every tap, which is then always the
+state after a whole chunk:
 
     run of positions 40..210, tap at 128     [40..63] [64..127]* [128..191] [192..210]     * has chunk_tap
 
-A recorded step has a table of one size at every replay. Behind the chunks of its runs come chunks of PAD.
-They have no token and no tap, and no run spans them; their ``chunk_run`` is the last run, which is PAD too.
-Every kernel over chunks reads and writes nothing of the arena for them (law L4).
+A recorded step has a table of one size at every replay: behind the chunks of its runs come chunks of PAD.
 
-The same chunks are the query tiles of attention. All fields are int32 in one flat array: ``pack`` builds it
-on the host, one copy transfers it, ``unpack`` splits it into views. Rejected: a grid of launches as long as
-the longest run (most programs of a mixed step would be idle).
+The same chunks are the query tiles of attention. Rejected: a grid of launches as long as the longest run
+(most programs of a mixed step would be idle).
 """
 
 from __future__ import annotations
@@ -106,6 +103,8 @@ def pack_lists(offsets: list[int], starts: list[int], lengths: list[int], fresh:
     for run, _, _, _ in cuts:
         chunk_begin[run + 1] += 1
     if len(cuts) < chunks_min:
+        # They have no token and no tap, and belong to the last run, which is PAD too: kernels do nothing
+        # (L4).
         cuts += [(len(offsets) - 1, offsets[-1] + lengths[-1], 0, PAD)] * (chunks_min - len(cuts))
     by_run = np.array([offsets, lengths, fresh], np.int32)
     by_chunk = np.array(cuts, np.int32).reshape(len(cuts), CHUNK_FIELDS).T

@@ -5,18 +5,12 @@
     carry                   ^ of B        ^ none    ^ none           [2, heads, rows, columns], float32
 
 The chunked forms pass float32 numbers from launch to launch: a state for each chunk, W, U, P, factors. A step
-of 8,192 tokens of 48 heads of 128 x 128 has 0.9 GB of them in a layer. A segment has 256 MiB at most,
-which the next segment and the next layer overwrite. Its launches are those of a whole step: work inside its
-chunks, the pass over states, outputs. Each chunk is computed alike in any segment, so cuts change no bit.
+of 8,192 tokens of 48 heads of 128 x 128 has 0.9 GB of them in a layer. A segment has 256 MiB at most, which
+the next segment and the next layer overwrite. Each chunk is computed alike in any segment, so cuts change no
+bit. Rejected: bfloat16 scratch (states are checkpoints; W S and U cancel in v').
 
-At most one run spans the end of a segment. Its state goes through ``carry``, not through its slot, because a
-run with slot PAD has a state too. Places take turns: the program that ends one run may be slower than the
-program that begins the next. Both may work in one launch, in any order. ``part_of_run`` gives a program its
-chunks of a segment; a run without chunks there neither reads nor writes.
-
-A row of scratch is (chunk of the segment, head, place). So its size follows from chunks alone, and a tile of
-one chunk and head is contiguous. Rejected: bfloat16 scratch (states are checkpoints; W S
-and U cancel in v').
+At most one run spans the end of a segment. ``part_of_run`` gives a program its chunks of a segment; a run
+without chunks there neither reads nor writes.
 """
 
 from __future__ import annotations
@@ -60,6 +54,8 @@ def segments(step: DeviceRuns, state: torch.Tensor, each: int) -> Iterator[Segme
     if each >= step.chunk_count:
         yield Segment(0, step.chunk_count, state, state)   # no run goes on, so no carry is touched
         return
+    # Not through the slot: a run with slot PAD has a state too. Two places in turn: the program that ends one
+    # run and the program that begins the next may work in one launch, in any order.
     carry = torch.empty((2, *state.shape[1:]), dtype=torch.float32, device=state.device)
     for index in range(ceil_div(step.chunk_count, each)):
         yield Segment(index * each, min((index + 1) * each, step.chunk_count), carry[index % 2],

@@ -4,9 +4,7 @@
     finish         gates, scale of fp8 values, the one rounding, the store
     combine        a kernel: merges the outputs of programs that each saw one split of the keys
 
-Scores are float32 in powers of two (``qk_scale`` has log2 e in it). Masks are selects: a masked score is
-*replaced* by -inf, and the value of a key that no query of the block sees by 0. So whatever unwritten memory
-holds, NaN too, is never multiplied (L6).
+Scores are float32 in powers of two (``qk_scale`` has log2 e in it).
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao et al.,
 "FlashAttention" (2022) and "Flash-Decoding" (2023).
@@ -58,6 +56,7 @@ def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, la
         if WINDOW:
             seen = seen & (position[None, :] > last[:, None] - WINDOW)
             some = some & (position > tl.min(last, 0) - WINDOW)
+        # Selects: unwritten memory, NaN too, is replaced and never multiplied (L6).
         scores = tl.where(seen, scores, float("-inf"))
         values = tl.where(some[:, None], values, tl.zeros_like(values))
         if v_scale is not None:

@@ -3,9 +3,8 @@
     experts   (tiles of expert 0, tiles of expert 1, ...)     plain or in 12 bits, each as its values allow
     table     int64 [experts, 4]: address, upper bytes, odd weights, form       what the kernel reads
 
-Tiles of one expert are those of any matrix (``weights.tiled``, ``weights.twelve_bit``). So experts are packed
-straight from a mapped file, one after the other, and no copy of all of them exists. The kernel
-(csrc/moe_tiles.inl) finds an expert by its row of the table.
+Experts are packed straight from a mapped file, one after the other, and no copy of all of them exists. The
+kernel (csrc/moe_tiles.inl) finds an expert by its row of the table.
 
 Rejected: one tensor of all experts. Odd weights differ in number, and one expert of unusual values would keep
 all others out of 12 bits.

@@ -4,16 +4,14 @@
            | weight | weight | weight |  not touched, so not yet backed by memory  |
 
 A decode step reads every weight once. With pages of 4 KiB each 64 cache lines need an address translation,
-and the hardware prefetch ends at each page. Measured on two cores of an EPYC (Zen 4): one thread reads 20 to
-23 GB/s through small pages and 28 to 31 through large ones. Two threads that alternate by 128 KiB read 21 and
-31.
+and the hardware prefetch ends at each page. On two cores of an EPYC (Zen 4) one thread reads 20 to 23 GB/s
+through small pages and 28 to 31 through large ones.
 
 Linux provides them where ``transparent_hugepage`` is ``always`` or ``madvise`` (the usual setting) and memory
-is not fragmented; elsewhere this is plain memory. A slab lives as long as a tensor in it. Memory from the
-heap does not serve: it is rarely aligned to 2 MiB, and often touched before.
+is not fragmented; elsewhere this is plain memory. A slab lives as long as a tensor in it.
 
-Rejected: ``hugetlbfs`` (an administrator must reserve it). The heap's own switch: an environment variable of
-glibc, for the whole process and from its start.
+Rejected: ``hugetlbfs`` (an administrator must reserve it). The heap: rarely aligned to 2 MiB, often touched
+before, and its own switch is an environment variable of glibc for the whole process.
 """
 
 from __future__ import annotations
@@ -68,6 +66,7 @@ def _fresh(size_bytes: int) -> mmap.mmap:
     """Anonymous memory in large pages, where the system has them. Raises OSError if the system refuses it."""
     size = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Before the first write: pages that were touched stay small.
     memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 

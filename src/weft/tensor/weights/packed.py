@@ -2,13 +2,8 @@
 
 torch's ``F.linear`` passes plain rows to oneDNN, which reorders them each time or works around them. With
 ordered weights a product of 1 to 32 rows takes half to two thirds of the time in bfloat16. In float32 it
-takes a fifth to a half. At 1,000 rows nothing is lost (``python benchmarks/linear.py``).
-
-The ordered weight replaces the plain one: memory is not doubled, but nothing else can read it. Small matrices
-stay plain, because the 10 microseconds of a call into oneDNN are most of their product.
-
-The two operators are internal to torch (its own compiler uses them). ``pack`` looks them up by name. Where
-they are missing, or refuse, the weight stays plain.
+takes a fifth to a half (``python benchmarks/linear.py``). The ordered weight replaces the plain one, and
+nothing else can read it.
 """
 
 from __future__ import annotations
@@ -20,7 +15,7 @@ import torch
 
 PACKED_ELEMENTS_MIN: dict[torch.dtype, int] = {torch.bfloat16: 1 << 16, torch.float16: 1 << 16,
                                          torch.float32: 1 << 20}
-"""Smallest matrix, in elements, that gains (measured with one thread)."""
+"""Smallest matrix, in elements, that gains: a call into oneDNN costs 10 microseconds."""
 _ROWS_EXPECTED = 16
 """Rows of x for which oneDNN chooses the order; other numbers work as well."""
 
@@ -41,6 +36,7 @@ class PackedWeight:
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [..., columns] -> [..., rows]."""
+        # Internal operators of torch, which its own compiler uses: they are looked up by name.
         out: torch.Tensor = _mkldnn()._linear_pointwise(x, self.ordered, bias, "none", [], "")
         return out
 
@@ -58,6 +54,7 @@ def pack(weight: torch.Tensor) -> PackedWeight | None:
     try:
         ordered = _mkldnn()._reorder_linear_weight(weight.contiguous(), _ROWS_EXPECTED)
         packed = PackedWeight(ordered, weight.shape[0], weight.shape[1], weight.dtype)
+        # Tried once: another version of torch may take other arguments.
         with torch.inference_mode():
             packed.product(weight.new_zeros(1, weight.shape[1]), None)
     except (RuntimeError, AttributeError):  # another version of torch: no such operator, or other arguments

@@ -8,17 +8,11 @@
     scales  tile 0 | group 0 of rows 0..15 | group 1 of rows 0..15 | ...
 
 Sixteen rows are the sixteen lanes of a vector: nothing is added across lanes, and one load brings sixteen
-scales. Rows are padded to tiles, columns to lines of 32. Codes are unsigned, because the byte products of
-CPUs take an unsigned left operand. Without ``zeros`` the zero point is the middle code (128, 8).
+scales. Rows are padded to tiles, columns to lines of 32. Without ``zeros`` the zero point is the middle code
+(128, 8). Every tensor may have a leading dim (experts): codes [E, rows, columns] and so on.
 
-Codes of fp8 are bytes of e4m3. Checkpoints have one scale for a block of 128 x 128 weights, so the rows of a
-tile nearly always share theirs: then it is stored once (the last dim of ``scales`` is 1).
-
-``Codes`` holds the same values by plain rows, as checkpoints store them and as rounding produces them.
 Weights that weft rounds have groups of 128 (int8) and 32 (int4), symmetric: docs/quantization.md has the
-measurements.
-
-Every tensor may have a leading dim (experts): codes [E, rows, columns] and so on.
+measurements. ``Codes`` holds the same values by plain rows.
 
 Rejected: one layout for the kernels and one for torch. The torch path unpacks tiles with a view and a
 permute; two layouts would be two sets of bugs.
@@ -41,6 +35,7 @@ PART = 128
 GROUPS: dict[int, int] = {8: 128, 4: 32}
 """Bits -> columns per scale, for weights that weft rounds."""
 ZERO_POINT: dict[int, int] = {8: 128, 4: 8}
+"""Codes are unsigned, because the byte products of CPUs take an unsigned left operand."""
 _HALF_MAX = 65504.0
 _REACHES = (7.5, 8.0, 8.5, 9.0, 10.0)
 """Candidates in int4 for the steps from zero to a group's largest weight; beyond 8 it saturates."""
@@ -184,6 +179,8 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     zeros = None if codes.zeros is None else _by_tile(codes.zeros)
     if not scales.is_meta:
         scales = half if torch.equal(half.float(), scales) else scales
+        # Checkpoints scale blocks of 128 x 128 weights, so the rows of a tile nearly always share one: stored
+        # once.
         if codes.fp8 and bool((scales == scales[..., :1]).all()):
             scales = scales[..., :1]
         if zeros is not None and bool((zeros == ZERO_POINT[codes.bits]).all()):
@@ -234,8 +231,7 @@ def rounded(weight: torch.Tensor, bits: int) -> Codes:
     fit float16.
 
     int8: a scale maps the largest weight of its group to 127. int4: the largest, with its sign, becomes -8;
-    then the scale of least squared error is chosen among a few smaller ones. A group's largest weight is an
-    outlier more often than not."""
+    then the scale of least squared error is chosen among a few smaller ones."""
     group = GROUPS[bits]
     columns = weight.shape[-1]
     if weight.is_meta:
@@ -261,6 +257,7 @@ def _scales(groups: torch.Tensor, bits: int) -> torch.Tensor:
     most = groups.gather(1, groups.abs().argmax(1, keepdim=True))
     least = torch.full_like(most, torch.inf)
     scales = torch.zeros_like(most)
+    # A group's largest weight is an outlier more often than not: a smaller scale may err less.
     for reach in _REACHES:
         tried = _stored(most / -reach)
         error = _steps(groups, tried, 4).mul_(tried).sub_(groups)
@@ -277,5 +274,6 @@ def _stored(scales: torch.Tensor) -> torch.Tensor:
 
 def _steps(groups: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
     """Steps of the scale from zero, as floats; 0 where the scale is 0."""
+    # By the inverse, not by division: these codes are in checkpoints and caches.
     inverse = torch.where(scales == 0, 0.0, 1 / scales)
     return (groups * inverse).round_().clamp_(-8 if bits == 4 else -127, 7 if bits == 4 else 127)

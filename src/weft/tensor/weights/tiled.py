@@ -3,15 +3,10 @@
     tile 0 | column 0 of rows 0..15 | column 1 of rows 0..15 | ...        64 bytes each
     tile 1 | ...                      (bfloat16: columns 0-1, columns 2-3, ...)
 
-Sixteen rows are the lanes of a vector. One instruction multiplies a column of them (bfloat16: a pair of
-columns) by a number of x and adds. The weights are one stream from memory. Nothing is added across lanes, and
-a row of x gives the same bits whatever rows are beside it. Few rows of x run at the speed of memory, many as
-fast as with oneDNN (``python -m benchmarks.linear``).
-
-Weights are tiled wherever the kernels know the CPU's vectors. bfloat16 has a kernel of products of pairs
-(AVX512-BF16), and elsewhere one that widens weights in registers. Tiles are also operands of a matrix unit
-(AMX): it multiplies many rows, and vectors multiply few in its order (csrc/matrix_products.inl). Tiles
-replace the rows. An embedding that is also the head is tiled too: a token's row is a gather.
+Sixteen rows are the lanes of a vector: one instruction multiplies a column of them (bfloat16: a pair) by a
+number of x and adds. Nothing is added across lanes, and a row of x gives the same bits whatever rows are
+beside it. Tiles are also operands of a matrix unit (AMX): it multiplies many rows, and vectors multiply few
+in its order (csrc/matrix_products.inl). Tiles replace the rows.
 """
 
 from __future__ import annotations

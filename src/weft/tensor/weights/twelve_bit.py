@@ -7,12 +7,8 @@
     odd        the weights with another upper byte than their tile's sixteen, whole
 
 The time of a step of few rows is the time to read the weights: three quarters of the bytes are three quarters
-of the time. The kernel (csrc/twelve_bit.inl) unpacks in registers right before it multiplies. So its sums
-have the bits of the tiles' sums (``tensor.weights.tiled``), for any number of rows.
-
-Weights of a tile are alike. Those of a trained layer, like those of a normal distribution, lie within sixteen
-powers of two, except one in some ten thousand. A matrix with more odd weights than ``ODD_MOST`` stays in
-tiles. So does a small matrix, which is read from the caches.
+of the time. The kernel (csrc/twelve_bit.inl) unpacks in registers, and its sums have the bits of the tiles'
+sums. Weights of a trained layer lie within sixteen powers of two, except one in some ten thousand.
 
 Rejected: an entropy code (11 bits, DFloat11, arXiv 2504.11651), which decodes weights one after the other,
 not 64 at a time. One table per matrix: rows of an embedding differ by powers of two.
