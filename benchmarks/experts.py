@@ -28,9 +28,7 @@ from weft.bench.kernels import processor
 from weft.host import usable_cores
 from weft.tensor import native
 from weft.tensor.ops.moe import ExpertWeights, moe
-from weft.tensor.weights.expert_tiles import ExpertTiles
-from weft.tensor.weights.tiled import tiled
-from weft.tensor.weights.twelve_bit import in_best_tiles
+from weft.tensor.weights.tiles import ExpertTiles, in_best_tiles, tiled
 
 HIDDEN, WIDTH, CHOICES = 2048, 512, 8
 

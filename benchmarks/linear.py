@@ -36,8 +36,7 @@ from weft.tensor import native
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.weights.packed import pack
 from weft.tensor.weights.quantized import in_tiles, rounded
-from weft.tensor.weights.tiled import rows_of, tiled
-from weft.tensor.weights.twelve_bit import to_twelve_bit
+from weft.tensor.weights.tiles import rows_of, tiled, to_twelve_bit
 
 SHAPES = ((9216, 1024), (1024, 4608), (3072, 1024), (8192, 2048))
 ROWS = (1, 2, 4, 8, 16, 32, 256, 1024)

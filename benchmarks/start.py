@@ -46,8 +46,7 @@ from weft.models.tensor_check import TensorCheck
 from weft.planning.geometries import find_geometry
 from weft.tensor import native
 from weft.tensor.weights import large_pages
-from weft.tensor.weights.tiled import rows_of
-from weft.tensor.weights.twelve_bit import gains_by_twelve_bits, to_twelve_bit
+from weft.tensor.weights.tiles import gains_by_twelve_bits, rows_of, to_twelve_bit
 
 RUNS = ("cold", "cached", "cache-1", "cache-2")
 _FILE_BYTES = 2 << 30

@@ -1,5 +1,5 @@
 // What pages hold: reading a packed line of them, and making one number. The rounding is that of
-// src/weft/tensor/kv_numbers.py, to the bit: nearest even, larger numbers as the largest, NaN stays NaN.
+// src/weft/tensor/few_bits.py, to the bit: nearest even, larger numbers as the largest, NaN stays NaN.
 //
 // A line is 16 lanes of 32 bits, each with pack = 4 / size neighbours of the summed axis (tensor/layout.py); it is
 // read as pack vectors, one for each neighbour. Small floats are widened by moving their exponent: what has none

@@ -14,8 +14,8 @@ from tests.emulated_gpu.card import Card
 from tests.emulated_gpu.engines import answers, assert_tokens_of_transformers, started
 from tests.fixtures.checkpoints import checkpoint
 from weft.errors import ConfigError
+from weft.tensor.device import wait_for
 from weft.tensor.gpu.host_memory import room_for
-from weft.tensor.waits import wait_for
 
 CUDA = torch.device("cuda", 0)
 

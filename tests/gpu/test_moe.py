@@ -10,11 +10,11 @@ import torch
 
 from tests.gpu.tolerances import close
 from tests.support.naive_ops import moe as naive_moe
-from weft.tensor.gpu import column_splits
-from weft.tensor.gpu.column_splits import ColumnSplits
+from weft.tensor.gpu import products
+from weft.tensor.gpu.products import ColumnSplits
 from weft.tensor.gpu.runs import GRID_YZ_MAX
 from weft.tensor.kernels import moe as triton
-from weft.tensor.ops.activation import Activation
+from weft.tensor.ops.elementwise import Activation
 from weft.tensor.ops.moe import moe
 from weft.tensor.weights.quantized import QuantizedWeight, in_tiles, rounded
 from weft.units import PAD
@@ -152,7 +152,7 @@ def test_split_channels_are_added_in_order(gated: bool, bits: int, device: torch
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """New memory is NaN: what is read was written, also with choices of PAD. A token has the same bits
     alone."""
-    monkeypatch.setattr(column_splits, "COLUMNS_MIN", 64)
+    monkeypatch.setattr(products, "COLUMNS_MIN", 64)
     tokens, inner, width = 3, 32, 150
     assert triton.up_splits(tokens, 16, 2, inner, width, 32).count == 2
     made = case(tokens, 4, 2, width, inner, gated=gated)

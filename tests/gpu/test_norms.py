@@ -10,9 +10,8 @@ from tests.support.naive_ops import rms_norm as naive_rms_norm
 from tests.support.naive_ops import rotary as naive_rotary
 from tests.support.naive_ops import silu_mul as naive_silu_mul
 from weft.tensor.kernels import norm as norm_kernel
-from weft.tensor.ops.activation import silu_mul
+from weft.tensor.ops.elementwise import rotary, silu_mul
 from weft.tensor.ops.norm import add_norm, rms_norm
-from weft.tensor.ops.rotary import rotary
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))

@@ -11,8 +11,8 @@ from tests.gpu.tolerances import close
 from tests.ops.quantised import fp8_weight, noise, weight
 from tests.support import naive_ops
 from tests.support.naive_ops import moe as naive_moe
-from weft.tensor.gpu import column_splits
-from weft.tensor.gpu.column_splits import ColumnSplits
+from weft.tensor.gpu import products
+from weft.tensor.gpu.products import ColumnSplits
 from weft.tensor.kernels import quantized_linear as triton
 from weft.tensor.ops.linear import byte_product, quantized_linear
 from weft.tensor.ops.moe import moe
@@ -161,7 +161,7 @@ def test_experts_in_fp8_equal_their_formula(device: torch.device) -> None:
 def test_columns_are_split_by_the_shape_of_the_weight_and_added_in_order(
         device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """New memory is NaN: every partial sum that is read was written. A row has the same bits alone."""
-    monkeypatch.setattr(column_splits, "COLUMNS_MIN", 128)
+    monkeypatch.setattr(products, "COLUMNS_MIN", 128)
     weight_, bias = on(weight(8, 40, 384), device), noise(5, 40).to(device)
     x = noise(3, 33, 384)
     want = naive_ops.quantized_linear(x, weight(8, 40, 384), bias.cpu())

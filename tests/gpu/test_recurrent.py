@@ -13,8 +13,7 @@ from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, span, tokens_in
 from weft.tensor import gpu
 from weft.tensor.inputs import TapPoint
-from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, gated_delta_layer
-from weft.tensor.ops.mamba2_layer import Mamba2Weights, mamba2_layer
+from weft.tensor.ops.recurrent_layers import GatedDeltaWeights, Mamba2Weights, gated_delta_layer, mamba2_layer
 
 each = pytest.mark.parametrize("op", RECURRENCES, ids=lambda op: op.name)
 NAN = float("nan")

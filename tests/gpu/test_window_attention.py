@@ -11,8 +11,8 @@ from tests.gpu.steps import on_device, strided_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, span, tokens_in
 from tests.support.naive_ops import window_attention as naive_window_attention
+from weft.tensor.few_bits import narrowed
 from weft.tensor.inputs import TapPoint
-from weft.tensor.kv_numbers import narrowed
 from weft.tensor.ops.window_attention import window_attention
 
 FP8 = torch.float8_e4m3fn

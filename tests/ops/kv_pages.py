@@ -8,8 +8,8 @@ import torch
 
 from tests.ops.batches import written_places
 from weft.spec import KvLayoutName
+from weft.tensor.few_bits import narrowed, quantized
 from weft.tensor.inputs import Runs
-from weft.tensor.kv_numbers import narrowed, quantized
 from weft.tensor.layout import k_block_shape, pack_k, pack_v, v_block_shape
 from weft.units import PAGE_TOKENS
 

@@ -13,11 +13,11 @@ from weft.tensor.inputs import Runs
 from weft.tensor.layout import k_block_shape, v_block_shape
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.delta_rule import delta_rule
+from weft.tensor.ops.elementwise import rotary
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.moe import moe
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.ops.paged_attention import paged_attention
-from weft.tensor.ops.rotary import rotary
 from weft.tensor.ops.write_kv import write_kv
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}

@@ -11,7 +11,7 @@ from tests.support.naive_ops import latent_attention as naive_latent_attention
 from tests.support.naive_ops import paged_attention as naive_paged_attention
 from tests.support.naive_ops import window_attention as naive_window_attention
 from tests.support.naive_ops import write_kv as naive_write_kv
-from weft.tensor.kv_numbers import narrowed, quantized
+from weft.tensor.few_bits import narrowed, quantized
 from weft.tensor.layout import unpack_k, unpack_v
 from weft.tensor.ops import paged_attention as paging
 from weft.tensor.ops.latent_attention import latent_attention

@@ -13,11 +13,9 @@ from tests.ops.test_twelve_bit import made_of
 from tests.support import naive_ops
 from weft.tensor import native
 from weft.tensor.op import UNFIT
-from weft.tensor.ops.activation import Activation
+from weft.tensor.ops.elementwise import Activation
 from weft.tensor.ops.moe import moe
-from weft.tensor.weights.expert_tiles import ExpertTiles
-from weft.tensor.weights.tiled import TiledWeight
-from weft.tensor.weights.twelve_bit import InTiles
+from weft.tensor.weights.tiles import ExpertTiles, InTiles, TiledWeight
 from weft.units import PAD
 
 BF16 = torch.bfloat16

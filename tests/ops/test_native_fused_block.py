@@ -16,11 +16,10 @@ from tests.ops.test_tiled_linear import in_order
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops import activation, attention_layer, conv, gated_delta_layer, mamba2_layer
+from weft.tensor.ops import attention_layer, conv, elementwise, recurrent_layers
 from weft.tensor.ops.attention_layer import AttentionCore
-from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
-from weft.tensor.ops.mamba2_layer import Mamba2Weights
+from weft.tensor.ops.recurrent_layers import GatedDeltaWeights, Mamba2Weights
 from weft.tensor.weights.quantized import QuantizedWeight
 
 RUNS = make_runs([Run(7, slot=3), PAD_ROW, Run(200, slot=0)], [Run(0, 4, slot=1, fresh=True)], pages=40)
@@ -49,8 +48,8 @@ def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Te
 
 
 def swiglu(dtype: torch.dtype) -> Block:
-    return (2 * 96, 96, [], lambda fused, x, _: activation.run_fused(fused, x),
-            lambda x, _: activation.silu_mul(x))
+    return (2 * 96, 96, [], lambda fused, x, _: elementwise.run_fused(fused, x),
+            lambda x, _: elementwise.silu_mul(x))
 
 
 def lfm2(dtype: torch.dtype) -> Block:
@@ -68,8 +67,8 @@ def delta(dtype: torch.dtype) -> Block:
         noise(4, v_dim, dtype=dtype), 1e-5, k_heads, heads, k_dim, v_dim, 1.0)
     return (channels + heads * v_dim + 2 * heads, heads * v_dim,
             [states(channels, 3, dtype=dtype), states(heads, k_dim, v_dim)],
-            lambda fused, x, kept: gated_delta_layer.run_fused(fused, x, weights, *kept, RUNS),
-            lambda x, kept: gated_delta_layer.gated_delta_layer(x, weights, *kept, RUNS))
+            lambda fused, x, kept: recurrent_layers.GATED_DELTA.run_fused(fused, x, weights, *kept, RUNS),
+            lambda x, kept: recurrent_layers.gated_delta_layer(x, weights, *kept, RUNS))
 
 
 def mamba2(dtype: torch.dtype) -> Block:
@@ -81,8 +80,8 @@ def mamba2(dtype: torch.dtype) -> Block:
         head_dim, state_dim, (0.0, float("inf")))
     return (inner + channels + heads, inner,
             [states(channels, 3, dtype=dtype), states(heads, head_dim, state_dim)],
-            lambda fused, x, kept: mamba2_layer.run_fused(fused, x, weights, *kept, RUNS),
-            lambda x, kept: mamba2_layer.mamba2_layer(x, weights, *kept, RUNS))
+            lambda fused, x, kept: recurrent_layers.MAMBA2.run_fused(fused, x, weights, *kept, RUNS),
+            lambda x, kept: recurrent_layers.mamba2_layer(x, weights, *kept, RUNS))
 
 
 def attention(dtype: torch.dtype) -> Block:
@@ -127,25 +126,25 @@ def fused_block_of(form: str = "float32 tiles") -> FusedBlock:
 
 def test_many_rows_other_kernels_other_dtypes_and_other_forms_go_op_by_op() -> None:
     fused, x = fused_block_of(), noise(1, MOST_ROWS + 1, WIDTH)
-    assert activation.run_fused(fused, x[1:]) is not None
-    assert activation.run_fused(fused, x) is None
-    assert activation.run_fused(fused, x[:0]) is None
-    assert activation.run_fused(fused, x[:1].half()) is None
-    assert activation.run_fused(FusedBlock(noise(2, 2 * 96, WIDTH), None, fused.second, None), x[:1]) is None
+    assert elementwise.run_fused(fused, x[1:]) is not None
+    assert elementwise.run_fused(fused, x) is None
+    assert elementwise.run_fused(fused, x[:0]) is None
+    assert elementwise.run_fused(fused, x[:1].half()) is None
+    assert elementwise.run_fused(FusedBlock(noise(2, 2 * 96, WIDTH), None, fused.second, None), x[:1]) is None
     native.choose("torch")
-    assert activation.run_fused(fused, x[1:]) is None
+    assert elementwise.run_fused(fused, x[1:]) is None
 
 
 def test_rows_whose_quantised_weights_are_widened_go_op_by_op() -> None:
     exact = [quantised(8, rows, columns, exact=True) for rows, columns in ((2 * 96, WIDTH), (WIDTH, 96))]
     fused, x = FusedBlock(exact[0], None, exact[1], None), noise(1, 16, WIDTH)
-    assert activation.run_fused(fused, x[1:]) is not None
-    assert activation.run_fused(fused, x) is None
+    assert elementwise.run_fused(fused, x[1:]) is not None
+    assert elementwise.run_fused(fused, x) is None
 
 
 def test_a_chain_follows_weights_that_have_moved() -> None:
     fused, x = fused_block_of(), noise(1, 3, WIDTH)
-    before = activation.run_fused(fused, x)
+    before = elementwise.run_fused(fused, x)
     assert before is not None
     storage = fused.first.tiles.untyped_storage()
     held, size = fused.first.tiles.clone(), storage.nbytes()
@@ -153,9 +152,9 @@ def test_a_chain_follows_weights_that_have_moved() -> None:
     in_its_place = torch.zeros(size // 4)
     storage.resize_(size)
     fused.first.tiles.copy_(held)
-    again = activation.run_fused(fused, x)
+    again = elementwise.run_fused(fused, x)
     assert again is not None
     assert torch.equal(again, before)
     fused.first.tiles.mul_(0.5)
-    assert not torch.equal(activation.run_fused(fused, x), before)
+    assert not torch.equal(elementwise.run_fused(fused, x), before)
     del in_its_place

@@ -48,7 +48,7 @@ import sys, types
 sys.modules["weft._native"] = types.SimpleNamespace(INTERFACE=0)
 import torch
 from weft.tensor import native
-from weft.tensor.ops.activation import silu_mul
+from weft.tensor.ops.elementwise import silu_mul
 print(native.describe(), silu_mul(torch.ones(1, 32)).shape)
 try:
     native.choose("native")

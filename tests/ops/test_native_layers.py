@@ -16,9 +16,8 @@ from weft.tensor import native
 from weft.tensor.inputs import LayerCache, OutputRows, Runs, StepInputs
 from weft.tensor.ops import attention_layer as attention_parts
 from weft.tensor.ops import conv as short_conv_parts
-from weft.tensor.ops import gated_delta_layer as delta_parts
-from weft.tensor.ops import mamba2_layer as mamba2_parts
 from weft.tensor.ops import norm as add_norm_parts
+from weft.tensor.ops import recurrent_layers as recurrent_parts
 
 
 def naive_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, **more: Any) -> torch.Tensor:
@@ -27,10 +26,9 @@ def naive_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, **more: An
 
 
 TWINS = [
-    (delta_parts, "causal_conv", naive_ops.causal_conv),
-    (delta_parts, "delta_rule", naive_ops.delta_rule),
-    (delta_parts, "rms_norm", naive_rms_norm), (mamba2_parts, "causal_conv", naive_ops.causal_conv),
-    (mamba2_parts, "mamba2", naive_ops.mamba2), (mamba2_parts, "rms_norm", naive_rms_norm),
+    (recurrent_parts, "causal_conv", naive_ops.causal_conv),
+    (recurrent_parts, "delta_rule", naive_ops.delta_rule),
+    (recurrent_parts, "rms_norm", naive_rms_norm), (recurrent_parts, "mamba2", naive_ops.mamba2),
     (short_conv_parts, "causal_conv", naive_ops.causal_conv), (add_norm_parts, "rms_norm", naive_rms_norm),
     (attention_parts, "rms_norm", naive_rms_norm), (attention_parts, "rotary", naive_ops.rotary),
     (attention_parts, "paged_attention", naive_ops.paged_attention),
@@ -72,13 +70,13 @@ def equal_parts(kernel: Any, parts: Any, runs: Runs, dtype: torch.dtype, *kept: 
 def test_a_gated_delta_layer_equals_its_parts(dtype: torch.dtype, beta_scale: float) -> None:
     k_heads, heads, k_dim, v_dim = 2, 4, 16, 32
     channels = 2 * k_heads * k_dim + heads * v_dim
-    weights = delta_parts.GatedDeltaWeights(
+    weights = recurrent_parts.GatedDeltaWeights(
         noise(1, channels, 4, dtype=dtype), -noise(2, heads).exp(), noise(3, heads),
         noise(4, v_dim, dtype=dtype), 1e-5, k_heads, heads, k_dim, v_dim, beta_scale)
     made = noise(5, tokens_in(MIXED), channels + heads * v_dim + 2 * heads + 8, dtype=dtype)[:, 8:]
     window, state = states(channels, 3, dtype=dtype), states(heads, k_dim, v_dim)
     equal_parts(lambda *kept: native_ops.gated_delta_layer(made, weights, *kept, MIXED),
-                lambda *kept: delta_parts.gated_delta_layer.torch(made, weights, *kept, MIXED), MIXED, dtype,
+                lambda *kept: recurrent_parts.gated_delta_layer.torch(made, weights, *kept, MIXED), MIXED, dtype,
                 window, state)
 
 
@@ -88,14 +86,14 @@ def test_a_mamba2_layer_equals_its_parts(dtype: torch.dtype, gate_first: bool) -
     heads, groups, head_dim, state_dim = 4, 2, 16, 32
     inner = heads * head_dim
     channels = inner + 2 * groups * state_dim
-    weights = mamba2_parts.Mamba2Weights(
+    weights = recurrent_parts.Mamba2Weights(
         noise(1, channels, 4, dtype=dtype), noise(9, channels, dtype=dtype), -noise(2, heads).exp(),
         noise(3, heads), noise(6, heads), noise(4, inner, dtype=dtype), 1e-5, gate_first, heads, groups,
         head_dim, state_dim, (0.0, float("inf")))
     made = noise(5, tokens_in(MIXED), inner + channels + heads, dtype=dtype)
     window, state = states(channels, 3, dtype=dtype), states(heads, head_dim, state_dim)
     equal_parts(lambda *kept: native_ops.mamba2_layer(made, weights, *kept, MIXED),
-                lambda *kept: mamba2_parts.mamba2_layer.torch(made, weights, *kept, MIXED), MIXED, dtype,
+                lambda *kept: recurrent_parts.mamba2_layer.torch(made, weights, *kept, MIXED), MIXED, dtype,
                 window, state)
 
 

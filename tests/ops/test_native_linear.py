@@ -13,7 +13,7 @@ from tests.support import naive_ops, native_ops
 from weft.tensor import native
 from weft.tensor.op import UNFIT
 from weft.tensor.ops import moe as experts_op
-from weft.tensor.ops.activation import Activation
+from weft.tensor.ops.elementwise import Activation
 from weft.tensor.ops.moe import moe
 from weft.tensor.weights.quantized import QuantizedWeight
 

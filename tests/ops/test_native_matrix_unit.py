@@ -24,8 +24,7 @@ from weft.tensor.fused_block import FusedBlock
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.moe import moe
 from weft.tensor.weights.quantized import QuantizedWeight
-from weft.tensor.weights.tiled import serves
-from weft.tensor.weights.twelve_bit import InTiles
+from weft.tensor.weights.tiles import InTiles, serves
 
 HAS_TILES = native.MISSING is None and "x86_64_v4" in native.extension().instruction_set()
 UNITS = [unit for unit in native.matrix_units() if unit != "none"] if HAS_TILES else []

@@ -14,7 +14,7 @@ from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.values import NodeId
 from weft.runner.arena import DeviceArena
 from weft.spec import DTypeName, ModelSpec, attention, mamba1
-from weft.tensor.ops.codes import decode_nibbles, encode_nibbles
+from weft.tensor.few_bits import decode_nibbles, encode_nibbles
 from weft.units import PAGE_TOKENS, PageId, ceil_div
 
 SHAPES = [(3, 2, 4, 8), (2, 5, 16), (1, 2), (4, 2)]

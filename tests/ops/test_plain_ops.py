@@ -8,9 +8,9 @@ import torch
 from tests.support.naive_ops import moe as naive_moe
 from tests.support.naive_ops import rms_norm as naive_rms_norm
 from tests.support.naive_ops import rotary as naive_rotary
+from weft.tensor.ops.elementwise import rotary
 from weft.tensor.ops.moe import moe
 from weft.tensor.ops.norm import rms_norm
-from weft.tensor.ops.rotary import rotary
 from weft.units import PAD
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

@@ -21,9 +21,8 @@ from tests.support import native_ops
 from weft.tensor import native
 from weft.tensor.inputs import Runs
 from weft.tensor.ops import linear
-from weft.tensor.weights import tiled
-from weft.tensor.weights.tiled import serves
-from weft.tensor.weights.twelve_bit import in_best_tiles
+from weft.tensor.weights import tiles
+from weft.tensor.weights.tiles import in_best_tiles, serves
 
 ROWS_MAX = {False: 16, True: 15}
 """From 16 rows on, codes of 8 and 4 bits may become floats that torch multiplies (``linear.widened``)."""
@@ -45,7 +44,7 @@ def codes(bits: int, *, zeros: bool = False, exact: bool = False,
 
 def float_tiles(dtype: torch.dtype, *, twelve_bit: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
     dense = (noise(1, 130, 256) * 0.1).to(dtype)
-    w = in_best_tiles(dense, twelve_bit=True) if twelve_bit else tiled.tiled(dense)
+    w = in_best_tiles(dense, twelve_bit=True) if twelve_bit else tiles.tiled(dense)
     assert w is not None
     return lambda x: native_ops.tiled_linear(x, w, None)
 

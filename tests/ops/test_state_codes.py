@@ -12,7 +12,7 @@ from tests.support import naive_ops
 from weft.memory.frames.plan import plan_arena, with_compression
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.spec import ModelSpec, attention, gated_delta, mamba1, mamba2
-from weft.tensor.ops.codes import decode_state, encode_state
+from weft.tensor.few_bits import decode_state, encode_state
 
 SHAPES = [(3, 2, 4, 8), (2, 5, 16), (1, 1), (4, 1)]
 

@@ -10,7 +10,7 @@ import torch
 from tests.ops.quantised import noise
 from weft.tensor import native
 from weft.tensor.ops.linear import tiled_linear, tiles_fit
-from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, serves, tiled
+from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, serves, tiled
 
 SHAPES = [(64, 64), (33, 98), (130, 224), (1, 2), (256, 1024)]
 ROWS = [*range(1, 14), 33]

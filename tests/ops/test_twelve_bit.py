@@ -11,9 +11,8 @@ import torch
 from tests.ops.quantised import noise
 from weft.tensor import native
 from weft.tensor.ops.linear import tiled_linear
-from weft.tensor.weights import twelve_bit as packing
-from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, rows_of, serves
-from weft.tensor.weights.twelve_bit import TwelveBitWeight, in_best_tiles
+from weft.tensor.weights import tiles as packing
+from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, TwelveBitWeight, in_best_tiles, rows_of, serves
 
 SHAPES = [(64, 64), (33, 256), (130, 224), (120, 224), (7, 1024), (256, 2048)]
 ROWS = [*range(1, 15), 24, 25, 33, 100]

@@ -23,8 +23,8 @@ from weft.memory.values import NodeId
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.schedule.plan import StepPlan
 from weft.spec import COMPRESSED_KV_DTYPES, CompressedKvName
+from weft.tensor.few_bits import decode_state, encode_state
 from weft.tensor.layout import DTYPES
-from weft.tensor.ops.codes import decode_state, encode_state
 from weft.tensor.views import state_view
 from weft.units import PAGE_TOKENS, PageId, ceil_div
 

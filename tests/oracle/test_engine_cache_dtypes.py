@@ -27,7 +27,7 @@ from weft.request import SamplingParams
 from weft.schedule.plan import StepPlan
 from weft.spec import KV_DTYPES
 from weft.tensor import native, rounding
-from weft.tensor.kv_numbers import narrowed, quantized
+from weft.tensor.few_bits import narrowed, quantized
 from weft.tensor.layout import DTYPES
 
 STEPS = 8

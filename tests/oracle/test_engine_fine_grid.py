@@ -15,7 +15,7 @@ from weft.schedule.plan import StepPlan
 from weft.schedule.taps import on_grid
 from weft.spec import StatePart
 from weft.tensor import native
-from weft.tensor.grain import grid_tokens
+from weft.tensor.chunks import grid_tokens
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 FAMILIES = (*RECURRENT_FAMILIES, "falcon_h1", "kimi_linear", "jamba", "mamba")

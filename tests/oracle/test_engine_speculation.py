@@ -22,7 +22,7 @@ from weft.request import SamplingParams
 from weft.runner import torch_executor
 from weft.tensor import native
 from weft.tensor.inputs import LayerCache, Runs
-from weft.tensor.weights import tiled
+from weft.tensor.weights import tiles as tiled
 
 LENGTHS = (5, 40, 90)
 NEW_TOKENS = 24

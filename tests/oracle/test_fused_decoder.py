@@ -17,7 +17,7 @@ from weft.models.loading import LoadedModel, load_model
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.weights import tiled
+from weft.tensor.weights import tiles as tiled
 
 STACKED = ("qwen3", "qwen3_tied", "qwen3_5", "lfm2", "lfm2_bias", "granite", "llama3")
 APART = ("olmo3", "falcon_h1", "qwen3_next", "zamba2", "kimi_linear")

@@ -15,8 +15,8 @@ from weft.models.loading import LoadedModel, load_model
 from weft.models.safetensors_header import StoredTensor
 from weft.models.sharding import Shard
 from weft.models.stored_values import MappedFiles
-from weft.tensor.weights import tiled
-from weft.tensor.weights.twelve_bit import TwelveBitWeight
+from weft.tensor.weights import tiles as tiled
+from weft.tensor.weights.tiles import TwelveBitWeight
 
 FAMILIES = ["lfm2", "qwen3_5", "granite", "falcon_h1", "jamba", "qwen3_5_moe"]
 FORM = "bfloat16 in 12 bits"

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.activation import Activation, activate
+from weft.tensor.ops.elementwise import Activation, activate
 from weft.tensor.ops.moe import ExpertWeights
 from weft.tensor.rounding import rounded
 from weft.tensor.weights.quantized import LINE, PART, ZERO_POINT, QuantizedWeight

@@ -196,8 +196,8 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
            ranks: StartedRanks | None, tell: OnProgress) -> _Placed:
     from weft.runner.sampler import Sampler
     from weft.runner.torch_executor import TorchExecutor
+    from weft.tensor.chunks import grid_tokens
     from weft.tensor.device import describe
-    from weft.tensor.grain import grid_tokens
 
     group = None if ranks is None else ranks.group
     loaded = load_weights(config, name, directory, tell, device, group)

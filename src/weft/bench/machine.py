@@ -40,7 +40,7 @@ from weft.models.checkpoint_files import CheckpointFiles
 from weft.planning.weights import WeightForm, count_weights
 from weft.sim.roofline import model_load
 from weft.tensor.ops.linear import tiled_linear
-from weft.tensor.weights.tiled import tiled
+from weft.tensor.weights.tiles import tiled
 
 READ_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}

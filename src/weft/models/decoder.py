@@ -33,7 +33,7 @@ from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.ops.norm import add_norm
-from weft.tensor.weights.twelve_bit import InTiles
+from weft.tensor.weights.tiles import InTiles
 
 
 class Lookup(Protocol):

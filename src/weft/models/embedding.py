@@ -18,8 +18,7 @@ import numpy.typing as npt
 import torch
 
 from weft.tensor import native
-from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight
-from weft.tensor.weights.twelve_bit import InTiles, TwelveBitWeight
+from weft.tensor.weights.tiles import TILE_ROWS, InTiles, TiledWeight, TwelveBitWeight
 
 TOKENS_MAX = 256
 """Tokens of a step that are gathered by numpy."""

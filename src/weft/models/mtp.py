@@ -49,8 +49,7 @@ from weft.models.tensor_check import TensorCheck
 from weft.models.weights import TensorSource
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.ops.attention_layer import write_projected
-from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight
-from weft.tensor.weights.twelve_bit import TwelveBitWeight
+from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, TwelveBitWeight
 
 VOCAB_MAX = 1 << 15
 """Tokens that a draft may be."""

@@ -13,7 +13,7 @@ A large matrix that goes into 12 bits is packed straight out of the map by the t
 system is asked to read it ahead, and nothing of it is copied. A matrix that does not fit that form, for its
 values, is then read as any other.
 
-On a GPU each tensor goes there as it was read, through pinned buffers (``tensor.gpu.pinned_ring``), and is
+On a GPU each tensor goes there as it was read, through pinned buffers (``tensor.gpu.host_memory``), and is
 joined, ordered or rounded there.
 
 Rejected: keeping views of the map as weights. They would be evicted under memory pressure and are unaligned
@@ -39,10 +39,15 @@ from weft.models.stored_values import MappedFiles, is_finite
 from weft.models.tensor_check import TensorCheck
 from weft.models.weights import OnProgress, Part, TensorSource
 from weft.models.weights_cache import WeightsCache
-from weft.tensor.gpu.pinned_ring import ring_for
+from weft.tensor.gpu.host_memory import ring_for
 from weft.tensor.weights import large_pages
-from weft.tensor.weights.tiled import MatrixRows, rows_from
-from weft.tensor.weights.twelve_bit import TwelveBitWeight, gains_by_twelve_bits, to_twelve_bit
+from weft.tensor.weights.tiles import (
+    MatrixRows,
+    TwelveBitWeight,
+    gains_by_twelve_bits,
+    rows_from,
+    to_twelve_bit,
+)
 
 _AHEAD_BYTES = 256 * 1024 * 1024
 _THREADS = min(8, 2 * (os.cpu_count() or 1))

@@ -27,8 +27,7 @@ from weft.models.blocks.linear import PlainWeight
 from weft.tensor import native
 from weft.tensor.weights.packed import pack
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
-from weft.tensor.weights.tiled import can_be_tiled
-from weft.tensor.weights.twelve_bit import InTiles, in_best_tiles
+from weft.tensor.weights.tiles import InTiles, can_be_tiled, in_best_tiles
 
 _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 

@@ -34,7 +34,7 @@ from weft.models.decoder import CausalModel, Lookup
 from weft.models.embedding import Embedding
 from weft.models.layer import DecoderLayer
 from weft.tensor.collectives import Collectives
-from weft.tensor.weights.twelve_bit import InTiles
+from weft.tensor.weights.tiles import InTiles
 
 
 @dataclass(frozen=True, slots=True)

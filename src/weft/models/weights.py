@@ -35,9 +35,8 @@ from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankShare
 from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
 from weft.tensor.ops.moe import ExpertWeights
-from weft.tensor.weights.expert_tiles import ExpertTiles
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
-from weft.tensor.weights.twelve_bit import InTiles, TwelveBitWeight
+from weft.tensor.weights.tiles import ExpertTiles, InTiles, TwelveBitWeight
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) as weights are read."""

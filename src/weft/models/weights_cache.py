@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from weft.errors import ConfigError
-from weft.tensor.weights.twelve_bit import TwelveBitWeight
+from weft.tensor.weights.tiles import TwelveBitWeight
 
 _MAGIC = b"weft-weights-1\n\0"
 _LENGTH_BYTES = 8

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 
 from weft.memory.frames.plan import COMPRESSED_KV_ALIGN, COMPRESSED_SCALE_BYTES, ArenaPlan
+from weft.tensor.few_bits import decode_nibbles, decode_state, encode_nibbles, encode_state
 from weft.tensor.layout import DTYPES
-from weft.tensor.ops.codes import decode_nibbles, decode_state, encode_nibbles, encode_state
 from weft.tensor.views import kv_views, strided_view
 from weft.units import PAGE_TOKENS
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 import torch
 
 from weft.memory.frames.plan import ArenaPlan
+from weft.tensor.few_bits import decode_state, encode_state
 from weft.tensor.layout import DTYPES
-from weft.tensor.ops.codes import decode_state, encode_state
 from weft.tensor.views import state_view, strided_view
 
 Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]

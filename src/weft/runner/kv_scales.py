@@ -4,7 +4,7 @@
     measured       one prefill of PROBE_TOKENS tokens over float32 pages; the largest |k| and |v| of each head
                    lies at 1 / HEADROOM of fp8's largest number
 
-A scale is a power of two (see ``tensor.kv_numbers``). The checkpoint's scale is rounded up, so that the
+A scale is a power of two (see ``tensor.few_bits``). The checkpoint's scale is rounded up, so that the
 values of its calibration still fit. The probe needs no data. Between its largest number and the least with
 three bits, fp8 has 15 powers of two. The largest value of the probe lies three of them below the top, with
 eleven under it. So values up to eight times larger still fit, and larger ones saturate. A fixed rule picks

@@ -29,8 +29,7 @@ import numpy.typing as npt
 import torch
 
 from weft.request import LOGPROBS_MAX
-from weft.tensor.device import is_remote
-from weft.tensor.waits import wait_for
+from weft.tensor.device import is_remote, wait_for
 
 Words = npt.NDArray[np.int64]
 

@@ -32,8 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.tensor.device import is_remote
-from weft.tensor.waits import wait_for
+from weft.tensor.device import is_remote, wait_for
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 ALIGN = 16

@@ -1,18 +1,26 @@
-"""Where the model runs: the meaning of ``--device`` on this machine, and what torch reports about the device.
+"""Where the model runs: the meaning of ``--device`` on this machine, what torch reports, waits for a GPU.
 
     auto      cuda where torch has a GPU, the CPU elsewhere
     cpu       the CPU
     cuda      the GPU that torch calls current          cuda:N    the GPU with that number
 
+    event recorded behind work --query, pause, query, ...--> done, or DeviceTimeoutError after WAIT_MAX_S
+
 ``assemble`` resolves the device once; everything below takes a ``torch.device`` and looks nothing up.
+
+``event.synchronize()`` has no deadline: a kernel that never ends, or a card that fell off the bus, would hang
+the engine until an operator kills it. With a deadline the engine ends with a reason, and a supervisor can
+start it again. Rejected: a thread that watches the waits (it could report the hang, and not end it).
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import time
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -126,3 +134,39 @@ def free_bytes(device: torch.device) -> int:
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)
+
+
+WAIT_MAX_S = 300.0
+"""Far longer than any step, and than the copies of one."""
+_PAUSE_MIN_S = 20e-6
+_PAUSE_MAX_S = 1e-3
+_PAUSE_SHARE = 0.02
+
+
+class DeviceEvent(Protocol):
+    """``torch.cuda.Event``, recorded."""
+
+    def query(self) -> bool:
+        """Whether all work before it is done."""
+        ...
+
+
+class DeviceTimeoutError(RuntimeError):
+    """The device did not finish in time."""
+
+
+def wait_for(event: DeviceEvent, *, deadline_s: float = WAIT_MAX_S,
+             clock: Callable[[], float] = time.monotonic,
+             sleep: Callable[[float], None] = time.sleep) -> None:
+    """Raises DeviceTimeoutError, and what ``query`` raises for an error of the device."""
+    if event.query():
+        return
+    began_s = clock()
+    # The pause grows with the time waited: a wait is at most 2 % too long, or the 0.1 ms of a wake-up.
+    while not event.query():
+        waited_s = clock() - began_s
+        if waited_s > deadline_s:
+            raise DeviceTimeoutError(
+                f"the GPU has not finished its work in {deadline_s:g} s: a kernel hangs, or the card is "
+                "lost; the driver's log (dmesg) may say which")
+        sleep(min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, _PAUSE_SHARE * waited_s)))

@@ -77,6 +77,12 @@ STATE_DTYPES: dict[torch.dtype, int] = DTYPES | {torch.float16: 2}
 """Dtypes of recurrent states."""
 LANES = 16
 """Channels of one vector: dims must be multiples of it."""
+KERNEL_MAX = 8
+"""Largest kernel of a convolution in C++."""
+KEY_DIM_MAX = 256
+"""Largest key dim of the delta rule in C++, and of one tile in the Triton kernels."""
+STATE_DIM_MAX = 256
+"""Largest N of Mamba in C++, and of one tile in the Triton kernels."""
 
 _in_use = _extension is not None
 

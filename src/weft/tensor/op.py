@@ -1,6 +1,6 @@
 """An op: one function with three forms, and the one place that chooses among them.
 
-    @op("weft.tensor.kernels.silu_mul")    Triton: a module with a function of the same name
+    @op("weft.tensor.kernels.elementwise") Triton: a module with a function of the same name
     def silu_mul(x): ...                   torch: the definition, and the form for all other calls
     @silu_mul.in_cpp
     def _silu_mul(x): ...                  the C++ kernel: addresses, strides, one crossing

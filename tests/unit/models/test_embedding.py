@@ -7,8 +7,7 @@ import torch
 
 from weft.models.embedding import TOKENS_MAX, Embedding
 from weft.tensor import native
-from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, rows_of
-from weft.tensor.weights.twelve_bit import to_twelve_bit
+from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, rows_of, to_twelve_bit
 
 ROWS, WIDTH = 83, 24
 

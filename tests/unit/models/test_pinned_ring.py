@@ -10,7 +10,7 @@ import torch
 from tests.fixtures.checkpoints import checkpoint
 from weft.models import reader
 from weft.models.loading import load_model
-from weft.tensor.gpu.pinned_ring import PinnedRing, ring_for
+from weft.tensor.gpu.host_memory import PinnedRing, ring_for
 
 CPU = torch.device("cpu")
 Transfer = tuple[torch.Tensor, torch.Tensor]

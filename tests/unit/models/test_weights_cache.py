@@ -13,8 +13,7 @@ from tests.ops.quantised import noise
 from weft.errors import ConfigError
 from weft.models.weights_cache import WeightsCache
 from weft.tensor import native
-from weft.tensor.weights.tiled import rows_of
-from weft.tensor.weights.twelve_bit import TwelveBitWeight, to_twelve_bit
+from weft.tensor.weights.tiles import TwelveBitWeight, rows_of, to_twelve_bit
 
 BUILT = native.MISSING is None
 

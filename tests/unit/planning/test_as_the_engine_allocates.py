@@ -15,7 +15,7 @@ from weft.engine.engine import EngineCore
 from weft.planning import weights
 from weft.planning.model_plan import Asked, ModelPlan, make_plan
 from weft.tensor import native
-from weft.tensor.weights import tiled, twelve_bit
+from weft.tensor.weights import tiles
 
 ARENA_BYTES = 3 << 20
 
@@ -75,12 +75,12 @@ def test_another_dtype_changes_plan_and_engine_alike() -> None:
 def test_weights_in_12_bits_are_planned_as_the_engine_holds_them(name: str,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Odd weights are estimated; a limit of small matrices stands for that of large models."""
-    assert weights.TWELVE_BIT_ELEMENTS == twelve_bit.TWELVE_BIT_SIZE_MIN
+    assert weights.TWELVE_BIT_ELEMENTS == tiles.TWELVE_BIT_SIZE_MIN
     if native.MISSING is not None or not native.extension().has_twelve_bit_products():
         return
     monkeypatch.setattr(weights, "TWELVE_BIT_ELEMENTS", 2048)
-    monkeypatch.setattr(twelve_bit, "TWELVE_BIT_SIZE_MIN", 2048)
-    monkeypatch.setattr(tiled, "TILED_ELEMENTS_MIN", 0)
+    monkeypatch.setattr(tiles, "TWELVE_BIT_SIZE_MIN", 2048)
+    monkeypatch.setattr(tiles, "TILED_ELEMENTS_MIN", 0)
     loaded = assemble(EngineConfig(model=str(checkpoint(name)), memory=str(ARENA_BYTES), threads=1,
                                    dtype="bfloat16"))
     held = loaded.info.weights_bytes

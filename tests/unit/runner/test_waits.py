@@ -8,8 +8,8 @@ import torch
 from tests.fixtures.far_memory import far_memory
 from weft.runner.readback import PendingReadback
 from weft.runner.staging import Staging
-from weft.tensor import waits
-from weft.tensor.waits import DeviceTimeoutError, wait_for
+from weft.tensor import device
+from weft.tensor.device import DeviceTimeoutError, wait_for
 
 
 class Clock:
@@ -67,4 +67,4 @@ def test_the_waits_of_a_step_have_the_deadline(monkeypatch: pytest.MonkeyPatch) 
     staging._events = [never, never]
     with pytest.raises(DeviceTimeoutError):
         staging.begin()
-    assert waits.WAIT_MAX_S > 60, "a step that compiles or pages is no hang"
+    assert device.WAIT_MAX_S > 60, "a step that compiles or pages is no hang"

@@ -16,7 +16,7 @@ from weft.families.architecture import Dense
 from weft.models.blocks.linear import Linear, Projection, fused_block_of
 from weft.tensor import gpu
 from weft.tensor.fused_block import FusedBlock, FusedLayer
-from weft.tensor.ops.activation import activate, run_fused, silu_mul, staged
+from weft.tensor.ops.elementwise import activate, run_fused, silu_mul, staged
 
 
 @dataclass(slots=True)

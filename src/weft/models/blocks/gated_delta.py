@@ -21,7 +21,7 @@ from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, gated_delta_layer, run_fused, staged
+from weft.tensor.ops.recurrent_layers import GATED_DELTA, GatedDeltaWeights, gated_delta_layer
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class GatedDeltaBlock:
                  cos_sin: CosSin | None) -> torch.Tensor:
         state = cache.state
         if self.fused is not None and inputs.asked is None:
-            y_TD = run_fused(self.fused, x_TD, self.core, state["conv"], state["recurrent"], inputs.runs,
-                           cache.layer)
+            y_TD = GATED_DELTA.run_fused(self.fused, x_TD, self.core, state["conv"], state["recurrent"],
+                                         inputs.runs, cache.layer)
             if y_TD is not None:
                 return y_TD
         o_TC = gated_delta_layer(self.project(x_TD), self.core, state["conv"], state["recurrent"],
@@ -64,7 +64,7 @@ class GatedDeltaBlock:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.fused is None:
             return None
-        return staged(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
+        return GATED_DELTA.staged(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
                       cache.layer)
 
 

@@ -18,7 +18,7 @@ from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.weights.packed import PackedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
-from weft.tensor.weights.twelve_bit import InTiles
+from weft.tensor.weights.tiles import InTiles
 
 
 def by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:

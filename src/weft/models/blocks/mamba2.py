@@ -21,7 +21,7 @@ from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Projection, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.mamba2_layer import Mamba2Weights, mamba2_layer, run_fused, staged
+from weft.tensor.ops.recurrent_layers import MAMBA2, Mamba2Weights, mamba2_layer
 
 
 @dataclass(slots=True)
@@ -55,8 +55,8 @@ class Mamba2Block:
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
         if self.fused is not None and inputs.asked is None:
-            y_TD = run_fused(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
-                           inputs.runs, cache.layer)
+            y_TD = MAMBA2.run_fused(self.fused, x_TD, self.core, cache.state["conv"],
+                                    cache.state["recurrent"], inputs.runs, cache.layer)
             if y_TD is not None:
                 return y_TD
         projected = self.project(x_TD)
@@ -70,5 +70,5 @@ class Mamba2Block:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.fused is None:
             return None
-        return staged(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
+        return MAMBA2.staged(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
                       cache.layer)

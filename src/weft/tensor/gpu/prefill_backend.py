@@ -24,9 +24,9 @@ from typing import Any, Literal
 import torch
 
 from weft.errors import ConfigError
+from weft.tensor.device import wait_for
 from weft.tensor.inputs import Runs
 from weft.tensor.layout import k_rows, v_rows
-from weft.tensor.waits import wait_for
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
 Choice = Literal["weft", "flashinfer"]

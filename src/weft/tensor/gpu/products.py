@@ -1,4 +1,5 @@
-"""Building blocks of several Triton kernels: products, sums of log decays, the inverse of a chunk's triangle.
+"""Building blocks of several Triton kernels: products, sums of log decays, the inverse of a chunk's triangle,
+the rounding of states (the same bits as ``tensor.rounding``), split columns.
 
 Precision. States are checkpoints: a prefill must leave in a slot what decodes would have left there. So
 products with a float32 operand keep float32's precision. Tensor cores take 8 (bf16), 11 (fp16, tf32) bits:
@@ -17,9 +18,20 @@ has. Each term is clamped to -128 and cut into a multiple of 2^-10 and a rest of
 of 64 terms add up to at most 2^13, so their float32 sums are exact in any order. The rests add up to at most
 2^-5, so a difference of two sums errs by at most 2^-23 (1.2e-7) before its own rounding. Rejected: float64,
 which consumer GPUs add at 1/64 of float32's rate.
+
+Split columns ("split-K"). A product of few rows is bound by reading the weight, and few programs leave most
+of a GPU's memory channels idle. So the summed columns are split over programs:
+
+    weight [rows, columns]    program (block of rows, split)     split: DEPTH columns of all
+    partials float32 [splits, rows of x, rows]  --one launch, split 0 first-->  out, rounded once
+
+Rejected: atomic additions (their order is that of arrival). A counter by which the last program of a block
+adds: it saves a launch, needs zeroed memory and fences, and the interpreter cannot test its races.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -165,3 +177,71 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
         inverse -= product(inverse, corner)
         half *= 2
     return inverse
+
+
+_POSITION, _LAYER = tl.constexpr(0x9E3779B1), tl.constexpr(0x85EBCA77)
+_FIRST, _SECOND = tl.constexpr(0x7FEB352D), tl.constexpr(0x846CA68B)
+_HALF_LEAST = tl.constexpr(2.0**-14)
+_BF16_LARGEST = tl.constexpr(float.fromhex("0x1.fep127"))
+
+
+@triton.jit
+def _mixed(x):
+    """lowbias32 of uint32, products wrapping."""
+    x = (x ^ (x >> 16)) * tl.full((), _FIRST, tl.uint32)
+    x = (x ^ (x >> 15)) * tl.full((), _SECOND, tl.uint32)
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def rounded(x, dtype, element, position, layer):
+    """float32 ``x`` rounded to what ``dtype`` holds, still float32: the state after the token at
+    ``position``. ``element``: int32 index of each number in the layer's state."""
+    if dtype == tl.float32:
+        return x
+    else:
+        key = _mixed(position.to(tl.uint32) * tl.full((), _POSITION, tl.uint32)
+                     + layer.to(tl.uint32) * tl.full((), _LAYER, tl.uint32))
+        bits = _mixed(element.to(tl.uint32) + key)
+        size = tl.abs(x)
+        if dtype == tl.float16:
+            small = size < _HALF_LEAST
+            wide = tl.where(small, size + _HALF_LEAST, size).to(tl.uint32, bitcast=True)
+            stored = ((wide + (bits & 0x1FFF)) & 0xFFFFE000).to(tl.float32, bitcast=True)
+            stored = tl.minimum(tl.where(small, stored - _HALF_LEAST, stored), 65504.0)
+        else:
+            wide = size.to(tl.uint32, bitcast=True)
+            stored = ((wide + (bits & 0xFFFF)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+            stored = tl.minimum(stored, _BF16_LARGEST)
+        sign = x.to(tl.uint32, bitcast=True) & 0x80000000
+        signed = (stored.to(tl.uint32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+        return tl.where(x != x, x, signed)
+
+
+COLUMNS_MIN = 512
+"""Least columns of a split: it reads more of the weight than it writes of sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSplits:
+    """``depth``: columns of a split, whole blocks of them."""
+
+    count: int
+    depth: int
+
+
+def column_splits(columns: int, block: int, *, programs: int, wanted: int) -> ColumnSplits:
+    """``programs``: those without splits; ``wanted``: how many should run."""
+    # From the weight's shape and the tiles alone: the bits of a row do not depend on the rows beside it.
+    count = max(1, min(wanted // programs, columns // COLUMNS_MIN))
+    depth = -(-columns // (count * block)) * block
+    return ColumnSplits(-(-columns // depth), depth)
+
+
+@triton.jit
+def sum_of_splits(partials, split_stride, offsets, mask, SPLITS: tl.constexpr):
+    """float32, of the shape of ``offsets``: the partial sums there, the first split first."""
+    total = tl.load(partials + offsets, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(partials + split * split_stride + offsets, mask=mask, other=0.0)
+    return total

@@ -22,9 +22,9 @@ from weft.tensor.gpu.launch import Compilation, launch
 from weft.tensor.gpu.pages import block_dim, rounded
 from weft.tensor.gpu.softmax import Gates
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.kernels.elementwise import partner_of, rotated, tables_of
 from weft.tensor.kernels.norm import normed, rms_norm
 from weft.tensor.kernels.paged_attention import DIM_MAX, attend
-from weft.tensor.kernels.rotary import partner_of, rotated, tables_of
 from weft.tensor.kernels.write_kv import (
     MOVING,
     PLACE_SIGNATURE,

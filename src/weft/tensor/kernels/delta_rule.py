@@ -82,15 +82,15 @@ from weft.tensor.gpu.products import (
     product,
     product_left,
     product_right,
+    rounded,
     unit_lower_inverse,
     unit_scale,
 )
-from weft.tensor.gpu.rounding import rounded
 from weft.tensor.gpu.runs import DeviceRuns, device_runs
 from weft.tensor.gpu.segments import Segment, chunks_at_once, load_state, part_of_run, segments, store_state
 from weft.tensor.inputs import Runs
+from weft.tensor.native import KEY_DIM_MAX
 from weft.tensor.op import UNFIT, Unfit
-from weft.tensor.ops.delta_rule import KEY_DIM_MAX
 from weft.units import CHUNK_TOKENS
 
 PLACES = tl.constexpr(CHUNK_TOKENS)

@@ -25,8 +25,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
-from weft.tensor.gpu.products import decay_of, only_if, softplus
-from weft.tensor.gpu.rounding import rounded
+from weft.tensor.gpu.products import decay_of, only_if, rounded, softplus
 from weft.tensor.gpu.runs import DeviceRuns, device_runs
 from weft.tensor.inputs import Runs
 

@@ -15,7 +15,7 @@ many tiles as the pairs could need at most, and a program of an empty tile ends 
 the same tokens get the same sums whatever else is in the batch.
 
 A rank of several has a share of each expert, and one token then some twenty programs. So the columns of its
-first product are split (``tensor.gpu.column_splits``). The second has a program for each 64 channels.
+first product are split (``tensor.gpu.products``). The second has a program for each 64 channels.
 
 ``_align`` is a counting sort. Each of its programs counts the pairs of every expert, which takes as long as
 reading 8 bytes a pair from the cache. So no launch and no wait lies between counts and places. A program with
@@ -36,13 +36,12 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.column_splits import ColumnSplits, column_splits, sum_of_splits
 from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch, padded
 from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
-from weft.tensor.gpu.products import product
+from weft.tensor.gpu.products import ColumnSplits, column_splits, product, sum_of_splits
 from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
 from weft.tensor.op import UNFIT, Unfit
-from weft.tensor.ops.activation import Activation
+from weft.tensor.ops.elementwise import Activation
 from weft.tensor.ops.moe import ExpertWeights, count_of, in_tiles, inner_of
 from weft.tensor.weights.quantized import QuantizedWeight
 

@@ -4,7 +4,7 @@
     codes, scales --load, convert--> W^T [BK, BN]          x [BM, BK] @ W^T, float32; bias; one rounding
 
 A decode is bound by reading every code once: 16 rows of x, many small programs, many stages. Up to 64 rows
-columns are split over programs too (``tensor.gpu.column_splits``), and ``_add`` adds the parts. A prefill
+columns are split over programs too (``tensor.gpu.products``), and ``_add`` adds the parts. A prefill
 takes tiles large enough that dequantising is cheap beside the product. From DENSE_ROWS rows on, the whole
 matrix is dequantised first, and the product is that of torch's library: programs of 128 rows would
 dequantise each block eight times and more. x is never rounded, to int8 or to fp8.
@@ -24,10 +24,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.column_splits import ColumnSplits, column_splits, sum_of_splits
 from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
 from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
-from weft.tensor.gpu.products import product
+from weft.tensor.gpu.products import ColumnSplits, column_splits, product, sum_of_splits
 from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
 from weft.tensor.kernels.byte_inputs import byte_product
 from weft.tensor.weights.quantized import QuantizedWeight

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
+from weft.tensor.few_bits import PER_INT8_MAX
 from weft.tensor.gpu.launch import Compilation, dense_rows, launch
 from weft.tensor.gpu.pages import (
     TRITON_TYPES,
@@ -28,7 +29,6 @@ from weft.tensor.gpu.pages import (
 )
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
-from weft.tensor.kv_numbers import PER_INT8_MAX
 from weft.tensor.layout import k_rows, v_rows
 from weft.units import CHUNK_TOKENS, ceil_div
 

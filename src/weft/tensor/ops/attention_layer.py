@@ -15,9 +15,9 @@ from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.op import UNFIT, Unfit, op
+from weft.tensor.ops.elementwise import rotary
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.ops.paged_attention import DIM_MAX, paged_attention
-from weft.tensor.ops.rotary import rotary
 from weft.tensor.ops.window_attention import window_attention
 from weft.tensor.ops.write_kv import write_kv
 

@@ -25,8 +25,6 @@ from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import decode_blocks, prefill_rows
 from weft.units import PAD
 
-KERNEL_MAX = 8
-"""Largest kernel of the C++ form."""
 _NO_GATE = (0, 0, 0, 0)
 _TILE_BYTES = 1 << 20
 """Bytes of output per tile: the K passes over a tile then stay in the L2 cache."""
@@ -56,7 +54,7 @@ def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tenso
 def in_cpp_takes(x_TC: torch.Tensor, weight_CK: torch.Tensor, window_SCW: torch.Tensor) -> bool:
     return (native.fits(x_TC) and weight_CK.dtype in native.DTYPES and window_SCW.dtype in native.DTYPES
             and weight_CK.shape[0] % native.LANES == 0 and x_TC.stride(1) == 1
-            and 1 <= window_SCW.shape[2] < KERNEL_MAX)
+            and 1 <= window_SCW.shape[2] < native.KERNEL_MAX)
 
 
 @causal_conv.in_cpp

@@ -49,8 +49,6 @@ from weft.tensor.op import UNFIT, Unfit, op, recurrent_op
 from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import decode_blocks, prefill_rows
 
-KEY_DIM_MAX = 256
-"""Largest key dim of the C++ form, and of one tile in the Triton kernels."""
 _L2_EPS = 1e-6
 _BASE = 16
 """Side of the blocks that substitution inverts, and of the blocks of M."""
@@ -93,7 +91,7 @@ def _delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
     tokens, heads, v_dim = v_THV.shape
     k_heads, k_dim = k_THK.shape[1:]
     if not (native.fits(q_THK, k_THK, v_THV) and state_SHKV.dtype in native.STATE_DTYPES
-            and v_dim % native.LANES == 0 and k_dim <= KEY_DIM_MAX and k_dim % native.LANES == 0):
+            and v_dim % native.LANES == 0 and k_dim <= native.KEY_DIM_MAX and k_dim % native.LANES == 0):
         return UNFIT
     by_line = g_TH.ndim == 3
     # float32, contiguous by line: the kernel reads gates by one row stride.

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from weft.tensor.few_bits import as_bytes, narrowed, quantized
 from weft.tensor.inputs import Runs
-from weft.tensor.kv_numbers import as_bytes, narrowed, quantized
 from weft.tensor.op import op
 from weft.tensor.ops.paged_attention import Group, group_decodes
 from weft.tensor.ops.write_kv import places_of

@@ -27,8 +27,7 @@ from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.scratch import scratch
 from weft.tensor.weights.quantized import PART, TILE_ROWS, ZERO_POINT, QuantizedWeight
-from weft.tensor.weights.tiled import TiledWeight
-from weft.tensor.weights.twelve_bit import InTiles
+from weft.tensor.weights.tiles import InTiles, TiledWeight
 
 FORMS: dict[int, int] = {8: 2, 4: 3}
 """Bits -> their number in csrc/kernels.hpp."""

@@ -34,9 +34,6 @@ from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import STATE_BLOCK_BYTES, decode_blocks, prefill_rows
 from weft.units import CHUNK_TOKENS
 
-STATE_DIM_MAX = 256
-"""Largest N of the C++ form."""
-
 
 @recurrent_op("weft.tensor.kernels.mamba1")
 def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: torch.Tensor,
@@ -71,7 +68,7 @@ def _mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: t
             C_TN: torch.Tensor, D_C: torch.Tensor, dt_bias_C: torch.Tensor, state_SCN: torch.Tensor,
             runs: Runs, *, layer: int = 0) -> torch.Tensor | Unfit:
     if not (native.fits(x_TC, dt_TC, B_TN, C_TN) and state_SCN.dtype in native.STATE_DTYPES
-            and x_TC.shape[1] % native.LANES == 0 and B_TN.shape[1] <= STATE_DIM_MAX):
+            and x_TC.shape[1] % native.LANES == 0 and B_TN.shape[1] <= native.STATE_DIM_MAX):
         return UNFIT
     tokens, channels = x_TC.shape
     a, d, bias = (values.float().contiguous() for values in (A_CN, D_C, dt_bias_C))

@@ -26,9 +26,6 @@ from weft.tensor.op import UNFIT, Unfit, recurrent_op
 from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import decode_blocks, prefill_rows
 
-STATE_DIM_MAX = 256
-"""Largest N of the C++ form, and of one tile in the Triton kernels."""
-
 
 @recurrent_op("weft.tensor.kernels.mamba2")
 def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
@@ -67,7 +64,7 @@ def _mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: 
             runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf")),
             layer: int = 0) -> torch.Tensor | Unfit:
     if not (native.fits(x_THP, B_TGN, C_TGN) and state_SHPN.dtype in native.STATE_DTYPES
-            and B_TGN.shape[2] % native.LANES == 0 and B_TGN.shape[2] <= STATE_DIM_MAX):
+            and B_TGN.shape[2] % native.LANES == 0 and B_TGN.shape[2] <= native.STATE_DIM_MAX):
         return UNFIT
     tokens, heads, head_dim = x_THP.shape
     dt = dt_TH if dt_TH.dtype == x_THP.dtype else dt_TH.to(x_THP.dtype)

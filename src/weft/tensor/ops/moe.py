@@ -26,11 +26,11 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.ops import linear
-from weft.tensor.ops.activation import Activation, activate
+from weft.tensor.ops.elementwise import Activation, activate
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.scratch import scratch
-from weft.tensor.weights.expert_tiles import ExpertTiles
 from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
+from weft.tensor.weights.tiles import ExpertTiles
 from weft.units import PAD
 
 ExpertWeights = torch.Tensor | QuantizedWeight | ExpertTiles

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from weft.tensor.few_bits import as_bytes, narrowed
 from weft.tensor.inputs import Runs
-from weft.tensor.kv_numbers import as_bytes, narrowed
 from weft.tensor.op import recurrent_op
 from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import StateRows, decode_blocks, prefill_rows

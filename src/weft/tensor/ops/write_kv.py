@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from weft.tensor import native
+from weft.tensor.few_bits import as_bytes, narrowed, quantized
 from weft.tensor.inputs import Runs
-from weft.tensor.kv_numbers import as_bytes, narrowed, quantized
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.units import PAGE_TOKENS
 

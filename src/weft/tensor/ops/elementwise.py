@@ -1,4 +1,5 @@
-"""Activation functions of feed-forward layers, and the gated one of SwiGLU (csrc/elementwise.inl)."""
+"""Rows of numbers, each by itself: activations, the gated one of SwiGLU, rotary positions
+(csrc/elementwise.inl)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def activate(x: torch.Tensor, name: Activation) -> torch.Tensor:
     return F.relu(x).square()
 
 
-@op("weft.tensor.kernels.silu_mul")
+@op("weft.tensor.kernels.elementwise")
 def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up`` of ``gate_up_TJ`` [T, 2 I], the gate's columns first -> [T, I], same dtype; silu is
     rounded to it before the product.
@@ -65,3 +66,44 @@ def staged(fused: FusedBlock, x_TD: torch.Tensor) -> FusedLayer | None:
     if fused.bound(x_TD) is None or fused.second.columns % native.LANES:
         return None
     return FusedLayer(fused, 0)
+
+
+@op("weft.tensor.kernels.elementwise")
+def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
+           sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate the first ``rotary_dim`` dims of every head; the rest passes through (partial rotary).
+
+    ``q_THD`` [T, heads, D] and ``k_THD`` [T, kv_heads, D] of any float dtype; ``cos_TD``, ``sin_TD``
+    [T, rotary_dim] float32 or the model's dtype; rotary_dim <= D and even. Dim i of the first half is paired
+    with dim i of the second half. Returns new tensors of the inputs' dtypes; the product is float32.
+
+    Source: RoPE (Su et al., 2021) in the half-split order of GPT-NeoX, as transformers applies it.
+    """
+    half = cos_TD.shape[-1] // 2
+    # Both halves of the tables carry the same angles.
+    cos_T1R, sin_T1R = cos_TD[:, None, :half].float(), sin_TD[:, None, :half].float()
+    return _rotate(q_THD, cos_T1R, sin_T1R), _rotate(k_THD, cos_T1R, sin_T1R)
+
+
+def _rotate(x_THD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor) -> torch.Tensor:
+    half = cos_T1R.shape[-1]
+    out = torch.empty(x_THD.shape, dtype=x_THD.dtype, device=x_THD.device)
+    first, second = x_THD[..., :half].float(), x_THD[..., half : 2 * half].float()
+    out[..., :half] = torch.addcmul(first * cos_T1R, second, sin_T1R, value=-1)
+    out[..., half : 2 * half] = torch.addcmul(second * cos_T1R, first, sin_T1R)
+    if 2 * half < x_THD.shape[-1]:
+        out[..., 2 * half :] = x_THD[..., 2 * half :]
+    return out
+
+
+@rotary.in_cpp
+def _rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
+            sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
+    if not (native.fits(q_THD, k_THD) and cos_TD.dtype == torch.float32 and q_THD.stride(-1) == 1
+            and k_THD.stride(-1) == 1):
+        return UNFIT
+    q_out, k_out = torch.empty(q_THD.shape, dtype=q_THD.dtype), torch.empty(k_THD.shape, dtype=k_THD.dtype)
+    native.extension().rotary(
+        native.rows_of(q_THD), native.rows_of(k_THD), *native.angles_of(cos_TD, sin_TD), q_THD.shape[0],
+        q_THD.shape[1], k_THD.shape[1], q_THD.shape[2], cos_TD.shape[1], q_out.data_ptr(), k_out.data_ptr())
+    return q_out, k_out

@@ -1,12 +1,11 @@
-"""rotary in Triton: one launch for queries and keys; a program is 16 tokens of one head.
+"""silu_mul and rotary in Triton. A program of silu_mul is BLOCK columns of a row; one of rotary is 16 tokens
+of one head, in one launch for queries and keys.
 
-Each number has a partner half a rotary width away. So a tile is loaded twice, the second time with its halves
-exchanged (from the L1 cache), and no tile is ever cut in two:
+In rotary each number has a partner half a rotary width away. So a tile is loaded twice, the second time with
+its halves exchanged (from the L1 cache), and no tile is ever cut in two:
 
     x          a b | c d | rest         cos  1 2 | 1 2 | 1      x cos + partner sin; dims beyond the rotary
     partner    c d | a b | rest         sin -1-2 | 1 2 | 0      width stay unchanged
-
-``rotated`` is this formula; the attention layer applies it between its norms and its pages.
 """
 
 from __future__ import annotations
@@ -19,7 +18,30 @@ from weft.tensor.gpu.launch import Compilation, dense_rows, launch
 from weft.tensor.gpu.pages import block_dim
 from weft.units import ceil_div
 
+BLOCK = 1024
 TOKENS = 16
+
+
+def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
+    gate_up_TJ = dense_rows(gate_up_TJ)
+    rows_TJ = gate_up_TJ if gate_up_TJ.ndim == 2 else gate_up_TJ.reshape(-1, gate_up_TJ.shape[-1])
+    rows, width = rows_TJ.shape[0], rows_TJ.shape[1] // 2
+    out = torch.empty((*gate_up_TJ.shape[:-1], width), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
+    if rows:
+        launch(_silu_mul, (rows, ceil_div(width, BLOCK)))(rows_TJ, rows_TJ.stride(0), width, out, BLOCK=BLOCK)
+    return out
+
+
+@triton.jit
+def _silu_mul(gate_up, row_stride, width, out, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < width
+    gate_up += row * row_stride
+    gate = tl.load(gate_up + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + width + column, mask=mask, other=0.0).to(tl.float32)
+    silu = (gate * tl.sigmoid(gate)).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * width + column, (silu * up).to(out.dtype.element_ty), mask=mask)
 
 
 def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
@@ -88,8 +110,10 @@ def _rotary(q, q_token, q_head, k, k_token, k_head, cos, sin, table_stride, q_ou
 
 
 def compilations() -> list[Compilation]:
+    silu = {"gate_up": "*bf16", "row_stride": "i32", "width": "i32", "out": "*bf16", "BLOCK": "constexpr"}
     constants = {"HEADS": 16, "ROTARY": 64, "D": 256, "BLOCK_D": 256, "TOKENS": TOKENS}
     signature = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "k": "*bf16", "k_token": "i32",
                  "k_head": "i32", "cos": "*fp32", "sin": "*fp32", "table_stride": "i32", "q_out": "*bf16",
                  "k_out": "*bf16", "tokens": "i32", "kv_heads": "i32"}
-    return [Compilation("rotary 256", _rotary, signature | dict.fromkeys(constants, "constexpr"), constants)]
+    return [Compilation("silu_mul", _silu_mul, silu, {"BLOCK": BLOCK}),
+            Compilation("rotary 256", _rotary, signature | dict.fromkeys(constants, "constexpr"), constants)]

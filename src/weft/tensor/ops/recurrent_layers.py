@@ -1,0 +1,260 @@
+"""Recurrent layers between their two projections: a gated delta net, and Mamba-2.
+
+    gated delta net    convolution, gates, delta rule, gated norm
+    Mamba-2            convolution, recurrence, gated norm
+
+In C++ (csrc/layers.cpp) the three kernels of a layer are one call, with both projections or without:
+``RecurrentCore`` is that call, ``GATED_DELTA`` and ``MAMBA2`` are what it needs of each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+from weft.tensor import native
+from weft.tensor.fused_block import FusedBlock, FusedLayer
+from weft.tensor.inputs import Runs
+from weft.tensor.op import UNFIT, Unfit, op
+from weft.tensor.ops.conv import causal_conv, weights_of
+from weft.tensor.ops.delta_rule import delta_gates, delta_rule
+from weft.tensor.ops.mamba2 import mamba2
+from weft.tensor.ops.norm import rms_norm
+
+
+class _Weights(Protocol):
+    bound: Any
+    """The C++ object, after the first step."""
+
+
+W = TypeVar("W", bound=_Weights)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentCore(Generic[W]):
+    """How C++ computes a layer with a window and a state between its projections. ``number``: of ``Core``.
+    ``name``: of the method of a fused block. ``takes``: whether the kernels serve these weights. ``bind``
+    makes their C++ object. ``logged``: the columns of the projection that the log of a step copies, and the
+    others, (first, count), which gate the output and reach no state. ``width``: of the output."""
+
+    number: int
+    name: str
+    takes: Callable[[W], bool]
+    bind: Callable[[W], Any]
+    logged: Callable[[W], tuple[int, tuple[int, int]]]
+    width: Callable[[W], int]
+
+    def run(self, projected_TW: torch.Tensor, weights: W, window_SCW: torch.Tensor, state_S: torch.Tensor,
+            runs: Runs, layer: int = 0) -> torch.Tensor | Unfit:
+        """The C++ form of the layer's op."""
+        if not self._fits(projected_TW, weights, window_SCW, state_S):
+            return UNFIT
+        out_TC = torch.empty((projected_TW.shape[0], self.width(weights)), dtype=projected_TW.dtype)
+        self._log(projected_TW.dtype, weights, window_SCW, state_S, runs, layer)
+        self._bound(weights).run(native.runs_of(runs), native.projected_of(projected_TW),
+                                 native.slots_of(window_SCW), native.slots_of(state_S), layer,
+                                 out_TC.data_ptr())
+        return out_TC
+
+    def run_fused(self, fused: FusedBlock, x_TD: torch.Tensor, weights: W, window_SCW: torch.Tensor,
+                  state_S: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
+        """``fused.second(the layer's op(fused.first(x), ...))``; None if the kernels cannot fuse it."""
+        block = fused.bound(x_TD)
+        if block is None or not self._fits(x_TD, weights, window_SCW, state_S):
+            return None
+        out_TD = fused.out(x_TD)
+        self._log(x_TD.dtype, weights, window_SCW, state_S, runs, layer)
+        getattr(block, self.name)(self._bound(weights), native.runs_of(runs), native.projected_of(x_TD),
+                                  native.slots_of(window_SCW), native.slots_of(state_S), layer,
+                                  out_TD.data_ptr())
+        return out_TD
+
+    def staged(self, fused: FusedBlock, x_TD: torch.Tensor, weights: W, window_SCW: torch.Tensor,
+               state_S: torch.Tensor, layer: int) -> FusedLayer | None:
+        """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
+        if fused.bound(x_TD) is None or not self._fits(x_TD, weights, window_SCW, state_S):
+            return None
+        return FusedLayer(fused, self.number, self._bound(weights), first=native.slots_of(window_SCW),
+                          second=native.slots_of(state_S), number=layer)
+
+    def _fits(self, x_TD: torch.Tensor, weights: W, window_SCW: torch.Tensor, state_S: torch.Tensor) -> bool:
+        return (native.fits(x_TD) and x_TD.stride(1) == 1 and state_S.dtype in native.STATE_DTYPES
+                and window_SCW.dtype in native.DTYPES and self.takes(weights))
+
+    def _log(self, dtype: torch.dtype, weights: W, window_SCW: torch.Tensor, state_S: torch.Tensor,
+             runs: Runs, layer: int) -> None:
+        """The next call with these states and ``runs`` copies its projection into the log of the step."""
+        if runs.log is None:
+            return
+
+        def replay(logged_TW: torch.Tensor, again: Runs) -> None:
+            self._bound(weights).run(native.runs_of(again), native.projected_of(logged_TW),
+                                     native.slots_of(window_SCW), native.slots_of(state_S), layer, 0)
+
+        native.log_projected(runs, window_SCW, *self.logged(weights), dtype, replay)
+
+    def _bound(self, weights: W) -> Any:
+        if weights.bound is None:
+            weights.bound = self.bind(weights)
+        return weights.bound
+
+
+@dataclass(slots=True)
+class GatedDeltaWeights:
+    """``conv_CK`` [channels, kernel]; ``decay_H`` (-exp(A_log)) and ``dt_bias_H``: float32 [heads];
+    ``norm_V``: [V], shared by the heads. Immutable once a layer has run."""
+
+    conv_CK: torch.Tensor
+    decay_H: torch.Tensor
+    dt_bias_H: torch.Tensor
+    norm_V: torch.Tensor
+    norm_eps: float
+    k_heads: int
+    heads: int
+    k_dim: int
+    v_dim: int
+    beta_scale: float = 1.0
+    bound: Any = field(default=None, repr=False, compare=False)
+
+
+@op()
+def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+                      state_S: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor:
+    """``projected_TW`` [T, W]: output of the input projection, columns q, k, v, z, b, a. Returns the input
+    [T, heads * V] of the output projection.
+
+        q k v <- silu(conv(q k v))      beta = scale sigmoid(b)      g = decay softplus(a + dt_bias)
+        o = gated_delta(q, k, v, g, beta)        norm(o, per head) silu(z)
+
+    State arguments as in ``causal_conv`` and ``delta_rule``. Gates are float32; values between the ops are
+    rounded to the dtype of ``projected_TW``.
+
+    Source: Gated Delta Networks (Yang et al., 2024), transformers ``Qwen3NextGatedDeltaNet``.
+    """
+    w = weights
+    tokens, keys, values = projected_TW.shape[0], w.k_heads * w.k_dim, w.heads * w.v_dim
+    qkv_TC, z, b_TH, a_TH = torch.split(projected_TW, [2 * keys + values, values, w.heads, w.heads], dim=-1)
+    qkv_TC = causal_conv(qkv_TC, w.conv_CK, None, "silu", window_SCW, runs)
+    q, k, v = torch.split(qkv_TC, [keys, keys, values], dim=-1)
+    g_TH, beta_TH = delta_gates(a_TH, w.dt_bias_H, w.decay_H, b_TH, beta_scale=w.beta_scale)
+    o_THV = delta_rule(q.reshape(tokens, w.k_heads, w.k_dim), k.reshape(tokens, w.k_heads, w.k_dim),
+                       v.reshape(tokens, w.heads, w.v_dim), g_TH, beta_TH, state_S, runs,
+                       scale=w.k_dim**-0.5, layer=layer)
+    o_THV = rms_norm(o_THV, w.norm_V, w.norm_eps, gate=z.reshape(tokens, w.heads, w.v_dim))
+    return o_THV.flatten(1)
+
+
+def _delta_fits(w: GatedDeltaWeights) -> bool:
+    return (w.conv_CK.dtype in native.DTYPES and w.norm_V.dtype in native.DTYPES
+            and w.conv_CK.shape[1] <= native.KERNEL_MAX and w.v_dim % native.LANES == 0
+            and w.k_dim % native.LANES == 0 and w.k_dim <= native.KEY_DIM_MAX)
+
+
+def _delta_bound(w: GatedDeltaWeights) -> Any:
+    for gate in (w.decay_H, w.dt_bias_H):
+        assert gate.dtype == torch.float32
+        assert gate.shape == (w.heads,)
+        assert gate.is_contiguous()
+    assert w.norm_V.is_contiguous()
+    assert w.conv_CK.shape[0] == 2 * w.k_heads * w.k_dim + w.heads * w.v_dim
+    return native.extension().GatedDeltaLayer(
+        weights_of(w.conv_CK, None), (w.norm_V.data_ptr(), native.DTYPES[w.norm_V.dtype], w.norm_eps),
+        w.decay_H.data_ptr(), w.dt_bias_H.data_ptr(), w.beta_scale, w.k_heads, w.heads, w.k_dim, w.v_dim)
+
+
+def _delta_logged(w: GatedDeltaWeights) -> tuple[int, tuple[int, int]]:
+    channels, values = w.conv_CK.shape[0], w.heads * w.v_dim
+    return channels + 2 * w.heads, (channels, values)
+
+
+GATED_DELTA = RecurrentCore(2, "gated_delta", _delta_fits, _delta_bound, _delta_logged,
+                            lambda w: w.heads * w.v_dim)
+gated_delta_layer.in_cpp(GATED_DELTA.run)
+
+
+@dataclass(slots=True)
+class Mamba2Weights:
+    """``conv_CK`` [channels, kernel]; ``conv_bias_C`` [channels] or None; ``a_H`` (-exp(A_log)), ``d_H``,
+    ``dt_bias_H``: float32 [heads]; ``norm_C``: [heads * head_dim], None for a layer without a norm. Immutable
+    once a layer has run."""
+
+    conv_CK: torch.Tensor
+    conv_bias_C: torch.Tensor | None
+    a_H: torch.Tensor
+    d_H: torch.Tensor
+    dt_bias_H: torch.Tensor
+    norm_C: torch.Tensor | None
+    norm_eps: float
+    gate_first: bool
+    heads: int
+    groups: int
+    head_dim: int
+    state_dim: int
+    dt_limit: tuple[float, float]
+    bound: Any = field(default=None, repr=False, compare=False)
+
+
+@op()
+def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+                 state_S: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor:
+    """``projected_TW`` [T, W]: output of the input projection, columns gate, x, B, C, dt. Returns the input
+    [T, heads * P] of the output projection.
+
+        x B C <- silu(conv(x B C))      y = mamba2(x, dt, A, B, C, D)
+        norm(y silu(gate)) or norm(y) silu(gate), over groups; without a norm y silu(gate)
+
+    State arguments as in ``causal_conv`` and ``mamba2``. Values between the ops are rounded to the dtype of
+    ``projected_TW``.
+
+    Source: Mamba-2 (Dao and Gu, 2024), transformers ``GraniteMoeHybridMambaLayer``.
+    """
+    w = weights
+    tokens, inner, group = projected_TW.shape[0], w.heads * w.head_dim, w.groups * w.state_dim
+    gate_TC, xbc_TC, dt_TH = torch.split(projected_TW, [inner, inner + 2 * group, w.heads], dim=-1)
+    xbc_TC = causal_conv(xbc_TC, w.conv_CK, w.conv_bias_C, "silu", window_SCW, runs)
+    x, b, c = torch.split(xbc_TC, [inner, group, group], dim=-1)
+    y_THP = mamba2(x.reshape(tokens, w.heads, w.head_dim), dt_TH, w.a_H,
+                   b.reshape(tokens, w.groups, w.state_dim), c.reshape(tokens, w.groups, w.state_dim), w.d_H,
+                   w.dt_bias_H, state_S, runs, dt_limit=w.dt_limit, layer=layer)
+    y_TC = y_THP.flatten(1)
+    if w.norm_C is None:
+        return y_TC * F.silu(gate_TC)
+    return rms_norm(y_TC, w.norm_C, w.norm_eps, gate=gate_TC, gate_first=w.gate_first,
+                    group_size=inner // w.groups)
+
+
+def _mamba2_fits(w: Mamba2Weights) -> bool:
+    return (w.norm_C is not None and w.conv_CK.dtype in native.DTYPES and w.norm_C.dtype in native.DTYPES
+            and w.conv_CK.shape[1] <= native.KERNEL_MAX and w.conv_CK.shape[0] % native.LANES == 0
+            and w.state_dim % native.LANES == 0 and w.state_dim <= native.STATE_DIM_MAX
+            and (w.heads * w.head_dim // w.groups) % native.LANES == 0)
+
+
+def _mamba2_bound(w: Mamba2Weights) -> Any:
+    inner = w.heads * w.head_dim
+    for row in (w.a_H, w.d_H, w.dt_bias_H):
+        assert row.dtype == torch.float32
+        assert row.shape == (w.heads,)
+        assert row.is_contiguous()
+    assert w.norm_C is not None
+    assert w.norm_C.is_contiguous()
+    assert w.conv_CK.shape[0] == inner + 2 * w.groups * w.state_dim
+    return native.extension().Mamba2Layer(
+        weights_of(w.conv_CK, w.conv_bias_C),
+        (w.norm_C.data_ptr(), native.DTYPES[w.norm_C.dtype], w.norm_eps), w.a_H.data_ptr(),
+        w.d_H.data_ptr(), w.dt_bias_H.data_ptr(), w.heads, w.groups, w.head_dim, w.state_dim,
+        inner // w.groups, w.gate_first, *w.dt_limit)
+
+
+def _mamba2_logged(w: Mamba2Weights) -> tuple[int, tuple[int, int]]:
+    inner = w.heads * w.head_dim
+    return inner + 2 * w.groups * w.state_dim + w.heads, (0, inner)
+
+
+MAMBA2 = RecurrentCore(3, "mamba2", _mamba2_fits, _mamba2_bound, _mamba2_logged,
+                       lambda w: w.heads * w.head_dim)
+mamba2_layer.in_cpp(MAMBA2.run)

@@ -1,0 +1,318 @@
+"""Float matrices in the order of the C++ kernels: tiles, tiles in 12 bits per weight, experts by themselves.
+
+    tile 0 | column 0 of rows 0..15 | column 1 of rows 0..15 | ...        64 bytes each
+    tile 1 | ...                      (bfloat16: columns 0-1, columns 2-3, ...)
+
+Sixteen rows are the lanes of a vector: one instruction multiplies a column of them (bfloat16: a pair) by a
+number of x and adds. Nothing is added across lanes, and a row of x gives the same bits whatever rows are
+beside it. Tiles are also operands of a matrix unit (AMX): it multiplies many rows, and vectors multiply few
+in its order (csrc/matrix_products.inl). Tiles replace the rows.
+
+**12 bits per weight**, lossless, of bfloat16. Weights of a trained layer lie within sixteen powers of two,
+except one in some ten thousand:
+
+    bfloat16   s e e e e e e e | e m m m m m m m    sixteen upper bytes make up nearly all of a tile's weights
+
+    unit       lower bytes, columns 0-3 | lower bytes, columns 4-7 | codes of the upper bytes
+               of 8 columns of 16 rows, 64 bytes each; units of two tiles alternate
+    odd        the weights with another upper byte than their tile's sixteen, whole
+
+The time of a step of few rows is the time to read the weights, and these are three quarters of the bytes. The
+kernel (csrc/twelve_bit.inl) unpacks in registers, and its sums have the bits of the tiles' sums.
+
+Rejected: an entropy code (11 bits, DFloat11, arXiv 2504.11651), which decodes weights one after the other,
+not 64 at a time. One table per matrix: rows of an embedding differ by powers of two.
+
+**Experts** are packed one after the other, straight from a mapped file. The kernel (csrc/moe_tiles.inl) finds
+an expert by its row of a table. Rejected: one tensor of all experts. Odd weights differ in number, and one
+expert of unusual values would keep all others out of 12 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from weft.tensor import native
+from weft.tensor.weights import large_pages
+
+TILE_ROWS = 16
+_FORMS = {torch.bfloat16: 4, torch.float32: 5}
+"""Dtype -> its number among the forms of csrc/kernels.hpp."""
+TILED_ELEMENTS_MIN = 1 << 14
+"""Smallest weight, in elements, whose order matters."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiledWeight:
+    """``tiles`` [tiles, columns / pack, 16, pack], float32 (pack 1) or bfloat16 (pack 2); rows are padded to
+    whole tiles."""
+
+    tiles: torch.Tensor
+    rows: int
+    columns: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tiles.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.tiles.device
+
+    @property
+    def body(self) -> torch.Tensor:
+        """The tensor with nearly all of the bytes."""
+        return self.tiles
+
+    @property
+    def held_bytes(self) -> int:
+        """Excludes the padding of the last tile."""
+        return self.rows * self.columns * self.tiles.itemsize
+
+    def native(self) -> tuple[int, ...]:
+        """The arguments of the extension."""
+        assert self.tiles.is_contiguous()
+        form = _FORMS[self.dtype]
+        return self.tiles.data_ptr(), form, self.columns, self.rows, 0, False, 0, self.columns, 0
+
+    def dense(self) -> torch.Tensor:
+        """[rows, columns], a copy."""
+        return self.tiles.transpose(1, 2).reshape(-1, self.columns)[:self.rows].contiguous()
+
+    def rows_at(self, rows_T: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> those rows, [T, columns]."""
+        return self.tiles[rows_T // TILE_ROWS, :, rows_T % TILE_ROWS].flatten(1)
+
+
+def tiled(weight: torch.Tensor, *, copies: int = 1) -> TiledWeight | None:
+    """``weight`` [rows, columns] in tiles; None where that order is not the faster one. ``copies``: matrices
+    of this size that a layer has (experts)."""
+    rows, columns = weight.shape
+    if not can_be_tiled(weight.device, weight.dtype, copies * rows, columns):
+        return None
+    if weight.dtype == torch.bfloat16:
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        return bf16_tiles((rows_of(weight),))
+    padded = F.pad(weight, (0, 0, 0, -rows % TILE_ROWS))
+    tiles = padded.view(-1, TILE_ROWS, columns, 1).transpose(1, 2)
+    return TiledWeight(large_pages.copied(tiles), rows, columns)
+
+
+def can_be_tiled(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
+    """Whether a matrix of that dtype and size goes into tiles."""
+    return (device.type == "cpu" and rows * columns >= TILED_ELEMENTS_MIN and serves(dtype)
+            and not columns % (4 // dtype.itemsize))
+
+
+def bf16_tiles(parts: Sequence[MatrixRows]) -> TiledWeight:
+    """Matrices one below the other in tiles."""
+    rows, columns = sum(len(part.addresses) for part in parts), parts[0].columns
+    addresses = row_addresses(parts, TILE_ROWS)
+    count = addresses.numel() // TILE_ROWS
+    tiles = large_pages.empty((count, columns // 2, TILE_ROWS, 2), torch.bfloat16)
+    native.extension().pack_tiles(addresses.data_ptr(), count, columns, tiles.data_ptr())
+    return TiledWeight(tiles, rows, columns)
+
+
+class MatrixRows(NamedTuple):
+    """Rows of bfloat16 where they lie, in a tensor or a mapped file. ``owner`` keeps them alive.
+    ``addresses``: int64 [rows]."""
+
+    owner: object
+    addresses: torch.Tensor
+    columns: int
+
+    def reordered(self, order: Callable[[torch.Tensor], torch.Tensor]) -> MatrixRows:
+        """``order``: of rows [rows, anything]."""
+        return self._replace(addresses=order(self.addresses[:, None]).flatten())
+
+
+def rows_of(weight: torch.Tensor) -> MatrixRows:
+    assert weight.dtype == torch.bfloat16
+    assert weight.stride(1) == 1
+    return rows_from(weight, weight.data_ptr(), weight.shape[0], weight.shape[1], 2 * weight.stride(0))
+
+
+def rows_from(owner: object, address: int, rows: int, columns: int, stride_bytes: int) -> MatrixRows:
+    """``rows`` at equal distances from ``address`` on."""
+    return MatrixRows(owner, address + torch.arange(rows) * stride_bytes, columns)
+
+
+def row_addresses(parts: Sequence[MatrixRows], multiple: int) -> torch.Tensor:
+    """Where the rows of ``parts`` begin, with zeros behind up to a ``multiple`` of them."""
+    each = [part.addresses for part in parts]
+    return F.pad(torch.cat(each), (0, -sum(map(len, each)) % multiple))
+
+
+def serves(dtype: torch.dtype) -> bool:
+    """Whether the kernel is the faster one for ``dtype`` on this CPU."""
+    if not native.in_use() or dtype not in _FORMS or native.extension().instruction_set() == "portable":
+        return False
+    # On a CPU with AMX that these kernels cannot use, oneDNN uses it.
+    return dtype == torch.float32 or native.matrix_unit() != "none" or not torch.cpu._is_amx_tile_supported()
+
+
+UNIT_COLUMNS = 8
+TWELVE_BIT_SIZE_MIN = 1 << 19
+"""Smallest weight, in elements, that is read from memory and not from a cache."""
+ODD_MOST = 1 / 256
+"""Largest share of odd weights in a matrix: each costs a separate write."""
+_FORM = 7
+"""The form's number in csrc/kernels.hpp."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwelveBitWeight:
+    """``units`` uint8 [tiles / 2, columns / 8, 2, 3, 64], for an even number of tiles. ``highs`` uint8
+    [tiles, 16]: the upper bytes that codes stand for. ``odd`` int64 [tiles + n] begins with an index per
+    tile: where the tile's entries begin in ``odd``. The entries follow: place in the tile << 16 | bits,
+    ordered by place. A last entry beyond all places ends each tile."""
+
+    units: torch.Tensor
+    highs: torch.Tensor
+    odd: torch.Tensor
+    rows: int
+    columns: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+    @property
+    def device(self) -> torch.device:
+        return self.units.device
+
+    @property
+    def body(self) -> torch.Tensor:
+        return self.units
+
+    @property
+    def form(self) -> str:
+        return "bfloat16 in 12 bits"
+
+    @property
+    def held_bytes(self) -> int:
+        """Without what fills the last tile."""
+        return self.rows * self.columns * 3 // 2 + self.highs.numel() + self.odd.numel() * 8
+
+    def native(self) -> tuple[int, ...]:
+        """As the extension takes it."""
+        return (self.units.data_ptr(), _FORM, self.columns, self.rows, self.highs.data_ptr(), False, 0,
+                self.columns, self.odd.data_ptr())
+
+    def tiled(self) -> TiledWeight:
+        """The tiles that were packed."""
+        by_tile = self.units.transpose(1, 2).flatten(0, 1)
+        tiles, units = by_tile.shape[:2]
+        codes = torch.stack((by_tile[:, :, 2] & 15, by_tile[:, :, 2] >> 4), 2)
+        highs = self.highs.gather(1, codes.view(tiles, -1).long()).view_as(codes)
+        # 64 bytes are 4 x 4 rows, each with both pairs of columns, 2 columns per pair.
+        words = torch.stack((by_tile[:, :, :2], highs), -1).view(tiles, units, 2, 4, 2, 4, 2, 2)
+        plain = words.permute(0, 1, 2, 4, 3, 5, 6, 7).contiguous().view(torch.int16).view(tiles, -1)
+        for tile, begin in enumerate(self.odd[:tiles].tolist()):
+            end = int(self.odd[tile + 1]) if tile + 1 < tiles else self.odd.shape[0]
+            own = self.odd[begin:end - 1]
+            plain[tile, own >> 16] = own.to(torch.int16)
+        whole = plain.view(torch.bfloat16).view(tiles, -1, TILE_ROWS, 2)
+        return TiledWeight(whole[:-(-self.rows // TILE_ROWS)], self.rows, self.columns)
+
+    def dense(self) -> torch.Tensor:
+        """[rows, columns], a copy."""
+        return self.tiled().dense()
+
+    def rows_at(self, rows_T: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """int64 [T] -> those rows, [T, columns]. Raises IndexError for a row beyond the table."""
+        if not native.in_use():
+            return self.dense()[rows_T]
+        rows_T = rows_T.contiguous()
+        assert rows_T.dtype == torch.int64
+        if out is None:
+            out = torch.empty((rows_T.shape[0], self.columns), dtype=torch.bfloat16)
+        if not native.extension().twelve_bit_rows(self.native(), rows_T.data_ptr(), rows_T.shape[0],
+                                                  out.data_ptr()):
+            raise IndexError(f"rows {rows_T.tolist()} of a table of {self.rows}")
+        return out
+
+
+InTiles = TiledWeight | TwelveBitWeight
+
+
+def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True, copies: int = 1) -> InTiles | None:
+    """``weight`` [rows, columns] in the kernels' order; None where another order is faster. ``copies``: see
+    ``tiled``."""
+    rows, columns = weight.shape
+    if twelve_bit and gains_by_twelve_bits(weight.device, weight.dtype, copies * rows, columns):
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        packed = to_twelve_bit((rows_of(weight),))
+        if packed is not None:
+            return packed
+    return tiled(weight, copies=copies)
+
+
+def gains_by_twelve_bits(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
+    """Whether a matrix of that dtype and size goes into 12 bits, odd weights aside."""
+    return (dtype == torch.bfloat16 and can_be_tiled(device, dtype, rows, columns)
+            and rows * columns >= TWELVE_BIT_SIZE_MIN and columns % UNIT_COLUMNS == 0
+            and bool(native.extension().has_twelve_bit_products()))
+
+
+def to_twelve_bit(parts: Sequence[MatrixRows], *, finite: bool = False) -> TwelveBitWeight | None:
+    """Matrices with whole units, one below the other, in 12 bits. None if they have too many odd weights, or
+    with ``finite`` a NaN or infinite one."""
+    rows, columns = sum(len(part.addresses) for part in parts), parts[0].columns
+    assert columns % UNIT_COLUMNS == 0
+    addresses = row_addresses(parts, 2 * TILE_ROWS)
+    extension, tiles = native.extension(), addresses.numel() // TILE_ROWS
+    highs = torch.empty((tiles, 16), dtype=torch.uint8)
+    units = large_pages.empty((tiles // 2, columns // UNIT_COLUMNS, 2, 3, 64), torch.uint8)
+    odd_words = extension.pack_twelve_bit(addresses.data_ptr(), tiles, columns,
+                                          int(ODD_MOST * tiles * TILE_ROWS * columns), finite,
+                                          highs.data_ptr(), units.data_ptr())
+    if odd_words is None:
+        large_pages.give_back(units)
+        return None
+    odd = torch.empty(odd_words.size(), dtype=torch.int64)
+    odd_words.write(odd.data_ptr())
+    return TwelveBitWeight(units, highs, odd, rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """``experts`` have one shape and dtype. ``table``: see above; it is right as long as ``experts`` live."""
+
+    experts: tuple[InTiles, ...]
+    table: torch.Tensor
+
+    @classmethod
+    def of(cls, experts: Sequence[InTiles]) -> ExpertTiles:
+        assert len({(one.rows, one.columns, one.dtype) for one in experts}) == 1
+        table = []
+        for one in experts:
+            address, form, _, _, highs, _, _, _, odd = one.native()
+            table.append((address, highs, odd, form))
+        return cls(tuple(experts), torch.tensor(table, dtype=torch.int64))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.experts), self.experts[0].rows, self.experts[0].columns
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.experts[0].dtype
+
+    @property
+    def has_twelve_bits(self) -> bool:
+        return not all(isinstance(one, TiledWeight) for one in self.experts)
+
+    def native(self) -> tuple[int, ...]:
+        """The sizes of an expert as the extension takes a weight; its address is that of the first."""
+        return self.experts[0].native()
+
+    def dense(self) -> torch.Tensor:
+        """[experts, rows, columns], a copy."""
+        return torch.stack([one.dense() for one in self.experts])
