@@ -76,8 +76,8 @@ def test_a_gated_delta_layer_equals_its_parts(dtype: torch.dtype, beta_scale: fl
     made = noise(5, tokens_in(MIXED), channels + heads * v_dim + 2 * heads + 8, dtype=dtype)[:, 8:]
     window, state = states(channels, 3, dtype=dtype), states(heads, k_dim, v_dim)
     equal_parts(lambda *kept: native_ops.gated_delta_layer(made, weights, *kept, MIXED),
-                lambda *kept: recurrent_parts.gated_delta_layer.torch(made, weights, *kept, MIXED), MIXED, dtype,
-                window, state)
+                lambda *kept: recurrent_parts.gated_delta_layer.torch(made, weights, *kept, MIXED), MIXED,
+                dtype, window, state)
 
 
 @each_dtype
@@ -93,8 +93,8 @@ def test_a_mamba2_layer_equals_its_parts(dtype: torch.dtype, gate_first: bool) -
     made = noise(5, tokens_in(MIXED), inner + channels + heads, dtype=dtype)
     window, state = states(channels, 3, dtype=dtype), states(heads, head_dim, state_dim)
     equal_parts(lambda *kept: native_ops.mamba2_layer(made, weights, *kept, MIXED),
-                lambda *kept: recurrent_parts.mamba2_layer.torch(made, weights, *kept, MIXED), MIXED, dtype,
-                window, state)
+                lambda *kept: recurrent_parts.mamba2_layer.torch(made, weights, *kept, MIXED), MIXED,
+                dtype, window, state)
 
 
 @each_dtype

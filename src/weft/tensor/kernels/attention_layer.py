@@ -5,9 +5,8 @@
       place       '-- norm, rotary --> q    '-- norm, rotary --> K pages;  v --> V pages      one launch
       attend      q, pages --> softmax --> x value scale, gates --> out             (``paged_attention``)
 
-A program of ``place`` is 16 tokens of one head. Programs of the query heads come first, then one per KV head
-for its key and its value. Norms over all heads at once (``norm_whole``) need the whole row, so they are
-separate launches. Between norm, rotary and page, numbers are rounded to the model's dtype, as in ``unfused``.
+Norms over all heads at once (``norm_whole``) need the whole row, so they are separate launches. Between norm,
+rotary and page, numbers are rounded to the model's dtype, as in the torch form.
 """
 
 from __future__ import annotations
@@ -129,6 +128,7 @@ def _place(q, q_row, k, k_row, v, v_row, q_norm, k_norm, eps, cos, sin, angle_st
     if head < HEADS:
         x = _head(q + head * D, q_row, q_norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE,
                   ROTARY, D, BLOCK_D)
+        # The key is divided by its scale below: the score is that of the unscaled key.
         if key_scale is not None:
             x *= tl.load(key_scale + head // GROUP).to(tl.float32)
         tl.store(q_out + ((token * HEADS + head) * D)[:, None] + d[None, :], x.to(q_out.dtype.element_ty),

@@ -4,8 +4,7 @@
     _product   a program: (BN rows of the weight, BM rows of x)
                    part after part:  total += sum(int8 x int8, exact) * (weight's scale * x's scale)
 
-Sums of a part are whole numbers in int32, so tensor cores add them in any order. What follows is float32 in
-one order, each step rounded: ``enable_fp_fusion`` is off, as a fused multiply-add rounds once for two steps.
+What follows the sum of a part is float32 in one order, each step rounded.
 
 Rejected: ``torch._int_mm``: a launch for each part of 128 columns, two more to add it, and at least 17 rows.
 """

@@ -8,12 +8,8 @@
         i < W     window[i], ..., window[W-1], x[0], ..., x[i]
         else      x[i-W], ..., x[i]
 
-``rows`` runs second: a run's first tokens read the window that its last tokens replace, and chunks of a run
-are programs in no order. Each input is loaded K times, all but once from the cache. Sums are float32.
-
-A program reads all of its window before it writes any of it. A barrier lies between, because neighbouring
-threads may hold neighbouring entries of one channel. PAD slots are neither read nor written, fresh slots not
-read.
+Each input is loaded K times, all but once from the cache. Sums are float32. PAD slots are neither read nor
+written, fresh slots not read.
 """
 
 from __future__ import annotations
@@ -129,6 +125,8 @@ def _rows(x, gate, after, weight, bias, window, out, slots, fresh, offsets, leng
     seen = _input(x, gate, first + at, channel[:, None], mask, x_row, gate_row, GATED)
     before = within[:, None] & (at < 0) & (at + behind >= 0) & (entry < W)[None, :]
     seen = tl.where(before, tl.load(old[:, None] + at + W, mask=before, other=0.0).to(tl.float32), seen)
+    # A program reads all of its window before it writes any: neighbouring threads may hold neighbouring
+    # entries.
     tl.debug_barrier()
     tl.store(old[:, None] + entry[None, :], seen.to(window.dtype.element_ty),
              mask=within[:, None] & (entry < only_if(slot >= 0, W))[None, :])
@@ -153,6 +151,7 @@ def convolve(x_TC: torch.Tensor, gate_TC: torch.Tensor | None, after_TC: torch.T
         launch(_tokens, (triton.cdiv(channels, TOKENS.width), step.chunk_count))(
             *tensors, step.chunk_begin_R, step.chunk_run_C, step.chunk_first_C, step.chunk_tokens_C,
             step.chunk_tap_C, *strides, **form, BC=TOKENS.width, num_warps=TOKENS.warps)
+    # After `_tokens`: a run's first tokens read the window that its last tokens replace here.
     launch(_rows, (triton.cdiv(channels, ROWS.width), step.run_count))(
         *tensors, step.offsets_R, step.lengths_R, *strides, step.decode_count, **form,
         WP=triton.next_power_of_2(window_SCW.shape[2]), BC=ROWS.width, num_warps=ROWS.warps)

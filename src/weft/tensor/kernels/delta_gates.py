@@ -2,8 +2,7 @@
 
     a program: (token, block of columns)     its columns of g; the first block also the heads of beta
 
-A decode step of 48 gated-delta layers has 288 launches fewer. Each is a few microseconds of the host in a
-mixed step, and of the device in a graph.
+A decode step of 48 gated-delta layers has 288 launches fewer.
 """
 
 from __future__ import annotations

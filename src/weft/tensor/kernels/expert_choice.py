@@ -2,9 +2,7 @@
 
     scores [E] in registers  ->  groups that take part  ->  X times: the best, removed  ->  weights, ids
 
-X is about 8, so X passes over registers cost less than a sort. Of equal scores the expert with the lower
-number comes first. NaN counts as the lowest score for the choice, so an id is always an expert's. Weights
-are computed from the scores as they are, so NaN stays visible in the output. A row of PAD reads no score.
+X is about 8, so X passes over registers cost less than a sort.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ WARP = Blocks(1, warps=1)
 def _best(numbers, expert, free, EP: tl.constexpr):
     """(the highest of ``numbers`` [EP] where ``free``, its expert)."""
     best = tl.max(tl.where(free, numbers, float("-inf")), 0)
+    # Of equal scores the expert with the lower number comes first.
     return best, tl.min(tl.where(free & (numbers == best), expert, EP), 0)
 
 
@@ -50,6 +49,7 @@ def _choose(scores, bias, positions, weights, ids, scores_row, scale, normalizer
             NORMALIZED: tl.constexpr, GROUPS: tl.constexpr, GROUPS_CHOSEN: tl.constexpr, GP: tl.constexpr):
     token, expert, place = tl.program_id(0).to(tl.int64), tl.arange(0, EP), tl.arange(0, XP)
     at, mask = token * X + place, place < X
+    # A row of PAD reads no score.
     pad = token < 0
     if positions is not None:
         pad = tl.load(positions + token) < 0
@@ -64,6 +64,7 @@ def _choose(scores, bias, positions, weights, ids, scores_row, scale, normalizer
     choice = score
     if bias is not None:
         choice += tl.load(bias + expert, mask=free, other=0.0)
+    # NaN is the lowest score for the choice, so an id is always an expert's; weights keep it, to be seen.
     choice = tl.where(choice != choice, float("-inf"), choice)
     if GROUPS > GROUPS_CHOSEN:
         free = free & _in_chosen_groups(choice, expert, GROUPS, GROUPS_CHOSEN, E // GROUPS, EP, GP)

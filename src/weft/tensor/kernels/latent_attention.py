@@ -6,15 +6,11 @@
     prefill   program = (part of a chunk, head): 32 queries of one head (16 if products are of float32
               numbers)
 
-A row of W = latent + shared numbers (512 + 64) is no power of two. It is read in two parts, and scores are
-the sum of two products:
+A row of W = latent + shared numbers (512 + 64) is no power of two. It is read in two parts, so nothing is
+read twice and little is padded, and scores are the sum of two products:
 
     K [n, W]     | MAIN columns (512) | REST columns (64, up to a power of two) |
                    '- V [n, MAIN] as well, of which ``value_dim`` columns are stored
-
-so nothing is read twice, and little is padded. If values reach beyond MAIN, MAIN is all of W, padded.
-
-A block is a page or two: the sums of 32 heads by 512 numbers are 64 registers of each thread of 8 warps.
 """
 
 from __future__ import annotations
@@ -117,6 +113,7 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
 def kv_splits_of_row(width: int, value_dim: int) -> tuple[int, int]:
     """(MAIN, REST): powers of two, at least 16, REST 0 where MAIN is everything."""
     main = max(16, 1 << (width.bit_length() - 1))
+    # If values reach beyond MAIN, MAIN is all of W, padded.
     if main >= width or main < value_dim:
         return block_dim(width), 0
     return main, block_dim(width - main)
@@ -124,6 +121,8 @@ def kv_splits_of_row(width: int, value_dim: int) -> tuple[int, int]:
 
 def blocks_of(main: int, product: tl.dtype, small: bool) -> dict[str, int]:
     """``small``: shared memory of 99 KiB, which holds one stage."""
+    # A block is a page or two: the sums of 32 heads by 512 numbers are 64 registers of each thread of 8
+    # warps.
     return {"PAGES": 1 if main > 512 or product == tl.float32 else 2, "num_warps": 8,
             "num_stages": 1 if small else 2}
 
@@ -214,6 +213,7 @@ def _prefill(q, q_token, q_head, cache, stride, scales, scale_stride, table, tab
              D: tl.constexpr, VALUE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
              FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
              TOKENS: tl.constexpr, PAGES: tl.constexpr):
+    # The last chunk first: it reads the longest context.
     chunk = chunk_count - 1 - tl.program_id(1)
     run = tl.load(chunk_run + chunk).to(tl.int64)
     first, count = tl.load(chunk_first + chunk), tl.load(chunk_tokens + chunk)

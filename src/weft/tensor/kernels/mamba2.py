@@ -9,15 +9,14 @@ A decode reads its slot once and writes it once, in place, rows of N in 16 bytes
 in few bits use the recurrence too: those states are rounded after every token (``tensor.rounding``).
 
 Only ``states`` is sequential: one product x B a chunk, whose inputs do not depend on S. So the next chunk's x
-and B load while this one is multiplied, and the chain is a multiply-add. ``outputs`` has the other products,
-on all SMs. A state per chunk is written once and read once, in segments of bounded scratch
-(``tensor.gpu.segments``): 4.2 MB a chunk for 128 heads of 64 x 128. Rejected: all in one pass over a run. It
-has no buffer, but its chain has four products, it makes C B^T for each head, and its tiles spill registers.
-Rejected: x B in parallel and a pass that only adds. It reads and writes each state once more, which costs
-more than a product that waits for nothing.
+and B load while this one is multiplied, and the chain is a multiply-add. A state per chunk is written once
+and read once, in segments of bounded scratch (``tensor.gpu.segments``).
 
-Products with the state, or with decays, keep float32's precision (``tensor.gpu.products``): states are
-checkpoints. PAD slots are neither read nor written, fresh slots not read; inside a slot the state is dense.
+Rejected: all in one pass over a run. It has no buffer, but its chain has four products, it makes C B^T for
+each head, and its tiles spill registers. x B in parallel and a pass that only adds: it reads and writes each
+state once more, which costs more than a product that waits for nothing.
+
+PAD slots are neither read nor written, fresh slots not read; inside a slot the state is dense.
 """
 
 from __future__ import annotations
@@ -216,6 +215,7 @@ def _outputs(x, c, D, scores, sizes, whole_sums, rest_sums, chunk_states, out, c
                 mask=(col < N)[:, None] & (line < P)[None, :], other=0.0)
     cs = tl.load(c + t[:, None] * c_row + group * c_head + col[None, :],
                  mask=here[:, None] & (col < N)[None, :], other=0.0)
+    # Products with the state, or with decays, keep float32's precision: states are checkpoints.
     y_tile = product_left(cs, s) * decay_of(whole + rest)[:, None]
     xs = tl.load(x + t[:, None] * x_row + head * x_head + line[None, :], mask=x_tile, other=0.0)
     y_tile += tl.load(D + head).to(tl.float32) * xs.to(tl.float32)

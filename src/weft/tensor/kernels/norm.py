@@ -3,9 +3,8 @@
     x [rows, heads, D], any strides        groups of D, or of ``group_size``
     program = ROWS x BLOCK numbers         BLOCK: a group, padded to a power of two; about 4096 in all
 
-The groups stay in registers between the sum and the product; a row of 8192 numbers is 32 per thread of 8
-warps. Everything is float32 until the one rounding of the result. ``add_norm`` has a program for each row:
-it stores the sum and normalises it from registers. Other kernels use ``normed``, the formula, too.
+Everything is float32 until the one rounding of the result. ``add_norm`` has a program for each row: it stores
+the sum and normalises it from registers.
 """
 
 from __future__ import annotations
@@ -116,6 +115,7 @@ def _add(x, x_row, y, y_row, scale, weight, eps, out, DIM: tl.constexpr, BLOCK: 
     if SCALED:
         added = (added * scale).to(y.dtype.element_ty).to(tl.float32)
     added += tl.load(x + row * x_row + d, mask=mask, other=0.0).to(tl.float32)
+    # The sum is rounded before the norm reads it, as the torch form does.
     stored = added.to(y.dtype.element_ty)
     tl.store(y, stored, mask=mask)
     factor = tl.load(weight + d, mask=mask, other=0.0).to(tl.float32)

@@ -7,22 +7,12 @@
     prefill   program = (chunk, KV head, some of its query heads): 64 queries of each against all pages up to
               the chunk's last token; chunks are those of ``gpu.runs``, the last (the longest) first
 
-KV splits. The cuts of a row depend on its own context and the model alone: splits of ``split_tokens``, or
-longer ones if those would exceed ``splits_max``. So a token's sum is added up in the same order in any batch.
-Programs take splits from the step's list, which has those with tokens (``gpu.decode_kernels``); so the width
-of the page table costs nothing. A narrow table with one split needs neither the list nor a second launch.
-
-Blocks are 16 KB of K and 16 KB of V (64 tokens of 128 bf16 numbers). The next ones load while one is
-multiplied. That is 55 KB of shared memory and 128 registers a thread, so four programs fit an SM of an H100.
-Query heads are padded to the 16 rows of a tensor-core product: a tenth of what an H100 could multiply while
-it reads a page. Prefill takes 64 tokens x 2 heads as the 128 rows of two warp groups' products, one program
-per SM. Heads of 256 fill registers and shared memory, so their blocks follow the GPU (``wide_blocks``).
+KV splits. The cuts of a row depend on its own context and the model alone. So a token's sum is added up in
+the same order in any batch. Programs take splits from the step's list (``gpu.decode_kernels``), so the width
+of the page table costs nothing.
 
 Masks. Blocks that every query sees whole need only the test for PAD pages. In the blocks at the end of a
-context, and in all blocks of a window, scores are replaced by -inf and values by 0. So unwritten memory, NaN
-included, is never multiplied. Scores and sums are float32, in powers of two.
-
-The gates of an attention layer and the scale of fp8 values are applied in float32, before the one rounding.
+context, and in all blocks of a window, scores and values are masked (``gpu.softmax``).
 
 Rejected: splits that depend on the batch (more even, but then a token's bits would depend on the other rows).
 One program per query head: it reads the context G times. ``@triton.autotune``: it times kernels in a user's
@@ -69,8 +59,10 @@ from weft.tensor.op import UNFIT, Unfit
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
 BLOCK_BYTES = 16 << 10
+"""Of K and of V in a block (64 tokens of 128 bf16 numbers). The next ones load while one is multiplied: 55 KB
+of shared memory and 128 registers a thread, so four programs fit an SM of an H100."""
 ROWS_MIN = 16
-"""The least rows of a tensor-core product."""
+"""The least rows of a tensor-core product: a tenth of what an H100 could multiply while it reads a page."""
 DIM_MAX = 512
 CHUNKS = ["starts", "offsets", "chunk_run", "chunk_first", "chunk_tokens"]
 """Views into the step's table of integers, which begin anywhere in it."""
@@ -139,6 +131,7 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
     splits = min(most, max(1, ceil_div(pages * PAGE_TOKENS, at_least)))
     cuts = {"SPLITS_MAX": most, "SPLIT_PAGES": at_least // PAGE_TOKENS}
     blocks = decode_blocks(constants["D"], itemsize, constants["GROUP"])
+    # A narrow table with one split needs neither the list nor a second launch.
     items = partial = logs = None
     programs = rows
     if splits > 1:
@@ -177,6 +170,7 @@ def decode_blocks(dim: int, itemsize: int, group: int) -> dict[str, Any]:
 def prefill_blocks(dim: int, itemsize: int, group: int, product: tl.dtype, capability: int) -> dict[str, Any]:
     """Sizes of the prefill kernel on a GPU of ``capability``."""
     itemsize = 4 if product == tl.float32 else itemsize
+    # 64 tokens x 2 heads are the 128 rows of two warp groups' products, one program per SM.
     row_bytes = block_dim(dim) * (4 if product == tl.float32 else 2)
     heads, pages, warps, stages = 2, min(4, pages_at_once(dim, itemsize)), 8, 3
     if row_bytes > WIDE_BYTES:      # 128 rows would not fit shared memory
@@ -288,6 +282,7 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
              GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
              FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
              TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
+    # The last chunk first: it reads the longest context.
     kv_head, chunk = tl.program_id(1), chunk_count - 1 - tl.program_id(2)
     run = tl.load(chunk_run + chunk).to(tl.int64)
     first, count = tl.load(chunk_first + chunk), tl.load(chunk_tokens + chunk)

@@ -10,9 +10,8 @@
     update    program = (prefill run, K or V of a KV head, block of places): the old number of each place,
               then the newest token's number for each tap and for the run's end; launched after all readers
 
-A ring has RING_TOKENS_MAX places at most, so no row is split. Rings are rows of D. A place without a token
-for a query (unwritten, a fresh run, a run without a slot) is not read at all. A ring of fp8 is bytes,
-converted where they are multiplied.
+A ring has RING_TOKENS_MAX places at most, so no row is split. A place without a token for a query (unwritten,
+a fresh run, a run without a slot) is not read at all.
 """
 
 from __future__ import annotations

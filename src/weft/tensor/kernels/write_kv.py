@@ -2,12 +2,9 @@
 
     tiles of the step     | decodes 0..15 | decodes 16..31 | chunk 0: 4 tiles | chunk 1: 4 tiles | ...
 
-A decode's token is its own run; a chunk's tokens (``gpu.runs``) belong to one run. Each token looks up its
-page by its position in its run's row of the page table, so pages may lie anywhere. PAD positions and PAD
-pages write nothing (L4). The attention layer uses ``tile_tokens`` and ``write_rows`` after rotary in its
-one launch.
-
-A token's numbers of one head are one row of a page (``tensor.layout``), so each is one dense store.
+A decode's token is its own run; a chunk's tokens (``gpu.runs``) belong to one run. A token's numbers of one
+head are one row of a page (``tensor.layout``), so each is one dense store. The attention layer uses
+``tile_tokens`` and ``write_rows`` after rotary in its one launch.
 """
 
 from __future__ import annotations
@@ -106,6 +103,7 @@ def tile_tokens(tile, chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS
 def find_places(positions, table, table_stride, token, run, token_mask):
     """(page int64 or PAD, place in the page) of each token."""
     position = tl.load(positions + token, mask=token_mask, other=-1)
+    # PAD positions and PAD pages write nothing (L4).
     token_mask = token_mask & (position >= 0)
     page = tl.load(table + run * table_stride + position // 16, mask=token_mask, other=-1)
     return page.to(tl.int64), (position % 16).to(tl.int32)
