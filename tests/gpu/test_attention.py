@@ -14,6 +14,7 @@ from tests.gpu.steps import on_device, pages_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, span, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, Pages, blank_pages, filled_pages
+from tests.support.kernel_variants.attention import of_paged_attention
 from tests.support.naive_ops import paged_attention as naive_paged_attention
 from weft.tensor.gpu import decode_kernels
 from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE
@@ -96,7 +97,7 @@ def test_the_blocks_of_wide_heads_follow_the_gpu() -> None:
             assert (blocks["TILE_HEADS"], blocks["PAGES"] * PAGE_TOKENS) == (heads, keys), capability
             assert kernels.prefill_blocks(dim, 2, 1, product, capability)["TILE_HEADS"] == 1
     for capability in WIDE:   # the compile gate has what each GPU launches
-        [one] = [one for one in kernels.compilations() if one.name.endswith("prefill bfloat16 256")
+        [one] = [one for one in of_paged_attention() if one.name.endswith("prefill bfloat16 256")
                  and one.only and capability in one.only]
         blocks = kernels.prefill_blocks(256, 2, 4, one.constants["PRODUCT"], capability)
         listed = one.constants | {"num_warps": one.num_warps, "num_stages": one.num_stages}

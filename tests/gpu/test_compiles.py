@@ -22,7 +22,8 @@ from tests.support.compile_gate import (
     most_demanding,
     variants_for,
 )
-from weft.tensor.gpu.launch import SMALL_SHARED, Compilation
+from tests.support.kernel_variants.compilation import Compilation
+from weft.tensor.gpu.launch import SMALL_SHARED
 
 
 def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for(tmp_path: Path) -> None:
@@ -59,13 +60,13 @@ def test_kernels_take_turns_on_the_gpus_each_at_its_largest_there() -> None:
     assert turns == [[("large", 80), ("any", 86)], [("small", 89), ("new", 90)]]
 
 
-def test_a_kernel_file_that_does_not_say_how_it_is_compiled_is_refused() -> None:
-    with pytest.raises(AttributeError, match="compilations"):
+def test_a_kernel_file_that_does_not_say_how_it_is_compiled_is_refused(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyError, match="silent"):
         compilations_of(ModuleType("silent"))
-    empty = ModuleType("empty")
-    empty.compilations = list  # type: ignore[attr-defined]
+    monkeypatch.setitem(compile_gate.VARIANTS, "empty", list)
     with pytest.raises(AssertionError, match="no compilation"):
-        compilations_of(empty)
+        compilations_of(ModuleType("empty"))
 
 
 def test_the_gate_takes_each_kernel_at_its_largest() -> None:
@@ -81,10 +82,10 @@ def test_a_kernel_that_takes_too_much_is_a_fault(tmp_path: Path) -> None:
     """The control: the same gate with SMs of one KiB, and with a signature of another type."""
     script = """
 import dataclasses
-from weft.runner import arena_kernels
 from tests.support import compile_gate
-made = compile_gate.most_demanding(arena_kernels.compilations())
-compress = next(one for one in arena_kernels.compilations() if one.constants.get("COLUMNS") == 16)
+from tests.support.kernel_variants.step import of_arena_kernels
+made = compile_gate.most_demanding(of_arena_kernels())
+compress = next(one for one in of_arena_kernels() if one.constants.get("COLUMNS") == 16)
 assert compile_gate.compiled(compress, 80).fault is None
 compile_gate.SHARED_MAX_BYTES[80] = 16
 assert "shared memory" in compile_gate.compiled(compress, 80).fault

@@ -3,7 +3,7 @@
     python -m tests.support.compile_gate          the largest shape of each kernel, for the GPUs in turn
     python -m tests.support.compile_gate --all    every shape that a kernel file lists, for each GPU
 
-    src/weft: @triton.jit, compilations() --> signature, constants --> cubin for each GPU
+    src/weft: @triton.jit; kernel_variants --> signature, constants --> cubin for each GPU
                                                                           shared memory <= an SM's
                                                                           registers spilled: reported
 
@@ -30,7 +30,9 @@ from pathlib import Path
 from types import ModuleType
 
 import weft
-from weft.tensor.gpu.launch import CAPABILITIES, SMALL_SHARED, SMALL_SHARED_BYTES, Compilation
+from tests.support.kernel_variants.compilation import CAPABILITIES, SMALL_SHARED_BYTES, Compilation
+from tests.support.kernel_variants.registry import VARIANTS
+from weft.tensor.gpu.launch import SMALL_SHARED
 
 SHARED_MAX_BYTES = dict.fromkeys(CAPABILITIES, SMALL_SHARED_BYTES) | {80: 163 * 1024, 90: 227 * 1024,
                                                                      100: 227 * 1024}
@@ -64,8 +66,8 @@ def kernel_modules() -> list[ModuleType]:
 
 
 def compilations_of(module: ModuleType) -> list[Compilation]:
-    """Raises AttributeError for a kernel file without ``compilations``."""
-    listed: list[Compilation] = module.compilations()
+    """Raises KeyError for a kernel file that ``VARIANTS`` lacks."""
+    listed = VARIANTS[module.__name__]()
     assert listed, f"{module.__name__} lists no compilation"
     return listed
 

@@ -7,10 +7,6 @@
 ``CheckpointFiles.open`` reads config.json and the headers, and no weight. What it can see is refused there:
 files that are missing, truncated, broken or linked out of the directory, and an index that names what no file
 holds.
-
-Tensor names: the language model lies at ``model.``, inside a multimodal wrapper at ``model.language_model.``
-or ``language_model.model.``, at ``backbone.`` (Mamba, Nemotron-H), or bare. The embedding's name decides
-``prefix``.
 """
 
 from __future__ import annotations
@@ -73,6 +69,7 @@ class CheckpointFiles:
                 raise CheckpointError(f"{source}: places {name} in {file_name}, which does not hold it",
                                       param="model")
             tensors[name] = headers[file_name][name]
+        # By wrapper: plain, multimodal, Mamba and Nemotron-H (backbone), bare. The embedding's name decides.
         prefix = next((p for p in _PREFIXES for name in _EMBEDDINGS if p + name in tensors), "model.")
         return cls(directory, config, tensors, prefix, source)
 

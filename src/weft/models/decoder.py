@@ -6,13 +6,9 @@
                       (a layer may lack either line; a block beside the mixer may add to its input only)
     hidden = norm(x)        logits = head(hidden) / logits_divisor      (only for rows that are sampled)
 
-Where only some rows are asked for (``StepInputs.asked``: a prompt's last token), the others end in the last
-mixer: their KV and states are written, and nothing reads further values. That saves the share of one layer in
-a prompt.
-
-A family is a function that fills a ``CausalModel`` (see ``registry``), not a subclass of it: what differs
-between families is which tensors make which block, and that is over once loading is. Rejected: a module
-tree with parameters and hooks, which inference has no use for.
+A family is a function that fills a ``CausalModel``, not a subclass of it: families differ in which tensors
+make which block, and that is over once loading is. Rejected: a module tree with parameters and hooks, which
+inference has no use for.
 """
 
 from __future__ import annotations
@@ -45,8 +41,7 @@ class Lookup(Protocol):
 class CausalModel:
     """A loaded model: ``forward`` and ``logits`` are all a runner calls; ``spec`` is all memory needs.
 
-    ``embedding``: [vocab, D]; ``head``: [vocab, D], the same weight when tied. Runs under inference mode, on
-    whatever dtype the weights have; logits are float32.
+    ``embedding``: [vocab, D]; ``head``: [vocab, D], the same weight when tied. Runs under inference mode.
     """
 
     def __init__(self, architecture: Architecture, *, embedding: torch.Tensor | InTiles,
@@ -71,9 +66,7 @@ class CausalModel:
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         """One step: -> hidden [T, D] after the final norm, [X, D] where ``inputs.asked`` names rows. Writes
-        the pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``. Rows of PAD
-        runs are
-        finite and mean nothing."""
+        the pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``."""
         whole = inputs if inputs.asked is None else replace(inputs, asked=None)
         rotated: dict[Rope | None, CosSin | None] = {None: None}
         rotated.update((rope, table.at(inputs.positions_T)) for rope, table in self._rotary.items())
@@ -100,6 +93,8 @@ class CausalModel:
                 last = number == self._last_mixer
                 y_TD = _normed(layer.mixer_out_norm, layer.mixer(seen_TD, inputs if last else whole, cache,
                                                                  rotated[rope]))
+                # The rows that nothing asks for end here: KV and states are written, and nothing reads
+                # further values.
                 if last:
                     x_TD = inputs.asked_of(x_TD)
                     positions_T = None if positions_T is None else inputs.asked_of(positions_T)
@@ -133,8 +128,8 @@ class CausalModel:
         return logits_XV if divisor == 1.0 else logits_XV.div_(divisor)
 
     def _through_head(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor) -> torch.Tensor:
-        """[X, vocab] of the head's dtype, in memory that is written again in the next step, as new memory of
-        that size costs page faults: in ``out_XV`` where it has that dtype."""
+        """[X, vocab] of the head's dtype."""
+        # In memory that is written again in the next step: new memory of that size costs page faults.
         weight, bias = self.head.weight, self.head.bias
         if not isinstance(weight, InTiles) or weight.dtype != hidden_XD.dtype:
             return self.head(hidden_XD)
@@ -151,8 +146,7 @@ def _normed(norm: Norm | None, x_TD: torch.Tensor) -> torch.Tensor:
 
 
 def rope_of(mixer: object) -> Rope | None:
-    """The rotary settings of a layer's mixer, None for one that has no positions. Layers may differ (a window
-    layer often has a shorter base than a full one): cos and sin are made once per step for each setting."""
+    """The rotary settings of a layer's mixer, None for one that has no positions; layers may differ."""
     rope = getattr(mixer, "rope", None)
     assert rope is None or isinstance(rope, Rope)
     return rope

@@ -5,8 +5,7 @@
              --C++----> [T, D], kept      a 12-bit table
 
 For tiled tables torch takes four operators, each of which costs the host of a small step more than the rows
-do. numpy gathers them at once, and into memory that is kept while the same tensor asks: that of a step of
-decodes that go on.
+do. Kept: the memory of a step of decodes that go on.
 """
 
 from __future__ import annotations
@@ -51,6 +50,8 @@ class Embedding:
             if isinstance(table, TiledWeight):
                 return table.rows_at(tokens_T)
             return torch.nn.functional.embedding(tokens_T, table)
+        # The runner keeps one tensor of tokens while the same decodes go on; weights move when a server
+        # sleeps.
         if tokens_T is not self._asked or weight.data_ptr() != self._at:
             self._make_room(tokens_T, weight)
         if isinstance(table, TiledWeight):

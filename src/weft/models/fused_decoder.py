@@ -4,12 +4,8 @@
     a stack          x -> [ norm chain  add norm chain  ...  add norm ] -> hidden
 
 The kernels, their order and their roundings are those of ``CausalModel.forward``, and so is every bit of the
-result. It takes steps of few rows (``tensor.chain``), all of them asked for, of models whose layers are the
-plain residual pair: a norm before each mixer and SwiGlu, nothing behind or beside them. Everything else goes
-layer by layer.
-
-Bound to addresses: of weights, which do not move while a model lives on a CPU, and of the arena's views.
-After a sleep the views are another list. It keeps no view itself, or the arena could not be given back.
+result. It takes steps of few rows, all of them asked for, of models whose layers are the plain residual pair:
+a norm before each mixer and SwiGlu, nothing behind or beside them. Everything else goes layer by layer.
 """
 
 from __future__ import annotations
@@ -47,8 +43,8 @@ class _Seen(NamedTuple):
 
 
 class _Last(NamedTuple):
-    """The step before: what was seen of it, its first and last cache, and what is bound. Weakly, as a view
-    keeps the arena."""
+    """The step before: what was seen of it, its first and last cache, and what is bound."""
+    # Weakly: a view keeps the arena, which must be given back before a sleep.
 
     seen: _Seen
     first: weakref.ref[LayerCache]
@@ -75,8 +71,7 @@ class FusedDecoder:
     def run(self, x_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache],
             rotated: Mapping[Rope | None, CosSin | None]) -> torch.Tensor | None:
         """The embedded tokens [T, D] -> hidden [T, D] after the final norm; None where this is no step for
-        it, and nothing was done. Valid until the next step: new memory costs the host of a small step more
-        than a layer's kernels do."""
+        it, and nothing was done. Valid until the next step."""
         if not self._layers or inputs.asked is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
             return None
         if not native.fits(x_TD):
@@ -84,6 +79,8 @@ class FusedDecoder:
         bound = self._bound(x_TD, caches)[0]
         if bound is None:
             return None
+        # The same memory in each step: new memory costs the host of a small step more than a layer's kernels
+        # do.
         out_TD = self._room
         if out_TD is None or out_TD.shape != x_TD.shape or out_TD.dtype != x_TD.dtype:
             out_TD = self._room = torch.empty(x_TD.shape, dtype=x_TD.dtype)
@@ -101,6 +98,8 @@ class FusedDecoder:
         last, first = self._last, _first_fused(self._layers[0])
         if last is not None and last.seen == now and last.are(caches) and first.stays:
             return last.held
+        # The kernels' side has addresses: of weights, and of the arena's views, which are others after a
+        # sleep.
         key = (*now, id(caches), _lies(caches[0]), _lies(caches[-1]), id(first.bound(x_TD)))
         if key not in self._bindings:
             if len(self._bindings) == _BINDINGS:

@@ -1,8 +1,7 @@
 """``generation_config.json``: when the model ends, and how its makers sample from it.
 
-These are defaults: a request that names a value always wins. Files differ in age and completeness, so each
-field is optional and one that cannot be read is left out rather than refused. ``do_sample: false`` is
-greedy: it is read as temperature 0, whatever temperature stands beside it.
+These are defaults: a request that names a value always wins. A field that cannot be read is left out rather
+than refused, because files differ in age and completeness.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
     eos = next((ids for source in (stated, config, text_config(config))
                 if (ids := _ids(source.get("eos_token_id")))), ())
     top_k = stated.get("top_k")
+    # Greedy, whatever temperature stands beside it.
     temperature = 0.0 if stated.get("do_sample") is False else _number(stated, "temperature")
     return GenerationDefaults(
         eos_ids=eos, temperature=temperature, top_p=_number(stated, "top_p"),

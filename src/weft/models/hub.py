@@ -1,9 +1,7 @@
 """From what the user typed to a directory on disk: a checkpoint directory, or a name on the model hub.
 
-A name that exists as a directory is that directory, as everywhere in the field; anything else is asked of
-``huggingface_hub`` (which uses its cache first when offline). Only what serving reads is fetched:
-configuration, tokenizer, chat template, safetensors; or ``config.json`` alone, which is all that planning
-reads. Every failure is an error that says which of the two was tried and what to do.
+A name that exists as a directory is that directory; anything else is asked of ``huggingface_hub``. Every
+failure is an error that says which of the two was tried and what to do.
 """
 
 from __future__ import annotations

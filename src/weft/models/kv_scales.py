@@ -1,9 +1,8 @@
 """The scales that a checkpoint brings for KV in fp8: of K and V of a layer, one number or one per KV head.
 
 Names differ by the calibrating tool: ``self_attn.k_scale`` or ``attn.k_scale``, ``k_proj.k_scale``,
-``k_proj.output_scale`` (compressed-tensors), ``kv_scale`` for both. They are few and tiny, so they are
-read by their names, whatever the family, before the weights. Scales of queries and of attention weights mean
-nothing here: neither is ever narrowed.
+``k_proj.output_scale`` (compressed-tensors), ``kv_scale`` for both. They are few and tiny, so they are read
+by their names, whatever the family, before the weights.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from weft.spec import ModelSpec
 _NAME = re.compile(r"layers\.(\d+)\.(?:[\w.]+\.)?"
                    r"(?:(?P<part>k|v|kv)_scale|(?P<projection>k|v)_proj\.output_scale)$")
 _UNREAD = re.compile(r"layers\.\d+\.(?:[\w.]+\.)?(?:q_scale|prob_scale|[qkv]_zero_point)$")
+"""Of queries and of attention weights, which are never narrowed."""
 
 
 def read_kv_scales(checkpoint: CheckpointFiles, spec: ModelSpec) -> tuple[dict[int, torch.Tensor], set[str]]:

@@ -3,7 +3,7 @@
     config.json -> Architecture -> build against headers (no weights read) -> build against the files
 
 The first build reports every missing or mis-shaped tensor and counts the bytes. So the second cannot fail
-half way, but for values that are not finite, and progress has a denominator. See ``weights``.
+half way, but for values that are not finite, and progress has a denominator.
 """
 
 from __future__ import annotations
@@ -69,11 +69,9 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                ranks: RankGroup | None = None) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
     names, or else that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is called as tensors
-    are read. ``quantize``, ``quantize_inputs`` and ``twelve_bit``: see ``runtime_form``. ``device``: where
-    the weights go, the CPU by default. ``allow_nonfinite``: NaN and infinity in weights are a warning.
-    ``mtp``: the head for multi-token prediction too, where the checkpoint has one that weft knows.
-    ``weights_cache``: see there.
-    ``ranks``: this process holds the share of one rank.
+    are read. ``quantize``, ``quantize_inputs``, ``twelve_bit``: see ``runtime_form``. ``device``: where the
+    weights go, the CPU by default. ``allow_nonfinite``: NaN and infinity in weights are a warning. ``mtp``:
+    the head for multi-token prediction too. ``ranks``: this process holds the share of one rank.
 
     Before any weight is read, raises UnknownArchitectureError, or CheckpointError naming file, tensor, and
     stored and expected shape. While weights are read, CheckpointError for values that are not finite.

@@ -6,15 +6,9 @@
     build(source)         asks for a: copied, widened, packed or rounded by the caller's thread
 
 Files are memory-mapped and fetching copies out of the map. So the peak is the weights, the tensors fetched
-ahead and the one matrix in work; page cache aside. Each thread checks its tensor for NaN and infinity while
-the bytes are in its cache (``stored_values``).
-
-A large matrix that goes into 12 bits is packed straight out of the map by the threads of the kernels. The
-system is asked to read it ahead, and nothing of it is copied. A matrix that does not fit that form, for its
-values, is then read as any other.
-
-On a GPU each tensor goes there as it was read, through pinned buffers (``tensor.gpu.host_memory``), and is
-joined, ordered or rounded there.
+ahead and the one matrix in work; page cache aside. A large matrix that goes into 12 bits is packed straight
+out of the map by the threads of the kernels. On a GPU each tensor goes there as it was read, through pinned
+buffers (``tensor.gpu.host_memory``), and is joined, ordered or rounded there.
 
 Rejected: keeping views of the map as weights. They would be evicted under memory pressure and are unaligned
 for the CPU's matrix kernels. And the process would die of SIGBUS if the file is overwritten.
@@ -142,6 +136,7 @@ class TensorReader(TensorSource):
             packed = self._packed_once(f"{full}[{index}]", [rows_from(view, at, rows, columns, 2 * columns)])
             if packed is None:
                 return None
+            # Its values do not fit 12 bits: it is then read as any other.
             experts.append(packed)
         self._forget_fetched(stored)
         self._note_read(stored)
@@ -203,6 +198,7 @@ class TensorReader(TensorSource):
     def _read(self, stored: StoredTensor, shard: Shard | None) -> torch.Tensor:
         """Called on any thread. Raises CheckpointError where a value is not finite and must be."""
         tensor = self._files.read(stored, shard)
+        # On the thread that read it, while the bytes are in its cache.
         if not is_finite(tensor, stored.dtype):
             if not self._allow_nonfinite:
                 raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values; "
@@ -221,6 +217,7 @@ class TensorReader(TensorSource):
             self._ahead_bytes += _read_bytes(stored, shard)
             if self._packs(stored):
                 if shard is None and (self._cache is None or not self._cache.is_mapped):
+                    # Nothing is copied: the system reads ahead what the kernels will pack out of the map.
                     self._files.will_need(stored)
                 self._fetched[name] = None
             else:

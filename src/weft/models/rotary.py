@@ -1,10 +1,9 @@
 """Rotary frequencies, and cos / sin of the positions of one step.
 
 The angles are computed in float32 from the positions, as transformers does, so that the numbers agree to the
-last bit. A step of decodes on a CPU needs one row for each sequence, and the operators for that cost the host
-more than their arithmetic. Beside kernels of C++ it gathers the rows from a table of the first positions,
-which grows with the positions in use. A table over all positions was rejected: at 262,144 positions it costs
-more memory than a small model, and prompts, which read most of it, gain nothing by it.
+last bit. Beside kernels of C++ a step of decodes gathers its rows from a table of the first positions.
+Rejected: a table over all positions. At 262,144 of them it costs more memory than a small model, and prompts,
+which read most of it, gain nothing by it.
 
 Sources: RoPE (Su et al., 2021); linear interpolation (Chen et al., 2023); YaRN (Peng et al., 2023,
 "NTK-by-parts", equations 17-22); llama3 scaling (the Llama 3.1 release's reference code).
@@ -30,10 +29,10 @@ _POSITIONS_FIRST = 1024
 
 
 class RotaryTable:
-    """cos and sin for the layers of one model, on ``device`` (the CPU by default). The frequencies are worked
-    out on the CPU wherever they go: everywhere the same bits."""
+    """cos and sin for the layers of one model, on ``device`` (the CPU by default)."""
 
     def __init__(self, rope: Rope, device: torch.device | None = None) -> None:
+        # Worked out on the CPU wherever they go: everywhere the same bits.
         self.frequencies = inverse_frequencies(rope).to(device or torch.device("cpu"))
         self.attention_factor = rope.attention_factor
         self.rotary_dim = rope.rotary_dim
@@ -42,6 +41,7 @@ class RotaryTable:
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] -> cos, sin float32 [T, rotary_dim]; both halves carry the same angles. PAD positions
         give finite values. Valid until the next call."""
+        # For one row per sequence the operators cost the host more than their arithmetic.
         if self._gathered is not None and positions_T.shape[0] <= DECODES_MAX and native.in_use():
             gathered = self._gathered.at(positions_T)
             if gathered is not None:

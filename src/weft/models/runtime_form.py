@@ -8,12 +8,9 @@
     fp8 of files     as it is on GPUs;        int8           int4                          w8a8
                      else as float matrices
 
-w8a8 has the codes of int8; its inputs are int8 as well, on every machine (csrc/w8a8.inl).
-
 Never rounded: embeddings, norms, convolutions, routers and gates of one row, whatever a family reads with
-``TensorSource.tensor``. A head tied to the embedding is tiled with it or stays plain (the matrix library's
-order gives no rows back). It is rounded as a copy: every step reads all of the head and few rows of the
-embedding.
+``TensorSource.tensor``. A head tied to the embedding is rounded as a copy: every step reads all of the head
+and few rows of the embedding.
 """
 
 from __future__ import annotations
@@ -58,6 +55,7 @@ class RuntimeForm:
 
     def of_table(self, table: torch.Tensor) -> torch.Tensor | InTiles:
         """An embedding [vocab, hidden] that is the head as well."""
+        # Tiles or plain: the matrix library's own order gives no rows back.
         return (self._in_tiles(table) if self.packs and self.quantize == "none" else None) or table
 
     def tiles_experts(self, device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:

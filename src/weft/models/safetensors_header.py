@@ -2,10 +2,8 @@
 
     | u64 n | n bytes of JSON: {name: {dtype, shape, data_offsets: [begin, end]}, ...} | data ... |
 
-The header answers every question that can go wrong at load time: does the tensor exist, has it the right
-shape, is the file as long as its header says, do two tensors share bytes. All of it is checked before any
-weight is read: a checkpoint of 100 GB with one bad tensor fails at once and by name. Format: the safetensors
-specification, which forbids tensors that overlap.
+All of it is checked before any weight is read: a checkpoint of 100 GB with one bad tensor fails at once and
+by name. Format: the safetensors specification, which forbids tensors that overlap.
 
 Rejected: ``safetensors.safe_open`` for this part. It does not say where a tensor begins, which reading out of
 a map needs. Its errors name neither the file nor the tensor: of a cut file it says "file not fully covered".

@@ -4,8 +4,7 @@
     codes, scales, zeros of a matrix      --shard of the matrix-> Shard in their own entries
 
 The model code declares each tensor under its stored name before it asks for it. A tensor that is not declared
-is read whole, and must then have the shape that was asked for. A bias beside divided columns is the first
-rank's: the sum over ranks has it once. Other ranks hold zeros.
+is read whole, and must then have the shape that was asked for.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ class Shard:
 
 def shard_of(tensor: Tensor, place: RankPlace) -> Shard | None:
     """None where this rank reads all of it."""
+    # A bias beside divided columns: the sum over ranks has it once, so other ranks hold zeros.
     if tensor.of_first:
         return None if place.rank == 0 else Shard(0, (), 0, absent=True)
     divided = tensor.spans(place)

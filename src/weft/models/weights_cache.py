@@ -7,17 +7,14 @@
                     takes its name when all of it is written
     later starts    the file is mapped: nothing is packed, and replicas share the pages
 
-Large matrices of bfloat16 in 12 bits are in it: nearly all bytes of a model. All else is read from the
-checkpoint as ever. The key is a digest of the weight files, of the form and of the kernels' interface. So
-another checkpoint, form or release has another file.
+Large matrices of bfloat16 in 12 bits are in it: nearly all bytes of a model. The key is a digest of the
+weight files, of the form and of the kernels' interface.
 
-**A damaged or foreign file** is made again. Its magic, length and key must be right, and each field must have
-its checksums: sums of the 64-bit words of each MiB. They see cut, zeroed and changed bytes, at the speed of
-memory. They are no protection against a user with write access to the directory. A file that cannot be
-written costs a warning, never the start.
+A damaged or foreign file is made again. Checksums are sums of the 64-bit words of each MiB. They see cut,
+zeroed and changed bytes, at the speed of memory. They are no protection against a user with write access to
+the directory. A file that cannot be written costs a warning, never the start.
 
-Mapped pages are 4 KiB, and memory of weft's own comes in pages of 2 MiB (``large_pages``). So one stream may
-decode somewhat slower from a mapped file. Several replicas on one machine save the memory.
+Mapped pages are 4 KiB, so one stream may decode somewhat slower than from memory in pages of 2 MiB.
 
 Rejected: a sha256 of the file (seconds at each start); a file per matrix (hundreds of them, and no moment at
 which all are right); pickles of tensors (reading them runs code).

@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from weft.memory.frames.plan import ArenaPlan
-from weft.tensor.gpu.launch import Compilation, launch
+from weft.tensor.gpu.launch import launch
 
 Int64s = npt.NDArray[np.int64]
 
@@ -209,25 +209,3 @@ def compress(arena: torch.Tensor, plan: ArenaPlan, table: CompressionTable, stat
         arena, states, states.stride(0), table.pieces, plan.page_bytes, plan.slot_stride_bytes,
         STATE=_TL_TYPES[table.state_dtype], UNIT=tl.int32 if table.unit_bytes == 4 else tl.int8,
         UNIT_BYTES=table.unit_bytes, RESTORE=restore, ROWS=table.rows, COLUMNS=table.columns)
-
-
-def compilations() -> list[Compilation]:
-    """What a GPU asks for: ids of 64 bits, accumulators in each dtype, rows of 16 and of 128."""
-    filling = {"words": "*i64", "items": "*i64", "value": "i32", "item_words": "i32", "BLOCK": "constexpr"}
-    kernels = [Compilation("fill", _fill_kernel, filling, {"BLOCK": BLOCK_WORDS})]
-    ids = {"sources": "*i64", "source_items": "*i64", "targets": "*i64", "target_items": "*i64",
-           "item_words": "i32", "FROM_SCRATCH": "constexpr", "TO_SCRATCH": "constexpr", "BLOCK": "constexpr"}
-    kernels += [Compilation(f"copy from_scratch={in_} to_scratch={out}", _copy_kernel, ids,
-                         {"FROM_SCRATCH": in_, "TO_SCRATCH": out, "BLOCK": BLOCK_WORDS})
-             for in_, out in ((False, False), (False, True), (True, False))]
-    compression = {"arena": "*u8", "states": "*i64", "states_stride": "i32", "pieces": "*i64",
-               "page_bytes": "i32", "slot_bytes": "i32"}
-    compression |= dict.fromkeys(("STATE", "UNIT", "UNIT_BYTES", "RESTORE", "ROWS", "COLUMNS"), "constexpr")
-    for dtype, columns in (("float32", 128), ("bfloat16", 128), ("float16", 128), ("float32", 16)):
-        for restore in (False, True):
-            verb = "restore" if restore else "compress"
-            kernels.append(Compilation(
-                f"{verb} {dtype} rows of {columns}", _compress_kernel, compression,
-                {"STATE": _TL_TYPES[dtype], "UNIT": tl.int32, "UNIT_BYTES": 4, "RESTORE": restore,
-                 "ROWS": PIECE_NUMBERS // columns, "COLUMNS": columns}))
-    return kernels

@@ -27,7 +27,7 @@ from weft.memory.frames.plan import COMPRESSED_SCALE_BYTES, ArenaPlan
 from weft.runner.arena_kernels import codes_of
 from weft.runner.compressed_kv import GROUP
 from weft.spec import ITEM_BYTES
-from weft.tensor.gpu.launch import Compilation, launch
+from weft.tensor.gpu.launch import launch
 from weft.units import PAGE_TOKENS
 
 Int64s = npt.NDArray[np.int64]
@@ -218,30 +218,3 @@ def nibble_tile(channels: int, *, as_k: bool) -> dict[str, int]:
     """ROWS and PAIRS of ``_nibble_kernel`` for heads of ``channels``, a power of two."""
     rows, numbers = (channels, PAGE_TOKENS) if as_k else (PAGE_TOKENS, channels)
     return {"ROWS": rows, "PAIRS": numbers // 2}
-
-
-def compilations() -> list[Compilation]:
-    """What a GPU asks for: each dtype that KV is compressed from, both ways."""
-    coding = {"arena": "*u8", "records": "*i64", "scratch": "*u8", "blocks": "*i64", "page_bytes": "i32",
-              "record_bytes": "i32"}
-    coding |= dict.fromkeys(("NUMBER", "TOKENS", "CHANNELS", "RESTORE"), "constexpr")
-    nibbles = {name: kind for name, kind in coding.items() if name != "CHANNELS"}
-    nibbles |= dict.fromkeys(("ROWS", "PAIRS", "AS_K"), "constexpr")
-    placing = {"words": "*i64", "records": "*i64", "scratch": "*i64", "page_words": "i32",
-               "record_words": "i32", "GATHER": "constexpr", "BLOCK": "constexpr"}
-    kernels = []
-    for restore in (False, True):
-        verb = "restore" if restore else "compress"
-        kernels.append(Compilation(f"{verb} kv, place", _place_kernel, placing,
-                                {"GATHER": restore, "BLOCK": BLOCK_WORDS}))
-        for dtype, channels in (("bfloat16", 256), ("float16", 128), ("float32", 64)):
-            kernels.append(Compilation(
-                f"{verb} kv of {dtype}, {channels} channels", _code_kernel, coding,
-                {"NUMBER": _TL_TYPES[dtype], "TOKENS": PAGE_TOKENS,
-                 "CHANNELS": channels, "RESTORE": restore}))
-            kernels += [Compilation(
-                f"{verb} {'k' if as_k else 'v'} of {dtype} in 4 bits, {channels} channels", _nibble_kernel,
-                nibbles, {"NUMBER": _TL_TYPES[dtype], "TOKENS": PAGE_TOKENS,
-                          "AS_K": as_k, **nibble_tile(channels, as_k=as_k), "RESTORE": restore})
-                     for as_k in (True, False)]
-    return kernels

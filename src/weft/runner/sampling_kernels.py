@@ -39,7 +39,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import Blocks, Compilation, compilation_of, launch
+from weft.tensor.gpu.launch import Blocks, launch
 
 CHOOSE = Blocks(4096, warps=8)
 _LOWEST = -3.4028234663852886e38
@@ -281,25 +281,3 @@ def warm(vocab_size: int, device: torch.device) -> None:
         for top_k in (False, True):
             for top_p in (False, True):
                 choose(logits_1V, numbers_51, masked=masked, top_k=top_k, top_p=top_p)
-
-
-def compilations() -> list[Compilation]:
-    pointers = {"logits": "*fp32", "numbers": "*fp64", "part_best": "*fp32", "histograms": "*i64",
-                "part_mass": "*i64", "chosen": "*i64"}
-    unread = pointers | {"numbers": "*fp32", "histograms": "*fp32", "part_mass": "*fp32"}
-    variants = []
-
-    def add(name: str, kernel: object, types: dict[str, str], **constants: bool | int) -> None:
-        sizes = {"BLOCK": CHOOSE.width} | ({} if kernel is _part_best else {"PARTS_PADDED": 64})
-        variants.append(compilation_of(name, kernel, types, constants | sizes, CHOOSE))
-
-    for masked in (True, False):
-        add("part best", _part_best, pointers, MASKED=masked)
-        add("pick greedy", _pick, unread, DRAWS=False, TOP_K=False, TOP_P=False, MASKED=masked)
-        add("histogram top-k", _histogram, pointers, MASS=False, TOP_K=True, MASKED=masked)
-        for top_k in (True, False):
-            add("histogram top-p", _histogram, pointers, MASS=True, TOP_K=top_k, MASKED=masked)
-            for top_p in (True, False):
-                add("part mass", _part_mass, pointers, TOP_K=top_k, TOP_P=top_p, MASKED=masked)
-                add("pick drawn", _pick, pointers, DRAWS=True, TOP_K=top_k, TOP_P=top_p, MASKED=masked)
-    return variants

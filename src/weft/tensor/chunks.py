@@ -63,15 +63,13 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
     """``size``: places of a chunk. ``order``: the prefill runs, most chunks first. ``place_T``: the index in
-    [chunks * size] of each prefill token, in the order of T. ``token_begin``: the first prefill token in
-    T."""
+    [chunks * size] of each prefill token, in the order of T."""
 
     size: int
     chunk_count: int
     order: tuple[int, ...]
     steps: tuple[Step, ...]
     place_T: torch.Tensor
-    token_begin: int
 
     def blocks(self) -> Iterator[tuple[int, int, list[Step]]]:
         """Consecutive steps, grouped into about BLOCK_CHUNKS chunks: (first chunk, chunks, steps)."""
@@ -152,7 +150,7 @@ def _lay_out(runs: Runs) -> ChunkLayout:
         places.append((first_C[local // size] + row_of[run]) * size + local % size)
     return ChunkLayout(size=size, chunk_count=sum(alive), order=tuple(order),
                        steps=tuple(Step(first[c], alive[c], tuple(taps[c])) for c in range(len(alive))),
-                       place_T=torch.cat(places), token_begin=runs.offsets[runs.decode_count])
+                       place_T=torch.cat(places))
 
 
 def grid_tokens(spec: ModelSpec, device: torch.device) -> int:

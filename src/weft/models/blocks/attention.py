@@ -7,10 +7,7 @@
                     +--- paged_attention over all pages of each run ---> o * sigmoid(gate) --out--> y_TD
 
 A layer whose window is kept as a ring has no pages: one op writes the ring in the state slot and reads it.
-
-Covers: Qwen3 (norms); Qwen3.5 / Qwen3-Next (norms, gate, partial rotary); LFM2 (norms); LFM3 (norms, head
-gates, windows); OLMo (norms over all heads); Llama; Granite (its own scale, rotary or none). Sources of
-the gates: transformers, ``Qwen3NextAttention`` and ``Lfm3Attention``.
+Sources of the gates: transformers, ``Qwen3NextAttention`` and ``Lfm3Attention``.
 """
 
 from __future__ import annotations

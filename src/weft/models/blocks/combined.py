@@ -7,10 +7,8 @@
 
 A layer of the first kind has KV pages and a state: each branch finds its own part in the layer's cache.
 
-The shared block has no residual inside: y is added to what the layer's Mamba mixer sees, and to nothing else.
-The weights of ``attention`` and ``feed_forward`` are the same tensors in every use of a block; adapters,
-``out`` and the KV pages are the use's own. Adapters are kept apart rather than added into the shared
-matrices: that would make each use a full copy of the block.
+The weights of ``attention`` and ``feed_forward`` of a shared block are the same tensors in every use;
+adapters, ``out`` and the KV pages are the use's own.
 
 Sources: transformers ``FalconH1DecoderLayer``; Zamba2 (Glorioso et al., 2024), transformers
 ``Zamba2AttentionDecoderLayer``, ``Zamba2HybridLayer``.
@@ -57,6 +55,7 @@ class Adapted:
     adapters: tuple[tuple[Linear, Linear], ...]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        # Not added into the shared matrix: that would make each use a full copy of the block.
         return self.shared(x) + torch.cat([up(down(x)) for down, up in self.adapters], dim=-1)
 
 
@@ -74,4 +73,5 @@ class SharedUse:
                  cos_sin: CosSin | None) -> torch.Tensor:
         seen = self.norm(torch.cat((x_TD, embedded_TD), dim=-1))
         attended = self.attention(seen, inputs, cache, cos_sin)
+        # No residual inside: the result is added to what the layer's Mamba mixer sees, and to nothing else.
         return self.out(self.feed_forward(self.feed_norm(attended)))

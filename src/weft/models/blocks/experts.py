@@ -2,9 +2,6 @@
 
     scores = softmax(x @ router)  ->  top k  ->  sum of weight_e * expert_e(x)   (+ shared(x), maybe gated)
 
-Later routers score each expert by a sigmoid (``tensor.ops.expert_choice``). Rows of PAD choose no expert, so
-no weights are read for them (law L4).
-
 Sources: transformers ``Qwen2MoeSparseMoeBlock`` (Qwen3-Next, Qwen3.5-MoE), ``GraniteMoeHybridMoE``,
 ``NemotronHMoE``.
 """

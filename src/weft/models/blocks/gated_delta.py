@@ -6,8 +6,7 @@
                    delta rule over (q, k, v, g, beta) (recurrent state, fp32)
                    norm per head, times silu(z) --out--> y_TD
 
-Decay and beta are computed in float32 whatever the model's dtype: they are exponents of everything that
-follows. Sources: Gated Delta Networks (Yang et al., 2024), transformers ``Qwen3NextGatedDeltaNet``.
+Sources: Gated Delta Networks (Yang et al., 2024), transformers ``Qwen3NextGatedDeltaNet``.
 """
 
 from __future__ import annotations

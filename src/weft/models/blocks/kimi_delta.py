@@ -6,9 +6,8 @@
                    delta rule over (q, k, v, decay, beta) (recurrent state, fp32)
                    norm per head, times sigmoid(G g) --out--> y_TD
 
-f and g are bottlenecks as wide as one head. Decay and beta are computed in float32 whatever the model's
-dtype.
-Sources: Kimi Linear (Kimi Team, 2025), transformers ``KimiLinearDeltaAttention``.
+f and g are bottlenecks as wide as one head. Sources: Kimi Linear (Kimi Team, 2025), transformers
+``KimiLinearDeltaAttention``.
 """
 
 from __future__ import annotations
@@ -53,6 +52,7 @@ class KimiDeltaBlock:
         g_TC, beta_TH = delta_gates(self.forget(forget), self.dt_bias, self.decay, b_TH)
         o_THV = delta_rule(q, k, v, by_head(g_TC, heads), beta_TH, cache.state["recurrent"], runs,
                            scale=shape.head_dim**-0.5, layer=cache.layer)
+        # float32 until the one rounding: a norm in the model's dtype, as elsewhere, would round twice.
         gate_THV = torch.sigmoid(by_head(self.gate(gate), heads).float())
         o_THV = rms_norm(o_THV, self.norm, self.norm_eps).float() * gate_THV
         return self.out(inputs.asked_of(o_THV.flatten(1)).to(x_TD.dtype))

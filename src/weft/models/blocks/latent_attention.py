@@ -51,6 +51,7 @@ class LatentAttentionBlock:
         row_TW = torch.cat((self.latent_norm(latent_TC), shared_TS), dim=-1)
         scale = None if cache.head_scales is None else cache.head_scales[0, 0]
         if scale is not None:
+            # Powers of two: the row is divided by its scale, and queries and outputs are multiplied, exactly.
             q_THW, row_TW = q_THW * scale, row_TW / scale
         o_THC = latent_attention(q_THW, row_TW, cache.k, inputs.positions_T, inputs.runs, shape.scale,
                                  shape.latent_dim, cache.token_scales)

@@ -1,10 +1,8 @@
 """The matrix product that every block is made of, and the norm between blocks.
 
-Weights are plain tensors, never Parameters: there is no gradient, no module tree, no hook. Projections of
-the same input are one ``Linear`` (a wide matrix product reads the input once and keeps a CPU's threads
-busy); the block splits the result.
+Weights are plain tensors, never Parameters: there is no gradient, no module tree, no hook. Projections of the
+same input are one ``Linear``, which reads the input once; the block splits the result.
 """
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -5,9 +5,8 @@
                    state space over (x, dt, A, B, C, D) (recurrent state, fp32); dt = softplus(dt + bias)
                    RMS norm of (y * silu(gate)), per group --out--> y_TD
 
-Families differ in where the gate comes in (``Mamba2.norm``), and Falcon-H1 has factors on the five parts of
-the projection. Sources: Mamba-2 (Dao and Gu, 2024), transformers ``GraniteMoeHybridMambaLayer`` and
-``FalconH1Mixer``.
+Families differ in where the gate comes in (``Mamba2.norm``). Sources: Mamba-2 (Dao and Gu, 2024),
+transformers ``GraniteMoeHybridMambaLayer`` and ``FalconH1Mixer``.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ class Mamba2Block:
             self.conv, self.conv_bias, self.a, self.d, self.dt_bias, self.norm, self.norm_eps,
             shape.norm == "gate_first", shape.heads, shape.groups, shape.head_dim, shape.state_dim,
             shape.dt_limit)
+        # The fused kernels know no factors on the parts of the projection (Falcon-H1).
         self.fused = None if self.factors is not None else fused_block_of(self.project, self.out)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,

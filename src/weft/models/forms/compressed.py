@@ -6,8 +6,8 @@
 
     value = (weight - zero point) * scale          packed codes have 2^(bits-1) added, so have packed zeros
 
-Integer weights are kept as codes, fp8 on GPUs; elsewhere it is widened. Scales of activations are left:
-inputs are rounded by their own largest values. Source: the compressed-tensors library's compressors.
+Integer weights are kept as codes, fp8 on GPUs; elsewhere it is widened. Scales of activations are left.
+Source: the compressed-tensors library's compressors.
 """
 
 from __future__ import annotations
@@ -132,4 +132,5 @@ class Compressed(StoredForm):
 
 
 def _unsigned(codes: torch.Tensor) -> torch.Tensor:
+    # Codes here are unsigned: the kernels' zero point is 128.
     return (codes.to(torch.int16) + ZERO_POINT[8]).to(torch.uint8)

@@ -3,10 +3,8 @@
     x.weight            F8_E4M3 [rows, columns]
     x.weight_scale_inv  [rows / 128, columns / 128] up:  value = weight * scale_inv[row / 128, column / 128]
 
-(the name says inverse, of the scale that made it; it is multiplied with). GPUs keep the codes: their kernels
-dequantise them in registers. On a CPU they are widened to the model's dtype, as no CPU computes in fp8: that
-takes twice the memory of the files, and --quantize int8 keeps it near theirs. Blocks whose columns are no
-multiple of 32 are widened too. Source: transformers ``finegrained_fp8``.
+GPUs keep the codes. No CPU computes in fp8: there they are widened to the model's dtype, which takes twice
+the memory of the files. Source: transformers ``finegrained_fp8``.
 """
 
 from __future__ import annotations
@@ -48,6 +46,7 @@ class BlockFp8(StoredForm):
         *stack, rows, columns = shape
         high, wide = self.block
         weight = ask(name, shape, ("F8_E4M3",))
+        # The name says inverse, of the scale that made the codes; it is multiplied with.
         scales = ask(f"{name}_scale_inv", (*stack, -(-rows // high), -(-columns // wide)), SCALES).float()
         by_row = scales.repeat_interleave(high, dim=-2)[..., :rows, :]
         stored = Codes(8, weight.view(torch.uint8), by_row, None, wide, fp8=True)

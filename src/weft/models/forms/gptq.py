@@ -5,11 +5,6 @@
 
     value[row, column] = (code - zero) * scale     at group g_idx[column]
 
-Two quirks. The first version of the format (``checkpoint_format`` gptq, and where none is named) stores zeros
-minus one, modulo 2^bits; ``gptq_v2`` stores them as they are. And with ``desc_act`` groups are not
-neighbouring columns. Projections that are multiplied together would each want its own order of the input. So
-such a checkpoint is widened to the model's dtype (--quantize int4 rounds it anew).
-
 Source: Frantar et al., 2023, and the packing of AutoGPTQ and GPTQModel.
 """
 
@@ -36,6 +31,8 @@ class Gptq(StoredForm):
         form = settings.get("checkpoint_format") or "gptq"
         if form not in ("gptq", "gptq_v2"):
             refuse("gptq", "checkpoint_format", form, "weft reads gptq and gptq_v2")
+        # The first version of the format stores zeros minus one, modulo 2^bits; gptq_v2 stores them as they
+        # are.
         self.zeros_moved = form == "gptq"
         self.ordered = bool(settings.get("desc_act", False))
 
@@ -44,6 +41,8 @@ class Gptq(StoredForm):
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
         group = max(self.group, 0)
+        # With desc_act groups are not neighbouring columns. Projections that are multiplied together would
+        # each want their own order of the input, so such a checkpoint is widened.
         return None if self.ordered or group % LINE else Grouping(int(self.bits), group)
 
     def piece(self, name: str) -> MatrixPiece | None:

@@ -6,8 +6,7 @@
       fp8 is kept if ``keeps_fp8`` is set, on GPUs
 
 ``ask(name, shape, dtypes)`` gives one stored tensor as it lies in the file. Against headers it gives a meta
-tensor and notes what is wrong. So a form states what it needs once, like a model does. Its arithmetic must
-run on meta tensors: no decision by value.
+tensor and notes what is wrong. So a form states what it needs once, and decides nothing by value.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import Blocks, Compilation, compilation_of, launch
+from weft.tensor.gpu.launch import launch
 from weft.tensor.gpu.softmax import kv_splits_of
 from weft.tensor.inputs import Runs
 from weft.units import ceil_div
@@ -71,9 +71,3 @@ def decode_items(runs: Runs, splits: int, *, window: int, splits_max: int, pages
 def programs_of(rows: int, splits: int, heads: int) -> int:
     """Programs for each of ``heads`` KV heads (or blocks of heads)."""
     return min(rows * splits, ceil_div(PROGRAMS, heads))
-
-
-def compilations() -> list[Compilation]:
-    return [compilation_of("decode items", _items, {"context": "*i64", "items": "*i32"},
-                           {"WINDOW": 0, "SPLITS_MAX": 64, "PAGES": 4, "SPLIT_PAGES": 8,
-                            "BLOCK": ROWS_AT_ONCE}, Blocks(1))]

@@ -12,8 +12,8 @@ Each shape of a step is computed at the start of a server (``runner.reserve``), 
 second compilation. A kernel that does not fit with one stage ends with ``KernelTooLargeError``; the start
 then goes on without Triton (``assemble``).
 
-Block sizes come from small tables. Each kernel file lists the variants that a GPU would compile, from the
-same table, as ``compilations()``: the check ahead of time reads them.
+Block sizes come from small tables in the kernel files. ``tests/support/kernel_variants`` lists what a GPU
+would compile with them, for a check ahead of time.
 
 Rejected: smaller tiles here (the grid and the order of sums follow from the tiles). ``triton.autotune``: it
 calls the driver, so none of it runs in the interpreter, and it would time kernels on the states of a server.
@@ -22,8 +22,8 @@ calls the driver, so none of it runs in the interpreter, and it would time kerne
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,20 +40,10 @@ STAGES = 3
 _log = logging.getLogger("weft")
 _fitting_stages: dict[tuple[Any, ...], int] = {}
 
-SMALL_SHARED_BYTES = 99 * 1024
-"""Shared memory of one program on GPUs without a data-centre die."""
 SMALL_SHARED = frozenset({86, 89, 120, 121})
-"""Their compute capabilities, times ten."""
-CAPABILITIES = (80, 90, 86, 89, 120, 100)
-"""Those that the compile gate knows: A100, H100, RTX 30, RTX 40 and L40, RTX 50, B200."""
-
-TYPES: dict[torch.dtype, str] = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
-"""Dtypes of inputs and of states -> Triton's name of a pointer to them."""
-
-_TABLES = {"slots": "*i64", "starts": "*i64"} | dict.fromkeys(
-    ("fresh", "lengths", "offsets", "chunk_begin", "chunk_run", "chunk_first", "chunk_tokens", "chunk_tap"),
-    "*i32")
-STEP_TABLES = list(_TABLES)
+"""Compute capabilities, times ten, whose programs have 99 KiB of shared memory: no data-centre dies."""
+STEP_TABLES = ["slots", "starts", "fresh", "lengths", "offsets", "chunk_begin", "chunk_run", "chunk_first",
+               "chunk_tokens", "chunk_tap"]
 """Arguments that are views into the step's table. They begin anywhere, so kernels are not compiled again for
 views at a multiple of 16 bytes (``do_not_specialize_on_alignment``)."""
 
@@ -101,25 +91,6 @@ def _key(kernel: Any, constants: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Compilation:
-    """One variant of a kernel. ``signature``: every argument's name -> its Triton type ("*bf16", "i32",
-    "fp32"), or "constexpr" for a name in ``constants``. ``kernel``: the jit function."""
-
-    name: str
-    kernel: Any
-    signature: dict[str, str]
-    constants: dict[str, Any] = field(default_factory=dict)
-    num_warps: int = 4
-    num_stages: int = 2
-    oldest: int = 80
-    """The lowest compute capability (times ten) that uses this variant."""
-    small_shared: bool | None = None
-    """True: for GPUs with SMALL_SHARED_BYTES of shared memory; False: for the others; None: for all."""
-    only: frozenset[int] | None = None
-    """Of CAPABILITIES those that use this variant; None: all that the two fields above admit."""
-
-
-@dataclass(frozen=True, slots=True)
 class Blocks:
     """Sizes of a kernel: ``width`` of the blocked dim in one program, warps, stages of its pipeline."""
 
@@ -137,20 +108,3 @@ def padded(size: int) -> int:
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
     """``x``, or a copy where its last dim is not dense."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def compilation_of(name: str, kernel: Any, pointers: Mapping[str, str], constants: Mapping[str, Any],
-                   blocks: Blocks, floats: tuple[str, ...] = ("scale",)) -> Compilation:
-    """``pointers``: types of the tensor arguments that are not step tables. Any other argument is an int32,
-    unless it is a constant or one of ``floats``; ``slot_stride`` is an int64."""
-    signature = {}
-    for argument in kernel.arg_names:
-        if argument in constants:
-            signature[argument] = "constexpr"
-        elif argument in floats:
-            signature[argument] = "fp32"
-        else:
-            signature[argument] = pointers.get(argument) or _TABLES.get(argument) or (
-                "i64" if argument == "slot_stride" else "i32")
-    return Compilation(name, kernel, signature, dict(constants), num_warps=blocks.warps,
-                       num_stages=blocks.stages)

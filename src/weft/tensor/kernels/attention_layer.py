@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import Compilation, launch
+from weft.tensor.gpu.launch import launch
 from weft.tensor.gpu.pages import block_dim, rounded
 from weft.tensor.gpu.softmax import Gates
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -26,11 +26,9 @@ from weft.tensor.kernels.norm import normed, rms_norm
 from weft.tensor.kernels.paged_attention import DIM_MAX, attend
 from weft.tensor.kernels.write_kv import (
     MOVING,
-    PLACE_SIGNATURE,
     TILE_TOKENS,
     VARYING,
     find_places,
-    page_signature,
     pages_of,
     places_of,
     tile_count,
@@ -150,20 +148,3 @@ def _place(q, q_row, k, k_row, v, v_row, q_norm, k_norm, eps, cos, sin, angle_st
             v_scales = scales + scale_part
         write_rows(x, cache_k, k_stride, scales, scale_stride, page, place, kv_head, D, BLOCK_D, FP8)
         write_rows(y, cache_v, v_stride, v_scales, scale_stride, page, place, kv_head, D, BLOCK_D, FP8)
-
-
-def compilations() -> list[Compilation]:
-    variants = []
-    for dtype, dim, normal in ((torch.bfloat16, 128, True), (torch.float8_e4m3fn, 256, False)):
-        pages, constants = page_signature(dtype)
-        scale = "constexpr" if normal else "*bf16"
-        signature = {"q": "*bf16", "q_row": "i32", "k": "*bf16", "k_row": "i32", "v": "*bf16",
-                     "v_row": "i32", "q_norm": "*bf16", "k_norm": "*bf16", "eps": "fp32", "cos": "*fp32",
-                     "sin": "*fp32", "angle_stride": "i32", "key_scale": scale, "value_scale": scale,
-                     "q_out": "*bf16", **pages, **PLACE_SIGNATURE}
-        constants |= {"HEADS": 16, "GROUP": 4, "PLUS_ONE": True, "ROTARY": 64, "D": dim, "BLOCK_D": dim,
-                      "FP8": not normal, "TOKENS": TILE_TOKENS}
-        constants |= {"key_scale": None, "value_scale": None} if normal else {}
-        signature |= dict.fromkeys(constants, "constexpr")
-        variants.append(Compilation(f"attention_layer {dtype} {dim}", _place, signature, constants))
-    return variants

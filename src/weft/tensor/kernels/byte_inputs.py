@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
+from weft.tensor.gpu.launch import Blocks, dense_rows, launch
 from weft.tensor.weights.quantized import PART, QuantizedWeight
 
 LEAST = tl.constexpr(1e-30)
@@ -96,20 +96,3 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
             TILES=tiles, LINES=lines, PLACES=PART, BM=block_rows, BN=blocks.width, num_warps=blocks.warps,
             num_stages=blocks.stages, enable_fp_fusion=False)
     return out.view(*x.shape[:-1], weight.rows)
-
-
-def compilations() -> list[Compilation]:
-    """A square matrix of 4096."""
-    variants = []
-    pointers = {"codes": "*u8", "x": "*i8", "x_scales": "*fp32", "scales": "*fp16", "bias": "*fp32"}
-    for name, dtype in TYPES.items():
-        short = str(name).removeprefix("torch.")
-        variants.append(compilation_of(f"w8a8 round {short}", _round, {
-            "x": dtype, "codes": "*i8", "scales": "*fp32"}, {"COLUMNS": 4096, "PLACES": PART}, ROUND))
-        for rows in (16, 64):
-            block_rows, blocks = blocks_of(rows)
-            variants.append(compilation_of(
-                f"w8a8 product {short} {rows} rows", _product, pointers | {"out": dtype},
-                {"BIAS": True, "GROUP": 128, "GROUPS": 32, "TILES": 256, "LINES": 128, "PLACES": PART,
-                 "BM": block_rows, "BN": blocks.width}, blocks))
-    return variants

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
+from weft.tensor.gpu.launch import STEP_TABLES, Blocks, dense_rows, launch
 from weft.tensor.gpu.products import only_if
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
@@ -173,17 +173,3 @@ def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torc
     b, c, x = projected_TJ.chunk(3, dim=-1)
     with restored(window_SCW, runs):
         return convolve(x, b, c, weight_CK, bias_C, window_SCW, runs, silu=False)
-
-
-def compilations() -> list[Compilation]:
-    variants = []
-    for name, dtype in TYPES.items():
-        pointers = dict.fromkeys(("x", "gate", "after", "weight", "bias", "window", "out"), dtype)
-        for width, gated in ((3, False), (2, True)):
-            form = {"C": 8192, "W": width, "BIAS": gated, "SILU": not gated, "GATED": gated}
-            title = f"{'short' if gated else 'causal'}_conv {{}} {str(name).removeprefix('torch.')}"
-            variants.append(compilation_of(title.format("tokens"), _tokens, pointers,
-                                        form | {"BC": TOKENS.width}, TOKENS))
-            variants.append(compilation_of(title.format("rows"), _rows, pointers,
-                                        form | {"WP": triton.next_power_of_2(width), "BC": ROWS.width}, ROWS))
-    return variants

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
+from weft.tensor.gpu.launch import Blocks, dense_rows, launch
 from weft.tensor.gpu.products import softplus
 
 COLUMNS = Blocks(1024)
@@ -45,11 +45,3 @@ def delta_gates(a_TC: torch.Tensor, bias_C: torch.Tensor, decay_H: torch.Tensor,
             a_TC, bias_C, decay_H, b_TH, g_TC, beta_TH, a_TC.stride(0), b_TH.stride(0), beta_scale, C=columns,
             H=heads, HP=triton.next_power_of_2(heads), BC=width, num_warps=COLUMNS.warps)
     return g_TC, beta_TH
-
-
-def compilations() -> list[Compilation]:
-    floats = dict.fromkeys(("bias", "decay", "g", "beta"), "*fp32")
-    return [compilation_of(
-        f"delta gates {dtype[1:]}, {lines} lines", _gates, floats | {"a": dtype, "b": dtype},
-        {"C": 32 * lines, "H": 32, "HP": 32, "BC": min(COLUMNS.width, 32 * lines)}, COLUMNS, ("beta_scale",))
-        for dtype in TYPES.values() for lines in (1, 128)]

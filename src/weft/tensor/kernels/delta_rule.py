@@ -65,10 +65,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.launch import (
     STEP_TABLES,
-    TYPES,
     Blocks,
-    Compilation,
-    compilation_of,
     dense_rows,
     launch,
     padded,
@@ -493,47 +490,3 @@ def _run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, out_THV: torch.Tensor,
         q_THK, buffers.q_left, buffers.p, buffers.u, buffers.chunk_states, out_THV, step.chunk_first_C,
         step.chunk_tokens_C, *q_THK.stride()[:2], segment.begin, **sizes, BV=width, num_warps=blocks.warps,
         num_stages=blocks.stages)
-
-
-def compilations() -> list[Compilation]:
-    """Heads of 128 x 128; states of ``--state-dtype``."""
-    return [one for by_line in (False, True)
-            for one in (*_recurrent_compilations(by_line), *_chunk_compilations(by_line))]
-
-
-def _recurrent_compilations(by_line: bool) -> list[Compilation]:
-    """Decode for the inputs of models; prefill for states in few bits."""
-    variants = []
-    for dtype, state, prefill in (("*bf16", "*fp32", False), ("*bf16", "*bf16", False),
-                                  ("*bf16", "*bf16", True), ("*fp16", "*fp16", False),
-                                  ("*fp32", "*fp32", False)):
-        pointers = dict.fromkeys(("q", "k", "v", "out"), dtype) | dict.fromkeys(("g", "beta"), "*fp32")
-        constants = {"GROUP": 2, "K": 128, "V": 128, "KP": 128, "BV": RECURRENT.width, "BY_LINE": by_line,
-                     "PREFILL": prefill}
-        title = f"{_form(by_line)} {'prefill' if prefill else 'decode'} {dtype[1:]} state {state[1:]}"
-        variants.append(compilation_of(title, recurrent, pointers | {"state": state}, constants, RECURRENT))
-    return variants
-
-
-def _chunk_compilations(by_line: bool) -> list[Compilation]:
-    scratch = dict.fromkeys(("k_left", "q_left", "decay", "w", "u", "p", "chunk_states", "state",
-                             "carry_in", "carry_out"), "*fp32")
-    dim, group = 128, 1 if by_line else 2
-    prepare, prepare_blocks, own = _prepare_form(by_line, group, dim)
-    variants = []
-    for of in (torch.bfloat16, torch.float32):
-        dtype = TYPES[of]
-        shared = {"GROUP": group, "KP": dim, "BY_LINE": by_line}
-        pointers = scratch | dict.fromkeys(("q", "k", "v", "out"), dtype)
-        for name, kernel, blocks, more in (
-                ("prepare", prepare, prepare_blocks, own), ("states", states, states_blocks(dim), shared),
-                ("outputs", outputs, outputs_blocks(dim, by_line, of), shared)):
-            constants = {"H": 32, "K": dim, "V": dim, "BV": blocks.width} | more
-            of_gates = {"g": "*fp32", "beta": "*fp32"}
-            variants.append(compilation_of(f"{_form(by_line)} {name} {dtype[1:]} {dim}", kernel,
-                                           pointers | of_gates, constants, blocks))
-    return variants
-
-
-def _form(by_line: bool) -> str:
-    return "delta rule by line" if by_line else "delta rule"

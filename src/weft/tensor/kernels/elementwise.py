@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import Compilation, dense_rows, launch
+from weft.tensor.gpu.launch import dense_rows, launch
 from weft.tensor.gpu.pages import block_dim
 from weft.units import ceil_div
 
@@ -107,13 +107,3 @@ def _rotary(q, q_token, q_head, k, k_token, k_head, cos, sin, table_stride, q_ou
     else:
         _rotate_tile(k, k_token, k_head, head - HEADS, cos, sin, table_stride, k_out, kv_heads, token,
                      token_mask, ROTARY, D, BLOCK_D)
-
-
-def compilations() -> list[Compilation]:
-    silu = {"gate_up": "*bf16", "row_stride": "i32", "width": "i32", "out": "*bf16", "BLOCK": "constexpr"}
-    constants = {"HEADS": 16, "ROTARY": 64, "D": 256, "BLOCK_D": 256, "TOKENS": TOKENS}
-    signature = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "k": "*bf16", "k_token": "i32",
-                 "k_head": "i32", "cos": "*fp32", "sin": "*fp32", "table_stride": "i32", "q_out": "*bf16",
-                 "k_out": "*bf16", "tokens": "i32", "kv_heads": "i32"}
-    return [Compilation("silu_mul", _silu_mul, silu, {"BLOCK": BLOCK}),
-            Compilation("rotary 256", _rotary, signature | dict.fromkeys(constants, "constexpr"), constants)]

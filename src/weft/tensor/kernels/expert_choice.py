@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
+from weft.tensor.gpu.launch import Blocks, dense_rows, launch
 from weft.tensor.ops.moe import ChoiceRule
 
 WARP = Blocks(1, warps=1)
@@ -109,16 +109,3 @@ def _constants(rule: ChoiceRule, experts: int) -> dict[str, int | bool]:
             "XP": triton.next_power_of_2(rule.per_token), "SIGMOID": rule.scoring == "sigmoid",
             "NORMALIZED": rule.normalized, "GROUPS": rule.groups, "GROUPS_CHOSEN": rule.groups_chosen,
             "GP": triton.next_power_of_2(rule.groups)}
-
-
-def compilations() -> list[Compilation]:
-    tables = {"bias": "*fp32", "positions": "*i64", "ids": "*i64"}
-    rules = {"softmax": ChoiceRule(8, True), "softmax over all": ChoiceRule(10, False),
-             "groups": ChoiceRule(8, True, "sigmoid", groups=8, groups_chosen=4)}
-    variants = []
-    for name, rule in rules.items():
-        constants = _constants(rule, 256) | ({"bias": None} if rule.scoring == "softmax" else {})
-        variants += [compilation_of(f"choose experts {name} {dtype[1:]}", _choose,
-                                    tables | {"scores": dtype, "weights": dtype}, constants, WARP,
-                                    ("scale", "normalizer_eps")) for dtype in TYPES.values()]
-    return variants

@@ -24,9 +24,8 @@ import triton.language as tl
 
 from weft.tensor import native
 from weft.tensor.gpu.decode_kernels import decode_items, programs_of
-from weft.tensor.gpu.launch import Compilation, dense_rows, launch
+from weft.tensor.gpu.launch import dense_rows, launch
 from weft.tensor.gpu.pages import (
-    TRITON_TYPES,
     as_bits,
     block_dim,
     fp8_kind,
@@ -243,29 +242,3 @@ def _prefill(q, q_token, q_head, cache, stride, scales, scale_stride, table, tab
                                    scales, scale_stride, qk_scale, D, MAIN, REST, PAGES, FP8, PRODUCT,
                                    PRECISION)
     finish(acc / total[:, None], token, head, token_mask, out, None, 0, None, 0, None, HEADS, 1, VALUE, MAIN)
-
-
-def compilations() -> list[Compilation]:
-    product, precision = product_of(torch.bfloat16, torch.bfloat16)
-    main, rest = kv_splits_of_row(576, 512)
-    pages = {"cache": "*" + TRITON_TYPES[torch.bfloat16], "stride": "i32", "scales": "constexpr",
-             "scale_stride": "i32"}
-    common = {"q": "*bf16", "q_token": "i32", "q_head": "i32", **pages, "table": "*i32",
-              "table_stride": "i32", "qk_scale": "fp32", "out": "*bf16"}
-    shape = {"scales": None, "HEADS": 32, "D": 576, "VALUE": 512, "MAIN": main, "REST": rest,
-             "FP8": 0, "PRODUCT": product, "PRECISION": precision}
-    split_args = {"context": "*i64", "items": "*i32", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
-    chunks = {"starts": "*i64"} | dict.fromkeys(CHUNKS[1:], "*i32")
-    variants = []
-    for name, kernel, signature, tile_constants in (
-            ("decode", _decode, {**common, **split_args},
-             {"SPLITS_MAX": 64, "SPLIT_PAGES": 8, "TILE_HEADS": HEADS_AT_ONCE}),
-            ("prefill", _prefill, {**common, **chunks, "chunk_count": "i32"},
-             {"TOKENS": queries_of(main, product)})):
-        for small in (False, True):
-            blocks = blocks_of(main, product, small)
-            constants = {**shape, **tile_constants, "PAGES": blocks["PAGES"]}
-            variants.append(Compilation(
-                f"latent_attention {name} 576", kernel, signature | dict.fromkeys(constants, "constexpr"),
-                constants, blocks["num_warps"], blocks["num_stages"], small_shared=small))
-    return variants

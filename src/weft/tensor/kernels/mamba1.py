@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
+from weft.tensor.gpu.launch import STEP_TABLES, Blocks, dense_rows, launch
 from weft.tensor.gpu.products import decay_of, only_if, rounded, softplus
 from weft.tensor.gpu.runs import DeviceRuns, device_runs
 from weft.tensor.inputs import Runs
@@ -204,18 +204,3 @@ def _run_recurrent(inputs: tuple[torch.Tensor, ...], rows: tuple[int, ...], stat
         *inputs, state_SCN, runs.slots_R, runs.starts_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C,
         step.chunk_tokens_C, step.chunk_tap_C, *rows, state_SCN.stride(0), first, layer, **sizes,
         PREFILL=prefill)
-
-
-def compilations() -> list[Compilation]:
-    sizes = {"C": 8192, "N": 16, "NP": 16, "BC": CHANNELS.width}
-    weights = dict.fromkeys(("A", "D", "dt_bias", "begins", "steps"), "*fp32")
-    variants = [compilation_of("mamba1 link", _link, weights | {"state": "*fp32"}, sizes, CHANNELS)]
-    for name, dtype in TYPES.items():
-        pointers = weights | dict.fromkeys(("x", "dt", "b", "c", "out", "state"), dtype)
-        short = str(name).removeprefix("torch.")
-        for flag in (False, True):
-            variants.append(compilation_of(f"mamba1 recurrent {short} prefill {flag}", _recurrent, pointers,
-                                        sizes | {"PREFILL": flag}, CHANNELS))
-            variants.append(compilation_of(f"mamba1 scan {short} ends {flag}", _scan, pointers,
-                                        sizes | {"ENDS": flag}, CHANNELS))
-    return variants

@@ -29,10 +29,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.launch import (
     STEP_TABLES,
-    TYPES,
     Blocks,
-    Compilation,
-    compilation_of,
     dense_rows,
     launch,
     padded,
@@ -295,30 +292,3 @@ def _run_recurrent(inputs: tuple[torch.Tensor, ...], runs: Runs, step: DeviceRun
         *inputs, runs.slots_R, runs.starts_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C,
         step.chunk_tokens_C, step.chunk_tap_C, *strides, first, layer, *dt_limit, **sizes, BP=RECURRENT.width,
         PREFILL=prefill, num_warps=RECURRENT.warps, num_stages=RECURRENT.stages)
-
-
-def compilations() -> list[Compilation]:
-    """For the inputs of models and the states of ``--state-dtype``."""
-    sizes = {"GROUP": 16, "P": 64, "N": 128, "NP": 128}
-    gates, limits = dict.fromkeys(("A", "D", "dt_bias"), "*fp32"), ("low", "high")
-    variants = []
-    for name, dtype in TYPES.items():
-        pointers = gates | dict.fromkeys(("x", "dt", "b", "c", "out"), dtype)
-        short = str(name).removeprefix("torch.")
-        for prefill in (False, True):
-            variants.append(compilation_of(
-                f"mamba2 recurrent {short} prefill {prefill}", _recurrent, pointers | {"state": dtype},
-                sizes | {"BP": RECURRENT.width, "PREFILL": prefill}, RECURRENT, limits))
-    scratch = dict.fromkeys(("scores", "sizes", "whole_sums", "rest_sums", "pushes", "decay", "chunk_states",
-                             "state", "carry_in", "carry_out"), "*fp32")
-    for kind, width in (("*bf16", 128), ("*fp32", 128), ("*bf16", 256)):
-        pointers = gates | scratch | dict.fromkeys(("x", "dt", "b", "c", "out"), kind)
-        heads = {"H": 32, "GROUP": 16, "N": width, "NP": width}
-        before, after = states_blocks(width), outputs_blocks(width)
-        for part, kernel, constants, blocks in (
-                ("prepare", _prepare, {"BH": 16}, PREPARE),
-                ("states", _states, {"P": 64, "BP": before.width}, before),
-                ("outputs", _outputs, {"P": 64, "BP": after.width}, after)):
-            variants.append(compilation_of(f"mamba2 {part} {kind[1:]} {width}", kernel, pointers,
-                                           heads | constants, blocks, limits))
-    return variants

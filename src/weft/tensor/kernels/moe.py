@@ -29,17 +29,15 @@ per layer). ``torch.sort`` and a search for the tiles: several launches, and pas
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch, padded
-from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
+from weft.tensor.gpu.launch import Blocks, dense_rows, launch, padded
 from weft.tensor.gpu.products import ColumnSplits, column_splits, product, sum_of_splits
-from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
+from weft.tensor.gpu.quantized import constants_of, load_right
 from weft.tensor.op import UNFIT, Unfit
 from weft.tensor.ops.elementwise import Activation
 from weft.tensor.ops.moe import ExpertWeights, count_of, in_tiles, inner_of
@@ -297,16 +295,6 @@ def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return weight.codes, weight.scales, zeros, constants_of(weight)
 
 
-def _of_fp8(called: str, pointers: dict[str, str], constants: dict[str, Any], stored: tuple[int, int],
-            blocks: Blocks) -> list[Compilation]:
-    """Converted by hardware, and by bits on older GPUs."""
-    by_bits, by_hardware = (compilation_of(
-        f"{called} fp8{end}", _product, pointers | FORMS | {"weight": "*u8", "scales": "*fp32"},
-        constants | form(8, *stored, 128, fp8=fp8, lanes=1), blocks)
-        for end, fp8 in ((" by bits", FP8_BITS), ("", FP8_HARDWARE)))
-    return [by_bits, replace(by_hardware, oldest=FP8_HARDWARE_OLDEST)]
-
-
 @triton.jit
 def _add_gated(y, x, gate, out, y_row, x_row, gate_row, D: tl.constexpr, BD: tl.constexpr):
     t = tl.program_id(0).to(tl.int64)
@@ -328,53 +316,3 @@ def add_gated(y_TD: torch.Tensor, x_TD: torch.Tensor, gate_T1: torch.Tensor) -> 
             y_TD, x_TD, gate_T1, out_TD, y_TD.stride(0), x_TD.stride(0), gate_T1.stride(0), D=width, BD=block,
             num_warps=SHARED_EXPERT.warps)
     return out_TD
-
-
-def compilations() -> list[Compilation]:
-    """Decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
-    variants = [compilation_of("moe align", _align, {"ids": "*i64", "order": "*i32", "tiles": "*i32"},
-                               {"EXPERTS": 512, "BINS": 1024, "OWN": experts_of_program(512), "BM": 16,
-                                "BLOCK": ALIGN.width}, ALIGN)]
-    tables = {"order": "*i32", "tiles": "*i32", "ids": "*i64", "weights": "*fp32"}
-    for name, dtype in TYPES.items():
-        pointers = tables | dict.fromkeys(("x", "weight", "out", "pair_out"), dtype)
-        short = str(name).removeprefix("torch.")
-        for rows in (16, 128):
-            for down in (False, True):
-                blocks = product_blocks(rows, down)
-                depth = 768 if down else 2048
-                constants = {"COLUMNS": 2048 if down else 768, "DEPTH": depth, "CHOICES": 8,
-                             "GATED": not down, "ACTIVATION": "silu", "DOWN": down, "BM": rows,
-                             "BN": blocks.width, "BK": depth_of(name.itemsize), "SPLITS": 1, "PART": depth}
-                called = f"moe {'down' if down else 'up'} {short} {rows} rows"
-                plain = pointers | dict.fromkeys(("scales", "zeros"), dtype)
-                variants.append(compilation_of(called, _product, plain, constants | VALUES, blocks))
-                stored = (2048, 768) if down else (2 * 768, 2048)
-                variants += [compilation_of(
-                    f"{called} int{bits}", _product, pointers | FORMS | {"weight": "*u8", "scales": "*fp16"},
-                    constants | form(bits, *stored, group), blocks) for bits, group in ((8, 128), (4, 32))]
-                if name == torch.bfloat16:
-                    variants += _of_fp8(called, pointers, constants, stored, blocks)
-        variants.append(compilation_of(f"moe combine {short}", _combine, pointers,
-                                    {"COLUMNS": 2048, "CHOICES": 8, "BN": COMBINE.width}, COMBINE))
-        variants.append(compilation_of(f"add gated {short}", _add_gated,
-                                       dict.fromkeys(("y", "x", "gate", "out"), dtype),
-                                       {"D": 2048, "BD": SHARED_EXPERT.width}, SHARED_EXPERT))
-    return variants + _of_splits()
-
-
-def _of_splits() -> list[Compilation]:
-    """A step of few tokens with an eighth of experts of 768: 96 results over 2048 channels."""
-    blocks = product_blocks(TILE_ROWS_MIN, down=False)
-    splits = up_splits(1, TILE_ROWS_MIN, 8, 96, 2048, depth_of(2))
-    shape = {"COLUMNS": 96, "GATED": True, "ACTIVATION": "silu", "SPLITS": splits.count, "BM": TILE_ROWS_MIN}
-    constants = shape | {"DEPTH": 2048, "PART": splits.depth, "CHOICES": 8, "DOWN": False, "BN": blocks.width,
-                         "BK": depth_of(2)}
-    pointers = {"x": "*bf16", "out": "*fp32", "order": "*i32", "tiles": "*i32", "partials": "*fp32"}
-    plain = pointers | dict.fromkeys(("weight", "scales", "zeros"), "*bf16")
-    return [compilation_of("moe up bfloat16 split", _product, plain, constants | VALUES, blocks),
-            compilation_of("moe up bfloat16 split int4", _product,
-                           pointers | FORMS | {"weight": "*u8", "scales": "*fp16"},
-                           constants | form(4, 192, 2048, 32), blocks),
-            compilation_of("moe add bfloat16", _add, pointers | {"out": "*bf16"}, shape | {"BN": ADD.width},
-                           ADD)]

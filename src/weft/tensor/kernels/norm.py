@@ -9,13 +9,11 @@ the sum and normalises it from registers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import Compilation, dense_rows, launch
+from weft.tensor.gpu.launch import dense_rows, launch
 from weft.tensor.op import UNFIT, Unfit
 from weft.units import ceil_div
 
@@ -121,25 +119,3 @@ def _add(x, x_row, y, y_row, scale, weight, eps, out, DIM: tl.constexpr, BLOCK: 
     factor = tl.load(weight + d, mask=mask, other=0.0).to(tl.float32)
     normed_row = normed(stored.to(tl.float32)[None, :], factor[None, :], eps, DIM, PLUS_ONE)
     tl.store(out + row * DIM + d[None, :], normed_row.to(out.dtype.element_ty), mask=mask[None, :])
-
-
-def compilations() -> list[Compilation]:
-    variants = []
-    for dim, group, gated in ((4096, 4096, False), (128, 128, True), (4096, 1024, True)):
-        rows, block, warps = sizes(group)
-        constants: dict[str, Any] = {"DIM": dim, "GROUP": group, "BLOCK": block, "ROWS": rows,
-                                     "PLUS_ONE": not gated, "GATE_FIRST": dim != group}
-        signature = {"x": "*bf16", "x_row": "i32", "x_head": "i32", "gate": "*bf16", "gate_row": "i32",
-                     "gate_head": "i32", "weight": "*bf16", "eps": "fp32", "out": "*bf16", "units": "i32",
-                     "heads": "i32"}
-        if not gated:
-            constants |= {"gate": None}
-        variants.append(Compilation(f"rms_norm {dim} by {group}", _norm,
-                                signature | dict.fromkeys(constants, "constexpr"), constants, warps))
-    _, block, warps = sizes(5120)
-    constants = {"DIM": 5120, "BLOCK": block, "SCALED": True, "PLUS_ONE": True}
-    signature = {"x": "*bf16", "x_row": "i32", "y": "*bf16", "y_row": "i32", "scale": "fp32",
-                 "weight": "*bf16", "eps": "fp32", "out": "*bf16"}
-    variants.append(Compilation("add_norm 5120", _add, signature | dict.fromkeys(constants, "constexpr"),
-                                constants, warps))
-    return variants

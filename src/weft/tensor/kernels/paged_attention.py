@@ -21,7 +21,6 @@ request.
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -31,9 +30,8 @@ import triton.language as tl
 
 from weft.tensor.gpu import prefill_backend
 from weft.tensor.gpu.decode_kernels import decode_items, programs_of
-from weft.tensor.gpu.launch import CAPABILITIES, SMALL_SHARED, Compilation, dense_rows, launch
+from weft.tensor.gpu.launch import SMALL_SHARED, dense_rows, launch
 from weft.tensor.gpu.pages import (
-    FP8_BITS,
     block_dim,
     capability_of,
     fp8_kind,
@@ -54,7 +52,7 @@ from weft.tensor.gpu.softmax import (
     softmax_step,
 )
 from weft.tensor.inputs import Runs
-from weft.tensor.kernels.write_kv import page_signature, pages_of
+from weft.tensor.kernels.write_kv import pages_of
 from weft.tensor.op import UNFIT, Unfit
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
@@ -325,54 +323,3 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
                                   FP8, PRODUCT, PRECISION)
     finish(acc / total[:, None], token, head, row_mask, out, gate, gate_stride, head_gate, head_gate_stride,
            value_scale, HEADS, GROUP, D, BLOCK_D)
-
-
-def compilations() -> list[Compilation]:
-    # All window sizes compile alike.
-    variants = [_of_shape(torch.bfloat16, 0, dim, window) for dim, window in ((64, 2), (128, 0), (256, 0))]
-    variants += [_of_shape(torch.float8_e4m3fn, FP8_BITS, dim, 0) for dim in (128, 256)]
-    variants += [_of_shape(torch.int8, 0, 80, 0)]
-    return list(itertools.chain(*variants))
-
-
-def _of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[Compilation]:
-    query = torch.float32 if page == torch.float32 else torch.bfloat16
-    kind = "*fp32" if query == torch.float32 else "*bf16"
-    product, precision = product_of(query, page)
-    pages, constants = page_signature(page)
-    gates = {"gate": kind, "gate_stride": "i32", "head_gate": "constexpr", "head_gate_stride": "i32",
-             "value_scale": "constexpr"}
-    common = {"q": kind, "q_token": "i32", "q_head": "i32", **pages, "table": "*i32", "table_stride": "i32",
-              "qk_scale": "fp32", "out": kind, **gates}
-    shape = {"HEADS": 16, "GROUP": 4, "WINDOW": window, "D": dim, "BLOCK_D": block_dim(dim),
-             "FP8": fp8, "PRODUCT": product, "PRECISION": precision}
-    constants |= {"head_gate": None, "value_scale": None}
-    split_args = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
-    listed = split_args | {"items": "*i32"}
-    chunks = {"starts": "*i64", "offsets": "*i32", "chunk_run": "*i32", "chunk_first": "*i32",
-              "chunk_tokens": "*i32", "chunk_count": "i32"}
-    decode = decode_blocks(dim, page.itemsize, 4)
-    name = f"{str(page).removeprefix('torch.')} {dim}"
-    variants = [_compilation(f"decode {name}", _decode, {**common, **listed},
-                         {**constants, **shape, "SPLITS_MAX": 32, "SPLIT_PAGES": 8}, decode)]
-    by_blocks: dict[tuple[Any, ...], list[int]] = {}
-    for capability in CAPABILITIES:
-        blocks = prefill_blocks(dim, page.itemsize, 4, product, capability)
-        by_blocks.setdefault(tuple(blocks.items()), []).append(capability)
-    variants += [_compilation(f"prefill {name}", _prefill, {**common, **chunks}, {**constants, **shape},
-                              dict(blocks), frozenset(capabilities))
-                 for blocks, capabilities in by_blocks.items()]
-    if page == torch.bfloat16:
-        used = {key: shape[key] for key in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
-        variants.append(_compilation(f"combine {name}", combine, {"out": kind, **gates, **split_args}, {
-            "head_gate": None, "value_scale": None, **used, "PAGES": decode["PAGES"], "SPLITS_MAX": 32,
-            "SPLIT_PAGES": 8, "AT_ONCE": COMBINED_AT_ONCE}, {"num_warps": 2, "num_stages": 2}))
-    return variants
-
-
-def _compilation(name: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any],
-                 blocks: dict[str, Any], only: frozenset[int] | None = None) -> Compilation:
-    options = {key: blocks[key] for key in ("num_warps", "num_stages")}
-    constants = {**constants, **{key: value for key, value in blocks.items() if key not in options}}
-    return Compilation(f"paged_attention {name}", kernel, signature | dict.fromkeys(constants, "constexpr"),
-                       constants, **options, only=only)

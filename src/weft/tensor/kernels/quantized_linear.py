@@ -16,18 +16,14 @@ Rejected: a dense matrix for few rows too. In a decode that moves nine bytes for
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import TYPES, Blocks, Compilation, compilation_of, dense_rows, launch
-from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
+from weft.tensor.gpu.launch import Blocks, dense_rows, launch
 from weft.tensor.gpu.products import ColumnSplits, column_splits, product, sum_of_splits
-from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
+from weft.tensor.gpu.quantized import constants_of, load_right
 from weft.tensor.kernels.byte_inputs import byte_product
 from weft.tensor.weights.quantized import QuantizedWeight
 
@@ -154,50 +150,3 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
                 sums, unused, out, sums.stride(0), weight.rows, SPLITS=splits.count, BIAS=bias is not None,
                 BN=ADD.width, num_warps=ADD.warps)
     return out.view(*x.shape[:-1], weight.rows)
-
-
-def compilations() -> list[Compilation]:
-    """A square matrix of 4096 for a decode and two sizes of prefill."""
-    variants = []
-    for name, dtype in TYPES.items():
-        pointers = FORMS | {"x": dtype, "out": dtype, "scales": "*fp16", "bias": "*fp32"}
-        for bits, group in ((8, 128), (4, 32)):
-            variants.append(compilation_of(
-                f"quantized linear int{bits} to {str(name).removeprefix('torch.')}", _dense, pointers,
-                form(bits, 4096, 4096, group) | {"BN": DENSE.width, "BK": _DENSE_COLUMNS}, DENSE))
-        for bits, group in ((8, 128), (4, 32)):
-            variants += _products(f"int{bits} {str(name).removeprefix('torch.')}", pointers,
-                                  form(bits, 4096, 4096, group))
-        variants.append(compilation_of(f"quantized linear add {str(name).removeprefix('torch.')}", _add,
-                                       {"partials": "*fp32", "bias": "*fp32", "out": dtype},
-                                       {"SPLITS": 8, "BIAS": True, "BN": ADD.width}, ADD))
-    return variants + _of_fp8()
-
-
-def _products(called: str, pointers: dict[str, str], stored: dict[str, Any]) -> list[Compilation]:
-    """Of a square matrix of 4096 with few, some and many rows of x; the first is split."""
-    variants = []
-    for rows in (16, 256, 1000):
-        block_rows, blocks, depth = blocks_of(rows, float32=pointers["x"] == "*fp32")
-        splits = splits_of(rows, 4096, 4096)
-        out = {"out": "*fp32"} if splits.count > 1 else {}
-        variants.append(compilation_of(
-            f"quantized linear {called} {rows} rows", _product, pointers | out,
-            {"COLUMNS": 4096, "BIAS": splits.count == 1, **stored, "SPLITS": splits.count,
-             "DEPTH": splits.depth, "BM": block_rows, "BN": blocks.width, "BK": depth}, blocks))
-    return variants
-
-
-def _of_fp8() -> list[Compilation]:
-    """Converted by hardware, and by bits on older GPUs; one scale for a tile, and one for each row."""
-    variants = []
-    pointers = FORMS | {"x": "*bf16", "out": "*bf16", "scales": "*fp32", "bias": "*fp32"}
-    for fp8, lanes, called in ((FP8_HARDWARE, 1, "fp8"), (FP8_BITS, 1, "fp8 by bits"),
-                               (FP8_BITS, 16, "fp8 of rows by bits")):
-        stored = form(8, 4096, 4096, 128, fp8=fp8, lanes=lanes)
-        listed = [compilation_of(f"quantized linear {called} to bfloat16", _dense, pointers,
-                                 stored | {"BN": DENSE.width, "BK": _DENSE_COLUMNS}, DENSE)]
-        listed += _products(f"{called} bfloat16", pointers, stored)
-        variants += [replace(one, oldest=FP8_HARDWARE_OLDEST) if fp8 == FP8_HARDWARE else one
-                     for one in listed]
-    return variants

@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
-from weft.tensor.gpu.launch import Compilation, dense_rows, launch
-from weft.tensor.gpu.pages import TRITON_TYPES, as_bits, block_dim, fp8_kind, product_of, small_shared, widen
+from weft.tensor.gpu.launch import dense_rows, launch
+from weft.tensor.gpu.pages import as_bits, block_dim, fp8_kind, product_of, small_shared, widen
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import finish, softmax_step
 from weft.tensor.inputs import Runs
@@ -228,34 +228,3 @@ def _update(k, k_token, k_head, v, v_token, v_head, ring, slot_stride, starts, s
                 tl.store(ring + tap * slot_stride + at[:, None] + d[None, :], x, mask=mask)
             if target >= 0:
                 tl.store(ring + target * slot_stride + at[:, None] + d[None, :], x, mask=mask)
-
-
-def compilations() -> list[Compilation]:
-    return [variant for dtype, dim in ((torch.bfloat16, 128), (torch.bfloat16, 256))
-            for variant in _of(dtype, dim)]
-
-
-def _of(dtype: torch.dtype, dim: int) -> list[Compilation]:
-    product, precision = product_of(torch.bfloat16, dtype)
-    queries = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "qk_scale": "fp32", "out": "*bf16"}
-    common = {"k": "*bf16", "k_token": "i32", "k_head": "i32", "v": "*bf16", "v_token": "i32",
-              "v_head": "i32", "ring": "*" + TRITON_TYPES[dtype], "slot_stride": "i64", "starts": "*i64",
-              "slots": "*i64", "fresh": "*i32"}
-    tables = dict.fromkeys(MOVING[3:], "*i32")
-    shape: dict[str, Any] = {"KV_HEADS": 4, "WINDOW": 512, "D": dim, "BLOCK_D": dim, "FP8": 0}
-    sizes = {"HEADS": 16, "GROUP": 4, "PRODUCT": product, "PRECISION": precision}
-    variants = []
-    attend = [(small, attend_blocks(dim, dtype.itemsize, 4, product, small)) for small in (False, True)]
-    for name, kernel, signature, small, blocks in (
-            ("decode", _decode, {**queries, **common}, None, sizes | decode_blocks(dim, dtype.itemsize, 4)),
-            *(("attend", _attend, {**queries, **common, **tables}, small, sizes | blocks)
-              for small, blocks in attend),
-            ("update", _update, {**common, **tables, "decode_count": "i32"}, None,
-             {"PLACES": UPDATE_BLOCK, "num_warps": 4, "num_stages": 2})):
-        options = {key: blocks.pop(key) for key in ("num_warps", "num_stages")}
-        constants = {**shape, **blocks}
-        used = {key: value for key, value in signature.items() if key in kernel.arg_names}
-        variants.append(Compilation(f"window_attention {name} {dim}", kernel,
-                                    used | dict.fromkeys(constants, "constexpr"), constants,
-                                    small_shared=small, **options))
-    return variants

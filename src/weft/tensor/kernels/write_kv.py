@@ -15,9 +15,8 @@ import triton.language as tl
 
 from weft.tensor import native
 from weft.tensor.few_bits import PER_INT8_MAX
-from weft.tensor.gpu.launch import Compilation, dense_rows, launch
+from weft.tensor.gpu.launch import dense_rows, launch
 from weft.tensor.gpu.pages import (
-    TRITON_TYPES,
     as_bits,
     block_dim,
     fp8_bits,
@@ -151,28 +150,3 @@ def _write(k, v, k_token, k_head, v_token, v_head, cache_k, cache_v, k_stride, v
     write_rows(x.to(tl.float32), cache_k, k_stride, scales, scale_stride, page, place, head, D, BLOCK_D, FP8)
     write_rows(y.to(tl.float32), cache_v, v_stride, v_scales, scale_stride, page, place, head, D, BLOCK_D,
                FP8)
-
-
-def page_signature(dtype: torch.dtype) -> tuple[dict[str, str], dict[str, object]]:
-    """The part of a signature that ``pages_of`` fills, and its constants."""
-    kind = "*" + TRITON_TYPES[dtype]
-    signature = {"cache_k": kind, "cache_v": kind, "k_stride": "i32", "v_stride": "i32"}
-    scaled = dtype == torch.int8
-    signature |= {"scales": "*bf16" if scaled else "constexpr", "scale_stride": "i32", "scale_part": "i32"}
-    return signature, {} if scaled else {"scales": None}
-
-
-PLACE_SIGNATURE = {"positions": "*i64", "table": "*i32", "table_stride": "i32", "chunk_run": "*i32",
-                   "chunk_first": "*i32", "chunk_tokens": "*i32", "decode_count": "i32"}
-
-
-def compilations() -> list[Compilation]:
-    variants = []
-    for dtype, dim in ((torch.bfloat16, 64), (torch.float8_e4m3fn, 128), (torch.int8, 256)):
-        pages, constants = page_signature(dtype)
-        strides = dict.fromkeys(("k_token", "k_head", "v_token", "v_head"), "i32")
-        constants |= {"D": dim, "BLOCK_D": dim, "FP8": dtype == torch.float8_e4m3fn, "TOKENS": TILE_TOKENS}
-        signature = {"k": "*bf16", "v": "*bf16", **strides, **pages, **PLACE_SIGNATURE}
-        signature |= dict.fromkeys(constants, "constexpr")
-        variants.append(Compilation(f"write_kv {dtype} {dim}", _write, signature, constants))
-    return variants

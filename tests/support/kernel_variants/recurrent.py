@@ -1,0 +1,127 @@
+"""Variants of the kernels of recurrent layers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from tests.support.kernel_variants.compilation import TYPES, Compilation, compilation_of
+from weft.tensor.kernels import causal_conv as conv
+from weft.tensor.kernels import delta_gates as gating
+from weft.tensor.kernels import delta_rule as delta
+from weft.tensor.kernels import mamba1, mamba2
+
+
+def of_delta_rule() -> list[Compilation]:
+    """Heads of 128 x 128; states of ``--state-dtype``."""
+    return [one for by_line in (False, True)
+            for one in (*_delta_recurrent_compilations(by_line), *_delta_chunk_compilations(by_line))]
+
+
+def _delta_recurrent_compilations(by_line: bool) -> list[Compilation]:
+    """Decode for the inputs of models; prefill for states in few bits."""
+    variants = []
+    for dtype, state, prefill in (("*bf16", "*fp32", False), ("*bf16", "*bf16", False),
+                                  ("*bf16", "*bf16", True), ("*fp16", "*fp16", False),
+                                  ("*fp32", "*fp32", False)):
+        pointers = dict.fromkeys(("q", "k", "v", "out"), dtype) | dict.fromkeys(("g", "beta"), "*fp32")
+        constants = {"GROUP": 2, "K": 128, "V": 128, "KP": 128, "BV": delta.RECURRENT.width,
+                     "BY_LINE": by_line,
+                     "PREFILL": prefill}
+        title = f"{_delta_form(by_line)} {'prefill' if prefill else 'decode'} {dtype[1:]} state {state[1:]}"
+        variants.append(compilation_of(title, delta.recurrent, pointers | {"state": state}, constants,
+                                       delta.RECURRENT))
+    return variants
+
+
+def _delta_chunk_compilations(by_line: bool) -> list[Compilation]:
+    scratch = dict.fromkeys(("k_left", "q_left", "decay", "w", "u", "p", "chunk_states", "state",
+                             "carry_in", "carry_out"), "*fp32")
+    dim, group = 128, 1 if by_line else 2
+    prepare, prepare_blocks, own = delta._prepare_form(by_line, group, dim)
+    variants = []
+    for of in (torch.bfloat16, torch.float32):
+        dtype = TYPES[of]
+        shared = {"GROUP": group, "KP": dim, "BY_LINE": by_line}
+        pointers = scratch | dict.fromkeys(("q", "k", "v", "out"), dtype)
+        for name, kernel, blocks, more in (
+                ("prepare", prepare, prepare_blocks, own), ("states", delta.states, delta.states_blocks(dim),
+                                                            shared),
+                ("outputs", delta.outputs, delta.outputs_blocks(dim, by_line, of), shared)):
+            constants = {"H": 32, "K": dim, "V": dim, "BV": blocks.width} | more
+            of_gates = {"g": "*fp32", "beta": "*fp32"}
+            variants.append(compilation_of(f"{_delta_form(by_line)} {name} {dtype[1:]} {dim}", kernel,
+                                           pointers | of_gates, constants, blocks))
+    return variants
+
+
+def _delta_form(by_line: bool) -> str:
+    return "delta rule by line" if by_line else "delta rule"
+
+
+def of_delta_gates() -> list[Compilation]:
+    floats = dict.fromkeys(("bias", "decay", "g", "beta"), "*fp32")
+    return [compilation_of(
+        f"delta gates {dtype[1:]}, {lines} lines", gating._gates, floats | {"a": dtype, "b": dtype},
+        {"C": 32 * lines, "H": 32, "HP": 32, "BC": min(gating.COLUMNS.width, 32 * lines)}, gating.COLUMNS,
+        ("beta_scale",))
+        for dtype in TYPES.values() for lines in (1, 128)]
+
+
+def of_mamba1() -> list[Compilation]:
+    sizes = {"C": 8192, "N": 16, "NP": 16, "BC": mamba1.CHANNELS.width}
+    weights = dict.fromkeys(("A", "D", "dt_bias", "begins", "steps"), "*fp32")
+    variants = [compilation_of("mamba1 link", mamba1._link, weights | {"state": "*fp32"}, sizes,
+                               mamba1.CHANNELS)]
+    for name, dtype in TYPES.items():
+        pointers = weights | dict.fromkeys(("x", "dt", "b", "c", "out", "state"), dtype)
+        short = str(name).removeprefix("torch.")
+        for flag in (False, True):
+            variants.append(compilation_of(f"mamba1 recurrent {short} prefill {flag}", mamba1._recurrent,
+                                           pointers,
+                                        sizes | {"PREFILL": flag}, mamba1.CHANNELS))
+            variants.append(compilation_of(f"mamba1 scan {short} ends {flag}", mamba1._scan, pointers,
+                                        sizes | {"ENDS": flag}, mamba1.CHANNELS))
+    return variants
+
+
+def of_mamba2() -> list[Compilation]:
+    """For the inputs of models and the states of ``--state-dtype``."""
+    sizes = {"GROUP": 16, "P": 64, "N": 128, "NP": 128}
+    gates, limits = dict.fromkeys(("A", "D", "dt_bias"), "*fp32"), ("low", "high")
+    variants = []
+    for name, dtype in TYPES.items():
+        pointers = gates | dict.fromkeys(("x", "dt", "b", "c", "out"), dtype)
+        short = str(name).removeprefix("torch.")
+        for prefill in (False, True):
+            variants.append(compilation_of(
+                f"mamba2 recurrent {short} prefill {prefill}", mamba2._recurrent, pointers | {"state": dtype},
+                sizes | {"BP": mamba2.RECURRENT.width, "PREFILL": prefill}, mamba2.RECURRENT, limits))
+    scratch = dict.fromkeys(("scores", "sizes", "whole_sums", "rest_sums", "pushes", "decay", "chunk_states",
+                             "state", "carry_in", "carry_out"), "*fp32")
+    for kind, width in (("*bf16", 128), ("*fp32", 128), ("*bf16", 256)):
+        pointers = gates | scratch | dict.fromkeys(("x", "dt", "b", "c", "out"), kind)
+        heads = {"H": 32, "GROUP": 16, "N": width, "NP": width}
+        before, after = mamba2.states_blocks(width), mamba2.outputs_blocks(width)
+        for part, kernel, constants, blocks in (
+                ("prepare", mamba2._prepare, {"BH": 16}, mamba2.PREPARE),
+                ("states", mamba2._states, {"P": 64, "BP": before.width}, before),
+                ("outputs", mamba2._outputs, {"P": 64, "BP": after.width}, after)):
+            variants.append(compilation_of(f"mamba2 {part} {kind[1:]} {width}", kernel, pointers,
+                                           heads | constants, blocks, limits))
+    return variants
+
+
+def of_causal_conv() -> list[Compilation]:
+    variants = []
+    for name, dtype in TYPES.items():
+        pointers = dict.fromkeys(("x", "gate", "after", "weight", "bias", "window", "out"), dtype)
+        for width, gated in ((3, False), (2, True)):
+            form = {"C": 8192, "W": width, "BIAS": gated, "SILU": not gated, "GATED": gated}
+            title = f"{'short' if gated else 'causal'}_conv {{}} {str(name).removeprefix('torch.')}"
+            variants.append(compilation_of(title.format("tokens"), conv._tokens, pointers,
+                                        form | {"BC": conv.TOKENS.width}, conv.TOKENS))
+            variants.append(compilation_of(title.format("rows"), conv._rows, pointers,
+                                        form | {"WP": triton.next_power_of_2(width), "BC": conv.ROWS.width},
+                                        conv.ROWS))
+    return variants
