@@ -46,6 +46,8 @@ def local_checkpoint(name: str | Path) -> Path | None:
             raise CheckpointError(f"{path} is a file; give the directory that holds config.json, or a "
                                   f".gguf file", param="model")
         return _gguf_view(path)
+    if path.suffix == ".gguf":
+        raise CheckpointError(f"{path}: there is no such file", param="model")
     if text.startswith(("/", ".", "~")) or text.count("/") > 1 or "\\" in text:
         raise CheckpointError(f"{path}: there is no such directory", param="model")
     return None
