@@ -18,6 +18,7 @@ Rejected: references to leases and nodes (they change with the commit that reads
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from weft.memory.arena_work import NO_WORK, ArenaWork, PageCopy, SlotCopy
 from weft.memory.values import Checkpoint, Eviction, FrameClaim, Match
@@ -39,8 +40,7 @@ class Opening:
     inexact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(NamedTuple):
     """An older lease gets more pages, in order."""
 
     seq: SeqId
