@@ -3,8 +3,9 @@
     python benchmarks/step_overhead.py [--running 1 64 256 1024] [--steps 400] [--spread] [--no-cache]
 
 Every sequence decodes; the executor returns at once. Numbers are microseconds of the thread's CPU time a step
-(so that a busy machine disturbs less): minimum, median and 99th percentile. Each sequence crosses into a new page every 16 steps, so the percentiles differ: by default all
-of them cross in the same step, the worst case; ``--spread`` gives them prompts of different lengths.
+(a busy machine disturbs them less): minimum, median and 99th percentile. Each sequence crosses into a new
+page every 16 steps, so the percentiles differ: by default all of them cross in the same step, the worst case;
+``--spread`` gives them prompts of different lengths.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ def steps_of(*, overlap: bool) -> list[list[TokenEvent]]:
         if len(steps) == 15:
             rig.core.cancel("r3")
         steps.append(rig.step())
-    assert any(event.preemptions for step in steps for event in step), "the memory is too large for this test"
     return steps
 
 
@@ -45,6 +44,7 @@ def test_columns_give_the_events_of_one_stream_after_the_other(
         overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     in_columns = steps_of(overlap=overlap)
     reasons = {event.finish_reason for step in in_columns for event in step}
+    assert any(event.preemptions for step in in_columns for event in step), "memory is too large for this test"
     assert reasons == {None, "stop", "length", "cancelled"}
     monkeypatch.setattr(DecodeColumns, "rare", one_by_one)
     assert in_columns == steps_of(overlap=overlap)
@@ -65,10 +65,7 @@ def test_columns_that_miss_an_end_are_caught(broken: object, monkeypatch: pytest
     """The negative control of the comparison above."""
     right = steps_of(overlap=False)
     monkeypatch.setattr(DecodeColumns, "rare", broken)
-    try:
-        assert steps_of(overlap=False) != right
-    except AssertionError as error:
-        assert "differ" in str(error) or "computed" in str(error) or "memory" in str(error)
+    assert steps_of(overlap=False) != right
 
 
 def test_a_preemption_beside_a_step_in_flight_is_in_the_events_of_that_step(
