@@ -25,7 +25,7 @@ from weft.request import Request, SamplingParams
 from weft.store.identity import NamespaceIdentity
 from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
-from weft.store.store import open_store
+from weft.store.tiered_store import open_store
 
 KINDS = ("qwen3", "qwen3_5", "lfm2", "granite", "jamba", "kimi_linear", "falcon_mamba")
 """Attention alone; delta net, short convolution, Mamba-2 and Mamba-1 beside attention; latent attention

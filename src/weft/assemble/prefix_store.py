@@ -36,7 +36,7 @@ from weft.store import identity, packing
 from weft.store.identity import NamespaceIdentity, weights_digest
 from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
-from weft.store.store import open_store
+from weft.store.tiered_store import open_store
 from weft.units import format_bytes, parse_byte_rate, parse_bytes
 
 if TYPE_CHECKING:

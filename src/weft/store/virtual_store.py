@@ -33,12 +33,19 @@ from weft.memory.prefix_store import (
 )
 from weft.memory.usage import StoreStats
 from weft.store.eviction import EVICTED_SHARE, evict
-from weft.store.extents import BLOCK_BYTES, blocks_for
-from weft.store.index import NO_ENTRY, KvChain, StoreIndex
-from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of
-from weft.store.put_records import PutRequest, put_request, records_of
-from weft.store.rows import root_chain, token_bytes
+from weft.store.index import (
+    NO_ENTRY,
+    KvChain,
+    StoreIndex,
+    checkpoint_above,
+    entries_of,
+    is_current,
+    prefix_of,
+)
+from weft.store.ledger import root_chain, token_bytes
+from weft.store.space import BLOCK_BYTES, blocks_for
 from weft.store.virtual_disk import NO_PACKING, DiskModel, PackingModel, VirtualDisk
+from weft.store.writing import PutRequest, put_request, records_of
 
 NAMESPACE = b"simulated".ljust(16, b"\0")
 
