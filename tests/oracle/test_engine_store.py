@@ -192,7 +192,7 @@ def test_a_store_that_lies_is_noticed(overlap: bool) -> None:
 
 def test_the_plain_form_of_a_transfer_moves_the_same_bytes() -> None:
     """Pages and a state out of one arena and into another: every byte, through torch as through numpy."""
-    from weft.memory.transfer_buffers import TransferBuffers
+    from weft.memory.prefix_store import TransferBuffers
     from weft.runner.transfers import Transfers, load_pages, store_pages
 
     plan = Serving("qwen3_5").arena

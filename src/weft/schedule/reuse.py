@@ -27,8 +27,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from weft.memory.frames.pressure import slots_ahead
 from weft.memory.memory import Memory
+from weft.memory.prefix.eviction import slots_ahead
 from weft.memory.values import NO_NODE, Match, NodeId
 from weft.schedule.checkpoints import CheckpointPolicy
 from weft.schedule.plan import Int32s, StepPlan

@@ -28,7 +28,7 @@ from weft.costs.restore import RestorePrices
 from weft.costs.step import CostModel
 from weft.errors import ConfigError
 from weft.memory.memory import Memory
-from weft.memory.transfer_buffers import TransferBuffers, Uint8s, buffer_limit
+from weft.memory.prefix_store import TransferBuffers, Uint8s, buffer_limit
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES
 from weft.store.virtual_disk import NO_PACKING, DiskModel, PackingModel

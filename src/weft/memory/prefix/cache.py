@@ -32,16 +32,14 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.arena_work import CompressKv, RestoreKv
-from weft.memory.frames.owners import of_tree
+from weft.memory.frames.arena import of_tree
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.lease import Lease
 from weft.memory.prefix.compressed_kv import CompressedKv
-from weft.memory.prefix.compressed_state import CompressedStates
 from weft.memory.prefix.edge import COMPRESSED, PAGE_KEY_BYTES, TOKEN_BYTES, Node
-from weft.memory.prefix.eviction import Recency
+from weft.memory.prefix.eviction import CompressedStates, Recency
 from weft.memory.prefix.policy import LeastRecentlyUsed, Policy
 from weft.memory.prefix.tree import Owners, PrefixTree, note_change
-from weft.memory.reservation import Opening, Publication
+from weft.memory.reservation import Lease, Opening, Publication
 from weft.memory.usage import CacheCounts
 from weft.memory.values import (
     NO_NODE,

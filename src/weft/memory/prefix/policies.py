@@ -8,8 +8,14 @@ from dataclasses import replace
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.holdings import checkpoint_above, pages_alone
-from weft.memory.prefix.policy import Clock, LeastRecentlyUsed, Policy, PrefillCost
+from weft.memory.prefix.policy import (
+    Clock,
+    LeastRecentlyUsed,
+    Policy,
+    PrefillCost,
+    checkpoint_above,
+    pages_alone,
+)
 from weft.memory.prefix.value.policy import ValuePolicy
 from weft.memory.values import Match, NodeId
 from weft.units import SeqId

@@ -1,4 +1,5 @@
-"""What leaves the prefix cache first, as a replaceable part: the events and the questions of a policy.
+"""What leaves the prefix cache first, as a replaceable part: the events and questions of a policy, and what a
+checkpoint holds.
 
     events of a commit     opened  published  saved  duplicated  evicted  child_removed  closed
                            committed (once, at the end)
@@ -6,17 +7,17 @@
     questions              recall   what the policy remembers of a prompt; it places checkpoints (``taps``)
                            order    the checkpoints in memory, the first to evict first
 
+    root --[ 0..512 )--+--[ 512..2048 )  state A     A alone holds its own node: 96 pages; [0..512) is B's too
+                       '--[ 512..1024 )--[ 1024..4096 )  state B
+
 A policy ranks and does nothing else. ``eviction.choose`` knows which bytes are short, what goes with a
-checkpoint, what must stay, and how much is enough. It skips nodes without a checkpoint, takes nothing twice,
-and goes on by recency if a policy names too few. So a faulty policy chooses worse and never wrong (laws L1,
-L8, L9).
+checkpoint, what must stay, and how much is enough. So a faulty policy chooses worse and never wrong (laws L1,
+L8, L9). The pure half has no clock. One is passed in, and only commits read it, so two identical plans get
+identical answers.
 
-The pure half has no clock. One is passed in, and only commits read it, so two identical plans get identical
-answers.
-
-    lru        least recently used, in the order of ``Recency``
-    marconi    recency and FLOP per byte (marconi.py)
-    value      seconds saved per byte (value/)
+Two states that share all of their KV hold none of it *alone*: evicting either frees only the state. So the
+one that is cheaper to compute again goes first, and then the other holds all of that KV. These readings look
+at STEPS_MAX nodes at most (law L11): bytes far above a checkpoint carry no weight.
 
 Rejected: a policy that evicts (every policy would have to keep every law); a policy that ranks pages (bare KV
 of a model with states helps no request and goes first; without states it is LRU).
@@ -28,9 +29,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.memory.prefix.edge import Node
+from weft.memory.prefix.edge import TOKEN_BYTES, Node
 from weft.memory.values import NOTHING_RECALLED, Match, NodeId, Recall
-from weft.units import SeqId
+from weft.units import PAD, PAGE_TOKENS, SeqId
 
 Clock = Callable[[], float]
 """Seconds; never decreases."""
@@ -150,3 +151,62 @@ class LeastRecentlyUsed:
 
     def uses_of(self, node: Node) -> float | None:
         return None
+
+
+STEPS_MAX = 64
+
+
+def checkpoint_above(node: Node) -> Node | None:
+    """The nearest checkpoint on the path above ``node``; a tail along its tokens counts. None: no checkpoint
+    is near."""
+    child = node
+    for _ in range(STEPS_MAX):
+        above = child.parent
+        if above is None:
+            return None
+        tail = _tail_towards(above, child) if above.tail_count else None
+        if tail is not None:
+            return tail
+        if above.slot != PAD:
+            return above
+        child = above
+    return None
+
+
+def checkpoint_at_or_above(node: Node) -> Node | None:
+    return node if node.slot != PAD else checkpoint_above(node)
+
+
+def only_checkpoint_below(node: Node) -> Node | None:
+    """The nearest checkpoint below ``node``, if a single path leads down to it."""
+    at = node
+    for _ in range(STEPS_MAX):
+        if len(at.children) != 1:
+            return None
+        at = next(iter(at.children.values()))
+        if at.slot != PAD:
+            return at
+    return None
+
+
+def pages_alone(node: Node) -> int:
+    """Pages that no request could use without the checkpoint of ``node``."""
+    if node.children or node.holds:
+        return 0
+    pages, at = node.page_count, node.parent
+    for _ in range(STEPS_MAX):
+        if at is None or at.parent is None or at.slot != PAD or at.holds or len(at.children) > 1:
+            break
+        pages += at.page_count
+        at = at.parent
+    return pages
+
+
+def _tail_towards(node: Node, child: Node) -> Node | None:
+    """The longest tail of ``node`` along the tokens of its child ``child``."""
+    key = child.key
+    for length in range(min(len(key), PAGE_TOKENS * TOKEN_BYTES) - TOKEN_BYTES, 0, -TOKEN_BYTES):
+        tail = node.children.get(key[:length])
+        if tail is not None:
+            return tail
+    return None

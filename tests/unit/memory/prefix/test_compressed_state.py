@@ -19,10 +19,9 @@ from tests.unit.memory.geometry import (
     small_memory,
 )
 from weft.memory.frames.plan import ArenaPlan, plan_arena
-from weft.memory.frames.pressure import Demand
 from weft.memory.memory import Memory
-from weft.memory.prefix.compressed_state import CompressionRoom
 from weft.memory.prefix.edge import Node
+from weft.memory.prefix.eviction import CompressionRoom, Demand
 from weft.memory.prefix.policies import POLICIES, make_policy
 from weft.memory.prefix.policy import LeastRecentlyUsed, PrefillCost
 from weft.spec import ModelSpec

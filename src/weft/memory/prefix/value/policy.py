@@ -41,13 +41,17 @@ import numpy as np
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.holdings import checkpoint_above, checkpoint_at_or_above, only_checkpoint_below
-from weft.memory.prefix.policy import Clock, PrefillCost
+from weft.memory.prefix.policy import (
+    Clock,
+    PrefillCost,
+    checkpoint_above,
+    checkpoint_at_or_above,
+    only_checkpoint_below,
+)
 from weft.memory.prefix.value.candidates import Candidates
-from weft.memory.prefix.value.features import Codes, Kind, codes_of_new, codes_of_used
+from weft.memory.prefix.value.hazard import Codes, Kind, codes_of_new, codes_of_used
 from weft.memory.prefix.value.history import History
-from weft.memory.prefix.value.prospects import Prospects
-from weft.memory.prefix.value.records import Records
+from weft.memory.prefix.value.prospects import Prospects, Records
 from weft.memory.values import NOTHING_RECALLED, Match, NodeId, Recall
 from weft.units import PAD, SeqId
 
