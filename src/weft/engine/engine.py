@@ -51,8 +51,8 @@ from weft.schedule.plan import StepPlan, work_of
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.store_tier import StoreTier
 from weft.speculation.drafter import Drafter
+from weft.speculation.proposal import SpeculationStats
 from weft.speculation.speculator import Speculator
-from weft.speculation.stats import SpeculationStats
 
 STORE_PAUSE_S = 1e-3
 """While every request waits for the store, its events are read this often."""
