@@ -4,9 +4,9 @@
     anything else           ->  training only
 
 A recall test is honest only when the answer cannot come from the weights. So names are made of random
-syllables (or of random letters), and the checksum of every *word* of a name says to which side it belongs.
-The two cannot meet under any seeds. Numbers are not split: four to six random digits carry nothing that could
-be learned by heart.
+syllables, or of random letters. The checksum of every *word* of a name says to which side it belongs. The two
+cannot meet under any seeds. Numbers are not split: four to six random digits carry nothing that could be
+learned by heart.
 
 Filler has to look like text, cost little to generate and never hold a number that could be an answer. Stories
 keep one hero, one place and one thing: from them a small model learns what makes a text coherent.

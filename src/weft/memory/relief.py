@@ -25,8 +25,8 @@ slot that moves gets a new epoch.
 Items that the draft itself changes stay where they are (``Fixed``). Moves and compression never happen in one
 step: both would take the next free pages.
 
-Laws: L3 (a shortage ends: compression is chosen only if it reduces the demand, and each move goes from an
-emptier frame to a fuller one), L11 (evictions, moves, patches and compressed bytes are bounded by step).
+Laws: L3 (a shortage ends: compression must reduce the demand, and a move goes to a fuller frame), L11
+(evictions, moves, patches and compressed bytes are bounded by step).
 
 Rejected: making room inside ``open`` (the step in flight still reads what would be freed); evicting the
 contents of the emptiest frame, not the least valuable data (it costs a prefill where a copy would do); moving

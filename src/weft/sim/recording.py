@@ -8,10 +8,10 @@
     {"ended": true, "dropped": 0}
 
 The first line says which form a file has. **No text and no tokens** unless the operator asks for them. A
-block of 16 tokens is written as 8 bytes of a keyed hash (BLAKE2b) over the salt of the request and all tokens
-up to the block's end. The key is drawn when recording starts, and is in no file: without it texts cannot be
-tried against the hashes. A file does tell when requests came, how long they and their answers were, and which
-of them begin alike within one cache salt.
+block of 16 tokens is written as 8 bytes of a keyed hash (BLAKE2b). It covers the salt of the request and all
+tokens up to the block's end. The key is drawn when recording starts, and is in no file: without it texts
+cannot be tried against the hashes. A file does tell when requests came, how long they and their answers were,
+and which of them begin alike within one cache salt.
 
 Equal beginnings have equal blocks, so a replay's pages match where the engine's did. One thing lies between
 blocks: a request ends inside one, its state is kept there, and the next turn goes on from that very token.

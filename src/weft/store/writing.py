@@ -11,8 +11,7 @@ Payloads are written in pieces. Before each piece the thread lets reads go first
 request waits for a read, and none for a write. A retirement is durable before its blocks are given back, so
 no record is overwritten while a row names it.
 
-Laws: L8 (a put whose pieces leave a gap is a bug of the caller and an assert), L9 (a put is best effort), L11
-(the queue is bounded in bytes).
+Laws: L8 (pieces without gaps), L9 (a put is best effort), L11 (the queue is bounded in bytes).
 
 Rejected: a write in the engine's thread (a sync takes milliseconds on an SSD and seconds on a busy disk);
 direct I/O (buffers would need alignment, and the page cache serves the fetches that follow).

@@ -17,7 +17,7 @@ are never evicted for nothing, and eviction knows no frames.
 
 Bare KV goes first, whatever is short: in a model with states nothing resumes from it. A leaf is cut from its
 end. A lease holds KV, never a checkpoint: it copied the state when it opened. So any checkpoint can go at any
-moment, and a sequence that runs alone can have the whole arena except the KV that it reads itself (law L3).
+moment. A sequence that runs alone can have the whole arena except the KV that it reads itself (law L3).
 
 **Compressed states.** A checkpoint that no sequence computes on does not need its last bits. Its int8 codes,
 with a scale for each row, take about a quarter of its bytes and lie in k KV pages, anywhere, in order. It

@@ -11,8 +11,8 @@ Readings of the tree alone. **Contents**: pages and slot are those of the books 
 names them in the plan of the same version, and looks again for the next one. Codes of compressed KV lie side
 by side in its packed pages, from ``skip_bytes`` of the first on.
 
-**Follower**: a report is a difference between two states of the tree, so a checkpoint that came and went
-between two reports is in none, and a step that changes nothing costs nothing. A model with states resumes at
+**Follower**: a report is a difference between two states of the tree. So a checkpoint that came and went
+between two reports is in none. A step that changes nothing costs nothing. A model with states resumes at
 checkpoints only (law L8). A model without them, or a router that asks for ``pages``, hears of every fourth
 page of a span and its end. Digests go down the tree by sums (``weft.checkpoint_report``). At most OFFERED_MAX
 are reported at once.

@@ -13,8 +13,8 @@ No chat template knows custom tools. So the template sees a function, the model 
 is the text. A ``regex`` of the format becomes the pattern of the parameter, and makes the function strict.
 The text is unpacked from whole calls, in streams too.
 
-Rejected: a grammar in lark for custom tools (most families write the text inside a string of JSON, whose
-escapes a grammar of the text does not know); their text in parts (half an escape is no text).
+Rejected: a grammar in lark for custom tools (most families write the text as a string of JSON, with escapes
+that it does not know); their text in parts (half an escape is no text).
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ byte.
     rate    (seconds to compute from the checkpoint above) / (slot bytes + KV bytes that only it needs)
 
 Records are columns of numbers, a row each, in memory or evicted of late. A column is a numpy array if a sweep
-reads all of its rows at once, a list if rows are read one at a time. Rows are reused, the last one freed
-first, so the same run has the same rows. ``heir``: a ghost further on the path. A conversation whose end was
-evicted resumes at the state before it, so that state is now worth what was expected of the end.
+reads all of its rows at once. Others are lists. Rows are reused, the last one freed first, so the same run
+has the same rows. ``heir``: a ghost further on the path. A conversation whose end was evicted resumes at the
+state before it, so that state is now worth what was expected of the end.
 
 The hazard learns from uses and from waiting. Waiting is counted when a record changes (``count_waiting``) and
 for whole slices of records in a sweep (``count_rows``). ``learn`` turns the counts into the table of indexes.
