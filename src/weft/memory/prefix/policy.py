@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from weft.memory.prefix.edge import TOKEN_BYTES, Node
 from weft.memory.values import NOTHING_RECALLED, Match, NodeId, Recall
@@ -57,99 +56,51 @@ def geometric_cost(*, hidden_size: int, attention_layers: int, parameters: float
     return PrefillCost(1.0, hidden_size * attention_layers / max(1.0, parameters))
 
 
-class Policy(Protocol):
-    @property
-    def name(self) -> str: ...
+class Policy:
+    """Least recently used, with no memory of its own. Others override what they know better."""
+
+    name = "lru"
 
     def recall(self, salt: str, tokens: bytes) -> Recall:
         """What the policy remembers of a prompt (int32 bytes), cached or evicted; reads only."""
-        ...
+        return NOTHING_RECALLED
 
     def costs(self, cost: PrefillCost) -> None:
         """The cost of computing changed; the units did not."""
-        ...
 
     def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
         """``seq`` opened at the checkpoint ``anchor``, or at its first token."""
-        ...
 
     def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
         """``seq`` computed ``tokens`` (int32 bytes) from position ``start`` on, and they entered the tree."""
-        ...
 
     def saved(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
         """``seq`` added a checkpoint at the end of ``node``. ``rest``: its tokens past the whole pages.
         ``ended``: the checkpoint is the running slot of a sequence that closes."""
-        ...
 
     def duplicated(self, node: Node) -> None:
         """A second checkpoint for the end of ``node`` was dropped as a duplicate."""
-        ...
 
     def evicted(self, node: Node) -> None:
         """The checkpoint of ``node`` is evicted, right after this returns."""
-        ...
 
     def closed(self, seq: SeqId, node: Node | None) -> None:
         """``seq`` closed; it read the pages up to ``node``."""
-        ...
 
     def child_removed(self, node: Node) -> None:
         """A child of ``node`` was removed: its checkpoint above, or the only one below, now holds more
         alone."""
-        ...
 
     def committed(self) -> None:
         """The commit is done; bounded upkeep goes here."""
-        ...
 
     def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
         """The checkpoints ``states``, given in order of use, in the order of their eviction. It may name too
         few. Reads only; may be called often."""
-        ...
-
-    def uses_of(self, node: Node) -> float | None:
-        """Uses expected of the checkpoint of ``node`` from now on; None in a policy that does not know."""
-        ...
-
-
-class LeastRecentlyUsed:
-    name = "lru"
-
-    def recall(self, salt: str, tokens: bytes) -> Recall:
-        return NOTHING_RECALLED
-
-    def costs(self, cost: PrefillCost) -> None:
-        pass
-
-    def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
-        pass
-
-    def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
-        pass
-
-    def saved(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
-        pass
-
-    def duplicated(self, node: Node) -> None:
-        pass
-
-    def evicted(self, node: Node) -> None:
-        pass
-
-    def closed(self, seq: SeqId, node: Node | None) -> None:
-        pass
-
-    def child_removed(self, node: Node) -> None:
-        pass
-
-    def committed(self) -> None:
-        pass
-
-    def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
         return iter(states.values())
 
     def uses_of(self, node: Node) -> float | None:
+        """Uses expected of the checkpoint of ``node`` from now on; None in a policy that does not know."""
         return None
 
 

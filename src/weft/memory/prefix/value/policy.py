@@ -43,6 +43,7 @@ from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.edge import Node
 from weft.memory.prefix.policy import (
     Clock,
+    Policy,
     PrefillCost,
     checkpoint_above,
     checkpoint_at_or_above,
@@ -90,7 +91,7 @@ class Footprint:
     history_tokens: int
 
 
-class ValuePolicy:
+class ValuePolicy(Policy):
     """See the module. Only commits read ``clock``, and only those in which a sequence opens, closes or
     publishes, or a checkpoint is evicted. All plans between two of them see one time, so a simulation can
     skip steps that change nothing."""
@@ -221,9 +222,6 @@ class ValuePolicy:
         self._touched[row] = None
         self._touch(checkpoint_above(node))
         self._touch(only_checkpoint_below(node))
-
-    def duplicated(self, node: Node) -> None:
-        pass
 
     def evicted(self, node: Node) -> None:
         row = self._rows.pop(node.id, None)
