@@ -44,7 +44,7 @@ def main() -> None:
         load(self, *args, **kwargs)
         self.merges = self.merges or ["Ġ w"]
 
-    gguf.SpecialVocab.__init__ = load_with_a_merge   # type: ignore[method-assign, unused-ignore]
+    gguf.SpecialVocab.__init__ = load_with_a_merge
     config = json.loads((Path(checkpoint) / "config.json").read_text())
     no_heads = ["--no-mtp"] if config["model_type"].startswith("qwen3_5") else []
     sys.argv = ["convert_hf_to_gguf.py", checkpoint, "--outfile", out, "--outtype", kind, *no_heads]
