@@ -44,7 +44,7 @@ def test_columns_give_the_events_of_one_stream_after_the_other(
         overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     in_columns = steps_of(overlap=overlap)
     reasons = {event.finish_reason for step in in_columns for event in step}
-    assert any(event.preemptions for step in in_columns for event in step), "memory is too large for this test"
+    assert any(event.preemptions for step in in_columns for event in step), "too much memory"
     assert reasons == {None, "stop", "length", "cancelled"}
     monkeypatch.setattr(DecodeColumns, "rare", one_by_one)
     assert in_columns == steps_of(overlap=overlap)
