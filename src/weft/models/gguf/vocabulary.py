@@ -7,8 +7,8 @@
 A token of type *control* is special; of type *user-defined* it is cut out of text and stays visible. *Unused*
 ones are padding of the embedding, which the original tokenizer does not have.
 
-An answer ends at the tokens of the keys eos, eot and eom, and at the well-known names of an end of turn
-among the control tokens.
+An answer ends at the tokens that the keys eos, eot and eom name. Control tokens with a well-known name of an
+end of turn end it as well.
 
 Source of the pre-tokenizers: the tokenizer.json of the releases that llama.cpp's names stand for.
 """
