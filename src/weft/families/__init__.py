@@ -22,17 +22,13 @@
     mamba             mamba            Mamba-1                        none
     falcon_mamba      falcon_mamba     Mamba-1                        none
 
-One file here for each kin of families, over ``reading.py``. Its FAMILIES say which ``model_type`` it reads,
-and which file of ``weft.models`` builds the model.
+One file here for each kin of families, over ``reading.py``. Dialects, all read the same: a multimodal wrapper
+with ``text_config`` (its text part is served); ``torch_dtype`` and ``dtype``; ``rope_theta`` /
+``rope_scaling`` / ``partial_rotary_factor`` at top level and ``rope_parameters``; layer kinds by
+``layer_types``, ``layers_block_type``, ``full_attention_interval`` or ``full_attn_idxs``.
 
-Dialects, all read the same: a multimodal wrapper with ``text_config`` (its text part is served);
-``torch_dtype`` and ``dtype``; ``rope_theta`` / ``rope_scaling`` / ``partial_rotary_factor`` at top level and
-``rope_parameters``; layer kinds by ``layer_types``, ``layers_block_type``, ``full_attention_interval`` or
-``full_attn_idxs``; "mamba"/"attention" and "linear_attention"/"full_attention".
-
-What is not understood is an error that names the key: a default silently taken for a setting that the
-checkpoint does have would serve wrong numbers. Sources for the defaults: the configuration classes of
-transformers for each ``model_type``. Pure: no I/O, no torch.
+Sources for the defaults: the configuration classes of transformers for each ``model_type``. Pure: no I/O, no
+torch.
 """
 
 from __future__ import annotations
@@ -86,6 +82,7 @@ QUANTIZATIONS = ("fp8", "compressed-tensors", "gptq", "awq", "gguf")
 """The ``quant_method`` values of config.json whose weights are read (``weft.models.forms``)."""
 
 
+# Refused by name: a default silently taken for a setting that the checkpoint has would serve wrong numbers.
 def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
     if quantization := keys.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization

@@ -5,15 +5,11 @@
                                                                  +--> weft.models.<family> builds blocks
 
 A checkpoint's configuration comes in dialects: keys were renamed, moved and nested as transformers grew.
-Everything downstream sees only these values, so that a dialect is an entry in one file and not an ``if`` in
-every layer. ``ModelSpec`` is what memory needs of it (bytes per token, bytes per sequence); ``Architecture``
-is what the model code needs besides (rotary, norms, feed-forward, multipliers).
+Everything downstream sees only these values. ``ModelSpec`` is what memory needs of it; ``Architecture`` is
+what the model code needs besides.
 
-A token mixer is one of the records below; a layer has one mixer and one feed-forward, or only one of the two
-(Nemotron-H's layers are one thing each; Mamba's have no feed-forward). A mixer may keep KV and state at once
-(Falcon-H1's parallel pair, Zamba2's layers with a shared block). Pure data, no torch.
-Rejected: handing the raw dict to the model code, where a default forgotten in one place gives wrong
-numbers instead of an error.
+A layer has one mixer and one feed-forward, or only one of the two. Pure data, no torch. Rejected: handing the
+raw dict to the model code, where a default forgotten in one place gives wrong numbers instead of an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the readers of all families share: layer kinds, attention, and the record they fill.
 
-Layer kinds come by many names (``layer_types``, ``layers_block_type``; "mamba" / "attention",
-"linear_attention" / "full_attention"); they are "attention" or "recurrent" from here on. Pure.
+Layer kinds come by many names; they are "attention" or "recurrent" from here on. Pure.
 """
 
 from __future__ import annotations

@@ -6,10 +6,8 @@
     vocabulary                           spans of equal length, the last ones shorter
     hidden size, norms, routers          whole on every rank
 
-That is how the field shards (Shoeybi et al., 2019, for attention and feed-forward; grouped heads are copied
-as every engine with grouped-query attention does), so the figures compare. What is divided is named by field:
-a new mixer that calls its heads ``heads`` is divided without a word here, and one inside another is found.
-Rejected: dividing the bytes, which is wrong wherever something is copied.
+That is how the field shards (Shoeybi et al., 2019; grouped heads are copied as every engine does), so the
+figures compare. Rejected: dividing the bytes, which is wrong wherever something is copied.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from weft.families.architecture import Architecture, Attention, Experts, Mamba2
 from weft.units import ceil_div
 
 _DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width"})
+"""By the names of fields: a new mixer that calls its heads ``heads`` is divided without a word here."""
 _COPIED: dict[type, tuple[str, str]] = {
     Attention: ("kv_heads", "kv_copies"), Mamba2: ("groups", "group_copies")}
 """What ranks share once there are fewer than ranks, and the field that says how many share one."""
@@ -50,10 +49,9 @@ class RankPlace:
     by_expert: bool = False
 
     def of_units(self, own: int, width: int = 1, copies: int = 1) -> ShardSpan:
-        """Of units of ``width`` entries, ``own`` a rank; ``copies`` neighbours hold the same.
-
-        Queries of neighbours need the same KV head. Choosing it by ``rank % heads`` gives numbers that look
-        right and are not (SGLang issue 30997); a test keeps that as its control."""
+        """Of units of ``width`` entries, ``own`` a rank; ``copies`` neighbours hold the same."""
+        # Queries of neighbours need the same KV head. Choosing it by `rank % heads` gives numbers that look
+        # right and are not (SGLang issue 30997); a test keeps that as its control.
         return ShardSpan(own * self.size // copies * width, self.rank // copies * own * width, own * width)
 
     def of_tokens(self, count: int) -> ShardSpan:

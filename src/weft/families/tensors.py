@@ -7,20 +7,15 @@
              Tensor("v_proj.weight", (Units(kv_heads, head_dim), hidden))
     "out"    Tensor("o_proj.weight", (hidden, Units(heads, head_dim)))
 
-Three read it. ``planning.weights`` multiplies dims, and counts bytes by the form. ``models.block_readers``
-asks for the tensors under these names and in these shapes, each role as one product. ``models.sharding``
-finds the part of a rank: the dim that is no plain number is divided.
+Three read it: ``planning.weights`` counts bytes, ``models.block_readers`` asks for the tensors,
+``models.sharding`` finds the part of a rank: the dim that is no plain number is divided.
 
     in_proj_qkv   | q q q q | k k k k | v v v v v v v v |     all ranks
     rank 1 of 2   |     q q |     k k |         v v v v |     a span of each of its units
 
-A fused projection names its units one by one: one span of all of it would give rank 0 all queries and rank 1
-all values. Where columns are divided, a product is a part of a sum over ranks, and its bias is the first
-rank's. Numbers are those of the architecture at hand, a whole one or a rank's. Families that spell a name
-otherwise pass their own.
-
-Rejected: shards in the family files (each would say the same); shards by shape (a square matrix does not say
-which side is divided).
+Numbers are those of the architecture at hand, a whole one or a rank's. Families that spell a name otherwise
+pass their own. Rejected: shards in the family files (each would say the same); shards by shape (a square
+matrix does not say which side is divided).
 """
 
 from __future__ import annotations
@@ -130,6 +125,7 @@ def _product(role: str, columns: Dim, *parts: tuple[str, Dim], bias: bool = Fals
     """(name, rows) of each tensor; with ``bias`` each has one."""
     table: Table = {role: tuple(Tensor(f"{name}.weight", (rows, columns)) for name, rows in parts)}
     if bias:
+        # Where columns are divided, a product is a part of a sum over ranks: its bias is the first rank's.
         of_first = not isinstance(columns, int)
         table[f"{role}.bias"] = tuple(Tensor(f"{name}.bias", (rows,), "plain", of_first)
                                       for name, rows in parts)
@@ -191,6 +187,7 @@ def gated_delta(shape: GatedDelta, hidden: int, *, names: DeltaNames = "fused", 
     key, value = Units(shape.k_heads, shape.k_dim), Units(shape.v_heads, shape.v_dim)
     heads, ratio = Units(shape.v_heads), shape.v_heads // shape.k_heads
     matrices: dict[DeltaNames, dict[str, Dim]] = {
+        # Unit by unit: one span of all of it would give rank 0 all queries and rank 1 all values.
         "fused": {"in_proj_qkv": (key, key, value), "in_proj_z": value},
         "by_key_head": {"in_proj_qkvz": Units(shape.k_heads, 2 * (shape.k_dim + ratio * shape.v_dim))},
         "each": {"q_proj": key, "k_proj": key, "v_proj": value, "g_proj": value}}

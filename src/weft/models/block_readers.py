@@ -1,8 +1,7 @@
 """Blocks out of a checkpoint: the tables of ``families.tensors``, read under the names of a family.
 
-A family file says which block lies under which name and puts the layers together. What a block's tensors are
-called, their shapes and which of them are one product, stands in the tables. All of it runs twice: against
-the check, then for real.
+A family file says which block lies under which name and puts the layers together. All of it runs twice:
+against the check, then for real.
 
     read = BlockReader(architecture, source)
     read.mixer(shape, {Attention: "layers.3.self_attn", Mamba2: "layers.3.mamba"})
@@ -91,10 +90,7 @@ class TableReader:
         return self.tensor("conv").squeeze(1)
 
     def qkv_conv(self) -> torch.Tensor:
-        """[channels of q, k and v, kernel]: one tensor (``conv1d``) or three (``q_conv1d`` ...).
-
-        Transformers saves three by cutting its one into equal parts, whatever the widths are; put together
-        again they are the same, so what counts is the sum. A rank reads all three and keeps its channels."""
+        """[channels of q, k and v, kernel]: one tensor (``conv1d``) or three (``q_conv1d`` ...)."""
         source, [whole] = self.source, self.table["conv"]
         if source.has(f"{self.name}.{whole.name}"):
             return self.conv()
@@ -102,6 +98,8 @@ class TableReader:
         assert divided is not None
         spans, widths = divided[1], [span.total for span in divided[1]]
         names = [f"{self.name}.{part}_conv1d.weight" for part in "qkv"]
+        # Transformers saves three by cutting its one into equal parts, whatever the widths: the sum is what
+        # counts.
         stored = [source.stored_rows(name) for name in names]
         counts = stored if sum(stored) == sum(widths) else widths
         conv = source.rows(list(zip(names, counts, strict=True)), *whole.shape(source.place)[1:]).squeeze(1)
@@ -111,8 +109,9 @@ class TableReader:
                           for part, span in zip(torch.split(conv, widths), spans, strict=True)])
 
     def decay(self) -> torch.Tensor:
-        """-exp(A_log). A tensor without values (TensorCheck) has a shape only: torch's Python form of
-        arithmetic on "meta" would import its compiler first, which takes seconds of every start."""
+        """-exp(A_log)."""
+        # A meta tensor has a shape only. Torch's Python form of arithmetic on it would import its compiler
+        # first, which takes seconds of every start.
         log = self.tensor("A_log")
         return log if log.is_meta else -log.exp()
 
@@ -281,9 +280,9 @@ class BlockReader:
         return block
 
     def _routed(self, shape: Experts, read: TableReader, names: Names) -> tuple[ExpertWeights, ExpertWeights]:
-        """What goes into all experts, and what comes out. Hub releases store each expert by itself
-        (``experts.3.gate_proj.weight``); transformers may save them as two tensors of all experts
-        (``experts.gate_up_proj``). Both are read."""
+        """What goes into all experts, and what comes out."""
+        # Hub releases store each expert by itself (experts.3.gate_proj.weight); transformers may save them
+        # as two tensors of all experts (experts.gate_up_proj).
         source, weights = self.source, []
         for role in ("into", "down"):
             [stack] = read.table[role]

@@ -7,11 +7,8 @@
                               Summed(block): the block's output is a part of a sum over ranks
 
 A mixer or feed-forward of a rank is an ordinary block with fewer heads. The inputs of its last product are
-divided, so what comes out is one term of a sum, and ``Summed`` adds the terms. Norms that span all heads and
-products inside a block whose inputs are divided need a sum of their own: ``SharedNorm`` and ``summed``.
-
-The embedding and the head are divided by rows of the vocabulary. A rank looks up the tokens that it has, and
-zeros for the rest; the sum over ranks is exact. Logits are gathered, so every rank has all of them.
+divided, so what comes out is one term of a sum, and ``Summed`` adds the terms. The embedding and the head are
+divided by rows of the vocabulary. Logits are gathered, so every rank has all of them.
 
 Rejected: a model class per family for ranks (the blocks are the same); dividing the hidden stream between
 layers (saves memory of prompts, costs the same bytes on the wire, and each norm needs two collectives).
@@ -92,8 +89,8 @@ class RankShare:
         return own
 
     def normed_heads(self, qkv: Projection, own: Attention, q_norm: Norm, k_norm: Norm) -> NormedInside:
-        """``qkv`` with norms of q and k over all heads of the model. Each KV head has as many copies as any
-        other, so the mean over all ranks is the mean over all heads."""
+        """``qkv`` with norms of q and k over all heads of the model."""
+        # Each KV head has as many copies as any other: the mean over all ranks is that over all heads.
         q_width, k_width = own.heads * own.head_dim, own.kv_heads * own.head_dim
         k_begin = q_width * (2 if own.gated else 1)
         every = slice(0, self.place.size)
@@ -136,6 +133,7 @@ class SharedNorm:
     def __call__(self, x_TC: torch.Tensor) -> torch.Tensor:
         wide = x_TC.float()
         squares = self.collectives.gather(wide.square().sum(-1, keepdim=True))[self.ranks]
+        # In rank order, as every sum over ranks.
         total = squares[0].clone()
         for term in squares[1:]:
             total += term
@@ -184,6 +182,7 @@ class RankedEmbedding:
         local_T = tokens_T - self._part.begin
         outside_T = (local_T < 0) | (local_T >= self._part.count)
         rows_TD = self._own.rows_at(local_T.masked_fill(outside_T, 0))
+        # A rank looks up the tokens that it has, and zeros for the rest: the sum is exact.
         return self._collectives.add(rows_TD.masked_fill(outside_T[:, None], 0.0))
 
 
@@ -197,7 +196,8 @@ class RankVocabulary:
 
     def best(self, logits_XV: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
         """float32 logits of this rank's tokens -> the most likely token of all ranks (int64 [X]), and its
-        probability. Of equal logits the lowest rank's wins."""
+        probability."""
+        # Of equal logits the lowest rank's wins, so all ranks choose the same.
         own_X3 = torch.zeros((len(logits_XV), 3), dtype=torch.float64, device=logits_XV.device)
         own_X3[:, 0] = float("-inf")
         if self.count:

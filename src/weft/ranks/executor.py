@@ -6,10 +6,9 @@
                                                 |
                                                 +--> StepResult
 
-The plan is the message. All ranks have the same geometry in frames, pages and slots. So page ids, zeroing,
-taps, copies, compressed states, moves and patches mean the same on each. Nothing else is sent for a step.
-With a store, transfer buffers are shared memory (``weft.ranks.shared_buffers``). A plan that stores has a
-reply: the store reads a buffer only when every rank has written its part.
+All ranks have the same geometry in frames, pages and slots, so page ids, zeroing, taps, copies and moves mean
+the same on each. Nothing but the plan is sent for a step. With a store, transfer buffers are shared memory
+(``weft.ranks.shared_buffers``).
 
 A rank that dies closes its connections, so rank 0's next collective fails at once. One that hangs lets it
 fail after ``limits.rank_timeout``. Either way the step raises RankLostError with one line, and the engine
@@ -55,6 +54,7 @@ class RankedExecutor:
         self.peers.tell(for_other_ranks(plan))
         result = self._guarded(lambda: self.own.execute(plan))
         if plan.arena_work.stores:
+            # The store reads a transfer buffer only when every rank has written its part.
             self.peers.await_stores()
         return result
 

@@ -5,14 +5,8 @@
                                                   '             '-- refused by one: refused by all
 
 A recorded step has the collectives of its layers inside: NCCL's kernels are nodes of the graph. A replay is a
-collective operation like a launched step, so every rank has to replay the same size. The scheduler's plan
-decides the size, and each rank pads it to the sizes that it recorded. So these must be equal on all ranks.
-
-Recording runs the collectives of the step too. All ranks therefore record in the same order. The order of
-work on a device is that of one stream, on which the recorded collectives wait for the layer before them.
-
-A rank that fails inside of a recording leaves the others in a collective. They fail after
-``limits.rank_timeout``, and so does the exchange here: the engine does not start.
+collective operation like a launched step, so every rank has to replay the same size. Recording runs the
+collectives too, so all ranks record in the same order.
 
 Rejected: a message to rank 0 and back (the collectives are there, and all ranks take part anyway).
 """
@@ -46,6 +40,7 @@ class RankedCapture:
         except refusals() as error:
             refusal = error
         refused = torch.tensor([refusal is not None], dtype=torch.int64, device=self._collectives.device)
+        # A rank that fails inside of a recording leaves the others here, until `limits.rank_timeout`.
         ranks = [str(rank) for rank, one in enumerate(self._collectives.gather(refused)) if int(one[0])]
         if refusal is not None:
             raise RuntimeError(first_line(refusal)) from refusal

@@ -4,12 +4,9 @@
     rank r      Present, Loaded --------->  Ready                             Done   Done
                        Failed, at any time: why this rank ends
 
-Steps have no reply: the collectives of a step are the reply. A step that stores has one, because a transfer
-buffer must be whole before the store reads it. Plans travel without what only the choice of tokens needs
-(grammars), since rank 0 chooses.
-
-Pickle is safe here: both ends are one program of one user, over sockets that only they hold. Rejected:
-msgpack (a second description of each record inside a plan).
+Steps have no reply: the collectives of a step are the reply. Pickle is safe here: both ends are one program
+of one user, over sockets that only they hold. Rejected: msgpack (a second description of each record inside a
+plan).
 """
 
 from __future__ import annotations
@@ -125,8 +122,8 @@ _NO_RESERVATION = Reservation(version=-1, frames=(), pages=(), slots=(), opened=
 
 
 def for_other_ranks(plan: StepPlan) -> StepPlan:
-    """``plan`` without grammars and without what the books alone read. New pages and frames stay: the model's
-    own head zeroes its part of them."""
+    """``plan`` without grammars (rank 0 chooses tokens) and without what the books alone read."""
+    # New pages and frames stay: the model's own head zeroes its part of them.
     admissions = plan.admissions
     if any(admission.grammar is not None for admission in admissions):
         admissions = tuple(replace(admission, grammar=None) for admission in admissions)

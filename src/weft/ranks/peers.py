@@ -8,9 +8,8 @@
     ask             sleep, wake: a reply of each
     failure         after a collective failed: the rank that is to blame, in one line
 
-A rank ends when its socket closes, so none outlives rank 0 however that ended. A session of its own keeps the
-terminal's signals away. Rank 0 never waits longer than ``timeout_s``: a reply, a full socket and a collective
-all end with an error that names ``limits.rank_timeout``.
+Rank 0 never waits longer than ``timeout_s``: a reply, a full socket and a collective all end with an error
+that names ``limits.rank_timeout``.
 
 Rejected: ``torchrun`` (a second supervisor beside the fleet, and users would start it); ``multiprocessing``
 (imports the caller's ``__main__`` again).
@@ -65,6 +64,8 @@ class Peer:
         own, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         with theirs:
+            # Its socket is all that keeps a rank alive: none outlives rank 0. A session of its own keeps the
+            # terminal's signals away.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", RANK_PROCESS, str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
@@ -187,8 +188,8 @@ class Peers:
             raise self.failure(RuntimeError("one of them spoke between two steps"))
 
     def failure(self, error: BaseException) -> WeftError:
-        """What ended a step, after ``error`` in a collective of rank 0. Ranks that lost another one fail too,
-        so the rank that ended by itself is looked for first."""
+        """What ended a step, after ``error`` in a collective of rank 0."""
+        # Ranks that lost another one fail too: the rank that ended by itself is looked for first.
         deadline_s = time.monotonic() + _LOOK_S
         while time.monotonic() < deadline_s:
             for peer in self.ranks:

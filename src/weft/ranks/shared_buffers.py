@@ -7,14 +7,10 @@
              plan with loads and stores ----------->  rank r copies its own part, as rank 0 does
              free --RankBufferFreed-------------->    rank r unmaps it
 
-The store sees one buffer with all parts. So a record holds the pages of all ranks, under one checksum. A
-record whose part of one rank is missing or damaged is a damaged record, and no rank loads any of it. No rank
-but 0 opens the store.
-
-A load needs no reply: the memory of a buffer is never used for another one. A store needs one, since rank 0
-hands the buffer to the store's thread (``RankedExecutor``).
-
-The memory has no name (memfd): it goes when the last process that maps it ends, however that happens.
+The store sees one buffer with all parts. A record whose part of one rank is missing or damaged is a damaged
+record, and no rank loads any of it. A load needs no reply: the memory of a buffer is never used for another
+one. A store needs one (``RankedExecutor``). The memory has no name (memfd): it goes when the last process
+that maps it ends, however that happens.
 
 Rejected: a store for each rank (a hit only if all ranks have it, so N indexes must agree, and N ledgers after
 a kill); named shared memory (a kill leaves it behind); one mapping for all buffers (an allocator of its own).
