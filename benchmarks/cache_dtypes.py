@@ -29,7 +29,7 @@ from weft.memory.arena_work import CompressKv, KvForm
 from weft.memory.frames.plan import ArenaPlan, with_compressed_kv
 from weft.memory.values import NodeId
 from weft.request import TokenLogprobs
-from weft.runner.compressed_kv import compress_kv, restore_kv
+from weft.runner.compressed import compress_kv, restore_kv
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import COMPRESSED_KV_DTYPES, CompressedKvName
 from weft.units import PAGE_TOKENS, PageId, SeqId, ceil_div

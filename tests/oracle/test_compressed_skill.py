@@ -20,7 +20,7 @@ from tests.oracle.test_recall_skill import EMBEDDED, STATES_ONLY, Exam, codes_ep
 from weft.memory.arena_work import CompressKv, KvForm
 from weft.memory.frames.plan import with_compressed_kv
 from weft.memory.values import NodeId
-from weft.runner.compressed_kv import compress_kv, restore_kv
+from weft.runner.compressed import compress_kv, restore_kv
 from weft.schedule.plan import StepPlan
 from weft.spec import COMPRESSED_KV_DTYPES, CompressedKvName
 from weft.tensor.few_bits import decode_state, encode_state

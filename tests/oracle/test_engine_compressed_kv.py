@@ -21,7 +21,7 @@ from tests.oracle.test_engine_prefix_cache import cold, gap, warm
 from weft.memory.relief import Relief
 from weft.memory.reservation import Moves
 from weft.memory.values import Eviction
-from weft.runner import compressed_kv as packed_kv
+from weft.runner import compressed as packed_kv
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.spec import COMPRESSED_KV_DTYPES, CompressedKvName

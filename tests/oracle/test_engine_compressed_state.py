@@ -21,7 +21,7 @@ from weft.memory.relief import Relief
 from weft.memory.reservation import Moves
 from weft.memory.values import Eviction
 from weft.request import SamplingParams
-from weft.runner import compressed_state as compression
+from weft.runner import compressed as compression
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 

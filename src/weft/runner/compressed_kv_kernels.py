@@ -5,7 +5,7 @@
     restore   the same, the other way about
 
 Two, because pages are compressed in place: a record goes to a page that another program may still have to
-read. Scratch memory has GROUP records at most. Addresses are 64 bits wide. PAD in place of a page means no
+read. Scratch memory has PAGES_AT_ONCE records at most. Addresses are 64 bits wide. PAD in place of a page means no
 work (L4).
 
 In int4 rows are channels of K and tokens of V, so there is a launch for each of the two. A number of steps
@@ -25,7 +25,7 @@ import triton.language as tl
 
 from weft.memory.frames.plan import COMPRESSED_SCALE_BYTES, ArenaPlan
 from weft.runner.arena_kernels import codes_of
-from weft.runner.compressed_kv import GROUP
+from weft.runner.compressed import PAGES_AT_ONCE
 from weft.spec import ITEM_BYTES
 from weft.tensor.gpu.launch import launch
 from weft.units import PAGE_TOKENS
@@ -185,8 +185,8 @@ def compress(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: t
          restore: bool) -> None:
     """``records`` int64 [k, 4], as for ``packed_kv``. ``arena``: uint8, all of it."""
     words, record_bytes = arena.view(torch.int64), plan.compressed_kv_bytes
-    for first in range(0, len(records), GROUP):
-        rows = records[first:first + GROUP]
+    for first in range(0, len(records), PAGES_AT_ONCE):
+        rows = records[first:first + PAGES_AT_ONCE]
         scratch = torch.empty(len(rows) * record_bytes // WORD_BYTES, dtype=torch.int64, device=arena.device)
 
         if not restore:

@@ -5,25 +5,26 @@
     repetition      logit[id] = logit / r  or  * r   (by its sign), ids of the prompt or the output
     frequency       logit[id] -= f * count           ids of the output
     presence        logit[id] -= p                   ids of the output
-    banned          logit[id] = -inf                 ids that would complete a banned sequence
+    banned          logit[id] = -inf                 ids that would complete a banned sequence (``bad_words``)
     allowed         logit[id] = -inf                 all other ids; a refused one among them stays above these
 
 applied in this order. Repetition is that of Keskar et al., "CTRL" (2019), section 4.1, as in transformers;
 frequency and presence are those of the OpenAI API.
 
-A row holds the distinct tokens it has seen and how often each was generated, not a count per token of
-the vocabulary: a step gathers a few thousand logits, changes them and puts them back, whatever the size of
-the vocabulary. Rows that ask for nothing cost nothing. The seen tokens are bounded by the sequence's length
-(L11). ``TokenHistory.add`` reports generated tokens, so the counts never wait for a plan. On a GPU all
-numbers of a step's edits go over in one copy (``staging``).
+A row holds the distinct tokens it has seen and how often each was generated, not a count per token of the
+vocabulary. Rows that ask for nothing cost nothing. The seen tokens are bounded by the sequence's length, and
+``SamplingParams.check`` bounds banned sequences and their tokens (L11).
 
 Rejected: dense counts [rows, vocabulary] (0.7 MB per row at 150,000 tokens, read and written whole every
-step); recounting the sequence each step (quadratic in its length).
+step); recounting the sequence each step (quadratic in its length). An automaton over all banned sequences
+(their tails are a few tokens long); a grammar that refuses their text (exact, but it refuses marker tokens of
+reasoning and tool calls too, and cannot be combined with a schema).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,8 +32,42 @@ import numpy.typing as npt
 import torch
 
 from weft.request import SamplingParams
-from weft.runner.banned_sequences import BannedSequences
 from weft.runner.staging import Staged, Staging
+
+
+class BannedSequences:
+    """Of one row. ``generated``: the tokens of its answer so far."""
+
+    __slots__ = ("_last_by_head", "_lengths", "_tail", "_tail_max")
+
+    def __init__(self, sequences: Iterable[Sequence[int]], generated: Sequence[int] = ()) -> None:
+        self._last_by_head: dict[tuple[int, ...], list[int]] = {}
+        for *head, last in sequences:
+            self._last_by_head.setdefault(tuple(head), []).append(last)
+        self._lengths = sorted({len(head) for head in self._last_by_head})
+        self._tail_max = max(self._lengths, default=0)
+        self._tail = list(generated)[-self._tail_max:] if self._tail_max else []
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what is refused depends on the answer's tokens."""
+        return self._tail_max > 0
+
+    def add(self, token: int) -> None:
+        """``token`` was generated."""
+        if self._tail_max:
+            self._tail.append(token)
+            del self._tail[:-self._tail_max]
+
+    def refused_ids(self) -> npt.NDArray[np.int64]:
+        """The tokens that would complete a sequence."""
+        refused: list[int] = []
+        for length in self._lengths:
+            if length <= len(self._tail):
+                head = tuple(self._tail[len(self._tail) - length:])
+                refused += self._last_by_head.get(head, ())
+        return np.array(refused, np.int64)
+
 
 Int64s = npt.NDArray[np.int64]
 _LAST_RESORT = torch.finfo(torch.float32).min / 2

@@ -1,4 +1,4 @@
-"""Temperature, top-k, top-p and min-p: every filter is a threshold on the logit.
+"""Temperature, top-k, top-p and min-p, each a threshold on the logit; and the draw from what is left.
 
     scaled = (logit - max) / temperature              the best token is at 0, all others below
 
@@ -9,19 +9,22 @@
 
     keep = scaled >= max(of the three);   draw among the kept in ascending token id
 
-The best token is at 0 and no threshold is above 0, so a filter never leaves nothing. Tokens that tie
-share their fate, so the result does not depend on the order a sort left them in. The order of the filters
-is that of transformers' generation (temperature, top-k, top-p, min-p); min-p is a ratio to the best token,
-which no earlier filter changes.
+    u(seed, position) = mix(mix(seed) + position * golden)  ->  [0, 1)  with 53 bits
+    weights_NW   .1  0  .4  0  0  .5          in ascending token id
+    running sum  .1 .1  .5 .5 .5 1.0
+    u * total            ^ first index whose running sum is above it
+
+There is no state to save, restore or share: the same seed and request give the same text whatever the batch.
+(The logits themselves may differ in the last bits with the batch's shape.) ``mix`` is the finaliser of
+splitmix64 (Steele, Lea, Flood, 2014).
 
 Sorting a vocabulary of 150,000 for each row is the cost here. So rows with top-k or top-p look at their few
-best candidates first. They look at the whole row only if the threshold is not strictly inside these
-candidates. Both ways give the same token: the weights outside the threshold are zeros, and zeros move no
-running sum. Work goes over blocks of rows, so that scratch memory is bounded whatever the batch. Whether the
-candidates were enough is seen on the host; on a device that it would have to wait for (``remote``) every row
-is sorted instead. That is the twin of ``sampling_kernels``, which sort nothing.
+best candidates first. They look at the whole row if the threshold is not strictly inside these. The order of
+the filters is that of transformers' generation. ``sampling_kernels`` are the twin that sorts nothing.
 
-Rejected: removing sorted positions (ties are cut arbitrarily), drawing in sorted order (the same).
+Rejected: removing sorted positions, or drawing in sorted order (ties would make the text depend on the sort).
+One torch.Generator per row (state that preemption and batching must carry); the Gumbel trick (a random number
+per token of the vocabulary).
 """
 
 from __future__ import annotations
@@ -33,7 +36,61 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.runner.randomness import draw
+UInt64s = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_SEED_MASK = (1 << 64) - 1
+_BLOCK_COLUMNS = 512
+
+
+def _mix(z: UInt64s) -> UInt64s:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def seed_word(seed: int) -> int:
+    """Any Python int (negative ones too) to the 64 bits that ``uniforms`` takes."""
+    return seed & _SEED_MASK
+
+
+def uniforms(seeds: UInt64s, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """float64 [N] in [0, 1), a pure function of each (seed, position)."""
+    key = _mix(seeds + _GOLDEN)
+    bits = _mix(key + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def draw(weights_NW: torch.Tensor, uniforms_N: torch.Tensor) -> torch.Tensor:
+    """Index of the draw in each row: int64 [N], by inverse CDF over the columns in their order.
+
+    ``weights_NW``: float32, finite, >= 0, not normalised, with at least one above 0 per row;
+    ``uniforms_N``: float64 in [0, 1). A column of weight 0 is never drawn. Sums are float64, over blocks of
+    columns first: only the block that holds the draw is summed column by column.
+    """
+    rows, width = weights_NW.shape
+    blocks = -(-width // _BLOCK_COLUMNS)
+    if blocks * _BLOCK_COLUMNS != width:
+        weights_NW = torch.nn.functional.pad(weights_NW, (0, blocks * _BLOCK_COLUMNS - width))
+    weights_NBC = weights_NW.view(rows, blocks, _BLOCK_COLUMNS)
+    running_NB = weights_NBC.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+    target_N1 = (uniforms_N * running_NB[:, -1])[:, None]
+    block_N1 = _first_above(running_NB, target_N1)
+    before_N1 = torch.where(block_N1 > 0, running_NB.gather(1, (block_N1 - 1).clamp(min=0)), 0.0)
+    row_N = torch.arange(rows, device=weights_NW.device)
+    inside_NC = weights_NBC[row_N, block_N1[:, 0]].double().cumsum(dim=1)
+    column_N1 = _first_above(inside_NC, target_N1 - before_N1)
+    return (block_N1 * _BLOCK_COLUMNS + column_N1)[:, 0]
+
+
+def _first_above(running_NW: torch.Tensor, target_N1: torch.Tensor) -> torch.Tensor:
+    """First column whose running sum is above the target, int64 [N, 1]. A target that rounding has put at
+    or beyond the end means the last column that adds anything; one below 0, the first that does."""
+    end_N1 = running_NW[:, -1:]
+    below_end_N1 = torch.nextafter(end_N1, torch.zeros_like(end_N1))
+    target_N1 = torch.minimum(target_N1, below_end_N1).clamp_(min=0.0)
+    return torch.searchsorted(running_NW, target_N1, right=True)
+
 
 _BLOCK_ELEMENTS = 1 << 22
 """Elements of one scratch tensor: 16 MiB in float32."""

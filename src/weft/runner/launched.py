@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.request import TokenLogprobs
-from weft.runner.logprobs import PIECES, token_logprobs
 from weft.runner.readback import PendingReadback, Readback
-from weft.runner.sampler import TokenChoice
+from weft.runner.sampler import PIECES, TokenChoice, token_logprobs
 from weft.schedule.plan import StepResult
 from weft.units import PAD
 

@@ -7,19 +7,17 @@
 
 The head keeps keys and values in the pages of the sequence, in the field of its own layer:
 
-    a new page                      zeros, which no other sequence wrote (law L10), before the head runs or
-                                    the page leaves memory (``runner.head_pages``)
+    a new page                      pending (``HeadPages``): the head may be off, and then nothing is written
+    the head runs, pages leave      all pending pages get zeros first (law L10: never another sequence's keys)
     a plan with ``mtp_drafts``      the head reads all tokens of the step; runs that chose a token draft
     a plan without                  nothing: the positions stay zero, and later drafts see less
 
-A position behind the computed ones holds keys of a guess. The step that computes it writes them again, and no
-earlier step reads them. Drafts take no page: where the next position needs a new one, the run drafts less.
-A prefix hit brings the keys of its pages. The last of them followed another token; that costs a draft.
-
-Drafts are guesses. No token depends on this file.
+Drafts take no page: where the next position needs a new one, the run drafts less. Drafts are guesses. No
+token depends on this file.
 
 Rejected: drafts at the begin of the next step (the planner needs them before); zeros for each token that the
-head did not read (a call in every step, for a head that is off).
+head did not read (a call in every step, for a head that is off); zeros when a page is handed out (the same).
+Pending ids alone: zeros fell into the running states of a frame that had changed kind.
 """
 
 from __future__ import annotations
@@ -33,10 +31,41 @@ import numpy.typing as npt
 import torch
 
 from weft.models.mtp import MtpHead, only_decodes
-from weft.runner.head_pages import HeadPages
 from weft.schedule.plan import HeadDraft, StepPlan, StepResult
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD, PAGE_TOKENS
+
+
+class HeadPages:
+    """Pages that hold no keys of the head yet. ``pages_per_frame``: of the arena."""
+
+    def __init__(self, pages_per_frame: int) -> None:
+        self._pages_per_frame = pages_per_frame
+        self._pending: set[int] = set()
+
+    def admit(self, plan: StepPlan) -> list[int]:
+        """The pages to zero before the arena work of ``plan``. Called for every plan, in order."""
+        reservation, work = plan.reservation, plan.arena_work
+        if not self._pending and not reservation.pages:
+            return []
+        # The bytes of a claimed frame are states now, or pages that will be handed out again.
+        for claim in reservation.frames:
+            first = claim.frame * self._pages_per_frame
+            self._pending.difference_update(range(first, first + self._pages_per_frame))
+        if plan.mtp_drafts is not None or work.kv_compressions or work.page_stores:
+            due = self._pending.union(reservation.pages)
+            self._pending = set()
+            return sorted(due)
+        if not work.writes_pages:
+            self._pending.update(reservation.pages)
+            return []
+        # Contents that arrive in a page fill it; a copy of a pending page is pending as well.
+        copied = {copy.dst for copy in work.page_copies if copy.src in self._pending}
+        self._pending.update(reservation.pages)
+        self._pending -= work.pages_written()
+        self._pending |= copied
+        return []
+
 
 Int32s = npt.NDArray[np.int32]
 

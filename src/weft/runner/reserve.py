@@ -33,9 +33,8 @@ from weft.memory.frames.plan import memory_for, plan_arena
 from weft.request import LOGPROBS_MAX, SamplingParams
 from weft.runner.arena import DeviceArena
 from weft.runner.graphs import Capture, DecodeGraphs, decode_widths
-from weft.runner.logprobs import score
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedGraphs, MixedShape, mixed_shapes
-from weft.runner.sampler import Sampler
+from weft.runner.sampler import Sampler, score
 from weft.runner.step_shapes import StepShape, step_shapes
 from weft.runner.verify import replay
 from weft.spec import CacheDTypeName, ModelSpec

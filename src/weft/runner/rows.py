@@ -5,8 +5,11 @@
     store(arena)     the arena work that comes after the runs
     steady(plan)     inputs that go on from the step before, where there are such
 
-``HostRows`` writes tables in place, ``DeviceRows`` by a copy. The executor decides once which one it has
-(``rows_on``), and the batch builder does not ask.
+    HostRows      a CPU: numpy and torch see the same bytes; entries are written in place
+    DeviceRows    a GPU: whatever a step changes is staged with the rest of the step, in one copy; indexed
+                  writes on the device apply it, in the order of the stream
+
+The executor decides once which one it has (``rows_on``), and the batch builder does not ask.
 
 Laws: L4 (one extra row stays PAD: it is the row of every PAD run); L5 (a cleared row is PAD before its next
 sequence writes it); L6 and L7 (the order of ``ArenaWork``).
@@ -22,14 +25,112 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.memory.arena_work import WorkKind
 from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyDecodes
-from weft.runner.device_rows import DeviceRows
-from weft.runner.host_rows import HostRows
-from weft.runner.sampler import TokenChoice
-from weft.runner.staging import Staging, step_bytes
+from weft.runner.sampler import TokenChoice, as_tensor
+from weft.runner.staging import Staged, Staging, step_bytes
 from weft.schedule.plan import StepPlan
 from weft.tensor.device import is_remote
+from weft.units import PAD
+
+
+class DeviceRows:
+    """See ``weft.runner.rows.Rows``."""
+
+    def __init__(self, rows_max: int, pages_max: int, device: torch.device, *, staging_bytes: int) -> None:
+        self.table = torch.full((rows_max + 1, max(pages_max, 1)), PAD, dtype=torch.int32, device=device)
+        self.chosen = torch.zeros(rows_max + 1, dtype=torch.int64, device=device)
+        self.staging = Staging(device, staging_bytes)
+        self._cleared: Staged | None = None
+        self._table_writes: list[Staged] = []
+        self._work: list[tuple[WorkKind, Staged]] = []
+        self._stores: list[tuple[WorkKind, Staged]] = []
+
+    def stage(self, plan: StepPlan) -> None:
+        add = self.staging.add
+        self._cleared = add(np.array(plan.rows_cleared, np.int64)) if plan.rows_cleared else None
+        self._table_writes = [add(writes, np.int64) for writes in (plan.table_writes, plan.table_patches)
+                              if writes.size]
+        self._work = [(kind, add(ids, np.int64)) for kind, ids in plan.arena_work.ordered()]
+        self._stores = [(kind, add(ids, np.int64)) for kind, ids in plan.arena_work.after_runs()]
+
+    def perform(self, arena: DeviceArena) -> None:
+        if self._cleared is not None:
+            self.table.index_fill_(0, self._cleared.device, PAD)
+        for writes in self._table_writes:
+            rows, columns, pages = writes.device
+            self.table.index_put_((rows, columns), pages.to(torch.int32))
+        for kind, ids in self._work:
+            arena.perform(kind, ids)
+
+    def store(self, arena: DeviceArena) -> None:
+        for kind, ids in self._stores:
+            arena.perform(kind, ids)
+
+    def steady(self, plan: StepPlan) -> SteadyDecodes | None:
+        return None   # a step goes over in one copy, or is a graph's
+
+    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None,
+                    choice: TokenChoice) -> None:
+        if rows_X is not None:
+            self.chosen.index_copy_(0, rows_X, as_tensor(choice.chosen_X))
+
+    def table_row(self, row: int) -> torch.Tensor:
+        return self.table[row]
+
+
+class HostRows:
+    """See ``weft.runner.rows.Rows``."""
+
+    def __init__(self, rows_max: int, pages_max: int, *, staging_bytes: int) -> None:
+        self._table = np.full((rows_max + 1, max(pages_max, 1)), PAD, np.int32)
+        self._chosen = np.zeros(rows_max + 1, np.int64)
+        self.table = torch.from_numpy(self._table)
+        self.chosen = torch.from_numpy(self._chosen)
+        self.staging = Staging(torch.device("cpu"), staging_bytes)
+        self._steady: SteadyDecodes | None = None
+        self._plan: StepPlan | None = None
+
+    def stage(self, plan: StepPlan) -> None:
+        if plan.rows_cleared or plan.admissions:
+            self._steady = None
+        for cleared in plan.rows_cleared:
+            self._table[cleared] = PAD
+        for writes in (plan.table_writes, plan.table_patches):
+            if writes.size:
+                self._table[writes[0], writes[1]] = writes[2]
+                if self._steady is not None:
+                    self._steady.write(writes)
+        self._plan = plan
+
+    def perform(self, arena: DeviceArena) -> None:
+        assert self._plan is not None, "nothing is staged"
+        for kind, ids in self._plan.arena_work.ordered():
+            arena.perform(kind, ids)
+
+    def store(self, arena: DeviceArena) -> None:
+        assert self._plan is not None, "nothing is staged"
+        for kind, ids in self._plan.arena_work.after_runs():
+            arena.perform(kind, ids)
+
+    def steady(self, plan: StepPlan) -> SteadyDecodes | None:
+        if self._steady is not None and self._steady.goes_on(plan):
+            return self._steady
+        self._steady = None
+        if 0 < plan.decode_count == plan.run_count and plan.samples.all():
+            assert (plan.lengths == 1).all(), "a decode run has one token"
+            self._steady = SteadyDecodes(plan, self._table, self._chosen)
+        return self._steady
+
+    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None,
+                    choice: TokenChoice) -> None:
+        chosen_X = choice.chosen_X
+        self._chosen[rows] = chosen_X if isinstance(chosen_X, np.ndarray) else chosen_X.numpy()
+
+    def table_row(self, row: int) -> torch.Tensor:
+        self._steady = None
+        return self.table[row]
 
 
 class Rows(Protocol):

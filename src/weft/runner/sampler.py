@@ -11,8 +11,8 @@ no loop over rows) and, for the rows that need them, their edits. A row is writt
 ``clear``, when the plan says so (L5).
 
 A token is a function of its row alone: logits, parameters, the row's own tokens, and the pair (seed,
-position). No row sees another, so the rest of the batch changes nothing. There is no generator state, so
-preemption changes nothing.
+position). Log probabilities are softmax of the raw logits: temperature, penalties, bias and filters do not
+change them.
 
 A step goes through in three parts, so that the host never waits for a device in the middle of one:
 
@@ -21,19 +21,17 @@ A step goes through in three parts, so that the host never waits for a device in
     result     of a ``TokenChoice``: histories and grammars learn the tokens, logprobs are put together
 
 Penalties and grammars need the tokens of the step before (``looks_back``). That step is read back before
-``launch``, and its effects follow in a second small copy. A ``TokenChoice`` holds the histories and grammars
-that will learn its tokens, not their rows, which may belong to other sequences by then.
+``launch``, and its effects follow in a second small copy.
 
 A row of logits with NaN in it (a bug of a model or a kernel) neither raises nor spreads: NaN counts as
-impossible. On a CPU the best logit shows whether a row has any. Numpy finds it in a seventh of torch's time
-for rows of 150,000 logits. On a remote device the host does not look: kernels (``sampling_kernels``)
-read NaN as the lowest number, and without kernels one pass replaces it in all logits. Rejected: a flag that
-comes with the tokens and repeats the sampling (the next step has been fed the wrong tokens by then).
+impossible. Rejected: a flag that comes with the tokens and repeats the sampling (the next step has been fed
+the wrong tokens by then).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,17 +40,44 @@ import numpy.typing as npt
 import torch
 
 from weft.request import SamplingParams, TokenLogprobs
-from weft.runner.banned_sequences import BannedSequences
-from weft.runner.edits import RowEdits, TokenHistory, stage_edits
-from weft.runner.filters import Filters, choose, fill_numbers
+from weft.runner.edits import BannedSequences, RowEdits, TokenHistory, stage_edits
+from weft.runner.filters import Filters, choose, fill_numbers, seed_word, uniforms
 from weft.runner.grammars import Constrained, GrammarRows, Masks
-from weft.runner.logprobs import score, token_logprobs
-from weft.runner.randomness import seed_word, uniforms
 from weft.runner.readback import PendingReadback, Readback, step_words
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import CompiledGrammar
 from weft.tensor import gpu
 from weft.tensor.device import is_remote
+
+PIECES = 5
+"""Tensors of one call of ``score``."""
+
+
+def score(logits_NV: torch.Tensor, tokens_N: torch.Tensor, top_count: int) -> list[torch.Tensor]:
+    """``tokens_N`` (int64 [N]), their logprobs and ranks, and each row's best ``top_count`` tokens with their
+    logprobs, best first: five tensors. The host reads none of them.
+
+    ``logits_NV``: float32, changed: a NaN becomes -inf, as it counts as impossible.
+    """
+    logits_NV.masked_fill_(logits_NV.isnan(), -torch.inf)
+    normaliser_N1 = logits_NV.logsumexp(dim=1, keepdim=True)
+    chosen_N1 = logits_NV.gather(1, tokens_N[:, None])
+    rank_N = (logits_NV > chosen_N1).sum(dim=1)
+    values_NW, ids_NW = logits_NV.topk(min(top_count, logits_NV.shape[1]), dim=1)
+    return [tokens_N, (chosen_N1 - normaliser_N1)[:, 0], rank_N, ids_NW, values_NW - normaliser_N1]
+
+
+def token_logprobs(pieces: Sequence[npt.NDArray[Any]], top_counts: Sequence[int]) -> list[TokenLogprobs]:
+    """The result of ``score`` on the host: one entry per row, with its best ``top_counts[i]`` tokens. The
+    lower id comes first in a tie."""
+    tokens, chosen, ranks, ids, values = (piece.tolist() for piece in pieces)
+    entries = []
+    for i, token in enumerate(tokens):
+        best = sorted(zip(ids[i], values[i], strict=True), key=lambda pair: (-pair[1], pair[0]))
+        entries.append(TokenLogprobs(token=token, logprob=chosen[i], rank=ranks[i], top=best[:
+        top_counts[i]]))
+    return entries
+
 
 _NO_LOGPROBS = -1
 _CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.memory.arena_work import NO_WORK, ArenaWork, CompressState, PageCopy
 from weft.memory.values import FrameClaim, FrameKind, NodeId
-from weft.runner.head_pages import HeadPages
+from weft.runner.mtp import HeadPages
 from weft.units import FrameId, PageId, SlotId
 
 PER_FRAME = 4

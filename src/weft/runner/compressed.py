@@ -1,19 +1,20 @@
-"""Pages of KV into 8 bits or 4 and back: the device's side of ``weft.memory.prefix.compressed_kv``.
+"""States into 8 bits, pages of KV into 8 bits or 4, and back; ``weft.memory.prefix`` plans it.
 
+    slots [k]  --each part of each layer-->  staging uint8 [k, compressed bytes] --whole pages--> pages [k, p]
+               <--                                                            <--
     pages [k]  --each K and V block of a layer-->  staging uint8 [k, record bytes]  -->  pages, side by side
                <--                                                                  <--
 
+A compressed state lies in pages that need not be side by side. Each field of it is laid out in one piece of
+staging memory (``ArenaPlan.compressed_fields``), and that is cut into pages. Accumulators become codes and
+scales (``tensor.few_bits``); windows are the same bytes.
+
 A row of ``records`` is int64 [4]: a page, the two pages that its record lies on (or one, twice), and the byte
-of the first at which it begins. Rows are ordered so that each may overwrite what earlier rows have read. At
-most GROUP of them are in staging at a time. The order allows all of them to be read before one is written.
+of the first at which it begins. In int8 a record has the codes in the order of the page's numbers
+(``tensor.layout``), and a float32 scale for each block, head and token. In int4 a record has rows: a row of K
+is one channel, a row of V is one token. Each row has a minimum and a step.
 
-In int8 a record has the codes in the order of the page's numbers (``tensor.layout``), and a float32 scale for
-each block, head and token. Rounding is that of ``ops.state_codes``, with a row for each. In int4 a record has
-rows: a row of K is one channel, a row of V is one token. Each row has a minimum and a step, as in
-``ops.nibble_codes``.
-
-This is the form for every device; on a GPU ``packed_kernels`` does the same in two launches for a group, or
-three.
+This is the form for every device; on a GPU ``arena_kernels`` and ``compressed_kv_kernels`` do the same.
 """
 
 from __future__ import annotations
@@ -26,10 +27,72 @@ import torch
 from weft.memory.frames.plan import COMPRESSED_KV_ALIGN, COMPRESSED_SCALE_BYTES, ArenaPlan
 from weft.tensor.few_bits import decode_nibbles, decode_state, encode_nibbles, encode_state
 from weft.tensor.layout import DTYPES
-from weft.tensor.views import kv_views, strided_view
+from weft.tensor.views import kv_views, state_view, strided_view
 from weft.units import PAGE_TOKENS
 
-GROUP = 512
+Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+STATES_AT_ONCE = 8
+"""In staging. All of it happens before the step computes: no source of it is written by the step's other
+copies, and no destination is read by them."""
+
+
+def compress_states(buffer: torch.Tensor, plan: ArenaPlan, state_compressions: torch.Tensor) -> None:
+    """``buffer``: the arena's bytes; ``state_compressions`` int64 [k, 1 + pages]: a slot, and where its state
+    goes."""
+    for slots_K, pages_KP, staging in _state_groups(buffer, plan, state_compressions):
+        for state, compressed_K, scales_K in _fields(buffer, staging, plan):
+            source_K = state.index_select(0, slots_K)
+            if scales_K is None:
+                compressed_K.copy_(source_K)
+            else:
+                encode_state(source_K, compressed_K, scales_K)
+        _words(buffer, plan).index_copy_(0, pages_KP.flatten(), _words(staging, plan))
+
+
+def restore_states(buffer: torch.Tensor, plan: ArenaPlan, state_restores: torch.Tensor) -> None:
+    """``state_restores`` int64 [k, 1 + pages]: a slot, and the pages whose state it gets."""
+    for slots_K, pages_KP, staging in _state_groups(buffer, plan, state_restores):
+        _words(staging, plan).copy_(_words(buffer, plan).index_select(0, pages_KP.flatten()))
+        for state, compressed_K, scales_K in _fields(buffer, staging, plan):
+            wide_K = compressed_K if scales_K is None else decode_state(compressed_K, scales_K, state.dtype)
+            state.index_copy_(0, slots_K, wide_K)
+
+
+def _state_groups(buffer: torch.Tensor, plan: ArenaPlan,
+            rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Slots int64 [g], pages int64 [g, p] and staging memory uint8 [g x compressed bytes], g few at once."""
+    for first in range(0, len(rows), STATES_AT_ONCE):
+        group = rows[first:first + STATES_AT_ONCE]
+        staging = torch.empty(len(group) * plan.compressed_bytes, dtype=torch.uint8, device=buffer.device)
+        yield group[:, 0], group[:, 1:], staging
+
+
+def _fields(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Iterator[Views]:
+    """Of each part of each layer: all slots [S, ...], what is staged [g, ...], its scales if it has any."""
+    count = staging.numel() // plan.compressed_bytes
+    for compressed in plan.compressed_fields:
+        field = compressed.field
+        dtype = DTYPES[field.dtype]
+        state = state_view(buffer, slot_stride_bytes=plan.slot_stride_bytes, slot_count=plan.slot_count,
+                           offset_bytes=field.offset_bytes, shape=field.shape, dtype=dtype)
+        coded = compressed.scale_offset_bytes is not None
+        staged = strided_view(staging, count=count, stride_bytes=plan.compressed_bytes,
+                              offset_bytes=compressed.offset_bytes, shape=field.shape,
+                              dtype=torch.int8 if coded else dtype)
+        scales = None if compressed.scale_offset_bytes is None else strided_view(
+            staging, count=count, stride_bytes=plan.compressed_bytes,
+            offset_bytes=compressed.scale_offset_bytes, shape=field.shape[:-1], dtype=torch.float32)
+        yield state, staged, scales
+
+
+def _words(memory: torch.Tensor, plan: ArenaPlan) -> torch.Tensor:
+    """``memory`` by pages, in words: everything is aligned to 256 bytes."""
+    return memory.view(torch.int64).view(-1, plan.page_bytes // torch.int64.itemsize)
+
+
+PAGES_AT_ONCE = 512
+"""In staging. Rows are ordered so that all of them may be read before one is written."""
 
 
 class Block(NamedTuple):
@@ -64,7 +127,7 @@ class Block(NamedTuple):
 
 def compress_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) -> None:
     """``buffer``: the arena's bytes. ``records`` int64 [k, 4]."""
-    for rows, staging in _groups(buffer, plan, records):
+    for rows, staging in _page_groups(buffer, plan, records):
         for block in _blocks(buffer, staging, plan):
             block.encode(rows[:, 0])
         _units(buffer).index_copy_(0, _places(plan, rows), _units(staging))
@@ -72,16 +135,16 @@ def compress_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) ->
 
 def restore_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) -> None:
     """``records`` int64 [k, 4]."""
-    for rows, staging in _groups(buffer, plan, records):
+    for rows, staging in _page_groups(buffer, plan, records):
         _units(staging).copy_(_units(buffer).index_select(0, _places(plan, rows)))
         for block in _blocks(buffer, staging, plan):
             block.decode(rows[:, 0])
 
 
-def _groups(buffer: torch.Tensor, plan: ArenaPlan,
+def _page_groups(buffer: torch.Tensor, plan: ArenaPlan,
             records: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for first in range(0, len(records), GROUP):
-        rows = records[first:first + GROUP]
+    for first in range(0, len(records), PAGES_AT_ONCE):
+        rows = records[first:first + PAGES_AT_ONCE]
         yield rows, torch.zeros(len(rows) * plan.compressed_kv_bytes, dtype=torch.uint8, device=buffer.device)
 
 
