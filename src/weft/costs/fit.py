@@ -11,19 +11,14 @@ multiplications and no memory. Terms that would be negative are left out, the wo
 **Two horizons.** An engine whose device became slow must be known to be slow within some 200 steps. The ratio
 of the two terms of a prompt needs long prompts, which are rare, and a slow device does not change it.
 
-**The pace.** A limit on the time of the next step cannot wait for 200. The least relative error also believes
-short steps more than long ones. So each step moves one factor by a share of its error (_PACE_SHARE). A
-stalled step counts as _RATIO_MAX times its estimate, and is forgotten within some six.
-
-**The guess.** The first steps are often prefills of one length, and say little about anything else. So the
-fit begins with steps as the geometry of the model expects them, in the unit of the first step. They count a
-hundredth: they decide what measurements leave open, and nothing else. Until 8 steps with a prefill were
-measured there is no report, and a router guesses. Steps that verify drafts are left out: their rows cost what
-``weft.costs.rows`` says, which is no straight line.
+**The pace.** A limit on the time of the next step cannot wait for 200. So each step moves one factor by a
+share of its error. **The guess.** The first steps are often prefills of one length. So the fit begins with
+steps as the geometry of the model expects them, in the unit of the first step. Steps that verify drafts are
+left out: their rows cost what ``weft.costs.rows`` says.
 
 Rejected: a list of the last steps (memory, and a fit that visits all of them); terms that each step corrects
-by its share of the estimate (up to twice the error, decision 0063); a fit of 8 steps without a
-pace (it notices a slow machine later, and steps of one length leave its terms open).
+by its share of the estimate (up to twice the error, decision 0063); a fit of 8 steps without a pace (it
+notices a slow machine later).
 """
 
 from __future__ import annotations
@@ -51,7 +46,9 @@ _FIRST_STEPS = 16
 """Steps of an engine with a guess after each of which the terms are fitted again."""
 _PACE_SHARE = 0.3
 _RATIO_MAX = 4.0
+"""A stalled step counts as this many times its estimate, and is forgotten within some six."""
 _GUESS_WEIGHT = 0.01
+"""Guessed steps decide what measurements leave open, and nothing else."""
 _GUESS_FIXED_TOKENS, _GUESS_DECODE_TOKENS = 32.0, 2.0
 """Guessed costs of a step and of a decode, in prefill tokens."""
 _GUESS_STEPS = (Work(64, pairs_of(0, 64), 0, 0), Work(1024, pairs_of(0, 1024), 0, 0), Work(0, 0, 1, 1000),
@@ -70,6 +67,7 @@ class StepFit:
 
     def add(self, work: Work, seconds: float, weight: float = 1.0) -> None:
         """A step took ``seconds``, more than 0."""
+        # Over the seconds: the relative error is what is least.
         row = np.array([1.0, *work]) / seconds
         if self._fade != 1.0:
             self._matrix *= self._fade
@@ -88,6 +86,7 @@ class StepFit:
             solution, *_ = np.linalg.lstsq(scaled, self._sums[columns] / size[columns], rcond=1e-12)
             if solution.min() >= 0 or len(columns) == 1:
                 break
+            # A negative term is left out, the worst first.
             columns = np.delete(columns, solution.argmin())
         terms = np.zeros(TERMS)
         terms[columns] = np.maximum(solution, 0.0) / size[columns]

@@ -9,17 +9,13 @@
     write when     expected uses x (compute - restore) > write
 
 The currency is seconds of waiting, summed over requests. A prefill keeps the device from every *other*
-request that decodes or waits, and each of them is later by its length. A fetch delays its own request alone:
-the disk works beside the device. So under load a slower disk pays too.
+request that decodes or waits. A fetch delays its own request alone: the disk works beside the device. So
+under load a slower disk pays too. Until something is measured, guesses decide: the first prompt after a
+restart is the one that a store is for.
 
-Until something is measured, guesses decide: the first prompt after a restart is the one that a store is for.
-Measurements fade, so a disk or a GPU that others use counts as slow while it is slow. The disk writes beside
-the engine, so a write costs the copy alone. What ``--store-write`` cannot take waits, the most valuable first
-(``store_writes``).
-
-A prefill token is charged the mean of whole steps, wherever it lies. So a long prompt on an attention model
-is charged too little, and its restore is chosen a little too seldom, never too often. It is not the fit of
-``weft.costs.fit``, which says what a prefill adds to a step that runs anyway: a restore spares whole steps.
+A prefill token is charged the mean of whole steps, wherever it lies. So the restore of a long prompt on an
+attention model is chosen a little too seldom, never too often. It is not the fit of ``weft.costs.fit``, which
+says what a prefill adds to a step that runs anyway: a restore spares whole steps.
 
 Rejected: bytes / --store-write as the price of a write (a GPU would never store what a disk of 200 MB/s
 writes for free); the time of the own request alone (a disk of 3 GB/s then stays unused beside eight GPUs that
@@ -116,4 +112,5 @@ class RestorePrices:
         ``size_bytes``: what is not stored yet."""
         others = self.mean_others
         read_s = self.restore_s(read_bytes, others=others) - (self._latency_s if start else 0.0)
+        # The disk writes beside the engine: a write costs the copy alone.
         return uses * (self.compute_s(start, end, others) - read_s) - size_bytes * self.copy_byte_s

@@ -5,15 +5,11 @@
     verify           27.4  28.9  32.2  40.1              decodes and drafted tokens of a step together
 
 A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more
-than the reading. Where that begins depends on the machine, the weights and the kernels: it is measured. A
-figure between two measured ones lies on a straight line. Beyond them it follows the last two, and rises at
-least as the guess does.
+than the reading. Where that begins depends on the machine, the weights and the kernels: it is measured.
 
 Steps that verify drafts have figures of their own. Their states are computed again, and they leave the path
-of steady decodes or of CUDA graphs. On a model of a few MB that costs more than their rows. A curve without a
-measurement borrows the other one. The profile run has one sequence. Drafts of several are dearer, as each
-verify run is computed by itself: they cost up to CROWD times what as many cost one sequence, on top of a
-plain step.
+of steady decodes or of CUDA graphs. A curve without a measurement borrows the other one. The profile run has
+one sequence; drafts of several are dearer, as each verify run is computed by itself.
 
     32 sequences    plain 2.8 ms    1 draft 3.8    4 drafts 4.0    16 drafts 5.1    32 drafts 6.3
     estimate                                3.9             4.1              5.0              6.5
@@ -25,8 +21,6 @@ step corrects two things apart:
     the shape      behind a step of other rows      its figure moves SHAPE_STEP up or down, against the
                    that other step as the measure   figure of the step before
 
-A correction has the same size however far off a step is. So a figure goes to the median of the measurements,
-and a step that waited for another process counts once.
 
 Rejected: terms of ``StepCost`` for verified rows (the kink is what decides how many drafts pay); one curve
 for both kinds (32 plain rows are one step of steady decodes, 32 verified rows are not); averages (one step
@@ -50,6 +44,7 @@ _FIRST_COUNT = 8
 _MEASURED_COUNT = 3
 """Measurements that a figure needs before drafts are chosen by it."""
 _CROWD = 1.5
+"""Drafts of several sequences cost up to this many times what as many cost one, on top of a plain step."""
 _CROWD_SEQUENCES = 7
 """More sequences than one, from which on drafts are as dear as they get."""
 _GUESSED_ROW_SHARE = 0.05
@@ -167,6 +162,8 @@ class RowCosts:
         figure, other = self._measured[at], self._measured[before[0]]
         if figure is not None and other is not None and self._counts[before[0]] >= _FIRST_COUNT:
             higher = seconds / before[1] > figure / other
+            # A step of fixed size: the figure goes to the median, and a step that waited for another process
+            # counts once.
             self._measured[at] = figure * SHAPE_STEP if higher else figure / SHAPE_STEP
             self._fill(at)
 

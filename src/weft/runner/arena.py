@@ -12,28 +12,18 @@
     elsewhere    zeroed once, when it is allocated: at the rate of memory, before any request waits
 
 Every plan names a frame here before it writes to it; the scripted executor and the simulator check it. So the
-first time there is nothing to do. Later a frame is zeroed in the step that changes its kind. On a CPU
-zeros over zeros would make the system bring every page of the frame at once, in the middle of a step. Most of
-a large frame is needed much later, or never. On a GPU a step with one used frame zeroes all that it names, as
-their ids are on the device already; a step whose frames are all new launches nothing.
+first time there is nothing to do; later a frame is zeroed in the step that changes its kind.
 
-``fill_frames``, ``fill_pages`` and ``fill_slots`` let tests and evaluations write garbage: 0xFF in every byte
-is NaN in float32, bfloat16 and float16. They write where no plan has been, so no frame counts as never
-written from then on.
-
-``copy_slots`` and ``copy_pages`` have three uses. They turn a checkpoint into the state of a sequence. They
-give a sequence its own copy of a partly filled shared page (law L7). They move memory to empty a frame. A
-call reads all sources before it writes: a batch may move a into b and b into c.
-
-Loads and stores move pages and states from and to the transfer buffers of a store (``transfers``).
+``copy_slots`` and ``copy_pages`` turn a checkpoint into the state of a sequence. They give a sequence its own
+copy of a partly filled shared page (law L7), and move memory to empty a frame. Loads and stores move pages and
+states from and to the transfer buffers of a store (``transfers``).
 
 Items (frames, pages, slots) are named by arrays on the host or by pieces of the step's staging buffer, which
 are on the device already. On a GPU each call is one launch (``arena_kernels``), or two for copies whose
 destinations are also sources. Elsewhere torch's own operators do the same.
 
-Nothing is touched at start on a CPU, which would cost the whole arena in page faults. And nothing depends on
-law L6 alone. A fresh sequence starts its states explicitly, and a page is masked beyond its written tokens
-(kernels select, they never multiply with 0).
+Nothing depends on law L6 alone. A fresh sequence starts its states explicitly, and a page is masked beyond
+its written tokens (kernels select, they never multiply with 0).
 """
 
 from __future__ import annotations
@@ -67,6 +57,7 @@ Items = Sequence[int] | Int32s | Staged
 
 NAN_BYTE = 0xFF
 _ALIGNED_BYTES = 4096
+"""In every byte this is NaN in float32, bfloat16 and float16: for tests and evaluations."""
 WORD_BYTES = 8
 """Everything in the arena is aligned to 256 bytes: whole words are moved."""
 
@@ -161,9 +152,12 @@ class DeviceArena:
                 written.append(frame)
         if written:
             self._fill(written if self._host is not None else frames, self.plan.frame_bytes, 0)
+# On a CPU zeros over zeros would bring every page of the frame at once, in the middle of a step. On a GPU the
+# ids are on the device already: all frames are zeroed, if one was used.
 
     def fill_frames(self, frames: Items, byte: int) -> None:
         self._never_written = None
+        # A fill writes where no plan has been: no frame counts as never written from then on.
         self._fill(frames, self.plan.frame_bytes, byte)
 
     def fill_pages(self, pages: Items, byte: int) -> None:
@@ -247,6 +241,7 @@ class DeviceArena:
             return
         by_item = words.view(items, stride_bytes // WORD_BYTES)
         by_item.index_copy_(0, to_K, by_item.index_select(0, from_K))
+# All sources are read before any is written: a batch may move a into b and b into c.
 
     def _fill(self, items: Items, stride_bytes: int, byte: int) -> None:
         filled = _on_host(items).tolist()

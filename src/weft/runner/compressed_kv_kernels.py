@@ -1,12 +1,11 @@
-"""Compressed KV on a GPU: two launches for a group of pages in int8, three in int4. Twin: ``packed_kv``.
+"""Compressed KV on a GPU: two launches for a group of pages in int8, three in int4. Twin: ``compressed``.
 
     compress      program (block, record)   a head of a K or V block -> codes and scales in scratch
               program (piece, record)   scratch -> where the record lies on its two pages
     restore   the same, the other way about
 
 Two, because pages are compressed in place: a record goes to a page that another program may still have to
-read. Scratch memory has PAGES_AT_ONCE records at most. Addresses are 64 bits wide. PAD in place of a page means no
-work (L4).
+read. Addresses are 64 bits wide. PAD in place of a page means no work (L4).
 
 In int4 rows are channels of K and tokens of V, so there is a launch for each of the two. A number of steps
 has four bits and a step has eight, so their product is exact. It is the same fused or not.
@@ -183,7 +182,7 @@ class BlockTable:
 
 def compress(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: torch.Tensor, *,
          restore: bool) -> None:
-    """``records`` int64 [k, 4], as for ``packed_kv``. ``arena``: uint8, all of it."""
+    """``records`` int64 [k, 4], as for ``compressed``. ``arena``: uint8, all of it."""
     words, record_bytes = arena.view(torch.int64), plan.compressed_kv_bytes
     for first in range(0, len(records), PAGES_AT_ONCE):
         rows = records[first:first + PAGES_AT_ONCE]

@@ -4,15 +4,9 @@
     written in each step        tokens | starts | contexts            three rows of one array, in place
     new in each step            the list of starts, and the values that hold it all together
 
-A step of decodes brings little: a token and a position for each, and a page for the few that cross into a new
-one. New tensors for all the rest would cost most: an operator of torch takes a microsecond in a loop, and
-twenty once a model has been through the caches. So none is called while the rows stay.
-
-``goes_on`` asks by identity: the planner hands out the same frozen arrays while the same sequences decode
-(``schedule.decode_batch``). A plan written by hand gets new inputs each time. The page table by run is a copy
-of the rows' table: ``HostRows`` writes both, or drops this.
-
-Only where the host's memory is the device's. On a GPU a step goes over in one copy, or is a graph's.
+New tensors for each step would cost most: an operator of torch takes a microsecond in a loop, and twenty once
+a model has been through the caches. So none is called while the rows stay. Only where the host's memory is
+the device's: on a GPU a step goes over in one copy, or is a graph's.
 """
 
 from __future__ import annotations
@@ -59,10 +53,12 @@ class SteadyDecodes:
 
     def goes_on(self, plan: StepPlan) -> bool:
         """Whether ``plan`` is a step of the same decodes."""
+        # By identity: the planner hands out the same frozen arrays while the same sequences decode.
         return all(one is other for one, other in zip(self._same, _what_stays(plan), strict=True))
 
     def write(self, writes: Int32s) -> None:
         """(row, page index, page) [3, k] were written into the table of the rows."""
+        # A copy of the rows' table, by run: `HostRows` writes both, or drops this.
         self._table[self._run_of_row[writes[0]], writes[1]] = writes[2]
 
     def advance(self, plan: StepPlan) -> None:

@@ -7,19 +7,14 @@
 
 Owns one matcher per constrained row. Its state is a function of the answer's tokens and nothing else: a
 sequence that comes back after a preemption is admitted with what it had made, and its matcher reads that
-again. Rows without a grammar are never looked at: their logits are not touched, and a step without
-constrained rows costs one look at an empty dict. Which tokens may come next hangs on the last one: where
-steps overlap, the step before must be home before ``begin``. Its ``Constrained`` holds the matchers
-themselves, not their rows, which may belong to others by the time it is home.
+again. Which tokens may come next hangs on the last one: where steps overlap, the step before must be home
+before ``begin``.
 
     mask words (int32 [N, vocabulary / 32], a bit per token) --to the device--> bool [N, V] --> logits[rows]
 
-The end of an answer is a token like any other: the mask allows it where the grammar is complete. Where
-nothing else is left, its logit is set to 0, whatever ``min_tokens`` or a NaN made of it: so a constrained row
-always has a token to choose, and the end always comes.
-
-A grammar can outgrow the limits of one step in the middle of an answer. That is a failure of this one
-sequence: its row is reported in ``failures`` and every other row goes on.
+The end of an answer is a token like any other: the mask allows it where the grammar is complete. A grammar
+can outgrow the limits of one step in the middle of an answer: its row is reported in ``failures``, and every
+other row goes on.
 
 Rejected: masking the allowed set as a list of ids (a JSON string allows nearly the whole vocabulary); masks
 on the thread that steps (one may take milliseconds, the first time a state of the lexer is seen).
@@ -60,6 +55,7 @@ class Masks:
     def apply(self, logits_XV: torch.Tensor) -> None:
         """What is refused becomes -inf, in place."""
         if self.ended is not None:
+            # Whatever `min_tokens` or a NaN made of it: the row always has a token, and the end always comes.
             logits_XV.index_fill_(0, self.ended.device, 0.0)
         refused_NV = _refused(self.words.device, logits_XV.shape[1])
         if self.index is None:

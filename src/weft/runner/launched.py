@@ -4,9 +4,8 @@
     launch k+1  (fed from the device)    ^
     home k      -------------------------'   StepResult; histories and grammars know the tokens of k
 
-Two threads may wait for it. One needs the step's result. The other launches the next step, and needs these
-tokens if that step has penalties or a grammar. The first thread reads the result back, the second gets the
-same.
+Two threads may wait for it: one needs the step's result, the other launches the next step, which may have
+penalties or a grammar. The first reads the result back, the second gets the same.
 """
 
 from __future__ import annotations

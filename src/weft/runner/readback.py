@@ -5,18 +5,8 @@
     host (pinned)   words of 64 bits                  PendingReadback.open(): waits for the event, cuts them
 
 The mirror of ``staging``. The copy is enqueued when the step is launched. The wait comes when the tokens are
-needed, so the host may launch the next step in between. ``PendingReadback`` is a copy that may still be under
-way.
-
-Numbers travel as 64-bit words, floats as float64, which holds them exactly. A step without logprobs copies
-its tokens as they are. A step that brings nothing is waited for as well: what a step costs is measured by
-when it is home.
-
-Two buffers in turn. The one of the step before the last was opened long ago, as two steps are on their way at
-most; if not, it is opened before it is written again.
-
-On a CPU nothing is copied: the tensors are the host's. Rejected: a copy for each kind of number (each is a
-wait of ten microseconds); asking in between whether a row needs another look (see ``sampler``).
+needed, so the host may launch the next step in between. On a CPU nothing is copied: the tensors are the
+host's. Rejected: a copy for each kind of number (each is a wait of ten microseconds).
 """
 
 from __future__ import annotations
@@ -90,10 +80,13 @@ class Readback:
         if not self._remote:
             return self.arrived_now([piece.numpy() for piece in pieces])
         self._turn = 1 - self._turn
+        # The step before the last was opened long ago, as two steps are on their way at most; if not, it is
+        # now.
         before = self._pending[self._turn]
         if before is not None:
             before.open()
         shapes = [(tuple(piece.shape), piece.is_floating_point()) for piece in pieces]
+        # Words of 64 bits: float64 holds floats exactly.
         flat = [piece.double().view(torch.int64) if piece.is_floating_point() else piece.long()
                 for piece in pieces]
         count = sum(piece.numel() for piece in flat)

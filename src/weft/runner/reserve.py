@@ -4,19 +4,16 @@
     |--- the largest step: activations, scratch, sampling ---|--- CUDA graphs ---|--- arena: a fraction ---|
 
 Every shape of ``step_shapes`` runs twice on a small arena of its own that is then freed. The first run
-compiles kernels, so no request waits for a compiler. The second is measured: its forward pass; the choice of
-a token for every row with all filters and logprobs; the scores of a slice of a prompt. Torch counts its own
+compiles kernels, so no request waits for a compiler. The second is measured. Torch counts its own
 allocations, so the peak is exact. Memory outside torch (contexts, workspaces) is allocated by these runs and
 so is missing from the free memory that is read afterwards.
 
-Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded, of
-decodes and of steps with prompts: the first shows the pool that all of them share, the second what each
-further graph adds. The driver's count is used, as a graph's own nodes are outside torch's. Both kinds share
-one pool later, so the sum is a little too large.
+Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the
+first shows the pool that all of them share, the second what each further graph adds.
 
-Measured and not computed, because a formula would have to follow every op of every family. Rejected: taking
-the arena first (the first long prompt then ends the process); a fixed share for "activations" (a 1B model
-needs megabytes, a wide one with long steps gigabytes); recording all graphs twice (seconds more at start).
+Rejected: a formula (it would have to follow every op of every family). Taking the arena first (the first long
+prompt then ends the process); a fixed share for "activations" (a 1B model needs megabytes, a wide one with
+long steps gigabytes); recording all graphs twice (seconds more at start).
 """
 
 from __future__ import annotations

@@ -5,10 +5,6 @@
     level 1, on a CPU      the weights are in host memory already: nothing moves
     level 2                the model is dropped; waking reads the checkpoint again
 
-Storages are moved, not tensors. Views, slices of joined matrices and a head tied to its embedding share one
-storage. All of them are valid again when the storage is, because a kernel takes the address at each call. A
-captured graph holds addresses over several steps, so it is dropped with the arena.
-
 Tensors are found by a walk over the model's own objects. Rejected: a list of tensors in every block (a second
 list of weights to maintain); ``tensor.to`` (breaks sharing, and needs every owner).
 """
@@ -47,6 +43,8 @@ class HostWeights:
 
     def __init__(self, model: object, *, also_from_cpu: bool = False, pin: Pin | None = None) -> None:
         self._copies: list[tuple[torch.UntypedStorage, HostBuffer, int]] = []
+        # Storages, not tensors: views, slices of joined matrices and a tied head share one, and all are valid
+        # again when it is, because a kernel takes the address at each call.
         for storage in storages_of(model):
             if storage.device.type == "cpu" and not also_from_cpu:
                 continue

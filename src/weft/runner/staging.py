@@ -4,23 +4,13 @@
                     '------------------------- one asynchronous copy --------------------------------'
     device          | tokens, positions, starts, ... | table writes | frames to zero | copies | ... |
 
-A step asks for its pieces with ``take`` (to be filled in place) or ``add`` (an existing array),
-and each is a ``Staged``: the host's view of it now, the device's after ``send``. A dozen small copies would
-cost the host ten microseconds each, and one from memory that is not pinned makes it wait for the device.
+A step asks for its pieces with ``take`` (to be filled in place) or ``add`` (an existing array). Each is a
+``Staged``: the host's view of it now, the device's after ``send``. A dozen small copies would cost the host
+ten microseconds each, and one from memory that is not pinned makes it wait for the device.
 
-The host may run ahead of the device, so a buffer that is on its way must not be written. There are two of
-them, taken in turn, each with an event that is recorded behind its copy: ``begin`` waits for the event of the
-buffer it takes, which is that of the step before the last and is practically always over. On the device one
-buffer is enough: copies and kernels are in the order of one stream.
-
-On a CPU ``send`` copies nothing: the device's view is the host's memory, and the next ``begin`` gives it away
-again, as it does on a GPU.
-
-The buffer has the size of the largest usual step (``step_bytes``): a whole token budget of one prompt, with a
-prefix hit of the longest context. Otherwise the first long prompt would go by copies of pageable memory, and
-the host would wait for each. A step that needs more (many long hits at once) gets the rest by copies of their
-own. The next step has a larger buffer. That is bounded by the largest step (law L11). Rejected: a buffer for
-every row's whole table at once (hundreds of megabytes for a case that is never seen).
+The buffer has the size of the largest usual step (``step_bytes``). A step that needs more gets the rest by
+copies of their own. The next step has a larger buffer, bounded by the largest step (law L11). Rejected: a
+buffer for every row's whole table at once (hundreds of megabytes for a case that is never seen).
 """
 
 from __future__ import annotations
@@ -99,6 +89,8 @@ class Staging:
         if self._asked > self.capacity_bytes:
             self._grow()
         self._turn = (self._turn + 1) % len(self._hosts)
+        # Two buffers in turn: this one's copy is of the step before the last, and practically always over. On
+        # the device one is enough: copies and kernels are in the order of one stream.
         busy = self._events[self._turn]
         if busy is not None:
             wait_for(busy)
@@ -130,6 +122,7 @@ class Staging:
     def send(self) -> None:
         """One copy. Every piece has its ``device`` from here on."""
         if not self._remote:
+            # On a CPU nothing is copied: the device's view is the host's memory.
             for piece in self._pieces:
                 piece._device = torch.from_numpy(piece.host)
             return

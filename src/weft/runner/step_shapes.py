@@ -9,11 +9,8 @@
     windows          two windows of drafts behind hits, the states of which are computed again afterwards
     decodes          PAD rows alone, with a page table as wide as that of a CUDA graph
 
-All of them run on a small arena of their own. The long prompt comes first: its KV fills the pages that the
-others read. Rows of the other shapes share those pages and have no slot (PAD), so the arena needs one slot.
-Sharing is a race between rows that write the same page. Nothing reads the result.
-
-Rejected: requests through the scheduler (a day of traffic to reach the same kernels).
+All of them run on a small arena of their own. Rejected: requests through the scheduler (a day of traffic to
+reach the same kernels).
 """
 
 from __future__ import annotations
@@ -48,6 +45,7 @@ def step_shapes(*, tokens: int, rows: int, positions: int, table_pages: int, voc
     """``tokens``, ``rows``: the most of a step; ``positions``: the most of a sequence; ``table_pages``: of
     the rows' table; ``first_page``: pages from there on are free, for ``min(tokens, positions)`` tokens."""
     longest = min(tokens, positions)
+    # First: its KV fills the pages that the other shapes read.
     shapes = [StepShape("long prompt", one_prompt(longest, vocab_size, device, first_page=first_page))]
     start = min(HIT_TOKENS, longest // 2)
     runs = max(1, min(rows, tokens))
@@ -72,6 +70,7 @@ def step_shapes(*, tokens: int, rows: int, positions: int, table_pages: int, voc
 
 def _runs(starts: list[int], lengths: list[int], decode_count: int, vocab_size: int, device: torch.device,
           first_page: int) -> StepInputs:
+    # Rows that write the same page race; nothing reads the result.
     """Runs without slots that all lie in the same pages."""
     contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
     offsets = [sum(lengths[:run]) for run in range(len(lengths))]

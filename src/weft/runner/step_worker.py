@@ -5,13 +5,9 @@
     this thread       launch k+1 .    |                        launch k+2 .
     a GPU             [ step k       ][ step k+1                      ][ step k+2
 
-This thread launches: it enqueues everything that a step needs, and on a GPU this ends long before the step
-does. ``finish`` waits on the caller's thread, so this one is free to launch the next step while one is
-computed. On a CPU launching is computing; kernels and torch release the interpreter lock.
-
-One thread and one queue: steps are launched in the order in which they began. All use one stream, so each
-step sees what the one before it wrote. After a failed step nothing is launched: rows and memory are half way
-into it.
+This thread enqueues everything that a step needs, and on a GPU this ends long before the step does.
+``finish`` waits on the caller's thread. On a CPU launching is computing; kernels and torch release the
+interpreter lock.
 
 Rejected: a thread for each step (their order would need locks).
 """
@@ -87,6 +83,7 @@ class StepWorker:
         self._flights.clear()
 
     def _run(self, plan: StepPlan) -> Launched:
+        # Rows and memory are half way into the failed step.
         if self._failed:
             raise RuntimeError(f"step {plan.step} was not computed: the one before it failed")
         try:
