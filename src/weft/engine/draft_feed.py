@@ -10,7 +10,7 @@ A sequence that was preempted stays begun: its tokens are the same when it comes
 before the end that they cause, so a source across sequences learns whole answers.
 
 A drafter that is asleep hears of ends alone, and of steps a few at a time. The next ``settle`` brings the
-tokens that it missed. So a drafter that sleeps costs a step nothing but two additions.
+tokens that it missed.
 """
 
 from __future__ import annotations

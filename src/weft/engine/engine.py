@@ -11,15 +11,13 @@
     settlement.py   tokens to events
 
 Each index of each accepted request gets exactly one event with a ``finish_reason``, and that event is its
-last. This holds for a cancel before, between and during steps, for ``close``, and for a failed executor. What
-a step computed for a sequence that was cancelled meanwhile is dropped. An executor that raises ends the
-engine, not the process: all live sequences end with "error", ``failure`` is set, and later requests are
-refused.
+last. This holds for a cancel before, between and during steps, for ``close``, and for a failed executor. An
+executor that raises ends the engine, not the process: all live sequences end with "error", ``failure`` is
+set, and later requests are refused.
 
-The engine links a sequence, which knows tokens, to a request, which knows a client. It decides the
-token-level end of an answer. It knows no text, no clock and no randomness: the clock is passed in and seeds
-are split (``request.split_seed``). One thread owns it. ``submit`` and ``cancel`` may be called while ``step``
-is in ``execute``, by the executor, on that thread.
+The engine knows no text, no clock and no randomness: the clock is passed in and seeds are split
+(``request.split_seed``). One thread owns it. ``submit`` and ``cancel`` may be called while ``step`` is in
+``execute``, by the executor, on that thread.
 
 Laws: L11 (at most ``queue_max`` sequences wait; the error names the flag), L1 (``audit``, which the owner of
 the engine calls when it has fallen idle).

@@ -15,27 +15,20 @@ planned.
 
 **The planner does not know** which tokens step k chooses. It knows that each decode chooses one, so the
 scheduler advances over k when k begins. A decode of k+1 has the token PAD: "the token that your row chose
-last". Its position, pages and slot are known. An answer that ends by its length is never overrun, because
-``RowTable.limit`` is data for the planner. For rows with penalties or a grammar the next choice depends on
-the last token. They are no special case: the executor owns their history and has the tokens of k before k+1
-chooses for these rows. All other rows of k+1 are launched without them.
+last". For rows with penalties or a grammar the executor has the tokens of k before k+1 chooses.
 
 **An end that shows only when k settles** (an end token, a cancel, a broken grammar) wastes one run of k+1.
 The token of that run is dropped. Plan k+2 closes the sequence, so its pages and slot are free from plan k+3
 on. Step k+1 is settled before k+3 is planned: a step in flight never writes memory that was handed out
-(decision 0001: memory that a draft closes is free from the next draft on). The wasted run fed the last chosen
-token. The cache therefore indexes pages and state of the sequence under exactly the tokens that they have
-seen (``Scheduler.learn_late``). All of these tokens are known by then.
-
-A flush of the cache that is due needs a moment without a step in flight, since a step may read what the flush
-evicts. The loop then plans nothing until the step in flight has settled.
+(decision 0001). The wasted run fed the last chosen token. So the cache indexes pages and state of the
+sequence under exactly the tokens that they have seen (``Scheduler.learn_late``).
 
 **Drafts** need the tokens before them. With a drafter, every few steps the one in flight settles before the
 next is planned, and the drafter is asked. A step with drafts runs alone, as in the plain loop.
 
 Rejected: two steps in flight (an answer overruns by two, and nothing is left to hide); no decodes in the step
-ahead, only prefills (decodes are the gain); settling before planning (the plain loop); freeing memory at
-settling (plan k+2 hands it out while k+1 writes it).
+ahead, only prefills (decodes are the gain); freeing memory at settling (plan k+2 hands it out while k+1
+writes it).
 """
 
 from __future__ import annotations

@@ -3,16 +3,12 @@
     sleep(level)     live sequences? -> flush the prefix cache -> executor.sleep(level)
     wake_up(parts)   executor.wake(part) for each part -> audit, once no part is missing
 
-Counters, seeds, compiled grammars and what the cache policy has learned survive. ``Memory`` keeps its books
-and loses its contents (``Memory.lose``), so its counters never go back. After the flush no sequence holds a
-page or a slot, which is asserted, and every frame counts as never used. A new arena has unspecified bytes, as
-at the start: each frame is zeroed before its first use (law L6).
+Counters, seeds, compiled grammars and what the cache policy has learned survive. After the flush no sequence
+holds a page or a slot, and every frame counts as never used: each is zeroed before its first use (law L6).
 
-An engine never sleeps with live sequences. Their states would have to go to the host and come back; an error
-serves a waiting client better. The caller decides whether sequences end first or are cancelled.
-
-Rejected: a new ``Memory`` on waking (every counter restarts and the policy forgets); keeping pages on the
-host (cached pages are worth less than weights and may be larger).
+Rejected: sleep with live sequences (their states would have to go to the host and come back). A new
+``Memory`` on waking (every counter restarts and the policy forgets); keeping pages on the host (cached pages
+are worth less than weights and may be larger).
 """
 
 from __future__ import annotations

@@ -8,26 +8,13 @@
 A decode step of a small model is some hundred launches of a few microseconds each. The host needs longer to
 issue them than the device needs to run them. Recorded, they are one call.
 
-Recording fixes every address that a graph reads or writes. So each of them has an owner that outlives the
-graph: the static block receives the inputs; the page table is gathered from the rows' table inside the graph;
-``_Recorded`` holds the table of runs beside the replay; arena and weights do not move. After a sleep all
-graphs are recorded again. A step is padded to the next recorded width. PAD rows read and write nothing (L4),
-so a replay touches only pages and slots of live rows (L5). An idle rank of a data-parallel group can replay
-PAD rows alone.
-
-Steps with a prompt in them have graphs of their own (``mixed_graphs``).
-
-One run before each recording loads kernels and lets libraries take their workspaces. It computes PAD rows.
-Its kernels are compiled already (``reserve``), so a second run would find nothing to do.
+Recording fixes every address that a graph reads or writes, so each of them has an owner that outlives the
+graph. After a sleep all graphs are recorded again. A step is padded to the next recorded width. PAD rows read
+and write nothing (L4), so a replay touches only pages and slots of live rows (L5).
 
 A graph would freeze lists of the host (``Runs.starts``, ``Runs.slots``), so ``UnreadableList`` replaces them
-and refuses to be read. An op that decides by them cannot be recorded, and says so at start instead of being
-wrong later. The same holds for an op that makes the host wait for the device. A width that cannot be recorded
-costs that width alone: its steps are padded to the next recorded width, or run without a graph where there is
-none.
-
-All widths are recorded on one stream, the largest first. Torch's allocator shares memory among the captures
-of one stream only, and cuBLAS takes a workspace for each stream.
+and refuses to be read. An op that decides by them, or makes the host wait for the device, cannot be recorded,
+and says so at start. A width that cannot be recorded costs that width alone.
 
 ``Capture`` is the seam: ``CudaCapture`` records. ``EagerCapture`` runs the recorded function at every replay,
 on the same static block with the same padding; tests without a GPU use it.

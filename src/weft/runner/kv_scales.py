@@ -4,16 +4,12 @@
     measured       one prefill of PROBE_TOKENS tokens over float32 pages; the largest |k| and |v| of each head
                    lies at 1 / HEADROOM of fp8's largest number
 
-A scale is a power of two (see ``tensor.few_bits``). The checkpoint's scale is rounded up, so that the
-values of its calibration still fit. The probe needs no data. Between its largest number and the least with
-three bits, fp8 has 15 powers of two. The largest value of the probe lies three of them below the top, with
-eleven under it. So values up to eight times larger still fit, and larger ones saturate. A fixed rule picks
-the probe's tokens from the vocabulary, so a model has the same scales in every process on one machine.
+A scale is a power of two (see ``tensor.few_bits``). The probe needs no data: a fixed rule picks its tokens
+from the vocabulary, so a model has the same scales in every process on one machine.
 
 Rejected: 1.0 for all (values of 0.01, which small models have, lose their digits: below 2^-6 fp8 counts in
-steps of 2^-9); a bound from the weights (depends on the op before each projection, family by family, for a
-number some 50 times too large); scales that change while serving (an older page would change its meaning, and
-two requests could not share it).
+steps of 2^-9); a bound from the weights (some 50 times too large); scales that change while serving (an older
+page would change its meaning, and two requests could not share it).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class HostWeights:
 
     def __init__(self, model: object, *, also_from_cpu: bool = False, pin: Pin | None = None) -> None:
         self._copies: list[tuple[torch.UntypedStorage, HostBuffer, int]] = []
-        # Storages, not tensors: views, slices of joined matrices and a tied head share one, and all are valid
+        # Storages, not tensors: views, slices of joined matrices and a tied head share one. All are valid
         # again when it is, because a kernel takes the address at each call.
         for storage in storages_of(model):
             if storage.device.type == "cpu" and not also_from_cpu:

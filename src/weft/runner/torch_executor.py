@@ -7,20 +7,12 @@ Owns the arena's bytes, the views into it that each layer sees, the rows (page t
 the order of a step. It decides nothing: what runs, where its pages and state are, and which frames to zero
 first is in the plan.
 
-Logits are computed only where they are read: the last token of each run that samples, and every token of a
-run whose sequence wants logprobs of its prompt. These are computed in slices, because [prompt, vocabulary]
-may be larger than the model.
-
 A step is launched, and later its tokens are brought home (``LaunchedStep``). The next one may be launched in
 between: its decodes are fed from ``BatchBuilder.chosen``, on the device. Only where its choice hangs on the
 tokens before (penalties, grammars) are those waited for, once its forward pass is under way.
 
-It frees the arena and the weights while the engine sleeps (``runner.sleep``). When the engine wakes, both are
-laid out as at the start; rows are free then, and their tables stay.
-
 ``observer(plan, logits_XV)`` sees the raw logits of the sampling runs, in run order, before the sampler edits
-them; ``before_step(plan)`` runs before anything of the plan is applied. Both are for tests and evaluations,
-None in service.
+them; ``before_step(plan)`` runs before anything of the plan is applied. Both are for tests and evaluations.
 """
 
 from __future__ import annotations

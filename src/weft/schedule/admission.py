@@ -10,10 +10,6 @@ A sequence is admitted with memory for all of its known tokens, and with some pa
 sequences that run. It starts behind what the cache has of it. A sequence that does not fit ends the pass:
 smaller ones behind it must not starve it.
 
-When the head of the queue does not fit, the cache makes room for it. It also makes room for later sequences
-that would fit into the same step. Otherwise short requests would join one a step wherever the cache has
-filled the arena. The prefix that the head would resume on is not evicted for this while other sequences run.
-
 Laws: L3 (no room is a plan without that sequence), L8 (cached tokens are those of the match).
 
 Rejected: skipping a head that does not fit for a smaller sequence (a long prompt starves under a stream of
@@ -104,8 +100,8 @@ class AdmissionPlanner:
         return len(self._running) + len(self._waiting) - 1
 
     def _waits_for_read(self, seq: Sequence, known: Int32s, producers: PrefixProducers) -> bool:
-        """Whether ``seq`` waits for bytes that have not arrived, and for nothing else. No match is needed to
-        know that, so a plan that a waiting request does not change is cheap."""
+        """Whether ``seq`` waits for bytes that have not arrived, and for nothing else."""
+        # Without a match: a plan that a waiting request does not change is cheap.
         fetch = None if self._store is None else self._store.restores.fetch_of(seq.id)
         if fetch is None or fetch.state is not FetchState.READING:
             return False
@@ -161,8 +157,9 @@ class AdmissionPlanner:
 
     def _make_room(self, step: PlanBuilder, seq: Sequence, match: Match, rows_free: int) -> None:
         """``seq`` does not fit. The cache makes room for it and for the sequences behind it that would join
-        the same step, or else for ``seq`` alone. The prefix that ``seq`` resumes on is spared while others
-        run: recomputing it would cost more than the wait."""
+        the same step, or else for ``seq`` alone."""
+        # For those behind it too: short requests would else join one a step wherever the cache is full. The
+        # prefix that `seq` resumes on is spared while others run: recomputing costs more than the wait.
         own, awaited = match.anchor, self._reuse.awaited()
         step.draft.evict_last([own, *awaited])
         cached = match.cached_tokens

@@ -5,11 +5,7 @@
 
 Decodes come first, and always all of them. A prefill that does not reach the end of its known tokens stops on
 the absolute grid of CHUNK_TOKENS. So a prompt goes through the same chunks of the recurrent kernels however
-it is cut. Its numbers do not depend on other sequences in the batch (promise 1).
-
-A grid has a smallest step, so a small budget could starve every prefill while decodes run. Therefore one
-chunk is always left for prefill, of tokens and of time. A step has at most ``step_tokens_bound`` tokens,
-which is ``step_tokens_max`` unless decodes nearly use it up. Buffers are sized by the bound.
+it is cut (promise 1).
 
 **Time** (``--max-step-ms``). A sequence that decodes waits for the whole step, so a long prefill is a gap in
 its answer. Tokens do not bound the gap: one costs a hundred times more on one machine than on another.
@@ -18,10 +14,8 @@ its answer. Tokens do not bound the gap: one costs a hundred times more on one m
     | decodes   | prefill chunks        |
     | decodes                   | prefill chunks            |      slow decodes: prefill takes as long
 
-If the decodes alone take most of ``max_s``, prefill takes as long as they do. Otherwise a busy server would
-compute one chunk per step, and queues would grow for a bound that the decodes break anyway. A step of
-prefills alone delays no answer and has the whole token budget. The limit is a value that the engine replaces
-between two steps (``weft.costs.fit``), so a plan stays a pure function of its state.
+A step of prefills alone delays no answer and has the whole token budget. The limit is a value that the engine
+replaces between two steps (``weft.costs.fit``), so a plan stays a pure function of its state.
 
 Rejected: a prefill cut off the grid to fill the budget to the last token (the answer would depend on the rest
 of the batch); skipped decodes in favour of prefill (a stall that the reader of the stream sees); a budget
@@ -52,6 +46,8 @@ class StepLimit:
         if self.cost is None or not decodes:
             return math.inf
         decodes_s = self.cost.step_s(Work(0, 0, decodes, context))
+        # As long as the decodes, if these take most of the limit: a busy server would else compute one chunk
+        # a step, and queues would grow for a bound that the decodes break anyway.
         return max(self.max_s - decodes_s, decodes_s)
 
     def tokens_within(self, start: int, seconds: float) -> int:
@@ -68,6 +64,7 @@ NO_LIMIT = StepLimit(math.inf)
 
 
 def step_tokens_bound(step_tokens_max: int, rows_max: int) -> int:
+    # One chunk is always left: a grid has a smallest step, and decodes could starve every prefill.
     """Most tokens that one step can have: the size of per-token buffers."""
     return max(step_tokens_max, rows_max + CHUNK_TOKENS)
 

@@ -23,11 +23,9 @@ they lie.
 Items are read from left to right. A state that a waiting request needs is saved whatever the list says. A
 model without recurrent layers needs none of this: it resumes at every page.
 
-A *tap* is a position inside a run. There every recurrent layer also writes its state to a checkpoint slot,
-during the forward pass that goes through there anyway. Taps lie on an absolute grid, the chunk of the
-recurrent kernels, so a hit computes the same chunks as a cold run. The grid is CHUNK_TOKENS, or a page for
-kernels that go token by token (decision 0017). No tap lies at the last known token: at least one token must
-be computed for its logits.
+A *tap* is a position inside a run: there every recurrent layer also writes its state to a checkpoint slot.
+Taps lie on an absolute grid, the chunk of the recurrent kernels, so a hit computes the same chunks as a cold
+run. The grid is CHUNK_TOKENS, or a page for kernels that go token by token (decision 0017).
 
     a prompt of n tokens        |system + tools|  turn 1  |   turn 2      |  question   |
     boundary (declared)                        b          b               b
@@ -39,22 +37,18 @@ be computed for its logits.
     decode: d, 2d, ... of the answer that follows                                      d       2d
 
 * *tail*: the last tokens of a prompt are the least likely to come again, as a template adds a few and later
-  removes them. So the tail lies on a grid that grows with the prompt, an eighth of it or less, up to 512.
-* *boundary*: a system prompt is shared by requests that share nothing else. To wait for the second request
-  would mean to compute the system prompt twice.
+  removes them.
+* *boundary*: a system prompt is shared by requests that share nothing else.
 * *fork*: two prompts are known to differ from here on, so a third may.
 * *insurance*: for positions that are not declared. With doubling distances, a prompt that shares p tokens
-  with this one finds more than p / 2 of them, for log2(n) states. The first distance is where the KV of the
-  tokens behind it weighs as much as the state itself: closer ones would fill memory with states.
+  with this one finds more than p / 2 of them, for log2(n) states.
 * *spare*: with places a fifth apart that prompt finds five sixths of its p tokens, for four times as many
   states. They get slots beyond the reserve for others, and none once memory is full (decision 0014).
-* *marks* come first, as the client knows what it will send next.
 * *decode*: a request may resume inside an answer of many thousand tokens. Between two steps the running slot
   holds the state after every computed token, and the plan of the step that overwrites it copies it first.
 
 All of this is a wish (law L9): a run is never cut for a tap, and a tap without a free slot is left out.
-Wishes are ordered by how likely they are to be used, because slots are given out in this order when they are
-few.
+
 
 Rejected: one switch per source (nine flags that are read together anyway); a checkpoint at each multiple of a
 block (the states of 397B weigh 6,253 tokens of KV each); only one at the prompt's end (it lies in the unique
@@ -180,6 +174,7 @@ def on_grid(position: int, grid: int = CHUNK_TOKENS) -> int:
 
 def tail_position(known_tokens: int, grid: int = CHUNK_TOKENS) -> int:
     """The position of *tail* for ``known_tokens``."""
+    # A grid that grows with the prompt: an eighth of it or less.
     while grid < TAIL_GRID_MAX and 2 * grid * _TAIL_PARTS <= known_tokens:
         grid *= 2
     return (known_tokens - 1) // grid * grid
@@ -197,6 +192,7 @@ def _state_weight_tokens(slot_bytes: int, page_bytes: int) -> int:
 
 def insurance_tokens(slot_bytes: int, page_bytes: int) -> int:
     """The first distance: tokens whose KV weighs as much as one state, on the grid and within reason."""
+    # Closer ones would fill memory with states.
     return _within(_state_weight_tokens(slot_bytes, page_bytes), INSURANCE_TOKENS_MIN, INSURANCE_TOKENS_MAX)
 
 
@@ -235,13 +231,16 @@ def wanted_positions(policy: CheckpointPolicy, *, known_tokens: int, start: int,
     its state, the most useful first. ``start``: where its computation begins; ``kv_tokens``: how far it was
     seen before; ``boundaries`` (declared) and ``marks`` (asked for): any order, on the grid or not, beyond
     the end or not."""
+    # Never the last known token: at least one must be computed for its logits.
     last = on_grid(known_tokens - 1, grid)
+    # In order of use: slots are given out in this order when they are few.
     wishes: dict[int, None] = {}
 
     def wish(position: int) -> None:
         if start < position <= last:
             wishes.setdefault(position)
 
+    # The client knows what it will send next.
     if policy.marks:
         for mark in sorted(marks):
             wish(on_grid(mark, grid))

@@ -14,11 +14,8 @@
     step k+2    B matches 960 and starts there
 
 Everything here follows from which sequences run and what memory matched. So a plan that is made twice is the
-same twice. With the cache off, every function here does nothing.
-
-Owns: which sequences have something to publish, and the prefixes of sequences that wait. Laws: L8
-(cached tokens are what memory matched, never more; each lost token has its reason), L9 (a tap without a free
-slot is left out, and nothing else changes).
+same twice. Laws: L8 (cached tokens are what memory matched, never more; each lost token has its reason), L9
+(a tap without a free slot is left out, and nothing else changes).
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@
     capacity  144       304   32                    positions that its pages hold, if its model has pages
     slot        3         1    0                    state slot, PAD without recurrent layers
 
-A decode is planned from these arrays alone: one gather each for any number of sequences. Python runs per
-sequence only for those that cross into a new page. Owns: the sequence of each row. Keeps L5: ``release``
-wipes a row, and the plan that does this lists it in ``rows_cleared``.
+A decode is planned from these arrays alone. Python runs per sequence only for those that cross into a new
+page. Keeps L5: ``release`` wipes a row, and the plan that does this lists it in ``rows_cleared``.
 
 Rejected: attributes of Sequence objects (256 attribute reads cost more than the whole plan).
 """

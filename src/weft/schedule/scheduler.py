@@ -31,12 +31,7 @@ Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence r
 way, and it fits alone); L5 (the plan that takes a sequence out clears its row, before another sequence gets
 it); L11 (the engine bounds the waiting queue when it accepts requests).
 
-``plan`` never returns None while work is possible. If nothing runs or closes, nothing can be evicted, and no
-last token or fetch is awaited, the head of the queue must fit. This is asserted, not waited for.
-
-Rejected: skipping a head of the queue that does not fit (a long prompt starves under a stream of short ones);
-preemption for an admission (two sequences could evict each other for ever); freeing memory at finish time (a
-second writer of memory, and memory freed under a step in flight).
+Rejected: freeing memory at finish time (a second writer of memory, and memory freed under a step in flight).
 """
 
 from __future__ import annotations

@@ -6,13 +6,10 @@
        '--------- preempted --------'          cancelled while waiting --------'
                   (tokens kept, memory not)
 
-A sequence knows its tokens and its rank. The row table has what a running one holds on the device (row, slot,
-pages) and how far it is computed. That is one array element per row, not a field per object, because the
-planner reads all rows at once (``rows.py``). Its memory is a lease of ``Memory``.
-
-``rank`` orders everything: the best-ranked sequence is admitted first, gets memory first and is preempted
-last. Lower ``priority`` comes first, then the order of arrival, then the index within the request. The rank
-never changes, so a preempted sequence returns to its own place in the queue and not to the end. """
+A sequence knows its tokens and its rank. The row table has what a running one holds on the device and how far
+it is computed. ``rank`` orders everything: the best-ranked sequence is admitted first, gets memory first and
+is preempted last. Lower ``priority`` comes first, then the order of arrival, then the index within the
+request. The rank never changes, so a preempted sequence returns to its own place in the queue. """
 
 from __future__ import annotations
 
@@ -109,11 +106,9 @@ class Sequence:
 
 
 class RankedQueue:
-    """Ordered by ``Sequence.rank``; ranks are unique. Iteration is best first.
-
-    A sorted list and binary search: to move a thousand pointers costs less than one step's bookkeeping in a
-    heap. A heap also cannot remove from its middle: a cancelled entry would stay as a tombstone, and a queue
-    of tombstones has no bound (law L11)."""
+    """Ordered by ``Sequence.rank``; ranks are unique. Iteration is best first."""
+    # A sorted list: to move a thousand pointers costs less than one step's bookkeeping in a heap. A heap
+    # cannot remove from its middle, and a queue of tombstones has no bound (law L11).
 
     __slots__ = ("_ranks", "_seqs")
 
