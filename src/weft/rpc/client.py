@@ -63,7 +63,8 @@ State = Literal["starting", "ready", "dead"]
 class EngineClient:
     """``on_progress`` gets the lines of a starting engine, ``on_events`` the events of its sequences,
     ``on_step_tokens`` the sizes of its steps in tokens. ``on_checkpoints`` gets what its prefix cache got and
-    lost, once it is followed. ``place``: the part of the machine that it may use.
+    lost, once it is followed. ``on_failure`` gets the id of a request that a fleet gave up.
+    ``place``: the part of the machine that it may use.
     ``record``: where a recording of its traffic goes. ``link``: to a process elsewhere (default: a child).
     ``heart`` knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0:
     never)."""
@@ -74,7 +75,8 @@ class EngineClient:
                  on_progress: Callable[[str], None] = lambda text: None,
                  on_events: Callable[[list[TokenEvent]], None] = lambda events: None,
                  on_step_tokens: Callable[[list[int]], None] = lambda sizes: None,
-                 on_checkpoints: Callable[[CheckpointReport], None] = lambda report: None) -> None:
+                 on_checkpoints: Callable[[CheckpointReport], None] = lambda report: None,
+                 on_failure: Callable[[str, WeftError], None] = lambda request_id, error: None) -> None:
         self.state: State = "starting"
         self.progress = "starting the engine"
         self.death: WeftError | None = None
@@ -84,6 +86,7 @@ class EngineClient:
         self.on_events = on_events
         self._on_step_tokens = on_step_tokens
         self._on_checkpoints = on_checkpoints
+        self._on_failure = on_failure
         self._config = config
         self._factory = factory
         self._place = place
@@ -229,6 +232,8 @@ class EngineClient:
             self.on_events(report.events)
         if report.checkpoints is not None:
             self._on_checkpoints(report.checkpoints)
+        for request_id, refusal in report.failures.items():
+            self._on_failure(request_id, refusal.as_error())
 
     async def _wait_for_end(self) -> None:
         reason = await self.link.wait()

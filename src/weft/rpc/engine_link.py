@@ -3,8 +3,6 @@
     ProcessLink       what a client needs of a process, wherever it runs
     EngineLink        a child of this process: starts it, sends commands, receives reports, kills
     PendingReplies    one dict: number of a question -> the future of its reply
-
-The sockets live in a directory of this user's own (mode 0700), so that no other user can talk to the engine.
 """
 
 from __future__ import annotations
@@ -12,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import shutil
 import signal
-import sys
-import tempfile
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,10 +22,10 @@ import zmq.asyncio
 
 from weft.config import EngineConfig
 from weft.errors import WeftError
+from weft.rpc.child import private_folder, start_child
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Command, Launch, RecordingTarget, Reply, Report
 
-_SOCKET_PATH_MAX = 90
 _encoder = msgspec.msgpack.Encoder()
 _reports = msgspec.msgpack.Decoder(Report)
 
@@ -144,16 +139,13 @@ class EngineLink:
         events.bind(launch.events_address)
         self._events = LoopSocket(events)
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "weft.rpc.engine_process", stdin=asyncio.subprocess.PIPE,
-                start_new_session=True, env={**os.environ, "OMP_WAIT_POLICY": "passive", **place.environment},
-                pass_fds=() if place.memory_turn is None else (place.memory_turn,))
+            self._process = await start_child(
+                "weft.rpc.engine_process", launch,
+                descriptors=() if place.memory_turn is None else (place.memory_turn,),
+                environment={"OMP_WAIT_POLICY": "passive", **place.environment})
         except BaseException:
             self._events.close()  # nothing closes a link that has not started
             raise
-        assert self._process.stdin is not None
-        body = _encoder.encode(launch)
-        self._process.stdin.write(len(body).to_bytes(8, "little") + body)
 
     async def send(self, command: Command) -> None:
         await self.send_raw(_encoder.encode(command))
@@ -205,12 +197,3 @@ def exit_reason(code: int) -> str:
     name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
     hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
     return f"the engine process was ended by {name}{hint}"
-
-
-def private_folder() -> str:
-    """Private, and short enough for a socket's path (about 100 bytes in most systems)."""
-    folder = tempfile.mkdtemp(prefix="weft-")
-    if len(folder) > _SOCKET_PATH_MAX:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="weft-", dir="/tmp")
-    return folder

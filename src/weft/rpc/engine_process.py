@@ -1,17 +1,14 @@
-"""The engine's own process: ``python -m weft.rpc.engine_process``, started by ``weft.rpc.engine_link``.
+"""The engine's own process: ``python -m weft.rpc.engine_process``, a child of the server.
 
-    stdin:     one Launch message, then nothing; its end means that the parent is gone
+    stdin:     one Launch message
     commands:  zmq PULL, read between two steps without waiting; waited for when there is no work
     events:    zmq PUSH, at most one StepReport per step; a second PUSH for the heartbeat's thread
 
         take commands -> core.step() -> report      while there is work
         (short wait) -> audit -> (wait)             when there is none: no busy loop
 
-Tokenizing, JSON and slow clients live in the other process and never delay a step. This process has a session
-of its own, so signals of the terminal do not reach it: the parent decides about Ctrl-C.
-
-It never outlives its parent: a thread waits for the end of stdin, which the kernel delivers however the
-parent ended, and leaves at once. It never ends silently: a Fatal report says why first.
+Tokenizing, JSON and slow clients live in the other process and never delay a step. It never ends silently: a
+Fatal report says why first.
 
 Nothing of the start is garbage, so the collector of cycles is off until the engine is ready. The objects of
 the start are then frozen: a collection in service would look at all of them, for 60 ms.
@@ -20,8 +17,7 @@ The audit (law L1: recount the memory from its owners) runs once after each busy
 had nothing to do for a moment. A failed audit is fatal, because memory that does not add up gives wrong
 answers.
 
-Rejected: ``multiprocessing`` (its spawn imports the caller's ``__main__`` again, and its children share the
-parent's signals); a thread in the HTTP process (the interpreter lock would make each step wait for JSON).
+Rejected: a thread in the HTTP process (the interpreter lock would make each step wait for JSON).
 """
 
 from __future__ import annotations
@@ -30,14 +26,12 @@ import contextlib
 import gc
 import importlib
 import os
-import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -49,6 +43,7 @@ from weft.errors import RankLostError, RequestError, UserError, WeftError
 from weft.host import end_memory_turn, use_part_of_host
 from weft.memory.prefix.checkpoint_follower import CheckpointFollower
 from weft.request import Request, TokenEvent
+from weft.rpc.child import die_with_parent, read_launch
 from weft.rpc.grammar_queue import GrammarQueue
 from weft.rpc.heartbeat import StepClock, start_beating
 from weft.rpc.messages import (
@@ -285,30 +280,9 @@ def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     return factory(EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
 
 
-def read_launch(stream: BinaryIO) -> Launch:
-    """Eight bytes of length, then msgpack. Raises EOFError when the parent ended before."""
-    size = stream.read(8)
-    body = stream.read(int.from_bytes(size, "little"))
-    if len(size) < 8 or len(body) < int.from_bytes(size, "little"):
-        raise EOFError("the parent process ended before it said what to build")
-    return msgspec.msgpack.decode(body, type=Launch)
-
-
-def die_with_parent(descriptor: int, folder: str) -> None:
-    """Ends this process when the other end of the pipe closes, whatever else runs. It removes the folder
-    first, since the parent no longer can."""
-
-    def wait() -> None:
-        os.read(descriptor, 1)
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
-
-
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    launch = read_launch(sys.stdin.buffer)
+    launch = read_launch(sys.stdin.buffer, Launch)
     die_with_parent(sys.stdin.fileno(), launch.folder)
     use_part_of_host(launch.cores, launch.ram_share, launch.memory_turn)
     context = zmq.Context()

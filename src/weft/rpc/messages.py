@@ -193,22 +193,25 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """``stats`` from before the first step, so that /metrics has every gauge from the start."""
+    """``stats`` from before the first step, so that /metrics has every gauge from the start; None where
+    another process answers /metrics."""
 
     info: ModelInfo
-    stats: EngineStats
+    stats: EngineStats | None
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """``step_tokens``: tokens computed by each step since the last report (the histogram of iteration
     sizes). ``stats``: the engine's counters, not on every report. ``checkpoints``: what the prefix cache got
-    and lost, after a Follow."""
+    and lost, after a Follow. ``failures``: of requests that had been accepted and get no further event; an
+    engine has none, as a failed sequence is an event of it, and a fleet has."""
 
     replies: list[Reply] = []
     events: list[TokenEvent] = []
     step_tokens: list[int] = []
     stats: EngineStats | None = None
     checkpoints: CheckpointReport | None = None
+    failures: dict[str, Refusal] = {}
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):

@@ -184,7 +184,7 @@ class _Handlers:
 
     async def load(self, request: Request) -> Response:
         running, waiting = self._service.engine.queue_lengths()
-        return json_response({"server_load": self._service.active_everywhere, "running": running,
+        return json_response({"server_load": self._service.active, "running": running,
                               "waiting": waiting})
 
     async def cache(self, request: Request) -> Response:
@@ -222,8 +222,9 @@ class _Handlers:
         return json_response(state_answer(self._service.engine.engines.sleep_state))
 
     async def metrics(self, request: Request) -> Response:
-        others = await self._service.scrape_workers()
-        text = self._service.metrics.text(self._service.fleet_report(), others)
+        workers = self._service.workers
+        text = self._service.metrics.text(self._service.fleet_report(),
+                                          None if workers is None else workers.folder)
         return Response(text, media_type=CONTENT_TYPE)
 
     async def _answer(self, request: Request, job: Job, *, stream: bool) -> Response:

@@ -213,7 +213,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: EdgeError) -> None:
         """Takes no more input. Answers if that breaks into no other answer."""
-        self._edge.refusals[refusal.code or ""] += 1
+        self._edge.on_refusal(refusal.code or "")
         active = self._active
         answer = raw_answer(refusal)
         if active is not None and self._phase is _Phase.BODY and self.cycle is active:

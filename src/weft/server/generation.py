@@ -20,7 +20,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError, WeftError
-from weft.fleet.request_stream import RequestStream
+from weft.fleet.live_request import RequestStream
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.answer_size import check_logprob_count
 from weft.server.ids import random_id

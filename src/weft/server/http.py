@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
 import resource
-from collections.abc import Generator
+import socket
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import uvicorn
@@ -22,7 +24,7 @@ from weft.server.exchange import Handler
 from weft.server.service import Service
 
 BACKLOG = 2048
-LAST_ANSWERS_S = 1.0
+_LAST_ANSWERS_S = 1.0
 """How long responses that are already decided (errors, last chunks) may take to leave."""
 _OTHER_FILES = 256
 """File descriptors that the server needs besides its connections."""
@@ -46,6 +48,27 @@ def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Ser
         access_log=config.log_level in ("debug", "info"), server_header=False, backlog=BACKLOG,
         timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
         timeout_graceful_shutdown=1))
+
+
+@contextlib.asynccontextmanager
+async def serving(service: Service, listener: socket.socket,
+                  forward: Handler | None = None) -> AsyncGenerator[None]:
+    """Answers on ``listener`` in the block. Behind it, what is decided already may still leave, and
+    ``service`` is closed."""
+    raise_file_limit(service.config.max_connections)
+    sweeping = asyncio.create_task(service.edge.sweep_forever())
+    http = http_server(service, forward)
+    answering = asyncio.create_task(http.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        http.should_exit = True
+        await asyncio.wait((answering,), timeout=_LAST_ANSWERS_S)
+        service.edge.abort_all()
+        sweeping.cancel()
+        http.force_exit = True
+        await answering
+        await service.close()
 
 
 def raise_file_limit(connections: int) -> None:

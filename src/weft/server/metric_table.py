@@ -116,14 +116,15 @@ def _uploads(stats: EngineStats) -> dict[str, float]:
     return {"uploaded": remote.get("uploaded", 0), "lost": remote.get("lost_uploads", 0)}
 
 
-ENDED = Row[Mapping[str, int]](
-    "request_success", "counter", "Sequences that ended, by reason.", lambda ended: ended, "finished_reason")
+COUNTERS: dict[str, tuple[str, str]] = {
+    "request_success": ("Sequences that ended, by reason.", "finished_reason"),
+    "http_refusals": ("Requests refused by a limit of the HTTP edge.", "code"),
+}
+"""What HTTP processes count as it happens: name, help and label."""
 EDGE = (
     Row[HttpEdge]("http_connections", "gauge", "Open connections.", lambda edge: edge.connection_count),
     Row[HttpEdge]("http_buffered_bytes", "gauge", "Bytes of bodies of unfinished requests.",
-                  lambda edge: edge.own_buffered_bytes),
-    Row[HttpEdge]("http_refusals", "counter", "Requests refused by a limit of the HTTP edge.",
-                  lambda edge: dict(edge.refusals), "code"),
+                  lambda edge: edge.client_bytes),
 )
 FLEET = (
     Row[FleetReport]("request_resumes", "counter", "Requests that another engine process took over.",
@@ -271,8 +272,8 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 def combines() -> dict[str, Combine]:
     """How the replicas of each gauge and counter make one number, by its name in Prometheus text."""
-    rows = (ENDED, *EDGE, *FLEET, *REPLICA, *ENGINE, *ROUTER)
-    return {row.sample_name: row.combine for row in rows}
+    rows = {row.sample_name: row.combine for row in (*EDGE, *FLEET, *REPLICA, *ENGINE, *ROUTER)}
+    return rows | dict.fromkeys((f"{name}_total" for name in COUNTERS), "sum")
 
 
 def shares_a_store(engine: EngineReport, engines: list[EngineReport]) -> bool:

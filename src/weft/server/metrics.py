@@ -3,7 +3,7 @@
     from EngineStats, when scraped       gauges of now, counters since the start
     from events, as they pass            latency and size histograms, one observation per sequence or token
     from the fleet, when scraped         engines that are up, restarts, resumes
-    from further HTTP processes          the series of each, added (``SummedSeries``)
+    from HTTP workers                    files that prometheus_client reads and adds up
 
 The label ``engine`` is the number of the replica. What the HTTP process measures has the label 0. The
 counters of an engine process begin at 0 with each process, as Prometheus expects of a restart.
@@ -19,14 +19,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from weft.request import SamplingParams, TokenEvent
 from weft.server.edge import HttpEdge
 from weft.server.metric_table import (
+    COUNTERS,
     EDGE,
-    ENDED,
     ENGINE,
     FLEET,
     HISTOGRAMS,
@@ -37,7 +38,6 @@ from weft.server.metric_table import (
     Source,
     shares_a_store,
 )
-from weft.server.workers.messages import Series
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _LABELS = ("model_name", "engine")
@@ -70,10 +70,12 @@ class Metrics:
         self._prefix = prefix
         self._edge = edge
         self._registry = CollectorRegistry()
+        self._counters = {name: Counter(f"{prefix}:{name}", text, (*_LABELS, label), registry=self._registry)
+                          for name, (text, label) in COUNTERS.items()}
         self._families = {
             name: Histogram(f"{prefix}:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
             for name, (text, buckets) in HISTOGRAMS.items()}
-        self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
+        edge.on_refusal = lambda code: self._count("http_refusals", code)
         self._fleet: FleetReport | None = None
         self.name_model("")
         self._registry.register(self)
@@ -84,17 +86,21 @@ class Metrics:
         if name:
             self._histograms = {key: family.labels(name, _FIRST_ENGINE)
                                 for key, family in self._families.items()}
+            for reason in ("stop", "length", "abort"):
+                self._count("request_success", reason, 0)
 
-    def text(self, fleet: FleetReport, others: Sequence[Series] = ()) -> bytes:
-        """``others``: the series of further HTTP processes, which are added."""
+    def text(self, fleet: FleetReport, workers_folder: str | None = None) -> bytes:
+        """``workers_folder``: where HTTP workers count, which adds to what this process has."""
         self._fleet = fleet
-        if not others:
+        if workers_folder is None:
             return prometheus_client.generate_latest(self._registry)
-        return prometheus_client.generate_latest(SummedSeries([series_of(self._registry), *others]))
+        from prometheus_client.multiprocess import MultiProcessCollector
 
-    def series(self) -> Series:
-        """What this process measured."""
-        return series_of(self._registry)
+        workers = MultiProcessCollector(None, workers_folder)  # type: ignore[no-untyped-call]
+        return prometheus_client.generate_latest(SummedSeries([self._registry, workers]))
+
+    def _count(self, name: str, label: str, amount: int = 1) -> None:
+        self._counters[name].labels(self._model, _FIRST_ENGINE, label).inc(amount)
 
     # ------------------------------------------------------------------ observations
 
@@ -128,7 +134,7 @@ class Metrics:
 
     def sequence_ended(self, times: SequenceTimes, reason: str, generated_tokens: int) -> None:
         times.finish_reason = reason
-        self._finished[reason] = self._finished.get(reason, 0) + 1
+        self._count("request_success", reason)
         if reason == "abort":
             return
         seen = self._histograms
@@ -162,7 +168,6 @@ class Metrics:
         yield from families.values()
 
     def _all_metrics(self) -> Iterator[Metric]:
-        yield from self._rows((ENDED,), self._finished, _FIRST_ENGINE)
         yield from self._rows(EDGE, self._edge, _FIRST_ENGINE)
         fleet = self._fleet
         if fleet is None:
@@ -191,34 +196,24 @@ class Metrics:
             yield family
 
 
-def series_of(registry: CollectorRegistry) -> Series:
-    return [(family.name, family.type, family.documentation,
-             [(sample.name, dict(sample.labels), float(sample.value)) for sample in family.samples])
-            for family in registry.collect()]
-
-
 class SummedSeries(CollectorRegistry):
-    """``parts``, the series of each process, as one: samples with the same name and labels add up.
+    """Samples of ``parts`` with the same name and labels add up: counters and histograms by their meaning.
+    A gauge is in one part alone."""
 
-    Counters and the buckets of histograms add up by their meaning. The gauges of an HTTP process
-    (connections, buffered bytes) are parts of a whole, so they add up too. Gauges of engines come from the
-    supervisor alone.
-    """
-
-    def __init__(self, parts: Sequence[Series]) -> None:
+    def __init__(self, parts: Sequence[Collector]) -> None:
         super().__init__()
         self._parts = parts
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         totals: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
-        for name, kind, text, samples in (family for part in self._parts for family in part):
-            families.setdefault(name, Metric(name, text, kind))
-            sums = totals.setdefault(name, {})
-            for sample, labels, value in samples:
-                key = sample, tuple(labels.items())
-                sums[key] = sums.get(key, 0.0) + value
+        for family in (family for part in self._parts for family in part.collect()):
+            families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            sums = totals.setdefault(family.name, {})
+            for sample in family.samples:
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                sums[key] = sums.get(key, 0.0) + sample.value
         for name, family in families.items():
-            for (sample, pairs), value in totals[name].items():
-                family.add_sample(sample, dict(pairs), value)
+            for (sample_name, pairs), value in totals[name].items():
+                family.add_sample(sample_name, dict(pairs), value)
             yield family

@@ -30,8 +30,7 @@ from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
 from weft.server.tracing import RequestTracer
-from weft.server.workers.messages import Series
-from weft.server.workers.shared_counts import SharedCounts
+from weft.server.workers.shared_counts import LocalTally, SharedCounts, Tally
 from weft.text.chat import read_chat_template
 from weft.text.chat_request import (
     ChatRequest,
@@ -54,6 +53,7 @@ ANY_NAME = "default"
 """A name under which every server has its model."""
 _HEAD_CHARS_PER_TOKEN = 16
 """A text with more characters than this for each token of the context is first tokenized in part."""
+_DRAIN_LOOK_S = 0.05
 Encoded = TypeVar("Encoded")
 
 
@@ -163,16 +163,15 @@ class Background(Protocol):
 
 
 class Service:
-    """``active`` counts the requests that are being answered; draining waits for it to reach 0."""
+    """``counts``: of all HTTP processes, where there are several."""
 
     def __init__(self, config: ServerConfig, engine: Fleet, counts: SharedCounts | None = None, *,
                  is_supervisor: bool = False) -> None:
         self.config = config
         self.engine = engine
         self.counts = counts
-        """Of all HTTP processes, where there are several."""
         self.workers: Workers | None = None
-        self.edge = HttpEdge(config.edge_limits(), None if is_supervisor else counts, is_inner=is_supervisor)
+        self.edge = HttpEdge(config.edge_limits(), counts, is_inner=is_supervisor)
         self.body_checker = BodyChecker(config.max_json_values)
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         engine.on_step_tokens = self.metrics.steps_ran
@@ -184,29 +183,31 @@ class Service:
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
         self.response_runs = None if self.responses is None else ResponseRuns(self.responses)
         self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
-        self.draining = False
-        self.active = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
+        self._active: Tally = LocalTally() if counts is None else counts.requests
+        self._drains: Tally = LocalTally() if counts is None else counts.drains
 
     def enter(self) -> None:
         """A request begins to be answered; ``leave`` when it has ended, however it did."""
-        self.active += 1
-        self.idle.clear()
+        self._active.add(1)
 
     def leave(self) -> None:
-        self.active -= 1
-        if not self.active:
-            self.idle.set()
+        self._active.add(-1)
 
     @property
-    def active_everywhere(self) -> int:
+    def active(self) -> int:
         """Requests that all HTTP processes answer."""
-        return self.active + (0 if self.workers is None else self.workers.active)
+        return self._active.total()
 
-    async def scrape_workers(self) -> list[Series]:
-        """The metrics of the other HTTP processes."""
-        return [] if self.workers is None else await self.workers.metrics()
+    @property
+    def draining(self) -> bool:
+        return self._drains.total() > 0
+
+    async def drain(self) -> None:
+        """From now on no HTTP process takes new requests. Waits until none answers one."""
+        self._drains.add(1)
+        await asyncio.sleep(_DRAIN_LOOK_S)  # what another process has just begun is counted by then
+        while self.active:
+            await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def close(self) -> None:
         """After the last request."""

@@ -1,10 +1,10 @@
-"""An HTTP worker: ``python -m weft.server.workers.process``, started by ``supervisor``.
+"""An HTTP worker: the server of one process, whose engine is the fleet of the supervisor.
 
-    stdin:   one WorkerLaunch, then nothing; its end means that the supervisor is gone
+    stdin:   one WorkerLaunch
     HTTP:    the listening socket that all workers share
-    zmq:     a DEALER to the supervisor (``front``)
+    zmq:     a DEALER to the supervisor: Attached, Submit and Cancel out, the reports of an engine in
 
-It has a session of its own, so signals of the terminal do not reach it: the supervisor decides about Ctrl-C.
+It ends at SIGTERM, once its last answers have left.
 """
 
 from __future__ import annotations
@@ -15,92 +15,203 @@ import dataclasses
 import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import msgspec
 import uvloop
+import zmq
 
+from weft.config import EngineConfig
 from weft.errors import WeftError
 from weft.fleet.fleet import Fleet
-from weft.rpc.engine_process import die_with_parent
-from weft.rpc.messages import Refusal
+from weft.fleet.live_request import RequestStream
+from weft.request import Request, TokenEvent
+from weft.rpc.child import die_with_parent, read_launch
+from weft.rpc.client import EngineClient
+from weft.rpc.loop_socket import LoopSocket
+from weft.rpc.messages import Cancel, Command, Report, Submit
 from weft.server.config import ServerConfig
-from weft.server.http import LAST_ANSWERS_S, http_server, raise_file_limit, set_up_logging
+from weft.server.http import serving, set_up_logging
 from weft.server.service import Service, load_served_model
 from weft.server.workers.forward import forward_handler
-from weft.server.workers.front import FrontFleet
-from weft.server.workers.messages import FleetState, Opened, WorkerLaunch
 from weft.server.workers.shared_counts import SharedCounts
 
+_LINGER_MS = 200
+_encoder = msgspec.msgpack.Encoder()
+_reports = msgspec.msgpack.Decoder(Report)
 
-def worker_config(launch: WorkerLaunch) -> ServerConfig:
-    """Files and batches are the supervisor's."""
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                              for name, value in launch.config.items()}
-    return dataclasses.replace(ServerConfig(**values), file_store="off")
+
+class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """``listener``: the file descriptor of the listening socket. ``folder`` has the sockets, the shared
+    counts and metrics; ``process`` numbers the worker, ``processes`` counts workers and supervisor."""
+
+    config: dict[str, Any]
+    folder: str
+    listener: int
+    process: int
+    processes: int
+
+    @property
+    def requests_address(self) -> str:
+        return f"ipc://{self.folder}/requests"
+
+    @property
+    def http_socket(self) -> str:
+        """Where the supervisor answers what a worker does not."""
+        return f"{self.folder}/http"
+
+    @property
+    def counts_file(self) -> str:
+        return f"{self.folder}/counts"
+
+    def server_config(self) -> ServerConfig:
+        """Files and batches are the supervisor's."""
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                                  for name, value in self.config.items()}
+        return dataclasses.replace(ServerConfig(**values), file_store="off")
+
+
+class Attached(msgspec.Struct, frozen=True, tag=True):
+    """The worker can be reached; ``serves``: and it answers requests."""
+
+    serves: bool = False
+
+
+FromWorker = Attached | Submit | Cancel
+
+
+class SupervisorLink:
+    """A ``ProcessLink`` to the supervisor, which starts this process and not the other way round."""
+
+    machine_lost = False
+    started = True
+    running = False
+    """There is no process to wait for at the end."""
+
+    def __init__(self, address: str, routing_id: str) -> None:
+        self._context = zmq.Context()
+        socket = self._context.socket(zmq.DEALER)
+        for option in (zmq.SNDHWM, zmq.RCVHWM):
+            socket.setsockopt(option, 0)
+        socket.setsockopt(zmq.ROUTING_ID, routing_id.encode())
+        socket.connect(address)
+        self._socket = LoopSocket(socket)
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def start(self, **order: Any) -> None:
+        self.say(Attached())
+
+    def say(self, message: Attached | Command) -> None:
+        self._socket.send([_encoder.encode(message)])
+
+    post = say
+
+    async def send(self, command: Command) -> None:
+        self.say(command)
+
+    async def receive(self) -> Report:
+        [raw] = await self._socket.receive()
+        report: Report = _reports.decode(raw)
+        return report
+
+    async def wait(self) -> str:
+        return await asyncio.shield(self._end)
+
+    async def kill(self) -> None:
+        self._end.set_result("this worker ends")
+
+    def close(self) -> None:
+        self._socket.close(_LINGER_MS)
+        self._context.term()
+
+
+class RequestsOfWorker:
+    """The part of ``Placement`` that handlers use, over one client."""
+
+    def __init__(self, link: SupervisorLink) -> None:
+        self.client = EngineClient(EngineConfig(), link=link, stall_after_s=0, on_events=self._take,
+                                   on_failure=self._fail)
+        self._streams: dict[str, RequestStream] = {}
+
+    async def submit(self, requests: list[Request]) -> RequestStream:
+        """Returns when engines have accepted them, all or none. Raises the first refusal."""
+        stream = RequestStream([request.request_id for request in requests])
+        self._streams |= dict.fromkeys(stream.request_ids, stream)
+        submits = [asyncio.ensure_future(self.client.submit(request)) for request in requests]
+        try:
+            await asyncio.gather(*submits)
+        except BaseException:
+            for submit in submits:
+                submit.cancel()
+            for request_id in stream.request_ids:
+                self.cancel(request_id)
+            self.close(stream)
+            raise
+        return stream
+
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        self.client.cancel(request_id, index)
+
+    def close(self, stream: RequestStream) -> None:
+        """Later events of the stream are dropped."""
+        for request_id in stream.request_ids:
+            self._streams.pop(request_id, None)
+
+    def _take(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.put(event)
+
+    def _fail(self, request_id: str, error: WeftError) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.fail(request_id, error)
+
+
+class FleetOfWorker:
+    """The part of ``Fleet`` that the handlers of a worker use; the rest is forwarded."""
+
+    def __init__(self, link: SupervisorLink) -> None:
+        self.on_step_tokens: Callable[[int, list[int]], None] = lambda replica, sizes: None
+        self.requests = RequestsOfWorker(link)
+        self.client = self.requests.client
+        self.check_alive = self.client.check_alive
 
 
 async def answer(launch: WorkerLaunch, routing_id: str) -> None:
-    """Until the supervisor says Stop."""
-    config = worker_config(launch)
+    """Until SIGTERM."""
+    config = launch.server_config()
     counts = SharedCounts(Path(launch.counts_file), process=launch.process, processes=launch.processes,
                           keys=len(config.client_keys()))
-    front = FrontFleet(launch.requests_address, routing_id)
-    # Handlers of workers use a part of Fleet, and FrontFleet has it; the rest is forwarded.
-    service = Service(config, cast(Fleet, front), counts=counts)
-    front.series = service.metrics.series
-
-    def on_state(state: FleetState) -> None:
-        service.draining = state.draining
-
-    front.on_state = on_state
-    raise_file_limit(config.max_connections)
-    sweeping = asyncio.create_task(service.edge.sweep_forever())
-    receiving = asyncio.create_task(front.receive())
-    http = http_server(service, forward=forward_handler(launch.http_socket))
+    link = SupervisorLink(launch.requests_address, routing_id)
+    fleet = FleetOfWorker(link)
+    # Handlers of workers use a part of Fleet; the rest is forwarded.
+    service = Service(config, cast(Fleet, fleet), counts=counts)
     listener = socket.socket(fileno=launch.listener)
-    serving = asyncio.create_task(http.serve(sockets=[listener]))
-    opening = asyncio.create_task(open_model(service, front))
-    try:
-        await front.stopped.wait()
-    finally:
-        http.should_exit = True
-        await asyncio.wait((serving,), timeout=LAST_ANSWERS_S)
-        service.edge.abort_all()
-        http.force_exit = True
-        with contextlib.suppress(Exception):
-            await serving
-        for task in (opening, sweeping, receiving):
-            task.cancel()
-        await service.close()
-        front.close()
+    async with serving(service, listener, forward_handler(launch.http_socket)):
+        answering = asyncio.create_task(answer_for_ever(service, fleet.client, link))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, answering.cancel)
+        await fleet.client.start()
+        with contextlib.suppress(asyncio.CancelledError):
+            await answering
+    await fleet.client.stop("this worker ends")
 
 
-async def open_model(service: Service, front: FrontFleet) -> None:
-    """Once the supervisor knows the model. The supervisor learns whether it can be served."""
-    try:
-        service.open(await asyncio.to_thread(load_served_model, await front.info, service.config))
-    except WeftError as error:
-        front.opened(Opened(Refusal.of(error)))
-    else:
-        front.opened(Opened())
-
-
-def read_launch(stream: BinaryIO) -> WorkerLaunch:
-    """Eight bytes of length, then msgpack. Raises EOFError when the supervisor ended before."""
-    size = stream.read(8)
-    body = stream.read(int.from_bytes(size, "little"))
-    if len(size) < 8 or len(body) < int.from_bytes(size, "little"):
-        raise EOFError("the supervisor ended before it said what to serve")
-    return msgspec.msgpack.decode(body, type=WorkerLaunch)
+async def answer_for_ever(service: Service, client: EngineClient, link: SupervisorLink) -> None:
+    """Once the supervisor knows the model, which it could read itself."""
+    service.open(await asyncio.to_thread(load_served_model, await client.ready(), service.config))
+    link.say(Attached(serves=True))
+    await asyncio.Event().wait()
 
 
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    launch = read_launch(sys.stdin.buffer)
+    launch = read_launch(sys.stdin.buffer, WorkerLaunch)
     die_with_parent(sys.stdin.fileno(), launch.folder)
-    set_up_logging(worker_config(launch))
+    set_up_logging(launch.server_config())
     runner: Any = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
         runner.run(answer(launch, arguments[0]))
