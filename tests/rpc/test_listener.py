@@ -23,10 +23,11 @@ from weft.rpc.link import (
     Hello,
     Leaving,
     LinkBeat,
+    LinkKeys,
     StartEngine,
     Welcome,
+    new_token,
 )
-from weft.rpc.link_keys import LinkKeys, new_token
 from weft.rpc.listener import AgentConnection, LinkListener
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Beat, Cancel, Report, StepReport

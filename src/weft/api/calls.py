@@ -5,7 +5,7 @@
                         '-- step(), by the caller that waits for an answer
 
 An engine in a program has no thread of its own. Each step serves every call, so calls may overlap: a stream
-that is half read gains pieces while another prompt is generated. ``weft.api.turn`` keeps a second thread out.
+that is half read gains pieces while another prompt is generated. ``weft.api.chat`` keeps a second thread out.
 
 A call that is dropped (an error, a stream left early) is cancelled. Python may close a stream from inside a
 step, so a drop only notes the call, and the step cancels it at its end.
@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from weft.api.chat import Turn
 from weft.api.completion import Completion
-from weft.api.turn import Turn
 from weft.engine.engine import EngineCore
 from weft.errors import WeftError
 from weft.request import Request, TokenEvent

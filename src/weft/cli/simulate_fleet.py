@@ -26,7 +26,7 @@ from weft.sim.report import Report
 from weft.sim.traffic import Traffic
 
 if TYPE_CHECKING:
-    from weft.cli.simulate_setup import Setup
+    from weft.cli.simulate import Setup
     from weft.sim.study import OnStudyProgress
 
 _KILL = re.compile(r"(\d{1,4})@(\d{1,7}(?:\.\d+)?)s?")

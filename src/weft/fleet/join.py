@@ -39,8 +39,7 @@ from weft.fleet.places import divide_machine
 from weft.fleet.start_progress import StartProgress
 from weft.info import ModelInfo
 from weft.rpc.engine_link import EngineLink, HostShare
-from weft.rpc.link import LINK_VERSION, EngineEnded, Hello, Leaving, StartEngine
-from weft.rpc.link_keys import LinkKeys
+from weft.rpc.link import LINK_VERSION, EngineEnded, Hello, Leaving, LinkKeys, StartEngine
 from weft.rpc.messages import Progress, Ready, Report, Reset, StepReport
 from weft.rpc.uplink import DismissedError, LinkLostError, Uplink
 

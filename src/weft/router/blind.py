@@ -21,11 +21,17 @@ Rejected: a random pair of replicas, the less loaded of which wins (all of a few
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from weft.checkpoint_report import CheckpointReport
+from weft.costs.step import StepCost
 from weft.errors import ConfigError
-from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, Router, RouterCounts, Wants
 from weft.units import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 PREFIX_TOKENS = 2048
 LOAD_SHARE_MAX = 1.25
@@ -142,3 +148,89 @@ def make_router(name: str, clock: Callable[[], float]) -> Router:
         raise ConfigError(f"debug.router {name!r} is no router: there are {', '.join(ROUTERS)}",
                           param="debug.router")
     return maker(clock)
+
+
+Wants = Literal["nothing", "states", "pages"]
+"""What engines report to a router: nothing; where requests can resume; where KV pages end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """What a router knows of a request. ``tokens``: its prompt, and the tokens of its answer so far if it
+    resumes. ``sequences``: its answers that have not ended. ``new_tokens_max`` of each of them, None without
+    a bound of its own. ``boundaries``: positions up to which another prompt is likely to be the same."""
+
+    request_id: str
+    tokens: Sequence[int] | npt.NDArray[np.int32]
+    salt: str = ""
+    sequences: int = 1
+    new_tokens_max: int | None = None
+    boundaries: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """A replica that takes requests, as the fleet counts it: exact at this moment, without a report of the
+    engine. ``sequences`` and ``known_tokens`` are what the requests in flight brought there: prompts, and
+    answers so far of those that resumed. ``rows``: sequences that its engine runs at once. ``costs``: what
+    its engine has measured, None before that."""
+
+    replica: int
+    sequences: int
+    known_tokens: int
+    rows: int
+    costs: StepCost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``predicted_tokens``: tokens that the router expects in the cache of ``replica``. ``boundaries``:
+    positions where prompts of this fleet part, for the engine to save a state there. ``digests`` (of whole
+    chunks) and ``work_s`` (seconds of prefill) are for ``placed``."""
+
+    replica: int
+    predicted_tokens: int = 0
+    boundaries: tuple[int, ...] = ()
+    digests: Sequence[int] = field(default=(), repr=False, compare=False)
+    work_s: float = field(default=0.0, repr=False, compare=False)
+
+
+@dataclass(slots=True)
+class RouterCounts:
+    """Of one replica. ``predicted_tokens`` and ``cached_tokens``: expected in its cache, and reported by its
+    engine, of requests that were admitted. ``checkpoints``: known now. ``is_stale``: reports were lost, or
+    its snapshot is on the way. ``gaps``: how often reports were lost."""
+
+    requests: int = 0
+    predicted_tokens: int = 0
+    cached_tokens: int = 0
+    checkpoints: int = 0
+    is_stale: bool = False
+    gaps: int = 0
+
+
+class Router(Protocol):
+    """One for a fleet; called by one thread."""
+
+    @property
+    def wants(self) -> Wants: ...
+
+    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
+        """One of ``candidates``, which are never empty and in the order of their numbers."""
+        ...
+
+    def placed(self, request: RoutedRequest, route: Route) -> None: ...
+
+    def admitted(self, request_id: str, cached_tokens: int) -> None: ...
+
+    def ended(self, request_id: str) -> None: ...
+
+    def joined(self, replica: int) -> None: ...
+
+    def left(self, replica: int) -> None: ...
+
+    def reported(self, replica: int, report: CheckpointReport) -> bool: ...
+
+    def counts(self) -> dict[int, RouterCounts]:
+        """By replica; empty for a router that predicts nothing."""
+        ...

@@ -30,6 +30,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +41,22 @@ import zmq
 from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.errors import RankLostError, RequestError, UserError, WeftError
+from weft.engine.grammars import GrammarCompiler, TokenGrammar
+from weft.engine.sleep_state import Flushed, check_level, check_parts
+from weft.engine.sleeper import Sleeper, busy
+from weft.errors import (
+    AsleepError,
+    BusyError,
+    QueueFullError,
+    RankLostError,
+    RequestError,
+    UserError,
+    WeftError,
+)
 from weft.host import end_memory_turn, use_part_of_host
 from weft.memory.prefix.checkpoint_follower import CheckpointFollower
-from weft.request import Request, TokenEvent
+from weft.request import Grammar, Request, TokenEvent
 from weft.rpc.child import die_with_parent, read_launch
-from weft.rpc.grammar_queue import GrammarQueue
 from weft.rpc.heartbeat import StepClock, start_beating
 from weft.rpc.messages import (
     Cancel,
@@ -61,11 +73,12 @@ from weft.rpc.messages import (
     Report,
     Reset,
     Sleep,
+    SleepOutcome,
     StepReport,
     Submit,
     Wake,
 )
-from weft.rpc.sleep_queue import SleepQueue
+from weft.text.grammar_worker import JOBS_MAX
 
 if TYPE_CHECKING:
     from weft.rpc.recorder import Recorder
@@ -82,6 +95,142 @@ _LINGER_MS = 2000
 _GIVEN_UP = "the server gave the request up"
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)
+
+
+class SleepQueue:
+    """``clock`` gives seconds. ``take`` and ``look`` return the replies that are ready."""
+
+    def __init__(self, core: EngineCore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._core = core
+        self._sleeper = Sleeper(core)
+        self._clock = clock
+        self._waiting: tuple[Sleep, float] | None = None
+
+    def check_open(self) -> None:
+        """Raises AsleepError while a sleep waits for live sequences. (Asleep, the engine itself refuses.)"""
+        if self._waiting is not None:
+            raise AsleepError("the engine goes to sleep once what runs has ended, and takes no new requests",
+                              code="asleep")
+
+    def take(self, command: Sleep | Wake) -> list[Reply]:
+        try:
+            if isinstance(command, Wake):
+                check_parts(command.tags)
+                refused = self._refuse_waiting(BusyError("a call to wake up came before what ran had ended",
+                                                         code="busy"))
+                return [*refused, self._wake(command)]
+            check_level(command.level)
+            if self._waiting is not None:
+                raise BusyError("another call waits for what runs to end, so that the engine can sleep",
+                                code="busy")
+            if command.mode == "wait" and self._core.live_count:
+                self._waiting = command, self._clock() + command.timeout_s
+                return []
+            return [self._sleep(command)]
+        except WeftError as error:
+            return [Reply.refused(command.number, error)]
+
+    def look(self) -> list[Reply]:
+        """Between two steps: have the live sequences ended, or is it too late?"""
+        if self._waiting is None:
+            return []
+        command, deadline_s = self._waiting
+        if not self._core.live_count:
+            self._waiting = None
+            return [self._sleep(command)]
+        if self._clock() >= deadline_s:
+            return self._refuse_waiting(busy(self._core.live_count, command.timeout_s))
+        return []
+
+    def forget(self) -> None:
+        """A sleep that waits will not be: its caller is gone."""
+        self._waiting = None
+
+    def _sleep(self, command: Sleep) -> Reply:
+        try:
+            flushed = self._sleeper.sleep(command.level, abort=command.mode == "abort")
+        except WeftError as error:
+            return Reply.refused(command.number, error)
+        return self._outcome(command.number, flushed)
+
+    def _wake(self, command: Wake) -> Reply:
+        try:
+            self._sleeper.wake_up(command.tags)
+        except WeftError as error:
+            return Reply.refused(command.number, error)
+        return self._outcome(command.number)
+
+    def _outcome(self, number: int, flushed: Flushed | None = None) -> Reply:
+        return Reply.of(number, SleepOutcome(state=self._sleeper.state, flushed=flushed))
+
+    def _refuse_waiting(self, error: WeftError) -> list[Reply]:
+        if self._waiting is None:
+            return []
+        command, _ = self._waiting
+        self._waiting = None
+        return [Reply.refused(command.number, error)]
+
+
+class GrammarQueue:
+    """``limit``: most requests that may wait here."""
+
+    def __init__(self, grammars: GrammarCompiler, limit: int) -> None:
+        self._grammars = grammars
+        self._limit = limit
+        self._waiting: dict[str, tuple[Request, Grammar]] = {}
+        self._compiling: dict[Grammar, Future[TokenGrammar]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def take(self, request: Request) -> bool:
+        """Whether ``request`` has to wait here; if not, the engine can have it. Raises QueueFullError."""
+        grammar = request.sampling.grammar
+        if grammar is None or self._grammars.find(grammar) is not None:
+            return False
+        if len(self._waiting) >= self._limit:
+            raise QueueFullError(f"{len(self._waiting)} requests wait for their grammars to be compiled; the "
+                                 f"limit is {self._limit} (--max-queued-requests). Try again later",
+                                 param="--max-queued-requests", code="queue_full")
+        if grammar not in self._compiling:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="grammars")
+            self._compiling[grammar] = self._threads.submit(self._grammars.build, grammar)
+        self._waiting[request.request_id] = request, grammar
+        return True
+
+    def ready(self) -> Iterator[tuple[Request, WeftError | None]]:
+        """Requests whose grammar is compiled, in order of arrival, with what was wrong with it. Submit each
+        before the next is asked for: the compiler may forget its grammar after that."""
+        for request_id, (request, grammar) in list(self._waiting.items()):
+            compiled = self._compiling[grammar]
+            if not compiled.done():
+                continue
+            del self._waiting[request_id]
+            self._forget(grammar)
+            try:
+                self._grammars.keep(grammar, compiled.result())
+            except WeftError as error:
+                yield request, error
+            else:
+                yield request, None
+
+    def cancel(self, request_id: str) -> None:
+        """The request is gone. Unknown ids are ignored."""
+        entry = self._waiting.pop(request_id, None)
+        if entry is not None:
+            self._forget(entry[1])
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _forget(self, grammar: Grammar) -> None:
+        """Drops a compilation that no request waits for."""
+        if all(waited != grammar for _, waited in self._waiting.values()):
+            self._compiling.pop(grammar).cancel()
 
 
 class EngineLoop:

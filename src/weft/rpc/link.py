@@ -24,10 +24,18 @@ repetition (a resume costs one prefill and is proven already); a checksum (CURVE
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 from weft.errors import ConfigError
 
@@ -135,3 +143,72 @@ def tcp_address(text: str, *, flag: str) -> str:
     if not host or not port.isdecimal() or int(port) > _PORT_MAX:
         raise ConfigError(f"{flag} {text}: it is HOST:PORT, such as 10.0.0.1:8100 or [::]:8100", param=flag)
     return f"tcp://{host}:{port}"
+
+
+TOKEN_CHARS_MIN = 32
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    public: bytes
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKeys:
+    """Of one fleet, from its token."""
+
+    server: KeyPair
+    machine: KeyPair
+
+    @classmethod
+    def of(cls, token: str) -> LinkKeys:
+        return cls(_key_pair(token, b"server"), _key_pair(token, b"machine"))
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def read_token(file: str) -> str:
+    """Raises ConfigError that names --token: no such file, readable by others, too short."""
+    path = Path(file).expanduser()
+    try:
+        with path.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise ConfigError(f"--token {path}: other users can read or change it (mode "
+                                  f"{stat.S_IMODE(mode):04o}); run: chmod 600 {path}", param="--token")
+            token = opened.read(4096).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise ConfigError(f"--token {path}: {error.strerror}; the file is created by `weft serve "
+                          "--listen-engines` and copied from there", param="--token") from None
+    if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or "\ufffd" in token:
+        raise ConfigError(f"--token {path}: it has {len(token)} characters; a token is one line of at least "
+                          f"{TOKEN_CHARS_MIN} printable ASCII characters", param="--token")
+    return token
+
+
+def read_or_create_token(file: str) -> tuple[str, bool]:
+    """The token, and whether its file is new. Raises ConfigError as ``read_token``."""
+    path = Path(file).expanduser()
+    with contextlib.suppress(FileExistsError):
+        try:
+            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise ConfigError(f"--token {path}: it cannot be created: {error.strerror}",
+                              param="--token") from None
+        token = new_token()
+        with open(opened, "w", encoding="ascii") as created:
+            created.write(token + "\n")
+        return token, True
+    return read_token(file), False
+
+
+def _key_pair(token: str, role: bytes) -> KeyPair:
+    seed = hashlib.sha256(token.encode("ascii", "replace")).digest()
+    secret = z85.encode(hashlib.sha256(b"weft link " + role + seed).digest())
+    return KeyPair(zmq.curve_public(secret), secret)

@@ -48,6 +48,7 @@ from weft.rpc.link import (
     Hello,
     Leaving,
     LinkBeat,
+    LinkKeys,
     LinkMessage,
     StartEngine,
     Then,
@@ -56,7 +57,6 @@ from weft.rpc.link import (
     encode,
     set_options,
 )
-from weft.rpc.link_keys import LinkKeys
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Command, RecordingTarget, Report
 

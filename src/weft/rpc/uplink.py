@@ -28,13 +28,13 @@ from weft.rpc.link import (
     Dismissal,
     Hello,
     LinkBeat,
+    LinkKeys,
     LinkMessage,
     Welcome,
     decode,
     encode,
     set_options,
 )
-from weft.rpc.link_keys import LinkKeys
 from weft.rpc.loop_socket import LoopSocket
 
 _REFUSED = (zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
+from secrets import token_hex
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,9 +23,8 @@ from msgspec import UNSET, UnsetType
 from weft.errors import RequestError, WeftError
 from weft.fleet.live_request import RequestStream
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
-from weft.server.answer_size import check_logprob_count
-from weft.server.ids import random_id
 from weft.server.metrics import SequenceTimes
+from weft.server.protocol import SamplingFields
 from weft.server.service import ServedModel, Service
 from weft.server.tracing import GenerationOutcome
 from weft.text.choices import Choice, Piece
@@ -88,7 +88,7 @@ class Generation:
         self._context_tokens = model.info.max_model_len
         self._model_name = model.name
         self._error_type: str | None = None
-        engine_id = random_id()
+        engine_id = token_hex(16)
         for sampling in samplings:
             sampling.check(model.info.vocab_size)
         check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)
@@ -300,3 +300,67 @@ def merged(pieces: list[Piece]) -> list[Piece]:
             known.logprobs += piece.logprobs
             known.finish_reason, known.stop_reason = piece.finish_reason, piece.stop_reason
     return list(by_index.values())
+
+
+TO_THE_CONTEXT = -1
+
+
+def check_truncation(body: SamplingFields, *, is_chat: bool) -> None:
+    """Raises RequestError that names the field."""
+    count = body.truncate_prompt_tokens
+    if count is not None and count != TO_THE_CONTEXT and count < 1:
+        raise RequestError(f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for what the "
+                           "context has room for", param="truncate_prompt_tokens")
+    if is_chat and count is not None and body.truncation_side == "right":
+        raise RequestError("truncation_side right belongs to /v1/completions: the answer of a chat begins "
+                           "where the prompt ends", param="truncation_side")
+
+
+def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
+    """``prompt``, cut if the request asks for it. ``answer_tokens``: what -1 leaves for the answer."""
+    limit = body.truncate_prompt_tokens
+    if limit is None:
+        return prompt
+    if limit == TO_THE_CONTEXT:
+        limit = max(context_tokens - answer_tokens, 1)
+    excess = len(prompt.tokens) - limit
+    if excess <= 0:
+        return prompt
+    if body.truncation_side == "right":
+        return Prompt(prompt.tokens[:limit], None, [at for at in prompt.boundaries if at <= limit],
+                      [at for at in prompt.marks if at <= limit])
+    return Prompt(prompt.tokens[excess:], None, [at - excess for at in prompt.boundaries if at > excess],
+                  [at - excess for at in prompt.marks if at > excess])
+
+
+def logprob_count(request: Request, context_tokens: int, *, streamed: bool) -> int:
+    """The most logprobs of one piece of the answers to one prompt."""
+    sampling, prompt_tokens = request.sampling, len(request.prompt_tokens)
+    count = 0
+    if sampling.logprobs is not None and not streamed:
+        answer_tokens = sampling.max_tokens
+        if answer_tokens is None:
+            answer_tokens = context_tokens - prompt_tokens
+        count += answer_tokens * (sampling.logprobs + 1)
+    if sampling.prompt_logprobs is not None:
+        count += prompt_tokens * (sampling.prompt_logprobs + 1)
+    return sampling.n * count
+
+
+def check_logprob_count(requests: Sequence[Request], *, context_tokens: int, limit: int, streamed: bool,
+                        field: str) -> None:
+    """``field``: the field of the request that asks for alternatives. Raises RequestError."""
+    count = sum(logprob_count(request, context_tokens, streamed=streamed) for request in requests)
+    if count <= limit:
+        return
+    if all(request.sampling.logprobs is None for request in requests):
+        field = "prompt_logprobs"
+    if streamed:
+        raise RequestError(f"echo with {field}: the prompts have {count} logprobs, n x prompt tokens x "
+                           f"({field} + 1); the limit is {limit} (limits.max_answer_logprobs)", param=field,
+                           code="too_many_logprobs")
+    raise RequestError(
+        f"the answer may have {count} logprobs: n x max_tokens x ({field} + 1) for each prompt, and "
+        f"n x prompt tokens x (prompt_logprobs + 1); the limit is {limit} (limits.max_answer_logprobs). "
+        "Lower n, "
+        f"max_tokens or {field}, or stream the answer", param=field, code="too_many_logprobs")

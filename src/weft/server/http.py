@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import functools
 import logging
 import resource
@@ -14,14 +15,15 @@ import socket
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
+import msgspec
 import uvicorn
 
-from weft.server.access_log import log_access_as_json
 from weft.server.app import build_app
 from weft.server.config import ServerConfig
 from weft.server.connection import BoundedProtocol
-from weft.server.exchange import Handler
+from weft.server.ignored_fields import ignored_names
 from weft.server.service import Service
+from weft.server.sse import Handler
 
 BACKLOG = 2048
 _LAST_ANSWERS_S = 1.0
@@ -102,3 +104,26 @@ def _is_no_look(record: logging.LogRecord) -> bool:
         case (_, "GET", str(path), _, 200):
             return path.partition("?")[0] not in _LOOKS
     return True
+
+
+class JsonAccessFormatter(logging.Formatter):
+    """Of the records of ``uvicorn.access``: (client, method, path, HTTP version, status)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        assert isinstance(record.args, tuple)
+        client, method, path, _, status = record.args
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line = {"time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"), "client": client,
+                "method": method, "path": str(path).partition("?")[0], "status": status}
+        if names := ignored_names():
+            line["ignored"] = names
+        return msgspec.json.encode(line).decode()
+
+
+def log_access_as_json() -> None:
+    """From now on, in this process."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonAccessFormatter())
+    access = logging.getLogger("uvicorn.access")
+    access.handlers = [handler]
+    access.propagate = False

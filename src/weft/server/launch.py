@@ -42,11 +42,9 @@ from weft.fleet.start_progress import StartProgress
 from weft.host import usable_cores
 from weft.info import ModelInfo
 from weft.models.hub import local_checkpoint
-from weft.router.blind import make_router
-from weft.router.protocol import Router
+from weft.router.blind import Router, make_router
 from weft.rpc.client import ASSEMBLE
-from weft.rpc.link import tcp_address
-from weft.rpc.link_keys import LinkKeys, new_token, read_or_create_token
+from weft.rpc.link import LinkKeys, new_token, read_or_create_token, tcp_address
 from weft.server.banner import base_url, print_banner
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, serving, set_up_logging

@@ -21,8 +21,8 @@ from starlette.responses import Response
 from weft.errors import RequestError, UnknownReplicaError
 from weft.fleet.drain import drain, revive, roll, state_of
 from weft.fleet.replica import Replica
-from weft.server.exchange import Handler, json_response
 from weft.server.service import Service
+from weft.server.sse import Handler, json_response
 
 DRAIN_S = 30.0
 DRAIN_MAX_S = 24 * 3600.0

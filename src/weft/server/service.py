@@ -8,15 +8,22 @@ after the engine's death, ``model_for`` raises a 503 that names the reason.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError
+from weft.errors import (
+    ContextLengthError,
+    EngineUnavailableError,
+    QueueFullError,
+    RequestError,
+    UnknownModelError,
+)
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.server.batches.files import open_file_store
@@ -28,7 +35,6 @@ from weft.server.metric_table import EngineReport, FleetReport
 from weft.server.metrics import Metrics
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
-from weft.server.tokenize_budget import TokenizeBudget
 from weft.server.tracing import RequestTracer
 from weft.server.workers.shared_counts import LocalTally, SharedCounts, Tally
 from weft.text.chat import read_chat_template
@@ -55,6 +61,35 @@ _HEAD_CHARS_PER_TOKEN = 16
 """A text with more characters than this for each token of the context is first tokenized in part."""
 _DRAIN_LOOK_S = 0.05
 Encoded = TypeVar("Encoded")
+
+
+class TextTooLongError(RequestError):
+    """The text is over limits.max_tokenize_chars."""
+
+    status = 413
+
+
+class TokenizeBudget:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._spent = 0
+
+    @contextlib.contextmanager
+    def spending(self, count: int) -> Iterator[None]:
+        """Raises TextTooLongError, QueueFullError."""
+        if count > self._limit:
+            raise TextTooLongError(f"the text has {count} characters; the limit is {self._limit} "
+                                   "(limits.max_tokenize_chars)", param="prompt", code="text_too_long")
+        if self._spent + count > self._limit:
+            raise QueueFullError(f"{self._spent} characters of other requests are being tokenized, and this "
+                                 f"text has {count}; the limit is {self._limit} "
+                                 "(limits.max_tokenize_chars). Try "
+                                 "again later", param="limits.max_tokenize_chars", code="queue_full")
+        self._spent += count
+        try:
+            yield
+        finally:
+            self._spent -= count
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
 
 The names are those that other servers use. One thing differs: without a ``mode``, a busy engine is not put to
 sleep (409, with the number of live sequences), where others abort. The answer says what the prefix cache
-lost. ``weft.engine.sleep_state`` defines the levels, ``weft.rpc.sleep_queue`` the waiting.
+lost. ``weft.engine.sleep_state`` defines the levels, ``weft.rpc.engine_process`` the waiting.
 """
 
 from __future__ import annotations

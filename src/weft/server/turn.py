@@ -19,11 +19,9 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.server.generation import Generation, Prompt, Usage
-from weft.server.protocol import SamplingFields, sampling_params
+from weft.server.generation import Generation, Prompt, Usage, check_truncation, truncated
+from weft.server.protocol import SamplingFields, grammar_of, sampling_params
 from weft.server.service import ServedModel, Service
-from weft.server.structured import grammar_of
-from weft.server.truncation import check_truncation, truncated
 from weft.text.bad_words import banned_sequences
 from weft.text.blocks import AnswerBlock, BlockEvent
 from weft.text.chat_request import ConversationFields, KnownPrefix

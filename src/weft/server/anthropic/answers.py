@@ -16,6 +16,7 @@ Usage counts every prompt token once: ``cache_read_input_tokens`` came from the 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -24,7 +25,6 @@ from weft.errors import WeftError
 from weft.server.anthropic.protocol import MessagesBody, error_json
 from weft.server.anthropic.turns import cache_marked, messages_turn, thinks
 from weft.server.errors import bug
-from weft.server.ids import random_id
 from weft.server.ignored_fields import note_ignored
 from weft.server.service import Service
 from weft.server.sse import named_event
@@ -42,7 +42,7 @@ class MessagesJob:
     def __init__(self, turn: PreparedTurn, body: MessagesBody) -> None:
         self._turn = turn
         self._marked = cache_marked(body)
-        self._id = f"msg_{random_id()}"
+        self._id = f"msg_{token_hex(16)}"
         self.generation = turn.generation
 
     async def answer(self) -> bytes:

@@ -10,17 +10,20 @@ Lines run below interactive requests: without a ``priority`` of their own they g
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from weft.errors import EngineUnavailableError, QueueFullError, RequestError, WeftError
+from weft.server.batches.lines import IndexedLine, OutputLine, output_line, read_body_of
 from weft.server.chat import prepare_chat
 from weft.server.completions import prepare_completion
 from weft.server.errors import error_body
-from weft.server.exchange import Job
 from weft.server.ignored_fields import begin_request
 from weft.server.protocol import (
     UNSERVED_IN_CHAT,
@@ -35,6 +38,7 @@ from weft.server.responses.items import new_response_id, read_items
 from weft.server.responses.protocol import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields
 from weft.server.responses.turns import responses_turn
 from weft.server.service import Service
+from weft.server.sse import Job
 from weft.server.tenants import Tenant
 from weft.server.turn import prepare_turn
 
@@ -115,3 +119,56 @@ def error_text(body: bytes) -> str:
     """The message of an error's body, for people."""
     error = msgspec.json.decode(body).get("error", {})
     return str(error.get("message", ""))
+
+
+_PAUSE_S = 0.5
+
+
+def window_of(service: Service) -> int:
+    """How many lines are worked on at once."""
+    assert service.model is not None
+    sizes = service.model.info.sizes
+    return max(1, min(sizes.rows_max + sizes.rows_max // 2 + 4, sizes.queue_max // 2))
+
+
+def in_order(lines: Iterable[IndexedLine]) -> list[IndexedLine]:
+    """Neighbours share as much of their beginning as possible."""
+    return sorted(lines, key=lambda line: (line.url, line.key, line.offset))
+
+
+async def run_lines(service: Service, source: Path, lines: Iterable[IndexedLine],
+                    write: Callable[[OutputLine], None], *, window: int,
+                    tenant: Tenant | None = None) -> None:
+    """``write`` gets each answer once. Raises WeftError when the engine is lost for good."""
+    waiting = deque(in_order(lines))
+    running: dict[asyncio.Task[tuple[int, bytes]], IndexedLine] = {}
+    ended: asyncio.Queue[asyncio.Task[tuple[int, bytes]]] = asyncio.Queue()
+    try:
+        while waiting or running:
+            while waiting and len(running) < window:
+                line = waiting.popleft()
+                body = read_body_of(source, line)
+                task = asyncio.create_task(answer_line(service, line.url, body, tenant=tenant))
+                task.add_done_callback(ended.put_nowait)
+                running[task] = line
+            done = [await ended.get()]
+            while not ended.empty():
+                done.append(ended.get_nowait())
+            pause = False
+            for task in done:
+                line = running.pop(task)
+                try:
+                    status, body = task.result()
+                except LaterError:
+                    if service.engine.death is not None:
+                        raise service.engine.death from None
+                    waiting.appendleft(line)
+                    pause = True
+                    continue
+                write(output_line(line, status, body))
+            if pause:
+                await asyncio.sleep(_PAUSE_S)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -31,10 +31,16 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, UserError, WeftError
+from weft.server.batches.answering import run_lines, window_of
 from weft.server.batches.files import FileStore
-from weft.server.batches.lines import BadInputError, IndexedLine, OutputLine, read_index, unanswered_line
-from weft.server.batches.output import OutputFile
-from weft.server.batches.work import run_lines, window_of
+from weft.server.batches.lines import (
+    BadInputError,
+    IndexedLine,
+    OutputFile,
+    OutputLine,
+    read_index,
+    unanswered_line,
+)
 from weft.server.service import Service
 from weft.server.tenants import Tenant
 

@@ -28,10 +28,8 @@ from weft.config import EngineConfig
 from weft.errors import RequestError
 from weft.fleet.fleet import Fleet
 from weft.rpc.client import ASSEMBLE
-from weft.server.batches.answering import URLS
-from weft.server.batches.lines import IndexedLine, OutputLine, read_index
-from weft.server.batches.output import OutputFile
-from weft.server.batches.work import run_lines, window_of
+from weft.server.batches.answering import URLS, run_lines, window_of
+from weft.server.batches.lines import IndexedLine, OutputFile, OutputLine, read_index
 from weft.server.config import ServerConfig
 from weft.server.service import Service, load_served_model
 

@@ -26,9 +26,8 @@ from weft.server.batches.answering import URLS
 from weft.server.batches.files import FileObject, FileStore
 from weft.server.batches.jobs import BatchObject, BatchRunner
 from weft.server.errors import WrongMediaTypeError
-from weft.server.exchange import Handler, json_response, read_raw, tenant_of
 from weft.server.protocol import read_body
-from weft.server.sse import ClientGoneError
+from weft.server.sse import ClientGoneError, Handler, json_response, read_raw, tenant_of
 
 PAGE_DEFAULT, PAGE_MAX = 20, 100
 PURPOSES = ("batch", "batch_output")

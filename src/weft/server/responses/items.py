@@ -19,11 +19,14 @@ no text (images, files) and items of hosted tools are refused by place and type.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from secrets import token_hex
 from typing import Any, Literal
 
+import msgspec
+
 from weft.errors import RequestError
-from weft.server.ids import random_id
+from weft.server.responses.store import StoredResponse, StoreLimits, UnknownResponseError
 from weft.text.chat import ChatMessage
 
 Item = dict[str, Any]
@@ -46,7 +49,7 @@ def read_items(given: str | list[Item], response_id: str) -> list[Item]:
 
 
 def new_response_id() -> str:
-    return f"resp_{random_id()}"
+    return f"resp_{token_hex(16)}"
 
 
 def item_id(kind: Any, response_id: str, side: Literal["i", "o"], at: int) -> str:
@@ -195,3 +198,58 @@ def _text_of(content: str | list[Item]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content)
+
+
+class _Output(msgspec.Struct):
+    output: list[Item]
+
+
+_decode_output = msgspec.json.Decoder(_Output).decode
+_decode_items = msgspec.json.Decoder(list[Item]).decode
+
+
+def is_reference(item: Item) -> bool:
+    """OpenAI lets the type of a reference be left out."""
+    return item.get("type") == "item_reference" or set(item) == {"id"}
+
+
+async def with_items(given: Sequence[Item], known: Sequence[Item],
+                     get: Callable[[str], Awaitable[StoredResponse]], limits: StoreLimits) -> list[Item]:
+    """``given`` with items for references. ``known``: items of the conversation so far. ``get`` raises
+    UnknownResponseError. Raises RequestError, UnknownResponseError."""
+    by_id = {item["id"]: item for item in known}
+    responses: set[str] = set()
+    size = 0
+    result = []
+    for at, item in enumerate(given):
+        if not is_reference(item):
+            result.append(item)
+            continue
+        place, name = f"input[{at}].id", item.get("id")
+        if not isinstance(name, str):
+            raise RequestError(f"{place} is missing: the id of a stored item", param=place)
+        response_id = response_of(name)
+        if name not in by_id and response_id is not None and response_id not in responses:
+            responses.add(response_id)
+            if len(responses) > limits.turns:
+                raise RequestError(f"input refers to items of more than {limits.turns} responses "
+                                   "(limits.max_response_turns)", param="input")
+            try:
+                stored = await get(response_id)
+            except UnknownResponseError:
+                raise _unknown(place, name) from None
+            size += stored.size
+            if size > limits.turn_bytes:
+                raise RequestError(f"input refers to responses of {size} bytes; the limit is "
+                                   f"{limits.turn_bytes} (limits.max_body_mb)", param="input")
+            items = [*_decode_items(stored.items), *_decode_output(stored.body).output]
+            by_id.update((one["id"], one) for one in items)
+        if name not in by_id:
+            raise _unknown(place, name)
+        result.append(by_id[name])
+    return result
+
+
+def _unknown(place: str, name: str) -> UnknownResponseError:
+    return UnknownResponseError(f"{place}: there is no stored item {name[:256]!r}", param=place,
+                                code="item_not_found")
