@@ -20,7 +20,7 @@ import numpy as np
 from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
 from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
-from weft.router.blind import ReplicaLoad, RoutedRequest
+from weft.router.protocol import ReplicaLoad, RoutedRequest
 from weft.router.seconds import Seconds
 from weft.units import PAGE_TOKENS
 

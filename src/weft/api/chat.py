@@ -8,8 +8,6 @@ The preparation itself is ``weft.text.chat_request``, which the server uses too.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 import msgspec
 
 from weft.api.completion import ChatPiece, ChatReply, Completion, FunctionCall
-from weft.errors import BusyError, RequestError
+from weft.errors import RequestError
 from weft.request import SamplingParams
 from weft.text.blocks import text_of
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
@@ -110,35 +108,3 @@ class ChatWriter:
         conversation = ConversationFields(messages=turns, variables=template, **fields)
         request = read_chat(conversation, template_variables=self._template.variables)
         return request, chat_prompt(self._template, turns, chars_cut=TEMPLATE_CHARS_MAX, **request.rendering)
-
-
-class Turn:
-    """``take`` it around everything that changes the engine."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-
-    @property
-    def mine(self) -> bool:
-        """Whether this thread has it, further up the stack."""
-        return self._owner == threading.get_ident()
-
-    @property
-    def busy(self) -> bool:
-        """Whether some thread has it at this moment."""
-        return self._lock.locked()
-
-    @contextlib.contextmanager
-    def take(self, *, wait: bool = False) -> Iterator[None]:
-        """Raises BusyError where another thread has it, unless ``wait``."""
-        assert not self.mine, "a step inside a step"
-        if not self._lock.acquire(blocking=wait):
-            raise BusyError("another thread is using this engine, which serves one at a time: put a lock "
-                            "around the calls, or let the threads talk to a server (`weft serve`)")
-        self._owner = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._owner = None
-            self._lock.release()

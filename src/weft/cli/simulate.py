@@ -23,7 +23,7 @@ import click
 from weft.cli.flags import FlagCommand
 from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE, find_config, stored_as
 from weft.errors import ConfigError
-from weft.router.blind import DEFAULT_ROUTER, ROUTERS
+from weft.router.protocol import DEFAULT_ROUTER, ROUTERS
 from weft.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
 from weft.sim.fleet_replay import REPLICAS_MAX, RESTART_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX

@@ -120,7 +120,12 @@ class FleetLoad:
 
 
 class Scaler:
-    """Between ``least`` and ``most`` replicas."""
+    """How many replicas there should be, between ``least`` and ``most``. Pure: no clock and no I/O.
+
+        waiting sequences / sequences admitted a second   = seconds of queued work
+        above GROW_AT_S, and no replica is starting       -> one more
+        an empty queue, and the others have room          -> one less after IDLE_S
+    """
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least

@@ -31,8 +31,8 @@ from math import exp
 from weft.checkpoint_report import CheckpointReport
 from weft.costs.step import StepCost, mean_cost
 from weft.prefix_digests import prefix_digests, token_array
-from weft.router.blind import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
 from weft.router.checkpoint_table import CacheMatch, CheckpointTable
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 AMPLIFIED = 3.0
@@ -264,6 +264,16 @@ BOUNDARIES_MAX = 8
 
 
 class Boundaries:
+    """Where prompts part anywhere in the fleet: a boundary for every engine, at first sight.
+
+        replica 0   [ system prompt | tools | question 1 ]
+        replica 1   [ system prompt | tools | question 2 ]      parts from the first one behind the tools
+                                            ^ boundary: replica 1 saves a state here, though it sees the
+                                              prefix for the first time
+
+    Digests of prompts are stored in two generations of at most SEEN_MAX: a full young one becomes the old
+    one (law L11). A prompt enters all its digests, so what was seen is a prefix of them and is bisected."""
+
     def __init__(self) -> None:
         self._young: set[int] = set()
         self._old: set[int] = set()
@@ -312,6 +322,15 @@ class _Prefill:
 
 
 class PrefillQueue:
+    """The prefills that one replica still has to compute, as its router placed them: seconds until the next.
+
+        [ head: placed, computed since began_s ][ next ][ next ]      + a new request
+          work_s - elapsed                      + work_s + work_s     = seconds of waiting
+
+    A head that is late counts as much as it is late, so a replica that hangs gets fewer and fewer requests. A
+    request in flight is also a prefix to come: a later one with the same beginning waits for it and computes
+    only its own part. One lookup compares at most COMPARED_MAX of them (law L11)."""
+
     def __init__(self) -> None:
         self._prefills: dict[str, _Prefill] = {}
         self._by_beginning: dict[int, dict[str, None]] = {}

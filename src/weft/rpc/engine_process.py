@@ -98,7 +98,15 @@ _commands = msgspec.msgpack.Decoder(Command)
 
 
 class SleepQueue:
-    """``clock`` gives seconds. ``take`` and ``look`` return the replies that are ready."""
+    """Calls to sleep and to wake up, done between two steps or waited for.
+
+        Sleep  no live sequences, or mode "abort"  -> at once
+               live sequences, no mode             -> refused, with their count and the modes
+               live sequences, mode "wait"         -> new requests are refused, steps go on; the last one
+                                                      ended: sleep; too late: refused
+        Wake   at once; a sleep that waits is refused then
+
+    ``clock`` gives seconds. ``take`` and ``look`` return the replies that are ready."""
 
     def __init__(self, core: EngineCore, clock: Callable[[], float] = time.monotonic) -> None:
         self._core = core
@@ -172,7 +180,9 @@ class SleepQueue:
 
 
 class GrammarQueue:
-    """``limit``: most requests that may wait here."""
+    """Requests that wait for their grammar, beside the steps that go on meanwhile. A request waits before it
+    is accepted, so a bad grammar is an error and never a sequence that fails. Requests with the same grammar
+    share one compilation; only ``build`` runs in threads. ``limit``: most requests that may wait here."""
 
     def __init__(self, grammars: GrammarCompiler, limit: int) -> None:
         self._grammars = grammars

@@ -157,7 +157,8 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class LinkKeys:
-    """Of one fleet, from its token."""
+    """Of one fleet, from its token: CURVE encrypts and authenticates every frame with them. Each end knows
+    the other's public key from the token, so no key crosses the network."""
 
     server: KeyPair
     machine: KeyPair
@@ -191,7 +192,8 @@ def read_token(file: str) -> str:
 
 
 def read_or_create_token(file: str) -> tuple[str, bool]:
-    """The token, and whether its file is new. Raises ConfigError as ``read_token``."""
+    """The token, and whether its file is new: 256 random bits, for its owner alone. Raises ConfigError as
+    ``read_token``."""
     path = Path(file).expanduser()
     with contextlib.suppress(FileExistsError):
         try:

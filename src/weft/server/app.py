@@ -235,6 +235,8 @@ PIECE_TOKENS = 4096
 
 
 async def tokenize_answer(model: ServedModel, tokens: list[int], *, with_texts: bool) -> bytes:
+    """As JSON, PIECE_TOKENS at a time: the encoder would hold the event loop for as long as its list is."""
+
     def texts_of(part: Sequence[int]) -> list[str]:
         return [model.tokenizer.token_text(token) for token in part]
 

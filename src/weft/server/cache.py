@@ -22,7 +22,7 @@ from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError
 from weft.memory.prefix.cache_shape import CacheShape, PrefixShape, ShapeSum, SizeClass
 from weft.memory.usage import STORE_COUNTS, MemoryUsage
-from weft.router.blind import RouterCounts
+from weft.router.protocol import RouterCounts
 
 LOOK_EVERY_S = 1.0
 EngineShapes = list[tuple[int, CacheShape]]

@@ -15,7 +15,7 @@ adds:
   ``write_s``;
 * pipelining: at most ``pipelined`` requests wait; when the client leaves, the running one is cancelled and
   the waiting ones never start;
-* refusals in OpenAI's shape (``edge_refusals``). The refused client may go on sending for LINGER_S, so that
+* refusals in OpenAI's shape (``raw_answer``). The refused client may go on sending for LINGER_S, so that
   it reads the answer.
 
 A value in flight is invisible until the parser has all of it. Hence ``_unparsed_bytes``: the bytes fed
@@ -87,7 +87,8 @@ def headers_too_large(limits: EdgeLimits) -> EdgeError:
 
 
 def raw_answer(refusal: EdgeError) -> bytes:
-    """The whole HTTP answer; the connection closes behind it."""
+    """The whole HTTP answer; the connection closes behind it. It leaves before the request reaches the
+    application."""
     body = error_body(refusal)
     headers = {**error_headers(refusal), "content-type": "application/json",
                "content-length": str(len(body)), "connection": "close",

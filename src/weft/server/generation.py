@@ -317,7 +317,9 @@ def check_truncation(body: SamplingFields, *, is_chat: bool) -> None:
 
 
 def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
-    """``prompt``, cut if the request asks for it. ``answer_tokens``: what -1 leaves for the answer."""
+    """``prompt``, cut if the request asks for it: on the left, or for completions also on the right. Cache
+    positions move with the cut. It has no text then: ``echo`` decodes its tokens. ``answer_tokens``: what -1
+    leaves for the answer."""
     limit = body.truncate_prompt_tokens
     if limit is None:
         return prompt
@@ -334,7 +336,8 @@ def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answ
 
 
 def logprob_count(request: Request, context_tokens: int, *, streamed: bool) -> int:
-    """The most logprobs of one piece of the answers to one prompt."""
+    """The most logprobs of one piece of the answers to one prompt (law L11). A whole answer becomes JSON at
+    its end, on the event loop; a stream writes them step by step, so only its prompt's count."""
     sampling, prompt_tokens = request.sampling, len(request.prompt_tokens)
     count = 0
     if sampling.logprobs is not None and not streamed:

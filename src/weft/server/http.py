@@ -107,7 +107,8 @@ def _is_no_look(record: logging.LogRecord) -> bool:
 
 
 class JsonAccessFormatter(logging.Formatter):
-    """Of the records of ``uvicorn.access``: (client, method, path, HTTP version, status)."""
+    """Of the records of ``uvicorn.access``: (client, method, path, HTTP version, status). No query string, no
+    header and no body: a client may have put a key or a text there."""
 
     def format(self, record: logging.LogRecord) -> str:
         assert isinstance(record.args, tuple)

@@ -14,7 +14,7 @@ from typing import Generic, Literal, TypeVar
 
 from weft.engine.stats import EngineStats
 from weft.memory.usage import CacheCounts
-from weft.router.blind import RouterCounts
+from weft.router.protocol import RouterCounts
 from weft.schedule.tier_values import NO_TIER, TierStats
 from weft.server.cache import memory_bytes
 from weft.server.edge import HttpEdge

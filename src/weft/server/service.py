@@ -70,6 +70,9 @@ class TextTooLongError(RequestError):
 
 
 class TokenizeBudget:
+    """How many characters are tokenized at once, over all requests (law L11): it takes a second of a core for
+    each megabyte, and the engine needs the cores. Short texts are not counted."""
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._spent = 0

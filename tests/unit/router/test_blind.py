@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from weft.errors import ConfigError
-from weft.router.blind import (
+from weft.router.protocol import (
     ROUTERS,
     LeastLoaded,
     PrefixHash,

@@ -7,7 +7,7 @@ import pytest
 from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
 from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
-from weft.router.blind import ReplicaLoad, Route, RoutedRequest
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
 from weft.router.seconds import AMPLIFIED, Seconds, SharedCosts
 from weft.units import PAGE_TOKENS
 

@@ -1,4 +1,4 @@
-"""One line of a batch to one answer: the jobs of the endpoints, without HTTP.
+"""Lines of a batch to answers: the jobs of the endpoints, without HTTP.
 
     url, body --the type and ``prepare`` of that endpoint--> Job --start, answer--> status, body
 
@@ -139,7 +139,9 @@ def in_order(lines: Iterable[IndexedLine]) -> list[IndexedLine]:
 async def run_lines(service: Service, source: Path, lines: Iterable[IndexedLine],
                     write: Callable[[OutputLine], None], *, window: int,
                     tenant: Tenant | None = None) -> None:
-    """``write`` gets each answer once. Raises WeftError when the engine is lost for good."""
+    """``window`` lines at once, in the order of the prefix cache. A line that the engine cannot take now goes
+    back to the front, and the window pauses. ``write`` gets each answer once. Raises WeftError when the
+    engine is lost for good."""
     waiting = deque(in_order(lines))
     running: dict[asyncio.Task[tuple[int, bytes]], IndexedLine] = {}
     ended: asyncio.Queue[asyncio.Task[tuple[int, bytes]]] = asyncio.Queue()

@@ -166,7 +166,15 @@ _FIELDS = ("model", "cache_salt", "tools", "instructions", "system", "messages",
 
 
 def prefix_key(body: bytes) -> bytes:
-    """Sorts a request beside those with the same beginning. Any JSON has one."""
+    """Sorts a request beside those with the same beginning: a hash for each block of what shapes its prompt.
+
+        system A, question 3        A1 A2 q3
+        system A, question 7        A1 A2 q7      sorted by key: neighbours
+        system B, question 1        B1 q1
+
+    That is the order in which a depth-first walk visits the tree of prefixes: one is computed once, and used
+    while it is warm. It is the text of the request and not of the template, which costs more to render. Any
+    JSON has a key."""
     try:
         fields = msgspec.json.decode(body)
         text = b"".join(_parts(fields)) if isinstance(fields, dict) else body
@@ -190,7 +198,11 @@ _decoder = msgspec.json.Decoder(OutputLine)
 
 
 class OutputFile:
-    """``known_ids``: the custom_ids of the input. Raises RequestError, which names --output, and OSError."""
+    """Answers appended line by line. An interrupted run leaves whole lines and at most one torn one: the next
+    run cuts that off and computes only what is missing. A lock on the file keeps other runs away.
+
+    ``known_ids``: the custom_ids of the input; a file with other answers is left alone. Raises RequestError,
+    which names --output, and OSError."""
 
     def __init__(self, path: Path, known_ids: Collection[str]) -> None:
         self._path = path

@@ -1,7 +1,7 @@
 """A response, as one object or as its events.
 
     response.created  response.in_progress                       before the first token
-      items (weft.server.responses.answers)
+      items (``OutputWriter``)
     response.completed | response.incomplete | response.failed
 
 Every event has a ``sequence_number``, from 0 without a gap. The last one carries the whole response, with its
@@ -59,7 +59,13 @@ _NAMES: dict[BlockKind, _Names] = {
 
 
 class OutputWriter:
-    """``items``: the output so far; those that are complete have their whole text."""
+    """The blocks of ``weft.text.blocks`` as items, and their events. An answer without blocks is an empty
+    message.
+
+    A piece whose text is held back may still become a marker, so its logprobs wait. When content follows, the
+    last of them that cover its text belong to it; the others were of a marker.
+
+    ``items``: the output so far; those that are complete have their whole text."""
 
     def __init__(self, response_id: str) -> None:
         self.items: list[Item] = []

@@ -215,8 +215,10 @@ def is_reference(item: Item) -> bool:
 
 async def with_items(given: Sequence[Item], known: Sequence[Item],
                      get: Callable[[str], Awaitable[StoredResponse]], limits: StoreLimits) -> list[Item]:
-    """``given`` with items for references. ``known``: items of the conversation so far. ``get`` raises
-    UnknownResponseError. Raises RequestError, UnknownResponseError."""
+    """``given`` with items for references. The id of an item has that of its response in it, so the store
+    needs no index of items. ``known``: items of the conversation so far, which are looked through first.
+    ``get`` raises UnknownResponseError. Raises RequestError, UnknownResponseError. Responses and bytes of one
+    request are bounded as those of a conversation are (law L11)."""
     by_id = {item["id"]: item for item in known}
     responses: set[str] = set()
     size = 0

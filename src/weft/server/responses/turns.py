@@ -97,7 +97,13 @@ _ANSWER_SHARE = 8
 
 async def prepare_response(service: Service, body: ResponsesBody, items: Sequence[Item],
                            known: KnownPrefix | None) -> PreparedTurn:
-    """The turn, with as much of ``items`` as the context has room for if the request allows that. Raises
+    """The turn, with as much of ``items`` as the context has room for if ``truncation`` is auto.
+
+        items:   system | user ... | user ... | user ... | user ...
+        shown:   system |                     | user ... | user ...
+
+    A turn has all that follows its user message, so no output of a tool loses its call. The oldest turns go,
+    TURNS_STEP at a time: the shown beginning is then the same for several turns, and the cache has it. Raises
     RequestError, UnknownModelError, EngineUnavailableError."""
     try:
         return await prepare_turn(service, responses_turn(body, items, known))
