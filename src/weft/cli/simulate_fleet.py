@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.errors import ConfigError
-from weft.router.protocol import ROUTERS
+from weft.router.blind import ROUTERS
 from weft.sim.arms import Arm
 from weft.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
 from weft.sim.replay import OnProgress, replay, sizes_for
@@ -26,7 +26,7 @@ from weft.sim.report import Report
 from weft.sim.traffic import Traffic
 
 if TYPE_CHECKING:
-    from weft.cli.simulate import Setup
+    from weft.cli.simulate_setup import Setup
     from weft.sim.study import OnStudyProgress
 
 _KILL = re.compile(r"(\d{1,4})@(\d{1,7}(?:\.\d+)?)s?")

@@ -33,7 +33,8 @@ from weft.fleet.placement import Placement
 from weft.fleet.places import divide_machine, start_at_once
 from weft.fleet.replica import Replica, first_error
 from weft.info import ModelInfo
-from weft.router.protocol import LeastLoaded, Router
+from weft.router.blind import LeastLoaded
+from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints
 from weft.rpc.engine_link import ANYWHERE
 from weft.rpc.messages import RecordingTarget

@@ -14,23 +14,21 @@ request while there is none. ``choose`` changes nothing, so a dropped choice nee
 has exactly one ``ended``. A request that resumes after the end of its engine is placed again under its id,
 with the tokens of its answer behind its prompt.
 
-Three routers here look at no cache, and ``seconds`` is compared with them: least loaded, round robin, and a
-hash of the beginning of the prompt. ROUTERS has all by the names of ``debug.router``.
-
 Law L10: the digest of a prefix begins with its salt, so two salts share no prefix. Law L11: a router forgets
 a request at its end and a replica when it leaves, and every other table has a bound.
+
+Rejected: a router that owns queues (the engines have queues with ranks, and a held request is the fleet's);
+a coroutine (a choice must cost microseconds).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from weft.checkpoint_report import CheckpointReport
 from weft.costs.step import StepCost
-from weft.errors import ConfigError
-from weft.units import PAGE_TOKENS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,120 +118,3 @@ class Router(Protocol):
     def counts(self) -> dict[int, RouterCounts]:
         """By replica; empty for a router that predicts nothing."""
         ...
-
-
-PREFIX_TOKENS = 2048
-LOAD_SHARE_MAX = 1.25
-_WORD = (1 << 64) - 1
-_MIX = 0xBF58476D1CE4E5B9
-
-
-class BlindRouter:
-    """Everything of a ``Router`` but ``choose``, for routers without tables."""
-
-    @property
-    def wants(self) -> Wants:
-        return "nothing"
-
-    def placed(self, request: RoutedRequest, route: Route) -> None:
-        """The fleet counts what is in flight."""
-
-    def admitted(self, request_id: str, cached_tokens: int) -> None:
-        """Caches do not count."""
-
-    def ended(self, request_id: str) -> None:
-        """The fleet counts what is in flight."""
-
-    def joined(self, replica: int) -> None:
-        """It is a candidate from now on."""
-
-    def left(self, replica: int) -> None:
-        """It is no candidate any more."""
-
-    def reported(self, replica: int, report: CheckpointReport) -> bool:
-        """Not asked for."""
-        return False
-
-    def counts(self) -> dict[int, RouterCounts]:
-        return {}
-
-
-class LeastLoaded(BlindRouter):
-    """A ``Router``."""
-
-    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
-        return Route(least_loaded(candidates).replica)
-
-
-class RoundRobin(BlindRouter):
-    """A ``Router``."""
-
-    def __init__(self) -> None:
-        self._last = -1
-
-    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
-        later = (load.replica for load in candidates if load.replica > self._last)
-        return Route(next(later, candidates[0].replica))
-
-    def placed(self, request: RoutedRequest, route: Route) -> None:
-        self._last = route.replica
-
-
-class PrefixHash(BlindRouter):
-    """A ``Router``. ``prefix_tokens``: the part of the prompt that is hashed."""
-
-    def __init__(self, prefix_tokens: int = PREFIX_TOKENS) -> None:
-        self._prefix_tokens = prefix_tokens
-
-    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
-        from weft.prefix_digests import prefix_digests  # numpy; the other routers need none
-
-        length = min(len(request.tokens), self._prefix_tokens)
-        digests = prefix_digests(request.tokens[:max(length, PAGE_TOKENS)], request.salt)
-        if not digests.size:  # shorter than a page: there is nothing to share
-            return Route(least_loaded(candidates).replica)
-        prefix = int(digests[-1])
-        sequences = sum(load.sequences for load in candidates) + request.sequences
-        limit = LOAD_SHARE_MAX * sequences / len(candidates)
-        open_loads = [load for load in candidates if load.sequences + request.sequences <= limit]
-        return Route(max(open_loads or [least_loaded(candidates)],
-                          key=lambda load: _weight(prefix, load.replica)).replica)
-
-
-def least_loaded(candidates: Sequence[ReplicaLoad]) -> ReplicaLoad:
-    return min(candidates, key=lambda load: (load.sequences, load.known_tokens, load.replica))
-
-
-def _weight(prefix: int, replica: int) -> int:
-    """A number that mixes both; the same in every process."""
-    mixed = (prefix ^ ((replica + 1) * _MIX)) & _WORD
-    mixed = ((mixed ^ (mixed >> 30)) * _MIX) & _WORD
-    return mixed ^ (mixed >> 31)
-
-
-DEFAULT_ROUTER = "seconds"
-
-
-def _by_seconds(clock: Callable[[], float], wants: Wants = "states") -> Router:
-    from weft.router.seconds import Seconds  # numpy, which a server of one replica has no use for
-
-    return Seconds(clock, wants)
-
-
-_MAKERS: dict[str, Callable[[Callable[[], float]], Router]] = {
-    "seconds": _by_seconds,
-    "kv-only": lambda clock: _by_seconds(clock, "pages"),
-    "prefix-hash": lambda clock: PrefixHash(),
-    "round-robin": lambda clock: RoundRobin(),
-    "least-loaded": lambda clock: LeastLoaded(),
-}
-ROUTERS = tuple(_MAKERS)
-
-
-def make_router(name: str, clock: Callable[[], float]) -> Router:
-    """Raises ConfigError that lists the names."""
-    maker = _MAKERS.get(name)
-    if maker is None:
-        raise ConfigError(f"debug.router {name!r} is no router: there are {', '.join(ROUTERS)}",
-                          param="debug.router")
-    return maker(clock)

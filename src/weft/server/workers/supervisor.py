@@ -10,7 +10,7 @@
 
 A worker is the server of one process, and its engine is the whole fleet: it has an ``EngineClient``, and
 the supervisor answers that as an engine would (``weft.rpc.messages``). A worker answers what generates or
-tokenizes, and passes the rest on to the supervisor's own HTTP socket (``forward``), so a drain or a batch is
+tokenizes. It passes the rest on to the supervisor's own HTTP socket (``forward``), so a drain or a batch is
 the same at each worker. What belongs to all processes lies in files: counts (``shared_counts``), and metrics,
 which prometheus_client adds up.
 
@@ -45,7 +45,7 @@ from weft.rpc.child import private_folder, start_child
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Cancel, Progress, Ready, Refusal, Reply, Report, StepReport, Submit
 from weft.server.config import ServerConfig
-from weft.server.workers.process import FromWorker, WorkerLaunch
+from weft.server.workers.link import FromWorker, WorkerLaunch
 from weft.server.workers.shared_counts import SharedCounts
 
 _LOOK_S = 0.05
@@ -66,7 +66,7 @@ class Worker:
         self._send = send
         self._starts = 0
         self._is_attached = False
-        self._told: Report | None = None
+        self._last_news: Report | None = None
         self._submits: set[asyncio.Task[None]] = set()
         self._report = StepReport()
 
@@ -78,7 +78,7 @@ class Worker:
     def begin(self) -> None:
         """The next process."""
         self._starts += 1
-        self._is_attached, self._told = False, None
+        self._is_attached, self._last_news = False, None
         self.serves.clear()
 
     def lost(self) -> None:
@@ -87,8 +87,8 @@ class Worker:
         self._report = StepReport()
 
     def tell(self, news: Progress | Ready) -> None:
-        if self._is_attached and news != self._told:
-            self._told = news
+        if self._is_attached and news != self._last_news:
+            self._last_news = news
             self._send(self.routing_id, news)
 
     def take(self, message: FromWorker) -> None:
