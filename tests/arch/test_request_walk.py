@@ -20,7 +20,7 @@ from tests.server.scripted_engine import build, write_model_directory
 from weft.config import EngineConfig
 from weft.fleet.fleet import Fleet
 from weft.request import Request, SamplingParams
-from weft.rpc.engine_link import EngineLink
+from weft.rpc.client import EngineLink
 from weft.rpc.engine_process import EngineLoop
 from weft.rpc.messages import Submit
 from weft.server.config import ServerConfig

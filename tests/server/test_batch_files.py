@@ -13,7 +13,7 @@ import pytest
 
 from weft.config import EngineConfig
 from weft.errors import RequestError
-from weft.server.batches.answering import in_order
+from weft.server.batches.answering import BatchCounts, RunInterruptedError, in_order, run_file
 from weft.server.batches.lines import (
     BLOCK_CHARS,
     BadInputError,
@@ -23,7 +23,6 @@ from weft.server.batches.lines import (
     prefix_key,
     read_index,
 )
-from weft.server.batches.offline import BatchCounts, RunInterruptedError, run_file
 from weft.server.config import ServerConfig
 
 URLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")

@@ -34,7 +34,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError
-from weft.rpc.engine_link import ANYWHERE, HostShare
+from weft.rpc.client import ANYWHERE, HostShare
 from weft.rpc.link import (
     BEAT_S,
     LATE_TICKS,

@@ -53,7 +53,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """``factory`` is "module:function"; the engine process calls it with an EngineConfig of ``config`` and
     ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: None for
     no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part
-    of the machine that is the engine's (``weft.rpc.engine_link.HostShare``). ``memory_turn``: the
+    of the machine that is the engine's (``weft.rpc.client.HostShare``). ``memory_turn``: the
     descriptor of a file that the engines of one machine lock in turn (``weft.host``)."""
 
     factory: str
@@ -229,5 +229,3 @@ class Fatal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Report = Progress | Ready | StepReport | Beat | Fatal
-
-

@@ -21,11 +21,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.errors import WeftError
-from weft.server.anthropic.answers import prepare_messages
+from weft.server.anthropic.answers import conversation, prepare_messages
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody
-from weft.server.anthropic.turns import conversation
-from weft.server.batches.jobs import BatchRunner
-from weft.server.batches.routes import batch_handlers
+from weft.server.batches.routes import BatchRunner, batch_handlers
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
@@ -45,10 +43,16 @@ from weft.server.protocol import (
     read_body,
     read_tokenize_body,
 )
-from weft.server.replicas import replica_handlers
+from weft.server.replicas import (
+    read_sleep,
+    read_tags,
+    replica_handlers,
+    sleep_answer,
+    state_answer,
+    wake_answer,
+)
 from weft.server.responses.routes import response_handlers
 from weft.server.service import ServedModel, Service
-from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer, wake_answer
 from weft.server.sse import ClientGoneError, Handler, Job, answer_job, json_response, namespace_of, read_raw
 from weft.server.tenants import Keys
 from weft.server.workers.forward import forwarded_operations

@@ -20,12 +20,11 @@ from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
-from weft.server.generation import Usage
+from weft.server.generation import ChatTurn, PreparedTurn, Usage, prepare_turn
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
 from weft.server.protocol import ChatBody, refuse_stream_fields, stream_usage
 from weft.server.service import Service
 from weft.server.sse import DONE, sse_line
-from weft.server.turn import ChatTurn, PreparedTurn, prepare_turn
 from weft.text.blocks import AnswerBlock, BlockEvent, text_of
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece

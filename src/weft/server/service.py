@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import msgspec
+
 from weft.errors import (
     ContextLengthError,
     EngineUnavailableError,
@@ -27,12 +29,11 @@ from weft.errors import (
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.server.batches.files import open_file_store
-from weft.server.body_check import BodyChecker
+from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
 from weft.server.ignored_fields import did_you_mean
-from weft.server.metric_table import EngineReport, FleetReport
-from weft.server.metrics import Metrics
+from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tracing import RequestTracer
@@ -50,6 +51,7 @@ from weft.text.dialect import Dialect
 from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from weft.text.worker_process import WorkerLane, WorkerProcess
 from weft.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -67,6 +69,40 @@ class TextTooLongError(RequestError):
     """The text is over limits.max_tokenize_chars."""
 
     status = 413
+
+
+_SECONDS = 30.0
+
+
+class TooManyValuesError(RequestError):
+    """The body is over limits.max_json_values."""
+
+    status = 413
+
+
+class BodyChecker:
+    def __init__(self, values_max: int) -> None:
+        start = values_max.to_bytes(8, "little")
+        self._lane = WorkerLane(lambda: WorkerProcess("weft.server.body_worker", start), _SECONDS)
+
+    async def check(self, raw: bytes) -> None:
+        """Returns at once for a small body.
+
+        Raises TooManyValuesError, RequestError, EngineUnavailableError."""
+        if len(raw) <= LARGE_BODY_BYTES:
+            return
+        try:
+            answer = msgspec.msgpack.decode(await self._lane.ask(raw), type=BodyVerdict)
+        except OSError:
+            raise EngineUnavailableError("the body took too long to look through; try "
+                                         "again later") from None
+        if answer.is_too_large:
+            raise TooManyValuesError(answer.message, param="limits.max_json_values", code="too_many_values")
+        if answer.message:
+            raise RequestError(answer.message, param=answer.param, code="invalid_json")
+
+    def close(self) -> None:
+        self._lane.end()
 
 
 class TokenizeBudget:

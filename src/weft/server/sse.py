@@ -26,9 +26,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from weft.errors import WeftError
-from weft.server.body_check import BodyChecker
 from weft.server.errors import WrongMediaTypeError, bug, error_body
 from weft.server.generation import Generation
+from weft.server.service import BodyChecker
 from weft.server.tenants import Tenant
 from weft.server.tracing import RequestTrace
 

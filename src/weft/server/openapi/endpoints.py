@@ -24,13 +24,13 @@ import msgspec
 
 from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
 from weft.server.batches.files import FileObject
-from weft.server.batches.jobs import BatchObject
 from weft.server.batches.routes import (
     PAGE_DEFAULT,
     PAGE_MAX,
     PURPOSES,
     BatchBody,
     BatchList,
+    BatchObject,
     DeletedFile,
     FileList,
 )
@@ -43,10 +43,9 @@ from weft.server.protocol import (
     TokenizeChatBody,
     TokenizePromptBody,
 )
-from weft.server.replicas import DRAIN_MAX_S, DRAIN_S, ReplicaList
+from weft.server.replicas import DRAIN_MAX_S, DRAIN_S, ReplicaList, SleepBody, WakeBody
 from weft.server.responses.answers import ResponseObject
-from weft.server.responses.protocol import ITEMS_DEFAULT, ITEMS_MAX, ResponsesBody
-from weft.server.sleep import SleepBody, WakeBody
+from weft.server.responses.items import ITEMS_DEFAULT, ITEMS_MAX, ResponsesBody
 
 Access = Literal["open", "client", "operator"]
 """Whose key opens an endpoint, if the server has keys."""

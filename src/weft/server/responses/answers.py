@@ -22,13 +22,11 @@ import msgspec
 
 from weft.errors import WeftError
 from weft.server.errors import bug
+from weft.server.generation import PreparedTurn
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
-from weft.server.responses.history import RawAnswer
-from weft.server.responses.items import Item, item_id
-from weft.server.responses.protocol import ReasoningOptions, ResponsesBody
-from weft.server.responses.turns import format_of
+from weft.server.responses.items import Item, ReasoningOptions, ResponsesBody, item_id
+from weft.server.responses.turns import RawAnswer, format_of
 from weft.server.sse import named_event
-from weft.server.turn import PreparedTurn
 from weft.text.blocks import AnswerBlock, BlockEvent, BlockKind
 from weft.text.choices import Piece
 

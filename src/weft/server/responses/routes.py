@@ -22,20 +22,32 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from weft.errors import RequestError, WeftError
+from weft.server.generation import PreparedTurn
 from weft.server.protocol import read_body
 from weft.server.responses.answers import Keep, ResponsesJob
 from weft.server.responses.background import UNFINISHED, ResponseRuns, status_of
-from weft.server.responses.history import Keeper, RawAnswer, TurnHistory, read_history
-from weft.server.responses.items import Item, is_reference, new_response_id, read_items, with_items
-from weft.server.responses.protocol import (
+from weft.server.responses.items import (
     ITEMS_DEFAULT,
     ITEMS_MAX,
     UNSERVED_IN_RESPONSES,
+    Item,
     ResponsesBody,
     check_fields,
+    is_reference,
+    new_response_id,
+    read_items,
+    with_items,
 )
 from weft.server.responses.store import ResponseStore, StoredResponse, UnknownResponseError
-from weft.server.responses.turns import conversation, in_own_words, prepare_response
+from weft.server.responses.turns import (
+    Keeper,
+    RawAnswer,
+    TurnHistory,
+    conversation,
+    in_own_words,
+    prepare_response,
+    read_history,
+)
 from weft.server.service import Service
 from weft.server.sse import (
     EventStream,
@@ -47,7 +59,6 @@ from weft.server.sse import (
     tenant_of,
     unless_gone,
 )
-from weft.server.turn import PreparedTurn
 
 _log = logging.getLogger("weft.server")
 

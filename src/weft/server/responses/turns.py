@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from weft.errors import ContextLengthError, RequestError
-from weft.server.responses.items import Item, messages_of
-from weft.server.responses.protocol import LOGPROBS, ResponsesBody
-from weft.server.service import Service
-from weft.server.turn import ChatTurn, PreparedTurn, prepare_turn
-from weft.text.chat_request import ConversationFields, KnownPrefix
+from weft.server.generation import ChatTurn, PreparedTurn, Prompt, prepare_turn
+from weft.server.responses.items import LOGPROBS, Item, ResponsesBody, messages_of
+from weft.server.responses.store import StoredResponse
+from weft.server.service import ServedModel, Service
+from weft.text.chat import common_length
+from weft.text.chat_request import ConversationFields, KnownPrefix, text_digest
 
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
 _FORMATS = ("text", "json_object", "json_schema")
@@ -151,3 +153,78 @@ def _is_system(item: Item) -> bool:
 
 def _is_user(item: Item) -> bool:
     return bool(item.get("role") == "user")
+
+
+class TurnHistory(msgspec.Struct, frozen=True):
+    """``items`` of all earlier turns, input and output in order. ``tokens``: what the model knows of them."""
+
+    items: list[Item] = []
+    tokens: list[int] = []
+    known: KnownPrefix | None = None
+
+
+class _Answer(msgspec.Struct):
+    """What a turn needs of a response object."""
+
+    output: list[dict[str, Any]]
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
+
+
+def read_history(path: Sequence[StoredResponse], vocabulary: bytes) -> TurnHistory:
+    """``vocabulary``: the tokenizer's; tokens of another one are left out."""
+    items: list[Item] = []
+    tokens: list[int] = []
+    for stored in path:
+        items += _decode_items(stored.items)
+        items += _decode_answer(stored.body).output
+        if stored.vocabulary == vocabulary and stored.shared <= len(tokens):
+            tokens = [*tokens[:stored.shared], *_unpacked(stored.tokens)]
+        else:
+            tokens = []
+    last = path[-1]
+    usable = bool(tokens) and last.vocabulary == vocabulary and bool(last.digest)
+    return TurnHistory(items, tokens, KnownPrefix(tokens, last.chars, last.digest) if usable else None)
+
+
+class RawAnswer(NamedTuple):
+    """All tokens that were generated, and their text as it was read, markers too."""
+
+    tokens: list[int]
+    text: str
+
+
+class Keeper(msgspec.Struct, frozen=True):
+    """Makes the record of a response. ``items``: the request's own; ``before``: the parent's tokens."""
+
+    model: ServedModel
+    prompt: Prompt
+    items: list[Item]
+    before: list[int]
+
+    def record(self, response_id: str, parent: str | None, body: bytes, answer: RawAnswer) -> StoredResponse:
+        """``body``: the response as JSON."""
+        tokenizer = self.model.tokenizer
+        tokens = answer.tokens
+        if tokens and tokens[-1] in tokenizer.special_ids:
+            tokens = tokens[:-1]
+        items = msgspec.json.encode(self.items)
+        written = b"".join(map(tokenizer.token_bytes, tokens)).decode(errors="replace")
+        if self.prompt.text is None or written != answer.text:
+            return StoredResponse(response_id=response_id, parent=parent, body=body, items=items)
+        tokens, text = [*self.prompt.tokens, *tokens], self.prompt.text + written
+        shared = common_length(tokens, self.before) if self.before else 0
+        return StoredResponse(
+            response_id=response_id, parent=parent, body=body, items=items,
+            vocabulary=self.model.vocabulary, shared=shared, tokens=_packed(tokens[shared:]),
+            chars=len(text), digest=text_digest(text))
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(tokens)}i", *tokens)
+
+
+def _unpacked(raw: bytes) -> Sequence[int]:
+    return struct.unpack(f"<{len(raw) // 4}i", raw)
