@@ -25,7 +25,7 @@ from weft.request import Request, SamplingParams
 from weft.store.identity import NamespaceIdentity
 from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
-from weft.store.store import open_store
+from weft.store.tiered_store import open_store
 
 KINDS = ("qwen3", "qwen3_5", "lfm2", "granite", "jamba", "kimi_linear", "falcon_mamba")
 """Attention alone; delta net, short convolution, Mamba-2 and Mamba-1 beside attention; latent attention
@@ -192,7 +192,7 @@ def test_a_store_that_lies_is_noticed(overlap: bool) -> None:
 
 def test_the_plain_form_of_a_transfer_moves_the_same_bytes() -> None:
     """Pages and a state out of one arena and into another: every byte, through torch as through numpy."""
-    from weft.memory.transfer_buffers import TransferBuffers
+    from weft.memory.prefix_store import TransferBuffers
     from weft.runner.transfers import Transfers, load_pages, store_pages
 
     plan = Serving("qwen3_5").arena

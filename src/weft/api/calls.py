@@ -25,8 +25,7 @@ from weft.api.completion import Completion
 from weft.engine.engine import EngineCore
 from weft.errors import BusyError, WeftError
 from weft.request import Request, TokenEvent
-from weft.text.choices import Choice, Piece
-from weft.text.detokenize import TextDecoder
+from weft.text.choices import Choice, Piece, TextDecoder
 
 if TYPE_CHECKING:
     from rich.progress import Progress

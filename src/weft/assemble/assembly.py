@@ -46,8 +46,7 @@ from weft.engine.grammars import GrammarCompiler
 from weft.errors import ConfigError
 from weft.host import usable_cores
 from weft.info import MemoryRow, ModelInfo
-from weft.memory.frames.plan import ArenaPlan
-from weft.memory.frames.sizes import fit_sizes
+from weft.memory.frames.plan import ArenaPlan, fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
 from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost

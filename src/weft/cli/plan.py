@@ -106,7 +106,7 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     serve = serve_command(served, revision, config, plan, speculate)
     times = None
     if store is not None:
-        from weft.cli.plan_view import restore_times
+        from weft.cli.plan_store import restore_times
 
         times = restore_times(plan, make_plan(name, config, replace(asked, tp=1)), store, device,
                               prefill_rate)

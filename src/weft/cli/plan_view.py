@@ -22,10 +22,10 @@ import re
 import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -34,10 +34,12 @@ from rich.text import Text
 from weft.planning.layouts import Load
 from weft.planning.model_plan import Asked, Fit, ModelPlan, make_plan
 from weft.planning.report import SHORT_TOKENS, loads
-from weft.sim.roofline import model_load, roofline
-from weft.sim.store_tier import parse_rate
 from weft.spec import KV_DTYPES
-from weft.units import PAGE_TOKENS, ceil_div, format_bytes
+from weft.units import ceil_div, format_bytes
+
+if TYPE_CHECKING:
+    from weft.cli.plan_store import RestoreTimes
+
 
 BAR_CELLS_MAX = 60
 PICTURES_MAX = 3
@@ -72,6 +74,7 @@ def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
     parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width), _costs(plan), ""]
     parts += [_lengths(plan), "", _verdict(plan)]
     if times is not None:
+        from weft.cli.plan_store import table_of
 
         parts += ["", *table_of(times)]
     if compare:
@@ -369,73 +372,3 @@ def _flags(plan: ModelPlan) -> list[str]:
              "--state-dtype": asked.state_dtype, "--memory": memory,
              "--max-model-len": longest if longest < plan.spec.max_positions else None}
     return [*ranks, *(f"{flag} {value}" for flag, value in flags.items() if value is not None)]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixTimes:
-    """A prefix of ``tokens``: its bytes in the store, and seconds to compute and to restore it."""
-
-    tokens: int
-    bytes: int
-    compute_s: float
-    restore_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreTimes:
-    """``computes``: where the seconds to compute come from, in words."""
-
-    bytes_s: float
-    latency_s: float
-    computes: str
-    prefixes: tuple[PrefixTimes, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"bytes_per_second": self.bytes_s, "latency_s": self.latency_s, "computes": self.computes,
-                "prefixes": [asdict(one) for one in self.prefixes]}
-
-
-def restore_times(plan: ModelPlan, whole: ModelPlan, store: str, device: str,
-                  prefill_rate: float | None) -> RestoreTimes:
-    """For the lengths of ``plan``; ``whole`` is the same model on one device. Raises ConfigError that names
-    --store or --device."""
-    bytes_s, latency_s = parse_rate(store)
-    compute_s, words = _compute(plan, whole, device, prefill_rate)
-    rows = []
-    for fit in plan.fits:
-        pages = ceil_div(fit.tokens, PAGE_TOKENS)
-        nbytes = pages * PAGE_TOKENS * whole.kv_token_bytes + whole.state_bytes
-        rows.append(PrefixTimes(fit.tokens, nbytes, compute_s(fit.tokens), latency_s + nbytes / bytes_s))
-    return RestoreTimes(bytes_s, latency_s, words, tuple(rows))
-
-
-def _compute(plan: ModelPlan, whole: ModelPlan, device: str,
-             prefill_rate: float | None) -> tuple[Callable[[int], float], str]:
-    if prefill_rate is not None:
-        return lambda tokens: tokens / prefill_rate, f"{prefill_rate:,.0f} tokens/s"
-    tp, weights = plan.asked.tp, plan.weights
-    load = model_load(plan.architecture, parameters=weights.parameters,
-                      eight_bit=weights.form in ("fp8", "int8"),
-                      weight_bytes=weights.rank_bytes * tp / weights.parameters,
-                      kv_bytes=whole.kv_token_bytes, state_bytes=whole.state_bytes)
-    cost = roofline(load, device, count=tp)
-    return lambda tokens: cost.prefill_s(0, tokens), f"the roofline of {cost.name}"
-
-
-def table_of(times: RestoreTimes) -> list[Table | Text]:
-    table = Table(box=None, padding=(0, 3, 0, 0))
-    for title in ("prefix", "in a store", "restored in", "computed in"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column()
-    for one in times.prefixes:
-        faster = "restored" if one.restore_s < one.compute_s else "computed"
-        table.add_row(f"{one.tokens:,}", format_bytes(one.bytes), _seconds(one.restore_s),
-                      _seconds(one.compute_s), Text(faster, style="dim"))
-    words = (f"a store of {times.bytes_s / 1e9:.3g} GB/s and {times.latency_s * 1e3:.3g} ms; "
-             f"computed at {times.computes}")
-    return [table, Text(words, style="dim")]
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 \
-        else f"{seconds * 1e3:.0f} ms"

@@ -54,7 +54,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.host import end_memory_turn, use_part_of_host
-from weft.memory.prefix.checkpoint_follower import CheckpointFollower
+from weft.memory.prefix.readings import CheckpointFollower
 from weft.request import Grammar, Request, TokenEvent
 from weft.rpc.child import die_with_parent, read_launch
 from weft.rpc.heartbeat import StepClock, start_beating

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.transfer_buffers import BufferPlaces
+from weft.memory.prefix_store import BufferPlaces
 from weft.tensor.device import is_remote
 from weft.units import BufferId
 

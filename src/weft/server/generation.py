@@ -27,12 +27,11 @@ from weft.server.metrics import SequenceTimes
 from weft.server.protocol import SamplingFields, grammar_of, sampling_params
 from weft.server.service import ServedModel, Service
 from weft.server.tracing import GenerationOutcome
-from weft.text.bad_words import banned_sequences
 from weft.text.blocks import AnswerBlock, BlockEvent
 from weft.text.chat_request import ConversationFields, KnownPrefix
-from weft.text.choices import Choice, Piece
-from weft.text.detokenize import TextDecoder
+from weft.text.choices import Choice, Piece, TextDecoder
 from weft.text.dialect import AnswerPlan
+from weft.text.tokenizer import banned_sequences
 
 
 class Prompt(msgspec.Struct, frozen=True):

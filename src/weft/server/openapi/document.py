@@ -35,7 +35,7 @@ from weft.server.responses.items import (
     METADATA_MAX,
     METADATA_VALUE_CHARS,
 )
-from weft.text.bad_words import BAD_WORD_CHARS_MAX, BAD_WORDS_MAX
+from weft.text.tokenizer import BAD_WORD_CHARS_MAX, BAD_WORDS_MAX
 
 _REF = "#/components/schemas/{name}"
 Schema = dict[str, Any]
