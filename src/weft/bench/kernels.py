@@ -48,15 +48,14 @@ from weft.runner.arena import DeviceArena
 from weft.tensor import gpu, layout, native
 from weft.tensor.gpu import page_layout
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.activation import silu_mul
 from weft.tensor.ops.conv import causal_conv, short_conv
 from weft.tensor.ops.delta_rule import delta_rule
+from weft.tensor.ops.elementwise import rotary, silu_mul
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.moe import moe
 from weft.tensor.ops.norm import add_norm, rms_norm
 from weft.tensor.ops.paged_attention import paged_attention
-from weft.tensor.ops.rotary import rotary
 from weft.tensor.ops.write_kv import write_kv
 from weft.units import PAGE_TOKENS, pages_for
 
