@@ -19,7 +19,7 @@ from tests.fixtures.quantised_forms import FORMS, Form, Tensors, fp8, write
 from tests.gpu.tolerances import COMPILED
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.serving import DEVICE
-from weft.models.blocks.experts import ExpertsBlock
+from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.loading import LoadedModel, load_model
 from weft.tensor import gpu, native, op
 from weft.tensor.weights.quantized import QuantizedWeight

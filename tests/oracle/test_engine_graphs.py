@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.oracle.serving import Serving, assert_equal_to_truth, truth
-from weft.models.blocks import experts
+from weft.models.blocks import feed_forward as experts
 from weft.runner.arena import NAN_BYTE
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import DecodeBlock, EagerCapture

@@ -16,7 +16,7 @@ from weft.engine.stats import EngineStats
 from weft.errors import ConfigError
 from weft.families import read_architecture
 from weft.families.sharding import RankPlace, rank_architecture
-from weft.models.blocks.experts import ExpertsBlock
+from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.loading import load_model
 from weft.models.sharded_model import RankShare, Summed
 from weft.planning.weights import count_weights, form_of

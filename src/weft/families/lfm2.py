@@ -6,8 +6,16 @@ import dataclasses
 
 from weft.families.architecture import Architecture, Attention, Dense, Experts, Mixer, ShortConv
 from weft.families.config_keys import ConfigKeys, fail, read_rope
-from weft.families.reading import Family, build_architecture, experts_per_token, layer_kinds, read_attention
-from weft.families.windows import WINDOW_KIND, kinds_with_windows, windowed
+from weft.families.reading import (
+    WINDOW_KIND,
+    Family,
+    build_architecture,
+    experts_per_token,
+    kinds_with_windows,
+    layer_kinds,
+    read_attention,
+    windowed,
+)
 
 
 def read_lfm2(family: str, keys: ConfigKeys) -> Architecture:

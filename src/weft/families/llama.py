@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from weft.families.architecture import Architecture, Dense
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.reading import Family, build_architecture, read_attention
-from weft.families.windows import states_window, windowed
+from weft.families.reading import Family, build_architecture, read_attention, states_window, windowed
 
 
 def read_llama(family: str, keys: ConfigKeys) -> Architecture:

@@ -10,8 +10,15 @@ import dataclasses
 
 from weft.families.architecture import Architecture, Attention, Dense, GatedDelta
 from weft.families.config_keys import ConfigKeys, fail, read_rope
-from weft.families.reading import Family, build_architecture, layer_kinds, read_attention
-from weft.families.windows import WINDOW_KIND, kinds_with_windows, windowed
+from weft.families.reading import (
+    WINDOW_KIND,
+    Family,
+    build_architecture,
+    kinds_with_windows,
+    layer_kinds,
+    read_attention,
+    windowed,
+)
 
 
 def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:

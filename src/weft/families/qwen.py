@@ -13,14 +13,17 @@ from weft.families.architecture import (
 )
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import (
+    WINDOW_KIND,
     Family,
     build_architecture,
     every_nth_attention,
     experts_per_token,
+    kinds_with_windows,
     layer_kinds,
     read_attention,
+    states_window,
+    windowed,
 )
-from weft.families.windows import WINDOW_KIND, kinds_with_windows, states_window, windowed
 
 
 def read_qwen3(family: str, keys: ConfigKeys) -> Architecture:

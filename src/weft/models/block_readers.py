@@ -35,13 +35,9 @@ from weft.families.tensors import GATED, Names, Table, Tensor
 from weft.models import layer
 from weft.models.blocks.attention import AttentionBlock, separate_gate
 from weft.models.blocks.combined import ParallelBlock
-from weft.models.blocks.dense import DenseBlock, SwiGlu
-from weft.models.blocks.experts import ExpertsBlock
-from weft.models.blocks.gated_delta import GatedDeltaBlock
+from weft.models.blocks.feed_forward import DenseBlock, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
-from weft.models.blocks.mamba1 import Mamba1Block
-from weft.models.blocks.mamba2 import Mamba2Block
-from weft.models.blocks.short_conv import ShortConvBlock
+from weft.models.blocks.recurrent import GatedDeltaBlock, Mamba1Block, Mamba2Block, ShortConvBlock
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.sharded_model import RankedModel

@@ -18,11 +18,9 @@ import torch
 
 from weft.families.architecture import Rope
 from weft.models.blocks.attention import AttentionBlock, CosSin
-from weft.models.blocks.dense import SwiGlu
-from weft.models.blocks.gated_delta import GatedDeltaBlock
+from weft.models.blocks.feed_forward import SwiGlu
 from weft.models.blocks.linear import Norm
-from weft.models.blocks.mamba2 import Mamba2Block
-from weft.models.blocks.short_conv import ShortConvBlock
+from weft.models.blocks.recurrent import GatedDeltaBlock, Mamba2Block, ShortConvBlock
 from weft.models.layer import DecoderLayer
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock

@@ -19,8 +19,7 @@ from weft.families.architecture import (
 )
 from weft.families.tensors import GATED
 from weft.models.block_readers import BlockReader
-from weft.models.blocks.dense import SwiGlu
-from weft.models.blocks.experts import ExpertsBlock
+from weft.models.blocks.feed_forward import ExpertsBlock, SwiGlu
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource

@@ -21,10 +21,9 @@ from weft.families.architecture import (
     Mixer,
 )
 from weft.models.block_readers import BlockReader
-from weft.models.blocks.dense import SwiGlu
-from weft.models.blocks.experts import ExpertsBlock
-from weft.models.blocks.kimi_delta import KimiDeltaBlock
-from weft.models.blocks.latent_attention import LatentAttentionBlock
+from weft.models.blocks.attention import LatentAttentionBlock
+from weft.models.blocks.feed_forward import ExpertsBlock, SwiGlu
+from weft.models.blocks.recurrent import KimiDeltaBlock
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource

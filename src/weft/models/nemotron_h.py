@@ -20,7 +20,7 @@ from weft.families.architecture import (
     Mixer,
 )
 from weft.models.block_readers import BlockReader
-from weft.models.blocks.experts import ExpertsBlock
+from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource

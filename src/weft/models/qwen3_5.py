@@ -20,9 +20,8 @@ from weft.families.architecture import (
 )
 from weft.models import layer as layers
 from weft.models.block_readers import BlockReader
-from weft.models.blocks.dense import SwiGlu
-from weft.models.blocks.experts import ExpertsBlock
-from weft.models.blocks.gated_delta import GatedDeltaBlock, ungroup_ba, ungroup_qkvz
+from weft.models.blocks.feed_forward import ExpertsBlock, SwiGlu
+from weft.models.blocks.recurrent import GatedDeltaBlock, ungroup_ba, ungroup_qkvz
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource

@@ -25,7 +25,7 @@ import torch
 from weft.errors import ConfigError
 from weft.families.architecture import Architecture, Attention
 from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
-from weft.models.blocks.experts import ExpertsBlock
+from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.decoder import CausalModel, Lookup
 from weft.models.embedding import Embedding

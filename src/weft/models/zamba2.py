@@ -17,7 +17,7 @@ from weft.families.architecture import Architecture, FeedForward, Mamba2, Mixer,
 from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
-from weft.models.blocks.dense import DenseBlock
+from weft.models.blocks.feed_forward import DenseBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer

@@ -15,7 +15,7 @@ from tests.fixtures.quantised_forms import FORMS, Tensors, write
 from tests.oracle.model_driver import ModelDriver
 from tests.unit.models.test_forms import reformed
 from weft.errors import CheckpointError
-from weft.models.blocks.experts import ExpertsBlock
+from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.loading import LoadedModel, load_model
 from weft.tensor import native
 

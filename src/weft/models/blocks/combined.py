@@ -24,7 +24,7 @@ import torch
 from weft.families.architecture import Parallel
 from weft.models.blocks.attention import AttentionBlock, CosSin
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.blocks.mamba2 import Mamba2Block
+from weft.models.blocks.recurrent import Mamba2Block
 from weft.tensor.inputs import LayerCache, StepInputs
 
 

@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft.errors import CheckpointError
-from weft.models.forms.awq import Awq
 from weft.models.forms.compressed import Compressed
 from weft.models.forms.fp8 import BlockFp8
 from weft.models.forms.gguf import Gguf
-from weft.models.forms.gptq import Gptq
 from weft.models.forms.stored_form import Ask, Plain, StoredForm
+from weft.models.forms.words import Awq, Gptq
 from weft.models.safetensors_header import StoredTensor
 
 __all__ = ["Ask", "Plain", "StoredForm", "stored_form"]

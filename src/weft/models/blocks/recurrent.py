@@ -1,0 +1,260 @@
+"""Mixers with a state: delta nets, Mamba, the short convolution. Each is a projection, an op, a projection.
+
+    gated delta net   x_TD --in--> [ q | k | v | z | b | a ]           rows of one matrix, in this order
+                                     causal conv + silu over q k v (window state)
+                                     beta = sigmoid(b) (times 2 in OLMo)
+                                     g = -exp(A_log) * softplus(a + dt_bias)
+                                     delta rule over (q, k, v, g, beta) (recurrent state, fp32)
+                                     norm per head, times silu(z) --out--> y_TD
+
+    Kimi delta        x_TD --in--> [ q | k | v | b | f | g ]           f and g: bottlenecks as wide as a head
+                                     decay = -exp(A_log) * softplus(F f + dt_bias), per head and channel
+                                     norm per head, times sigmoid(G g) --out--> y_TD
+
+    Mamba-2           x_TD --in--> [ gate | x | B | C | dt ]
+                                     causal conv + silu over x B C (window state)
+                                     state space over (x, dt, A, B, C, D); dt = softplus(dt + bias)
+                                     RMS norm of (y * silu(gate)), per group --out--> y_TD
+
+    Mamba-1           x_TD --in--> [ x | gate ]
+                                     causal conv + silu over x (window state)
+                                     x --select--> [ dt (rank) | B | C ], normed in Jamba and Falcon-Mamba
+                                     dt --step--> one step per channel
+                                     scan over (x, dt, A, B, C, D), times silu(gate) --out--> y_TD
+
+    LFM2              x_TD --in--> [ B | C | x ] ;  y = C * conv(B * x) --out--> y_TD
+
+Sources: Gated Delta Networks (Yang et al., 2024), Kimi Linear (Kimi Team, 2025), Mamba-2 (Dao and Gu, 2024),
+Mamba (Gu and Dao, 2023); in transformers ``Qwen3NextGatedDeltaNet``, ``KimiLinearDeltaAttention``,
+``GraniteMoeHybridMambaLayer``, ``FalconH1Mixer``, ``MambaMixer``, ``JambaMambaMixer``, ``Lfm2ShortConv``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from weft.families.architecture import GatedDelta, KimiDelta, Mamba1, Mamba2, ShortConv
+from weft.models.blocks.attention import CosSin
+from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
+from weft.tensor.fused_block import FusedBlock, FusedLayer
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.conv import causal_conv, run_fused, short_conv, staged
+from weft.tensor.ops.delta_rule import delta_gates, delta_rule
+from weft.tensor.ops.mamba1 import mamba1
+from weft.tensor.ops.norm import rms_norm
+from weft.tensor.ops.recurrent_layers import (
+    GATED_DELTA,
+    MAMBA2,
+    GatedDeltaWeights,
+    Mamba2Weights,
+    gated_delta_layer,
+    mamba2_layer,
+)
+
+
+@dataclass(slots=True)
+class GatedDeltaBlock:
+    """``conv``: [channels, kernel]; ``decay`` (-exp(A_log)) and ``dt_bias``: float32 [v_heads];
+    ``norm``: [v_dim], shared by the heads."""
+
+    shape: GatedDelta
+    project: Linear
+    conv: torch.Tensor
+    decay: torch.Tensor
+    dt_bias: torch.Tensor
+    norm: torch.Tensor
+    norm_eps: float
+    out: Linear
+
+    core: GatedDeltaWeights = field(init=False)
+    fused: FusedBlock | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        self.core = GatedDeltaWeights(
+            self.conv, self.decay, self.dt_bias, self.norm, self.norm_eps, shape.k_heads, shape.v_heads,
+            shape.k_dim, shape.v_dim, shape.beta_scale)
+        self.fused = fused_block_of(self.project, self.out)
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        state = cache.state
+        if self.fused is not None and inputs.asked is None:
+            y_TD = GATED_DELTA.run_fused(self.fused, x_TD, self.core, state["conv"], state["recurrent"],
+                                         inputs.runs, cache.layer)
+            if y_TD is not None:
+                return y_TD
+        o_TC = gated_delta_layer(self.project(x_TD), self.core, state["conv"], state["recurrent"],
+                                 inputs.runs, cache.layer)
+        return self.out(inputs.asked_of(o_TC))
+
+    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
+        """As a part of a stack; ``x_TD`` is what would come in."""
+        if self.fused is None:
+            return None
+        return GATED_DELTA.staged(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
+                      cache.layer)
+
+
+def ungroup_qkvz(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
+    """Qwen3-Next stores its projection by key head, each group [q | k | its v heads | their z]; this returns
+    all q, all k, all v, all z. ``weight``: [2 key_width + 2 value_width, ...] -> the same shape."""
+    value = shape.v_heads // shape.k_heads * shape.v_dim
+    grouped = weight.reshape(shape.k_heads, 2 * shape.k_dim + 2 * value, *weight.shape[1:])
+    return torch.cat([part.flatten(0, 1) for part in
+                      torch.split(grouped, [shape.k_dim, shape.k_dim, value, value], dim=1)])
+
+
+def ungroup_ba(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
+    """As ``ungroup_qkvz`` for the rows of beta and decay: [2 v_heads, ...], all b and then all a."""
+    grouped = weight.reshape(shape.k_heads, 2, shape.v_heads // shape.k_heads, *weight.shape[1:])
+    return grouped.transpose(0, 1).reshape(weight.shape)
+
+
+@dataclass(slots=True)
+class KimiDeltaBlock:
+    """``conv``: [3 width, kernel]; ``decay``: -exp(A_log), float32 [heads]; ``dt_bias``: float32 [width];
+    ``forget`` and ``gate``: from their bottleneck to the width; ``norm``: [head_dim], shared by the heads."""
+
+    shape: KimiDelta
+    project: Projection
+    conv: torch.Tensor
+    decay: torch.Tensor
+    dt_bias: torch.Tensor
+    forget: Linear
+    gate: Linear
+    norm: torch.Tensor
+    norm_eps: float
+    out: Linear
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        shape, runs = self.shape, inputs.runs
+        heads, width = shape.heads, shape.width
+        qkv_TC, b_TH, forget, gate = torch.split(
+            self.project(x_TD), [3 * width, heads, shape.head_dim, shape.head_dim], dim=-1)
+        qkv_TC = causal_conv(qkv_TC, self.conv, None, "silu", cache.state["conv"], runs)
+        q, k, v = (by_head(part, heads) for part in qkv_TC.chunk(3, dim=-1))
+        g_TC, beta_TH = delta_gates(self.forget(forget), self.dt_bias, self.decay, b_TH)
+        o_THV = delta_rule(q, k, v, by_head(g_TC, heads), beta_TH, cache.state["recurrent"], runs,
+                           scale=shape.head_dim**-0.5, layer=cache.layer)
+        # float32 until the one rounding: a norm in the model's dtype, as elsewhere, would round twice.
+        gate_THV = torch.sigmoid(by_head(self.gate(gate), heads).float())
+        o_THV = rms_norm(o_THV, self.norm, self.norm_eps).float() * gate_THV
+        return self.out(inputs.asked_of(o_THV.flatten(1)).to(x_TD.dtype))
+
+
+@dataclass(slots=True)
+class Mamba2Block:
+    """``conv``: [channels, kernel], ``conv_bias``: [channels] or None; ``a`` (-exp(A_log)), ``d``,
+    ``dt_bias``: float32 [heads]; ``norm``: [heads * head_dim], None for a layer without; ``factors``: on each
+    output of ``project``, None where all are 1."""
+
+    shape: Mamba2
+    project: Linear
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    a: torch.Tensor
+    d: torch.Tensor
+    dt_bias: torch.Tensor
+    norm: torch.Tensor | None
+    norm_eps: float
+    out: Projection
+    factors: torch.Tensor | None = None
+    core: Mamba2Weights = field(init=False)
+    fused: FusedBlock | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        self.core = Mamba2Weights(
+            self.conv, self.conv_bias, self.a, self.d, self.dt_bias, self.norm, self.norm_eps,
+            shape.norm == "gate_first", shape.heads, shape.groups, shape.head_dim, shape.state_dim,
+            shape.dt_limit)
+        # The fused kernels know no factors on the parts of the projection (Falcon-H1).
+        self.fused = None if self.factors is not None else fused_block_of(self.project, self.out)
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        if self.fused is not None and inputs.asked is None:
+            y_TD = MAMBA2.run_fused(self.fused, x_TD, self.core, cache.state["conv"],
+                                    cache.state["recurrent"], inputs.runs, cache.layer)
+            if y_TD is not None:
+                return y_TD
+        projected = self.project(x_TD)
+        if self.factors is not None:
+            projected = projected * self.factors
+        y_TC = mamba2_layer(projected, self.core, cache.state["conv"], cache.state["recurrent"], inputs.runs,
+                            cache.layer)
+        return self.out(inputs.asked_of(y_TC))
+
+    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
+        """As a part of a stack; ``x_TD`` is what would come in."""
+        if self.fused is None:
+            return None
+        return MAMBA2.staged(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
+                      cache.layer)
+
+
+@dataclass(slots=True)
+class Mamba1Block:
+    """``conv``: [channels, kernel], ``conv_bias``: [channels] or None; ``step``: [channels, rank], without
+    its bias, which is ``dt_bias``; ``a`` (-exp(A_log)): float32 [channels, N]; ``d``, ``dt_bias``: float32
+    [channels]; ``norms``: of dt, B and C, None for a layer without."""
+
+    shape: Mamba1
+    project: Linear
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    select: Projection
+    step: Linear
+    a: torch.Tensor
+    d: torch.Tensor
+    dt_bias: torch.Tensor
+    out: Linear
+    norms: tuple[Norm, Norm, Norm] | None = None
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        shape, runs = self.shape, inputs.runs
+        x_TC, gate_TC = self.project(x_TD).chunk(2, dim=-1)
+        x_TC = causal_conv(x_TC, self.conv, self.conv_bias, "silu", cache.state["conv"], runs)
+        parts = torch.split(self.select(x_TC), [shape.dt_rank, shape.state_dim, shape.state_dim], dim=-1)
+        if self.norms is not None:
+            parts = tuple(norm(part) for norm, part in zip(self.norms, parts, strict=True))
+        dt, b_TN, c_TN = parts
+        y_TC = mamba1(x_TC, self.step(dt), self.a, b_TN, c_TN, self.d, self.dt_bias, cache.state["recurrent"],
+                      runs, layer=cache.layer)
+        return self.out(inputs.asked_of(y_TC) * F.silu(inputs.asked_of(gate_TC)))
+
+
+@dataclass(slots=True)
+class ShortConvBlock:
+    """``conv``: [channels, kernel]; ``conv_bias``: [channels] or None."""
+
+    shape: ShortConv
+    project: Linear
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    out: Linear
+    fused: FusedBlock | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.fused = fused_block_of(self.project, self.out)
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        if self.fused is not None and inputs.asked is None:
+            y_TD = run_fused(self.fused, x_TD, self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
+            if y_TD is not None:
+                return y_TD
+        y_TC = short_conv(self.project(x_TD), self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
+        return self.out(inputs.asked_of(y_TC))
+
+    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
+        """As a part of a stack; ``x_TD`` is what would come in."""
+        if self.fused is None:
+            return None
+        return staged(self.fused, x_TD, self.conv, self.conv_bias, cache.state["conv"])
