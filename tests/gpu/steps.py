@@ -7,8 +7,9 @@ import dataclasses
 import torch
 
 from tests.ops.kv_pages import Pages, blank_pages
+from tests.support.page_packing import pack_k, pack_v
 from weft.tensor.inputs import Runs
-from weft.tensor.layout import pack_k, pack_v, unpack_k, unpack_v
+from weft.tensor.layout import unpack_k, unpack_v
 
 
 def on_device(runs: Runs, device: torch.device) -> Runs:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from tests.ops.batches import written_places
+from tests.support.page_packing import pack_k, pack_v
 from weft.spec import KvLayoutName
 from weft.tensor.few_bits import narrowed, quantized
 from weft.tensor.inputs import Runs
-from weft.tensor.layout import k_block_shape, pack_k, pack_v, v_block_shape
+from weft.tensor.layout import k_block_shape, v_block_shape
 from weft.units import PAGE_TOKENS
 
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8]

@@ -19,8 +19,9 @@ from tests.ops.batches import (
 )
 from tests.support.naive_ops import paged_attention as naive_paged_attention
 from tests.support.naive_ops import write_kv as naive_write_kv
+from tests.support.page_packing import pack_k, pack_v
 from weft.tensor.inputs import Runs
-from weft.tensor.layout import k_block_shape, pack_k, pack_v, unpack_k, unpack_v, v_block_shape
+from weft.tensor.layout import k_block_shape, unpack_k, unpack_v, v_block_shape
 from weft.tensor.ops import paged_attention as paging
 from weft.tensor.ops.paged_attention import group_decodes, paged_attention
 from weft.tensor.ops.write_kv import write_kv

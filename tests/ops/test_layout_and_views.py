@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from tests.support.page_packing import pack_k, pack_v
 from weft.tensor.layout import (
     k_block_shape,
     k_rows,
-    pack_k,
     pack_of,
-    pack_v,
     unpack_k,
     unpack_v,
     v_block_shape,

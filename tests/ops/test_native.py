@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in, written_places
-from tests.support import naive_ops, native_ops
+from tests.support import naive_ops, native_ops, page_packing
 from weft.tensor import layout, native
 from weft.tensor.inputs import Runs, TapPoint
 
@@ -218,7 +218,7 @@ def pages(runs: Runs, count: int, kv_heads: int, dim: int, dtype: torch.dtype) -
     """K and V pages with NaN wherever no run has written."""
     made = []
     unwritten = ~written_places(runs, count).flatten()
-    for seed, pack in ((1, layout.pack_k), (2, layout.pack_v)):
+    for seed, pack in ((1, page_packing.pack_k), (2, page_packing.pack_v)):
         tokens = noise(seed, count * 16, kv_heads, dim, dtype=dtype)
         tokens[unwritten] = float("nan")
         made.append(pack(tokens).contiguous())
@@ -256,7 +256,7 @@ def test_a_row_whose_first_scores_are_far_below_zero_is_divided_by_what_it_saw(d
     """Its first tile of pages lies before its window: what a softmax has seen of nothing is not zero."""
     runs = make_runs([], [Run(0, 200)], pages=14)
     q = torch.ones(200, 2, 32, dtype=dtype)
-    k = layout.pack_k((noise(1, 14 * 16, 1, 32) * 0.05 - 10).to(dtype)).contiguous()
+    k = page_packing.pack_k((noise(1, 14 * 16, 1, 32) * 0.05 - 10).to(dtype)).contiguous()
     _, v = pages(runs, 14, 1, 32, dtype)
     want = naive_ops.paged_attention(q, k, v, runs, 1.0, 20)
     for got in in_each_set(lambda: native_ops.paged_attention(q, k, v, runs, 1.0, 20)):

@@ -67,28 +67,14 @@ def v_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype,
     return kv_heads, PAGE_TOKENS // pack, head_dim, pack
 
 
-def pack_k(k_THD: torch.Tensor, layout: KvLayoutName = "packed") -> torch.Tensor:
-    """[n*16, H, D] -> [n, H, D/pack, 16, pack]; a view of the input's data (strided, not contiguous)."""
-    tokens, heads, dim = k_THD.shape
-    _, lanes, _, pack = k_block_shape(heads, dim, k_THD.dtype, layout)
-    return k_THD.reshape(tokens // PAGE_TOKENS, PAGE_TOKENS, heads, lanes, pack).permute(0, 2, 3, 1, 4)
-
-
-def pack_v(v_THD: torch.Tensor, layout: KvLayoutName = "packed") -> torch.Tensor:
-    """[n*16, H, D] -> [n, H, 16/pack, D, pack]; a view of the input's data."""
-    tokens, heads, dim = v_THD.shape
-    _, lanes, _, pack = v_block_shape(heads, dim, v_THD.dtype, layout)
-    return v_THD.reshape(tokens // PAGE_TOKENS, lanes, pack, heads, dim).permute(0, 3, 1, 4, 2)
-
-
 def unpack_k(k_pages: torch.Tensor) -> torch.Tensor:
-    """[n, H, D/pack, 16, pack] -> [n*16, H, D], contiguous copy. Inverse of ``pack_k``."""
+    """[n, H, D/pack, 16, pack] -> [n*16, H, D], contiguous copy."""
     pages, heads, lanes, tokens, pack = k_pages.shape
     return k_pages.permute(0, 3, 1, 2, 4).reshape(pages * tokens, heads, lanes * pack)
 
 
 def unpack_v(v_pages: torch.Tensor) -> torch.Tensor:
-    """[n, H, 16/pack, D, pack] -> [n*16, H, D], contiguous copy. Inverse of ``pack_v``."""
+    """[n, H, 16/pack, D, pack] -> [n*16, H, D], contiguous copy."""
     pages, heads, lanes, dim, pack = v_pages.shape
     return v_pages.permute(0, 2, 4, 1, 3).reshape(pages * lanes * pack, heads, dim)
 

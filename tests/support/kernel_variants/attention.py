@@ -10,6 +10,7 @@ import torch
 from tests.support.kernel_variants.compilation import (
     CAPABILITIES,
     PLACE_SIGNATURE,
+    TRITON_TYPES,
     Compilation,
     compilation_of,
     page_signature,
@@ -18,7 +19,6 @@ from weft.tensor.gpu import decode_kernels as listing
 from weft.tensor.gpu.launch import Blocks
 from weft.tensor.gpu.pages import (
     FP8_BITS,
-    TRITON_TYPES,
     block_dim,
     product_of,
 )

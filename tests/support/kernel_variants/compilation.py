@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from weft.tensor.gpu.launch import STEP_TABLES, Blocks
-from weft.tensor.gpu.pages import TRITON_TYPES
 
 SMALL_SHARED_BYTES = 99 * 1024
 """Shared memory of one program on the GPUs of ``launch.SMALL_SHARED``."""
@@ -17,6 +16,9 @@ CAPABILITIES = (80, 90, 86, 89, 120, 100)
 """Those that the compile gate knows: A100, H100, RTX 30, RTX 40 and L40, RTX 50, B200."""
 TYPES: dict[torch.dtype, str] = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 """Dtypes of inputs and of states -> Triton's name of a pointer to them."""
+TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8",
+                torch.float8_e4m3fn: "u8"}
+"""Triton's types of pages; fp8 is passed as bytes."""
 _TABLES = dict.fromkeys(STEP_TABLES, "*i32") | {"slots": "*i64", "starts": "*i64"}
 
 

@@ -27,10 +27,6 @@ FP8_NONE, FP8_HARDWARE, FP8_BITS = 0, 1, 2
 FP8_HARDWARE_OLDEST = 89
 """The lowest compute capability (times ten) that converts fp8."""
 
-TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8",
-                torch.float8_e4m3fn: "u8"}
-"""Triton's types of pages; fp8 is passed as bytes."""
-
 
 def as_bits(cache: torch.Tensor) -> torch.Tensor:
     return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
