@@ -23,8 +23,7 @@ from weft.api.turn import Turn
 from weft.engine.engine import EngineCore
 from weft.errors import WeftError
 from weft.request import Request, TokenEvent
-from weft.text.choices import Choice, Piece
-from weft.text.detokenize import TextDecoder
+from weft.text.choices import Choice, Piece, TextDecoder
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -26,7 +26,7 @@ from weft.engine.sleep_state import AWAKE, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
-from weft.memory.prefix.cache_shape import CacheShape
+from weft.memory.usage import CacheShape
 from weft.request import Request, TokenEvent
 from weft.rpc.engine_link import ANYWHERE, EngineLink, HostShare, PendingReplies, ProcessLink
 from weft.rpc.heartbeat import HeartMonitor

@@ -47,7 +47,7 @@ from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.errors import RankLostError, RequestError, UserError, WeftError
 from weft.host import end_memory_turn, use_part_of_host
-from weft.memory.prefix.checkpoint_follower import CheckpointFollower
+from weft.memory.prefix.readings import CheckpointFollower
 from weft.request import Request, TokenEvent
 from weft.rpc.grammar_queue import GrammarQueue
 from weft.rpc.heartbeat import StepClock, start_beating

@@ -45,7 +45,7 @@ import torch
 
 from weft.memory.arena_work import WorkKind
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.transfer_buffers import BufferPlaces
+from weft.memory.prefix_store import BufferPlaces
 from weft.runner.staging import Staged
 from weft.tensor.waits import wait_for
 from weft.units import BufferId

@@ -45,8 +45,15 @@ import numpy as np
 
 from weft.costs.restore import RestorePrices
 from weft.memory.arena_work import CheckpointLoad
-from weft.memory.prefix_store import KvRows, StagingBuffers, Store, StoredPrefix, StoreEvent, Ticket
-from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.prefix_store import (
+    KvRows,
+    StagingBuffers,
+    Store,
+    StoredPrefix,
+    StoreEvent,
+    Ticket,
+    TransferBuffers,
+)
 from weft.memory.values import Match, StoreLoss
 from weft.schedule.plan import Int32s
 from weft.schedule.sequence import Sequence

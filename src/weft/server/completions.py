@@ -37,8 +37,8 @@ from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
 from weft.server.structured import grammar_of
 from weft.server.truncation import check_truncation, truncated
-from weft.text.bad_words import banned_sequences
 from weft.text.choices import Choice, Piece
+from weft.text.tokenizer import banned_sequences
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

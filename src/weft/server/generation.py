@@ -27,8 +27,7 @@ from weft.server.ids import random_id
 from weft.server.metrics import SequenceTimes
 from weft.server.service import ServedModel, Service
 from weft.server.tracing import GenerationOutcome
-from weft.text.choices import Choice, Piece
-from weft.text.detokenize import TextDecoder
+from weft.text.choices import Choice, Piece, TextDecoder
 
 
 class Prompt(msgspec.Struct, frozen=True):

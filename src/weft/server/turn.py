@@ -24,11 +24,11 @@ from weft.server.protocol import SamplingFields, sampling_params
 from weft.server.service import ServedModel, Service
 from weft.server.structured import grammar_of
 from weft.server.truncation import check_truncation, truncated
-from weft.text.bad_words import banned_sequences
 from weft.text.blocks import AnswerBlock, BlockEvent
 from weft.text.chat_request import ConversationFields, KnownPrefix
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerPlan
+from weft.text.tokenizer import banned_sequences
 
 
 class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from weft.server.responses.protocol import (
     METADATA_VALUE_CHARS,
 )
 from weft.server.sleep import WAIT_MAX_S
-from weft.text.bad_words import BAD_WORD_CHARS_MAX, BAD_WORDS_MAX
+from weft.text.tokenizer import BAD_WORD_CHARS_MAX, BAD_WORDS_MAX
 
 _NOT_GIVEN = object()
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
