@@ -106,8 +106,8 @@ class DeviceArena:
     def attach(self, buffers: BufferPlaces) -> None:
         """Loads and stores of a store's ``buffers`` may come."""
         self._buffers = buffers
-        made = DeviceTransfers if is_remote(self.device) else HostTransfers
-        self._transfers = made(self.plan, self.buffer, buffers)
+        form = DeviceTransfers if is_remote(self.device) else HostTransfers
+        self._transfers = form(self.plan, self.buffer, buffers)
 
     @property
     def device_transfers(self) -> DeviceTransfers:

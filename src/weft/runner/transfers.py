@@ -189,8 +189,8 @@ class DeviceTransfers:
 
     def load(self, step: int, keys: Collection[Any], work: Work, unpacks: Work) -> None:
         """Begin the loads of ``step``. ``unpacks``: restores of what they bring."""
-        work = [(kind, ids.kept()) for kind, ids in work]
-        unpacks = [(kind, ids.kept()) for kind, ids in unpacks]
+        work = [(kind, ids.copy()) for kind, ids in work]
+        unpacks = [(kind, ids.copy()) for kind, ids in unpacks]
         with self._loads.behind_steps():
             for kind, ids in work:
                 if kind is WorkKind.LOAD_STATES:
