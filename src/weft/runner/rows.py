@@ -7,7 +7,8 @@
 
     HostRows      a CPU: numpy and torch see the same bytes; entries are written in place
     DeviceRows    a GPU: whatever a step changes is staged with the rest of the step, in one copy; indexed
-                  writes on the device apply it, in the order of the stream
+                  writes on the device apply it, in the order of the stream. Loads go beside later steps,
+                  and restores of what they bring come with the step that hands the load over
 
 The executor decides once which one it has (``rows_on``), and the batch builder does not ask.
 
@@ -30,13 +31,14 @@ from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.sampler import TokenChoice, as_tensor
 from weft.runner.staging import Staged, Staging, step_bytes
+from weft.runner.transfers import Work
 from weft.schedule.plan import StepPlan
 from weft.tensor.device import is_remote
 from weft.units import PAD
 
 
 class DeviceRows:
-    """See ``weft.runner.rows.Rows``."""
+    """See ``Rows``."""
 
     def __init__(self, rows_max: int, pages_max: int, device: torch.device, *, staging_bytes: int) -> None:
         self.table = torch.full((rows_max + 1, max(pages_max, 1)), PAD, dtype=torch.int32, device=device)
@@ -45,14 +47,29 @@ class DeviceRows:
         self._cleared: Staged | None = None
         self._table_writes: list[Staged] = []
         self._work: list[tuple[WorkKind, Staged]] = []
+        self._loads: list[tuple[WorkKind, Staged]] = []
+        self._unpacks: list[tuple[WorkKind, Staged]] = []
         self._stores: list[tuple[WorkKind, Staged]] = []
+        self._plan: StepPlan | None = None
 
     def stage(self, plan: StepPlan) -> None:
         add = self.staging.add
         self._cleared = add(np.array(plan.rows_cleared, np.int64)) if plan.rows_cleared else None
         self._table_writes = [add(writes, np.int64) for writes in (plan.table_writes, plan.table_patches)
                               if writes.size]
-        self._work = [(kind, add(ids, np.int64)) for kind, ids in plan.arena_work.ordered()]
+        self._plan, self._work, self._loads, self._unpacks = plan, [], [], []
+        loaded = [page for one in plan.arena_work.page_loads for page in one.pages]
+        for kind, ids in plan.arena_work.ordered():
+            if kind in (WorkKind.LOAD_PAGES, WorkKind.LOAD_STATES):
+                self._loads.append((kind, add(ids, np.int64)))
+                continue
+            if loaded and kind in (WorkKind.RESTORE_STATES, WorkKind.RESTORE_KV):
+                unpacks = np.isin(ids[:, 1], loaded)
+                if unpacks.any():
+                    self._unpacks.append((kind, add(ids[unpacks], np.int64)))
+                ids = ids[~unpacks]
+            if ids.size:
+                self._work.append((kind, add(ids, np.int64)))
         self._stores = [(kind, add(ids, np.int64)) for kind, ids in plan.arena_work.after_runs()]
 
     def perform(self, arena: DeviceArena) -> None:
@@ -61,12 +78,21 @@ class DeviceRows:
         for writes in self._table_writes:
             rows, columns, pages = writes.device
             self.table.index_put_((rows, columns), pages.to(torch.int32))
-        for kind, ids in self._work:
+        assert self._plan is not None, "nothing is staged"
+        work, closed = self._plan.arena_work, self._plan.store.closed
+        unpacks: Work = ()
+        if closed or work.page_copies or work.slot_copies:
+            unpacks = arena.settle_loads(closed, [one.src for one in work.page_copies],
+                                         [one.src for one in work.slot_copies])
+        for kind, ids in (*unpacks, *self._work):
             arena.perform(kind, ids)
+        if self._loads:
+            arena.device_transfers.load(self._plan.step, self._plan.store.loads, self._loads, self._unpacks)
 
     def store(self, arena: DeviceArena) -> None:
-        for kind, ids in self._stores:
-            arena.perform(kind, ids)
+        if self._stores:
+            assert self._plan is not None, "nothing is staged"
+            arena.device_transfers.store(self._plan.step, self._stores)
 
     def steady(self, plan: StepPlan) -> SteadyDecodes | None:
         return None   # a step goes over in one copy, or is a graph's
@@ -81,7 +107,7 @@ class DeviceRows:
 
 
 class HostRows:
-    """See ``weft.runner.rows.Rows``."""
+    """See ``Rows``."""
 
     def __init__(self, rows_max: int, pages_max: int, *, staging_bytes: int) -> None:
         self._table = np.full((rows_max + 1, max(pages_max, 1)), PAD, np.int32)
