@@ -47,7 +47,7 @@ from weft.memory.arena_work import WorkKind
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix_store import BufferPlaces
 from weft.runner.staging import Staged
-from weft.tensor.waits import wait_for
+from weft.tensor.device import wait_for
 from weft.units import BufferId
 
 Ids = npt.NDArray[Any]
