@@ -1,7 +1,6 @@
 """OLMo 3 (attention with windows in three layers of four) and OLMo hybrid (gated delta net + attention).
 
-Their attention norms queries and keys over all heads at once, and what comes out of a layer rather than what
-goes in; the hybrid's delta layers norm what goes in.
+Their attention norms queries and keys over all heads at once, and what comes out of a layer.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Bamba and Falcon-H1: Mamba-2 and attention, in turns or in parallel in every layer.
 
-Bamba has a few layers of attention, half of each head rotary. Every layer of Falcon-H1 has both, and KV pages
-and a state. Its factors (muP multipliers, fixed before training) stay factors on activations: folded into
-weights they would round them once more, and could not be folded into quantised ones. Only the key's is part
-of the attention scale. Names as of Jamba: ``pre_ff_layernorm``, ``feed_forward``, ``final_layernorm``.
-Source: transformers ``bamba``, ``falcon_h1``.
+The factors of Falcon-H1 (muP multipliers, fixed before training) stay factors on activations: folded into
+weights they would round them once more, and could not be folded into quantised ones. Source: transformers
+``bamba``, ``falcon_h1``.
 """
 
 from __future__ import annotations

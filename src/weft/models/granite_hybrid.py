@@ -1,9 +1,8 @@
 """Granite 4 H: Mamba-2 with a few layers of attention; a shared feed-forward, with or without experts.
 
-Embedding, residual, attention and logits carry multipliers (see ``Architecture``). Attention usually has
-no position embedding at all. Experts are stored as ``input_linear`` / ``output_linear`` / ``router.layer``
-in hub releases and may be saved as ``experts.gate_up_proj`` / ``experts.down_proj`` / ``router``; the
-shared feed-forward has gate and up fused, but for GGUF files. Source: transformers ``granitemoehybrid``.
+Experts are stored as ``input_linear`` / ``output_linear`` / ``router.layer`` in hub releases and may be saved
+as ``experts.gate_up_proj`` / ``experts.down_proj`` / ``router``; the shared feed-forward has gate and up
+fused, but for GGUF files. Source: transformers ``granitemoehybrid``.
 """
 
 from __future__ import annotations

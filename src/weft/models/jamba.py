@@ -1,7 +1,6 @@
 """Jamba: Mamba-1 with RMS norms inside, some attention without positions, experts in every other layer.
 
-Experts are stored one by one or all in two tensors (see ``BlockReader.experts``). Source: transformers
-``jamba``.
+Source: transformers ``jamba``.
 """
 
 from __future__ import annotations

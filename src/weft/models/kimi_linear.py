@@ -1,8 +1,6 @@
 """Kimi Linear: three layers of Kimi delta attention to one of latent attention, and experts.
 
-Names differ between hub releases and what transformers saves: the forget gate's tensors lie in the layer or
-in ``forget_gate``; its convolutions are three tensors or one; experts are
-``block_sparse_moe.experts.3.w1`` or stacked under ``mlp.experts``. Both are read. Source: transformers
+Names differ between hub releases and what transformers saves; both are read. Source: transformers
 ``kimi_linear``.
 """
 

@@ -1,10 +1,8 @@
 """LFM2 and LFM3: short convolutions with some layers of attention, in LFM3 also over a window.
 
-Their names are their own: ``operator_norm`` and ``ffn_norm`` around a layer; ``w1``, ``w3``, ``w2`` for gate,
-up and down; ``out_proj`` for LFM2's attention output; ``embedding_norm`` for the final norm (which comes
-after the last layer, not the embedding). LFM3 may norm what comes out of a layer too, and names its attention
-as others do. LFM2-MoE is LFM2 with experts behind its first layers. Sources: transformers ``lfm2``,
-``lfm2_moe``, ``lfm3``.
+``embedding_norm`` is the final norm: it comes after the last layer, not the embedding. LFM3 may norm what
+comes out of a layer too, and names its attention as others do. Sources: transformers ``lfm2``, ``lfm2_moe``,
+``lfm3``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Attention in every layer, SwiGLU or experts: Llama, Mistral, Qwen3 and Qwen3-MoE.
 
-The plain case, without recurrent state (windows that are kept as rings are a state too). Qwen3 has norms on
-queries and keys, its sparse models experts without a shared one. Sources: transformers ``llama``,
-``mistral``, ``qwen3``, ``qwen3_moe``.
+Sources: transformers ``llama``, ``mistral``, ``qwen3``, ``qwen3_moe``.
 """
 
 from __future__ import annotations

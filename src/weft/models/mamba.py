@@ -1,8 +1,6 @@
 """Mamba, Falcon-Mamba and Mamba-2: a mixer in every layer, and nothing else. No attention, so no KV at all.
 
-Names are those of the original code: ``embeddings``, ``layers.N.norm``, ``layers.N.mixer``, ``norm_f``, all
-under ``backbone.``. The residual stream is float32 where the configuration says so, which it does.
-Sources: transformers ``mamba``, ``falcon_mamba``, ``mamba2``.
+Names are those of the original code. Sources: transformers ``mamba``, ``falcon_mamba``, ``mamba2``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Nemotron-H: each layer is one thing, Mamba-2, attention, a feed-forward with squared relu, or experts.
 
-All four are called ``mixer``. Hub releases keep them under ``backbone.``, with each expert by itself
-(``mixer.experts.3.up_proj.weight``); transformers saves under ``model.``, with the experts in two tensors.
-Experts may work on a projection of the stream (``fc1_latent_proj``, ``fc2_latent_proj``), while the shared
-one sees the stream itself. Source: transformers ``nemotron_h``.
+All four are called ``mixer``. Hub releases keep them under ``backbone.``, with each expert by itself;
+transformers saves under ``model.``, with the experts in two tensors. Source: transformers ``nemotron_h``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """OLMo 3 and OLMo hybrid: norms on what comes out of an attention layer, and on all heads of q and k at once.
 
-A delta layer of the hybrid is an ordinary pre-norm layer; its projections are six tensors (q, k, v, g, b, a)
-that become one, and its norm has an epsilon of its own. Convolutions are three tensors in hub releases and
-one inside transformers, whose save renames norms of attention layers on the way; all are read. Sources:
-transformers ``olmo3`` and ``olmo_hybrid``.
+A delta layer of the hybrid is an ordinary pre-norm layer. Transformers' save renames norms of attention
+layers on the way; both names are read. Sources: transformers ``olmo3`` and ``olmo_hybrid``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Qwen3.5 and Qwen3-Next, dense and sparse: gated delta net with every fourth layer gated attention.
 
-The projections of a delta layer become one. Qwen3.5 stores four tensors (``in_proj_qkv``, ``_z``, ``_b``,
-``_a``), Qwen3-Next two (``in_proj_qkvz``, ``in_proj_ba``) whose rows are grouped by key head. These are put
-in the order of Qwen3.5 once, at load, so that one block serves both. Norm weights are stored as the distance
-from 1, except the gated norm of the delta layers. Sources: transformers ``qwen3_5``, ``qwen3_5_moe``,
-``qwen3_next``.
+Qwen3.5 stores four tensors for the projection of a delta layer, Qwen3-Next two whose rows are grouped by key
+head. These are put in the order of Qwen3.5 once, at load. Norm weights are stored as the distance from 1,
+except the gated norm of the delta layers. Sources: transformers ``qwen3_5``, ``qwen3_5_moe``, ``qwen3_next``.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@
     layers.N.shared_transformer                                        the block: in the first layer that uses
                                                                        it, with the adapters of all uses
 
-A checkpoint may hold the block again in each layer that uses it; such a copy is compared with the first
-block (see ``stored_values``) and not read. The gated norm's epsilon is 1e-5 whatever the configuration's is.
-Source: transformers ``zamba2``.
+A checkpoint may hold the block again in each layer that uses it; such a copy is compared with the first block
+(see ``stored_values``) and not read. Source: transformers ``zamba2``.
 """
 
 from __future__ import annotations

@@ -11,21 +11,14 @@ in the order that the plan promises (L5, L6):
     rows_cleared -> admissions -> table_writes, table_patches -> arena work, in the order of ``ArenaWork``
     after the runs: ``store``, the rest of the arena work
 
-``build`` makes the model inputs of what was staged. Decodes come first, so padding follows them: up to
-``pad_decode_to`` rows in every step. A step of decodes alone is padded to the next of ``decode_widths``, the
-batch sizes with graphs:
+``build`` makes the model inputs of what was staged. Decodes come first, so padding follows them:
 
     runs       d0 d1 PAD PAD | p0 p1                 PAD row: slot PAD, start PAD, context 0, table all PAD
     tokens_T   d0 d1  0   0  | p0 p0 p0 p1 p1        its position is PAD: no read, no write (L4)
 
-A step with prompts is padded to the first of ``mixed_shapes`` that holds it. Its PAD runs follow the prompts,
-and the last of them has all PAD tokens (``mixed_graphs``).
-
-If the plan has PAD as a decode's token, the decode reads the last token of its row on the device.
-``Rows.chosen`` holds it, written as soon as tokens are chosen. So a step can be sent before the tokens of the
-previous step have arrived.
-
-A step of the same decodes as the one before it, on a CPU, reuses the inputs of that step (``decodes``).
+A step of decodes alone is padded to the next of ``decode_widths``, one with prompts to the first of
+``mixed_shapes`` that holds it. PAD as a decode's token is the last token of its row, on the device: a step
+can be sent before the tokens of the previous step have arrived.
 
 Rejected: a whole table sent with each step (linear in the context of all sequences); PAD rows that point at a
 real page or slot "that is never read" (it gets written).

@@ -9,18 +9,13 @@ needs for a model of a few billion weights. Recorded, they are one call, as for 
 
 Nothing of a prompt's shape is on the host: kernels read runs, chunks and taps from tables on the device. So a
 graph fixes only counts: tokens, decode rows, runs, chunks. A step goes to the smallest shape that holds it,
-and PAD fills the rest. PAD runs have no slot, no page and start PAD; PAD tokens have position PAD. They read
-and write nothing of the arena (L4, L5). All numbers of a step arrive in one block:
+and PAD fills the rest. All numbers of a step arrive in one block:
 
     int64   tokens | positions [T each] | starts | slots | contexts | rows [R each] | table of runs (int32s)
 
-Shapes. Tokens from 64 to 2,048: longer steps hide their launches behind the device's work. Decode rows are 8,
-64 and all rows. Up to 4 prompts. A step that fits no shape is launched from Python: more prompts, windows of
-drafts, longer. A PAD token costs what a token costs in matrix products, so the table is fine where the device
-is busy: at most a quarter is PAD from 384 tokens on, and no more than the launches cost below.
-
-Memory. All graphs record into the pool of the decode graphs, the largest shape first, so that each further
-graph adds its nodes alone. ``reserve`` measures both before the arena takes the rest.
+A step that fits no shape is launched from Python: more prompts, windows of drafts, longer. A PAD token costs
+what a token costs in matrix products, so the table is fine where the device is busy: at most a quarter is PAD
+from 384 tokens on.
 
 A recorded step computes the output of all tokens in the last layer, as it cannot know which ones sample. A
 library for prompts that plans on the host (FlashInfer) cannot be recorded; the refusal is reported at start.
