@@ -41,8 +41,8 @@ from weft.bench.kernels import processor
 from weft.families import read_architecture
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.loading import builder
+from weft.models.reader import TensorCheck
 from weft.models.stored_values import TORCH_DTYPES
-from weft.models.tensor_check import TensorCheck
 from weft.planning.geometries import find_geometry
 from weft.tensor import native
 from weft.tensor.weights import large_pages

@@ -27,10 +27,9 @@ from weft.engine.grammars import GrammarCompiler
 from weft.request import SamplingParams
 from weft.runner import readback
 from weft.runner.batch import BatchBuilder
-from weft.runner.launched import LaunchedStep
+from weft.runner.launched import LaunchedStep, StepWorker
 from weft.runner.readback import PendingReadback, Readback
 from weft.runner.sampler import Sampler
-from weft.runner.step_worker import StepWorker
 from weft.schedule.plan import StepPlan, StepResult
 from weft.text.grammars import regex_grammar
 from weft.units import PAD

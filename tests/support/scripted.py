@@ -38,7 +38,7 @@ from tests.support.digests import EMPTY, MASK, PlanViolation, digest, digest_of,
 from tests.support.late_executor import LateExecutor
 from tests.support.scripted_arena import ScriptedArena
 from weft.engine.sleep_state import PARTS, Part
-from weft.engine.stopping import stop_rule
+from weft.engine.submission import stop_rule
 from weft.memory.frames.plan import ArenaPlan
 from weft.request import FinishReason, SamplingParams, TokenLogprobs
 from weft.schedule.plan import Admission, Int32s, StepPlan, StepResult

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.stats import EngineCounters
-from weft.engine.stopping import StopRule
+from weft.engine.submission import StopRule
 from weft.memory.values import Lost
 from weft.request import FinishReason, LostTokens, TokenEvent, TokenLogprobs
 from weft.schedule.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""From a request to sequences that can be scheduled: the checks, the seeds, the ends.
+"""From a request to sequences that can be scheduled: the checks, the seeds, when an answer ends by token.
 
     Request --check--> prompt (int32) --sequences--> (index, Sequence, StopRule) of each of its n answers
 
@@ -7,22 +7,68 @@ is then in the state of a preempted sequence: the same seed, the next position, 
 again. It ranks before the other requests of its priority, because it was accepted before them.
 
 Every error names the field, the value and the limit. A request that passes ``check`` may still find the queue
-full or its grammar wrong; only then does the engine count it and number its sequences.
+full or its grammar wrong; only then does the engine count it and number its sequences. The engine has no
+text: stop strings end an answer where it is detokenized (``weft.text.stop_strings``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from weft.config import Sizes
-from weft.engine.stopping import StopRule, stop_ids, stop_rule
 from weft.errors import QueueFullError, RequestError
-from weft.request import Request, Resumption, split_seed
+from weft.request import FinishReason, Request, Resumption, SamplingParams, split_seed
 from weft.schedule.plan import CompiledGrammar, Int32s
 from weft.schedule.sequence import Sequence
 from weft.units import SeqId
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """The token-level end of one sequence. ``new_tokens_max`` is ``max_tokens`` or what the context leaves,
+    whichever is less; stop ids count only after ``min_tokens`` tokens."""
+
+    ids: frozenset[int]
+    named_ids: frozenset[int]
+    min_tokens: int
+    new_tokens_max: int
+
+    def reason(self, token: int, position: int) -> FinishReason | None:
+        """Why the sequence ends with ``token`` as generated token number ``position`` (from 1), or None."""
+        if token in self.ids and position > self.min_tokens:
+            return "stop"
+        return "length" if position >= self.new_tokens_max else None
+
+    def stop_reason(self, token: int) -> int | None:
+        """What ``TokenEvent.stop_reason`` says after a "stop": the id, when the request named it."""
+        return token if token in self.named_ids else None
+
+
+def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: int) -> StopRule:
+    """``context_left``: tokens between the prompt's end and ``max_model_len``."""
+    new_tokens_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
+    # An end before min_tokens is masked, except where the grammar leaves nothing else: then it is the end.
+    min_tokens = sampling.min_tokens if sampling.grammar is None else 0
+    return StopRule(ids=_shared(stop_ids(sampling, eos_ids)), named_ids=frozenset(sampling.stop_token_ids),
+                    min_tokens=min_tokens, new_tokens_max=new_tokens_max)
+
+
+@lru_cache(maxsize=256)
+def _shared(ids: tuple[int, ...]) -> frozenset[int]:
+    """One set for all sequences with the same ends: most have the model's own, and a step reads each."""
+    return frozenset(ids)
+
+
+def stop_ids(sampling: SamplingParams, eos_ids: Iterable[int]) -> tuple[int, ...]:
+    """Ids that end the sequence, in order and without repeats: the model's eos (unless ``ignore_eos``)
+    and the request's own."""
+    ends = () if sampling.ignore_eos else tuple(eos_ids)
+    return tuple(dict.fromkeys((*ends, *sampling.stop_token_ids)))
+
 
 RESUMED_FIRST = 1 << 40
 """Subtracted from the number of a request that resumes: more than the requests that an engine accepts."""

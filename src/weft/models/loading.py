@@ -27,11 +27,10 @@ from weft.models.decoder import CausalModel
 from weft.models.generation import GenerationDefaults, read_generation_defaults
 from weft.models.kv_scales import read_kv_scales
 from weft.models.mtp import load_mtp
-from weft.models.reader import TensorReader
+from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankGroup, RankShare
 from weft.models.stored_values import check_copies
-from weft.models.tensor_check import TensorCheck
 from weft.models.weights import OnProgress, TensorSource
 from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec

@@ -41,11 +41,10 @@ from weft.models.decoder import CausalModel, Lookup
 from weft.models.embedding import Embedding
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
-from weft.models.reader import TensorReader
+from weft.models.reader import TensorCheck, TensorReader
 from weft.models.rotary import RotaryTable
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankedModel, RankShare, RankVocabulary, Summed
-from weft.models.tensor_check import TensorCheck
 from weft.models.weights import TensorSource
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.ops.attention_layer import write_projected

@@ -43,14 +43,13 @@ from weft.runner.graphs import (
     pad_rows,
 )
 from weft.runner.kv_scales import head_scales
-from weft.runner.launched import LaunchedStep, ScoredPrompt
+from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, mixed_shapes
 from weft.runner.mtp import HeadRunner
 from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler, score
 from weft.runner.sleep import DroppedModel, HostWeights, give_back
-from weft.runner.step_worker import StepWorker
 from weft.runner.verify import SampledRows, choose, replay
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import ModelSpec

@@ -3,7 +3,7 @@
     text  -> StopStrings.push(piece)           text comes out only when no stop string can begin in it
     "so 2 < 3 </th"  -> held_characters        readers of ``</think>`` and calls show "so 2 < 3 ", hold "</th"
 
-The engine ends answers by token (``weft.engine.stopping``) and has no text. The code that detokenizes feeds
+The engine ends answers by token (``weft.engine.submission``) and has no text. The code that detokenizes feeds
 ``StopStrings``, shows the text that it returns, and cancels the sequence when it says ``stopped``.
 
 There is one KMP automaton per stop string. The state of an automaton is a length: of the longest suffix of

@@ -1,6 +1,6 @@
 import pytest
 
-from weft.engine.stopping import stop_ids, stop_rule
+from weft.engine.submission import stop_ids, stop_rule
 from weft.request import SamplingParams
 
 

@@ -22,8 +22,8 @@ from weft.errors import CheckpointError
 from weft.families import read_architecture
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.loading import builder
+from weft.models.reader import TensorCheck
 from weft.models.safetensors_header import StoredTensor
-from weft.models.tensor_check import TensorCheck
 
 SMALLER: dict[str, dict[str, Any]] = {      # as many layers as show each kind: names repeat after that
     "qwen3_next": {"num_hidden_layers": 8}, "qwen3": {"num_hidden_layers": 4}, "qwen3_5": {}, "lfm2": {},

@@ -25,8 +25,8 @@ from weft.families import read_architecture
 from weft.memory.frames.plan import memory_for, plan_arena
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.loading import builder
+from weft.models.reader import TensorCheck
 from weft.models.runtime_form import RuntimeForm
-from weft.models.tensor_check import TensorCheck
 from weft.runner import sampling_kernels
 from weft.runner.arena import DeviceArena
 from weft.tensor.inputs import Runs, StepInputs

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.unit.runner import plans
-from weft.runner.step_worker import Launched, StepWorker
+from weft.runner.launched import Launched, StepWorker
 from weft.schedule.plan import StepPlan, StepResult
 
 WAIT_S = 60

@@ -26,8 +26,7 @@ from weft.request import SamplingParams
 from weft.runner import reserve, sampling_kernels
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.graphs import EagerCapture
-from weft.runner.reserve import measure_reserve
-from weft.runner.step_shapes import step_shapes
+from weft.runner.reserve import measure_reserve, step_shapes
 from weft.text.grammars import regex_grammar
 
 SEQS, STEP_TOKENS, LENGTH = 6, 128, 512
