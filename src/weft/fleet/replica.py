@@ -94,6 +94,10 @@ class Replica:
         return self.state == "ready" and self.engine.death is None and not self.draining
 
     @property
+    def shown_state(self) -> str:
+        return "draining" if self.draining else self.state
+
+    @property
     def started(self) -> bool:
         return self._task is not None
 
