@@ -1,18 +1,12 @@
 """The ``weft`` command: which verbs there are, and how every failure looks.
 
-    main() -> CommandGroup -> one module per verb, imported only when that verb runs
-
-`weft --help` must feel instant, so this file imports click and nothing else: verbs are a table of
-(module, sentence), and even rich waits until something is drawn. Failures end here, in one line on
-stderr and never in a traceback:
+`weft --help` must feel instant, so this file imports click and nothing else, and a verb's module is imported
+when that verb runs. Failures end here, in one line on stderr and never in a traceback:
 
     UserError, a bad flag     exit code 2     the user can change it
     other WeftError           exit code 1     the engine or the machine failed
     Ctrl-C                    exit code 130
     anything else             a bug: the traceback is wanted, so it is left alone
-
-Rejected: argparse, whose errors cannot be caught one by one. Rejected: typer; flags come from dataclasses
-here, so its decorators would add nothing but its import time.
 """
 
 from __future__ import annotations

@@ -6,13 +6,8 @@
           '---- engines       questions to all of them: cache, sleep, counters (``all_engines``)
 
 The fleet serves once each replica of this machine has been ready; without any, once a joined one is. It dies
-when its last replica is dead, or when one of this machine cannot start for the first time: all streams fail
-with the reason, and ``died`` says so to the server, which exits. A fleet that others can join never dies of a
-lack of replicas.
-
-Rejected: resumption in the engine process (it is what died); a log of tokens on disk (the HTTP process has
-them, and if it dies its clients are gone too); a second copy of each request on a standby engine (twice the
-work to save a pause).
+when its last replica is dead, or when one of this machine cannot start for the first time. A fleet that
+others can join never dies of a lack of replicas.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Answers while the client is still there: server-sent events, and work that ends when it leaves.
+"""One HTTP exchange: the raw body in, an answer out while the client is still there.
+
+    Request --read_raw--> bytes ... job --answer_job--> Response or EventStream
+                 |                            |
+            tenant.admit                 tenant.spend
 
 A client that disconnects must stop costing. uvicorn reports the disconnect only to a task that waits in
-``receive``. Both kinds of answer therefore run beside such a task, and the first to end cancels the other:
-
-    stream:   pump (lines -> send)      | until_gone(receive)
-    whole:    the work of the handler   | until_gone(receive)
-
-Cancelling the work closes its ``Generation``, which cancels the sequences in the engine.
-
-After the headers are out an error can only be a line of the stream: ``data: {"error": ...}``, and then the
-end, so that a client neither waits nor takes half an answer for a whole one.
+``receive``. Both kinds of answer run beside such a task, and the first to end cancels the other. The engine
+accepts a job before the status is sent, so a refusal has a status of its own, for streams too. After
+the headers are out an error can only be a line of the stream.
 """
 
 from __future__ import annotations

@@ -4,15 +4,8 @@
         --app.build_app--> Route        operation -> the handler of that name
         --document.openapi--> an operation of /openapi.json
 
-Both readers take every row, so an endpoint cannot be missing from the description. ``body`` is the type that
-decodes the request; of several types, the server chooses one by the fields. ``answer`` is the type that the
-handler encodes; None stands for an object that has no type of its own. ``events`` is what each line of a
-stream has. Rows of one path must stand together.
-
-To add an endpoint: a row here, a handler in ``app``, and a row in ``fields`` for each new field.
-
-Rejected: decorators on the handlers (the table would be spread over files, and importable only with all of
-them); a framework that derives both (it brings another library for validation, see decision 0020).
+Both readers take every row, so an endpoint cannot be missing from the description. Rows of one path stand
+together. To add an endpoint: a row here, a handler in ``app``, and a row in ``document`` for each new field.
 """
 
 from __future__ import annotations
