@@ -9,8 +9,8 @@ table, by kernel:
 
     read, written   each argument once, as the kernel's source loads and stores it. What programs read again
                     comes from the cache; experts count as evenly chosen
-    least           weights, KV and states of the context, new KV and new states: what a step of this model
-                    has to move, whoever computes it. What one launch passes on to the next counts as nothing
+    least           weights, KV and states of the context, new KV and new states: what any step of this model
+                    has to move. What one launch passes on to the next counts as nothing
 
 The quotient of a step is what its launches move over the least. One kernel for the whole step would have 1.
 """

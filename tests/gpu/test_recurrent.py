@@ -13,7 +13,6 @@ from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, span, tokens_in
 from weft.tensor import gpu
 from weft.tensor.inputs import TapPoint
-from weft.tensor.kernels import delta_rule
 from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, gated_delta_layer
 from weft.tensor.ops.mamba2_layer import Mamba2Weights, mamba2_layer
 
@@ -112,23 +111,6 @@ def test_a_state_in_few_bits_is_rounded_by_the_rule_after_every_token(op: Recurr
 
     _, other_layer = op.run(inputs, states, runs, device, layer=6)  # the control: the layer is in the rule
     assert ((other_layer != want_states) & ~want_states.isnan()).float().mean() > 0.05
-
-
-@pytest.mark.parametrize("name", ["gated_delta", "kimi_delta"])
-def test_scratch_in_16_bits_moves_outputs_by_a_step_of_theirs_and_no_state(
-        name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P, v' and the states before each chunk, for outputs alone. The bound is what was measured, doubled:
-    the mean error is below a fifth of a bfloat16 step of the largest output of a token."""
-    op = next(op for op in RECURRENCES if op.name == name)
-    runs, states = make_runs([], [Run(0, 200, slot=0, fresh=True), Run(40, 90, slot=1)]), op.states(2)
-    inputs = {key: x.to(torch.bfloat16) for key, x in op.inputs(290, 6).items()}
-    narrow, narrow_states = op.run(inputs, states, runs, device)
-    monkeypatch.setattr(delta_rule, "narrow_dtype", lambda _: torch.float32)
-    wide, wide_states = op.run(inputs, states, runs, device)
-    assert torch.equal(narrow_states, wide_states)
-    off = (narrow.float() - wide.float()).abs() / wide.float().abs().amax(dim=(1, 2), keepdim=True)
-    assert 0 < off.max() < 2 * 2.0**-7
-    assert off.mean() < 2.0**-7 / 5
 
 
 @pytest.mark.parametrize("decay", [0.0, -60.0, float("-inf")])

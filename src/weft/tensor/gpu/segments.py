@@ -4,8 +4,8 @@
     runs      |  A  |   B   :       B     |    C    |
     carry                   ^ of B        ^ none    ^ none           [2, heads, rows, columns], float32
 
-The chunked forms pass numbers from launch to launch: a state for each chunk, W, U, P, factors. In float32 a
-step of 8,192 tokens of 48 heads of 128 x 128 has 0.9 GB of them in a layer. A segment has 256 MiB at most,
+The chunked forms pass float32 numbers from launch to launch: a state for each chunk, W, U, P, factors. A step
+of 8,192 tokens of 48 heads of 128 x 128 has 0.9 GB of them in a layer. A segment has 256 MiB at most,
 which the next segment and the next layer overwrite. Its launches are those of a whole step: work inside its
 chunks, the pass over states, outputs. Each chunk is computed alike in any segment, so cuts change no bit.
 
@@ -15,8 +15,8 @@ program that begins the next. Both may work in one launch, in any order. ``part_
 chunks of a segment; a run without chunks there neither reads nor writes.
 
 A row of scratch is (chunk of the segment, head, place). So its size follows from chunks alone, and a tile of
-one chunk and head is contiguous. Rejected: bfloat16 for all scratch (states are checkpoints; W S
-and U cancel in v'). What only outputs are made of may have it.
+one chunk and head is contiguous. Rejected: bfloat16 scratch (states are checkpoints; W S
+and U cancel in v').
 """
 
 from __future__ import annotations

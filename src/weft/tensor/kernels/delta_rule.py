@@ -14,12 +14,9 @@ form.
 In the chunked form only ``states`` is sequential, and in it only the chain that needs S: two products a
 chunk. ``outputs`` computes the tokens' outputs afterwards, on all SMs, from the stored states. Rejected:
 outputs inside the pass. It needs no buffer for states, but its chain is twice as long and has only heads x V
-/ 32 programs. Chunks go in segments of bounded scratch (``tensor.gpu.segments``), three launches each.
-
-W and U are float32: states follow from them, and states are checkpoints. P, v' and the states before each
-chunk are only read for outputs. They have the dtype of q where that is bfloat16, as the outputs have: S and
-slots stay float32 in ``states``. A head of 128 x 128 writes and reads 240 KB of scratch a chunk; all of it in
-float32 would be 352 KB. ``outputs`` then has one product of 16 bits in place of three.
+/ 32 programs. The scratch of a chunk is float32: for each place and head K + V numbers and a row of P, for
+each head a state. 32 heads of 128 x 128 have 4.7 MB a chunk. Chunks go in segments of bounded scratch
+(``tensor.gpu.segments``), three launches each.
 
 Run r has the chunks [chunk_begin[r], chunk_begin[r + 1]) of ``tensor.gpu.runs``; a chunk's tap is the state
 after it. A PAD slot is neither read nor written, a fresh slot is not read. Inside a slot the state is dense.
@@ -210,8 +207,7 @@ def _prepare_heads(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first
     queries = tl.load(q + t[:, None] * q_row + key * q_head + line[None, :], mask=tile, other=0.0)
     q_scale = unit_scale(queries.to(tl.float32)) * scale
     attention = product(queries, tl.trans(keys)) * scaled * q_scale[:, None]
-    tl.store(p + row[:, None] * PLACES + place[None, :], attention.to(p.dtype.element_ty),
-             mask=here[:, None])
+    tl.store(p + row[:, None] * PLACES + place[None, :], attention, mask=here[:, None])
     tl.store(q_left + row, q_scale * grown, mask=here)
     left, over_chunk = decay_to_end(whole, rest, place, PLACES)
     tl.store(k_left + row, left * k_scale, mask=here)
@@ -289,11 +285,10 @@ def _prepare_lines(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first
         over_chunk = decay_of(tl.sum(tl.where(place[:, None] == PLACES - 1, upto, 0.0), axis=0))
         tile = here[:, None] & (line < K)[None, :]
         tl.store(decay + chunk * K + line, over_chunk, mask=line < K)
-        grown = queries * q_scale[:, None] * decay_of(upto)
-        tl.store(q_left + row * K + line[None, :], grown.to(q_left.dtype.element_ty), mask=tile)
+        tl.store(q_left + row * K + line[None, :], queries * q_scale[:, None] * decay_of(upto), mask=tile)
         tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * decay_of(after), mask=tile)
-    m_queries = m_queries * q_scale[:, None] * k_scale[None, :]
-    tl.store(p + row * PLACES + place[None, :], m_queries.to(p.dtype.element_ty), mask=here[:, None])
+    tl.store(p + row * PLACES + place[None, :], m_queries * q_scale[:, None] * k_scale[None, :],
+             mask=here[:, None])
 
     beta_t = tl.load(beta + t * beta_row + head * beta_head, mask=here, other=0.0).to(tl.float32)
     solved = unit_lower_inverse(m_keys * (beta_t * k_scale)[:, None] * k_scale[None, :],
@@ -313,14 +308,13 @@ def _prepare_lines(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first
 
 
 @triton.jit(do_not_specialize=["first_run", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
-def states(k, k_left, decay, w, u, v_new, chunk_states, state, carry_in, carry_out, slots, fresh, chunk_begin,
+def states(k, k_left, decay, w, u, chunk_states, state, carry_in, carry_out, slots, fresh, chunk_begin,
            chunk_first, chunk_tokens, chunk_tap, k_row, k_head, slot_stride, first_run, base, limit,
            H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
            BV: tl.constexpr, BY_LINE: tl.constexpr):
     """Grid: blocks of V, heads, prefill runs. Buffers begin at chunk ``base``. ``k_left``: the factors of k
-    [C, H, 64], or with BY_LINE the scaled k itself [C, H, 64, K]. ``decay``: [C, H] or [C, H, K]. ``v_new``
-    [C, H, 64, V]: v', perhaps in the memory of ``u``; ``chunk_states`` [C, H, K, V]: the state before each
-    chunk."""
+    [C, H, 64], or with BY_LINE the scaled k itself [C, H, 64, K]. ``decay``: [C, H] or [C, H, K]. ``u``
+    becomes v'; ``chunk_states`` [C, H, K, V]: the state before each chunk."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
     inside = (line < K)[:, None] & (col < V)[None, :]
@@ -336,10 +330,10 @@ def states(k, k_left, decay, w, u, v_new, chunk_states, state, carry_in, carry_o
         chunk = ((c - base) * H + head).to(tl.int64)
         row = (chunk * PLACES + place)[:, None]
         tile, v_tile = here[:, None] & (line < K)[None, :], here[:, None] & (col < V)[None, :]
-        tl.store(chunk_states + chunk * (K * V) + element, s.to(chunk_states.dtype.element_ty), mask=inside)
+        tl.store(chunk_states + chunk * (K * V) + element, s, mask=inside)
         w_tile = tl.load(w + row * K + line[None, :], mask=tile, other=0.0)
         added = tl.load(u + row * V + col[None, :], mask=v_tile, other=0.0) - product(w_tile, s)
-        tl.store(v_new + row * V + col[None, :], added.to(v_new.dtype.element_ty), mask=v_tile)
+        tl.store(u + row * V + col[None, :], added, mask=v_tile)
         if BY_LINE:
             keys = tl.load(k_left + row * K + line[None, :], mask=tile, other=0.0)
             over_chunk = tl.load(decay + chunk * K + line, mask=line < K, other=0.0)[:, None]
@@ -356,7 +350,7 @@ def states(k, k_left, decay, w, u, v_new, chunk_states, state, carry_in, carry_o
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
-def outputs(q, q_left, p, v_new, chunk_states, out, chunk_first, chunk_tokens, q_row, q_head, base,
+def outputs(q, q_left, p, u, chunk_states, out, chunk_first, chunk_tokens, q_row, q_head, base,
             H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
             BV: tl.constexpr, BY_LINE: tl.constexpr):
     """Grid: blocks of V, heads, chunks from ``base`` on. ``q_left``: the factors of q S [C, H, 64], or
@@ -376,23 +370,19 @@ def outputs(q, q_left, p, v_new, chunk_states, out, chunk_first, chunk_tokens, q
         queries = tl.load(q + (first + place).to(tl.int64)[:, None] * q_row + (head // GROUP) * q_head
                           + line[None, :], mask=tile, other=0.0)
         left = tl.load(q_left + chunk * PLACES + place, mask=here, other=0.0)
-        if s.dtype == tl.float32:
-            o_tile = product_left(queries, s) * left[:, None]
-        else:
-            o_tile = product(queries, s) * left[:, None]
+        o_tile = product_left(queries, s) * left[:, None]
     p_tile = tl.load(p + row * PLACES + place[None, :], mask=here[:, None], other=0.0)
-    o_tile += product(p_tile, tl.load(v_new + row * V + col[None, :], mask=v_tile, other=0.0))
+    o_tile += product(p_tile, tl.load(u + row * V + col[None, :], mask=v_tile, other=0.0))
     at = ((first + place).to(tl.int64) * H + head)[:, None] * V + col[None, :]
     tl.store(out + at, o_tile.to(out.dtype.element_ty), mask=v_tile)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkBuffers:
-    """The scratch memory of a segment. The kernels above state the shapes."""
+    """The scratch memory of a segment, float32. The kernels above state the shapes."""
 
     w: torch.Tensor
     u: torch.Tensor
-    v_new: torch.Tensor
     p: torch.Tensor
     q_left: torch.Tensor
     k_left: torch.Tensor
@@ -400,27 +390,17 @@ class ChunkBuffers:
     chunk_states: torch.Tensor
 
 
-def narrow_dtype(q_dtype: torch.dtype) -> torch.dtype:
-    """Of scratch that only outputs are made of. float16 has not got the range of a state."""
-    return torch.bfloat16 if q_dtype == torch.bfloat16 else torch.float32
-
-
-def _chunk_segments(step: DeviceRuns, state_SHKV: torch.Tensor, by_line: bool,
-                    narrow: torch.dtype) -> Iterator[tuple[Segment, ChunkBuffers]]:
+def _chunk_segments(step: DeviceRuns, state_SHKV: torch.Tensor,
+                   by_line: bool) -> Iterator[tuple[Segment, ChunkBuffers]]:
     """The segments of a step, with one set of buffers for all of them."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
-    lines, exact = (k_dim,) if by_line else (), torch.float32
-    factors, of_v = (heads, CHUNK_TOKENS, *lines), (heads, CHUNK_TOKENS, v_dim)
-    shapes = {"w": ((heads, CHUNK_TOKENS, k_dim), exact), "u": (of_v, exact), "v_new": (of_v, narrow),
-              "p": ((heads, CHUNK_TOKENS, CHUNK_TOKENS), narrow),
-              "q_left": (factors, narrow if by_line else exact), "k_left": (factors, exact),
-              "decay": ((heads, *lines), exact), "chunk_states": ((heads, k_dim, v_dim), narrow)}
-    if narrow == exact:
-        del shapes["v_new"]   # in the memory of u
-    each = chunks_at_once(step, sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values()))
-    tensors = {name: torch.empty((each, *shape), dtype=dtype, device=state_SHKV.device)
-               for name, (shape, dtype) in shapes.items()}
-    buffers = ChunkBuffers(**{"v_new": tensors["u"]} | tensors)
+    lines = (k_dim,) if by_line else ()
+    factors = (heads, CHUNK_TOKENS, *lines)
+    shapes = [(heads, CHUNK_TOKENS, k_dim), (heads, CHUNK_TOKENS, v_dim), (heads, CHUNK_TOKENS, CHUNK_TOKENS),
+              factors, factors, (heads, *lines), (heads, k_dim, v_dim)]
+    each = chunks_at_once(step, 4 * sum(map(math.prod, shapes)))
+    buffers = ChunkBuffers(*(torch.empty((each, *shape), dtype=torch.float32, device=state_SHKV.device)
+                             for shape in shapes))
     for segment in segments(step, state_SHKV, each):
         yield segment, buffers
 
@@ -442,7 +422,7 @@ def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
                      layer=layer):
         return out_THV
     kernel, blocks, sizes = _prepare_form(by_line, heads // k_THK.shape[1], k_dim)
-    for segment, buffers in _chunk_segments(step, state_SHKV, by_line, narrow_dtype(q_THK.dtype)):
+    for segment, buffers in _chunk_segments(step, state_SHKV, by_line):
         launch(kernel, (heads, segment.chunk_count))(
             q_THK, k_THK, v_THV, g_TH, beta_TH, buffers.w, buffers.u, buffers.p, buffers.q_left,
             buffers.k_left, buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2],
@@ -502,15 +482,15 @@ def _run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, out_THV: torch.Tensor,
              "BY_LINE": by_line}
     blocks = states_blocks(padded(k_dim))
     launch(states, (triton.cdiv(v_dim, blocks.width), heads, step.run_count - step.decode_count))(
-        k_THK, buffers.k_left, buffers.decay, buffers.w, buffers.u, buffers.v_new, buffers.chunk_states,
-        state_SHKV, segment.carry_in, segment.carry_out, runs.slots_R, step.fresh_R, step.chunk_begin_R,
+        k_THK, buffers.k_left, buffers.decay, buffers.w, buffers.u, buffers.chunk_states, state_SHKV,
+        segment.carry_in, segment.carry_out, runs.slots_R, step.fresh_R, step.chunk_begin_R,
         step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *k_THK.stride()[:2], state_SHKV.stride(0),
         step.decode_count, segment.begin, segment.end, **sizes, BV=blocks.width, num_warps=blocks.warps,
         num_stages=blocks.stages)
     blocks = outputs_blocks(padded(k_dim), by_line, q_THK.dtype)
     width = min(blocks.width, padded(v_dim))
     launch(outputs, (triton.cdiv(v_dim, width), heads, segment.chunk_count))(
-        q_THK, buffers.q_left, buffers.p, buffers.v_new, buffers.chunk_states, out_THV, step.chunk_first_C,
+        q_THK, buffers.q_left, buffers.p, buffers.u, buffers.chunk_states, out_THV, step.chunk_first_C,
         step.chunk_tokens_C, *q_THK.stride()[:2], segment.begin, **sizes, BV=width, num_warps=blocks.warps,
         num_stages=blocks.stages)
 
@@ -536,8 +516,8 @@ def _recurrent_compilations(by_line: bool) -> list[Compilation]:
 
 
 def _chunk_compilations(by_line: bool) -> list[Compilation]:
-    exact = ("k_left", "q_left", "decay", "w", "u", "state", "carry_in", "carry_out")
-    scratch = dict.fromkeys(exact, "*fp32")
+    scratch = dict.fromkeys(("k_left", "q_left", "decay", "w", "u", "p", "chunk_states", "state",
+                             "carry_in", "carry_out"), "*fp32")
     dim, group = 128, 1 if by_line else 2
     prepare, prepare_blocks, own = _prepare_form(by_line, group, dim)
     variants = []
@@ -545,8 +525,6 @@ def _chunk_compilations(by_line: bool) -> list[Compilation]:
         dtype = TYPES[of]
         shared = {"GROUP": group, "KP": dim, "BY_LINE": by_line}
         pointers = scratch | dict.fromkeys(("q", "k", "v", "out"), dtype)
-        narrow = ("p", "v_new", "chunk_states", *(("q_left",) if by_line else ()))
-        pointers |= dict.fromkeys(narrow, TYPES[narrow_dtype(of)])
         for name, kernel, blocks, more in (
                 ("prepare", prepare, prepare_blocks, own), ("states", states, states_blocks(dim), shared),
                 ("outputs", outputs, outputs_blocks(dim, by_line, of), shared)):

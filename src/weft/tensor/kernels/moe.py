@@ -18,7 +18,7 @@ the same tokens get the same sums whatever else is in the batch.
 A rank of several has a share of each expert, and one token then some twenty programs. So the columns of its
 first product are split (``tensor.gpu.column_splits``). The second has a program for each 64 channels.
 
-``_align`` is a counting sort, and keeps the order of the pairs of an expert. Up to 1,024 pairs each program
+``_align`` is a counting sort, and keeps the order of the pairs of an expert. Up to 4,096 pairs each program
 counts all of them itself, so no launch lies between counts and places. Above, ``_count`` counts each part of
 1,024 pairs, and a program adds up the counts of all parts: each launch reads the pairs once. With 65,536
 pairs and 256 experts that is 1 MB of pairs, and 128 KB of counts for each of 64 programs, from the cache.
@@ -56,6 +56,8 @@ SPLIT_TOKENS, SPLIT_PROGRAMS = 64, 128
 """The most tokens whose first product is split, and the programs that one token should have. Eighty of them
 keep enough bytes in flight; a share of an expert has some twenty."""
 ALIGN = Blocks(1024)
+COUNTED_PAIRS = 4096
+"""Above it pairs are counted in a launch of their own: all decodes are below."""
 RANKED = 64
 """Pairs that ``_align`` compares with one another at once."""
 VALUES = {"BITS": 0, "GROUP": 1, "GROUPS": 1, "TILES": 1, "LINES": 1, "ZEROS": False, "FP8": 0, "LANES": 1}
@@ -82,7 +84,7 @@ def tile_rows(pairs: int, experts: int) -> int:
 
 def pairs_of_program(pairs: int) -> int:
     """Of ``_align``. Up to 128 programs have a part each; more would read more counts."""
-    return RANKED if pairs <= ALIGN.width else max(ALIGN.width, -(-pairs // 128 // RANKED) * RANKED)
+    return RANKED if pairs <= COUNTED_PAIRS else max(ALIGN.width, -(-pairs // 128 // RANKED) * RANKED)
 
 
 def up_splits(tokens: int, rows: int, choices: int, columns: int, depth: int, block: int) -> ColumnSplits:
@@ -324,7 +326,7 @@ def _align_pairs(ids: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, ex
     pairs, bins = ids.numel(), triton.next_power_of_2(experts + 1)
     part = pairs_of_program(pairs)
     parts, counts = triton.cdiv(pairs, part), None
-    if pairs > ALIGN.width:
+    if pairs > COUNTED_PAIRS:
         counts = torch.empty((parts, bins), dtype=torch.int32, device=ids.device)
         launch(_count, (parts,))(ids, counts, pairs, PART=part, BINS=bins, BLOCK=ALIGN.width,
                                  num_warps=ALIGN.warps)
