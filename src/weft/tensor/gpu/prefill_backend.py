@@ -13,10 +13,10 @@ beyond the context as zeros. Decodes always use our kernels. Gates are applied t
 rounding more than in our kernels.
 
 By itself it splits a context by the batch. The bits of a token's sums would then depend on the other
-sequences, and a prefix that is computed again would differ from the cached one. So splits are turned off: a
-tile of queries walks over its whole context, as in our kernels. A split of one size for all would need room
-for float32 outputs of each split, some 270 MB for 8,192 tokens of 32 heads of 256. It is not the default,
-because no GPU has measured it.
+sequences. A prefix that is computed again would differ from the cached one. So splits are turned off: a
+tile of queries walks over its whole context, as in our kernels. Splits of one size need room for the float32
+outputs of each: some 270 MB for 8,192 tokens of 32 heads of 256. It is not the default, because no GPU has
+measured it.
 
 A shape of layer is planned once a step, from lists of the host. The plan lies in a pinned buffer of its
 wrapper and is copied asynchronously: planning again while that copy is under way would overwrite its source.
