@@ -316,12 +316,16 @@ def _computed(func: Any, args: Any, kwargs: Any, on_card: list[DeviceTensor]) ->
     tensors = [one for one in tree_leaves(made) if isinstance(one, DeviceTensor)]
     targets = [one.mem for one in tensors]
 
-    def run() -> None:
+    if func is A.index_select.default:
+        reads = [one for one in reads if one is not args[0]]
+
+    def run() -> Any:
         results = tree_leaves(func(*host_args, **host_kwargs))
         for target, result in zip(targets, filter(torch.is_tensor, results), strict=True):
             target.copy_(result)
+        return (_rows(*host_args[:3]), []) if func is A.index_select.default else None
 
-    card().enqueue(name, run, reads, tensors)
+    card().enqueue(name, run, reads, tensors, on_card)
     return made
 
 
@@ -457,10 +461,14 @@ def _whole(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
 def _by_row(func: Any, args: Any, kwargs: Any) -> tuple[list[Span], list[Span]]:
     """Computes; the spans of the rows."""
     func(*args, **kwargs)
-    rows, dim, index = args[:3]
-    touched = ([span_of(rows.select(dim, at)) for at in sorted(set(index.reshape(-1).tolist()))]
-               if dim in (0, -rows.dim()) else [span_of(rows)])
+    touched = _rows(*args[:3])
     return ([], touched) if func._schema.is_mutable and func is not A.index_select.out else (touched, [])
+
+
+def _rows(whole: torch.Tensor, dim: int, index: torch.Tensor) -> list[Span]:
+    if dim not in (0, -whole.dim()):
+        return [span_of(whole)]
+    return [span_of(whole.select(dim, at)) for at in sorted(set(index.reshape(-1).tolist()))]
 
 
 def _bytes_of(host: torch.Tensor) -> torch.Tensor:

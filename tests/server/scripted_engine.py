@@ -36,8 +36,7 @@ from weft.engine.grammars import GrammarCompiler
 from weft.engine.sleep_state import PARTS, Part
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo
-from weft.memory.frames.plan import plan_arena
-from weft.memory.frames.sizes import fit_sizes
+from weft.memory.frames.plan import fit_sizes, plan_arena
 from weft.memory.memory import Memory
 from weft.request import Request
 from weft.schedule.plan import Admission, StepPlan, StepResult
@@ -126,6 +125,9 @@ class AnsweringExecutor:
                 if admission.sampling.logprobs is not None:
                     logprobs[run] = scripted_logprobs(token, len(tokens), admission.sampling.logprobs)
         return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs, verified=windows)
+
+    def transfers_done(self, step: int) -> bool:
+        return True
 
     def sleep(self, level: int) -> tuple[Part, ...]:
         assert not self._rows, "a row is taken while the engine goes to sleep"

@@ -27,8 +27,7 @@ from weft.engine.engine import EngineCore
 from weft.engine.sleep_state import Part
 from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
-from weft.memory.prefix_store import Store
-from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.prefix_store import Store, TransferBuffers
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
@@ -109,6 +108,9 @@ class _InFlightExecutor:
         self._simulation.in_flight(plan)
         self._simulation.flights.finished(plan)
         return result
+
+    def transfers_done(self, step: int) -> bool:
+        return self._inner.transfers_done(step)
 
     def sleep(self, level: int) -> tuple[Part, ...]:
         return self._inner.sleep(level)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from weft.config import STEP_TOKENS_GPU, EngineConfig
 from weft.errors import ConfigError
 from weft.host import free_ram_bytes
-from weft.memory.frames.plan import ArenaPlan, plan_arena
-from weft.memory.frames.sizes import WORKSPACE_SHARE, default_memory_bytes
+from weft.memory.frames.plan import WORKSPACE_SHARE, ArenaPlan, default_memory_bytes, plan_arena
 from weft.spec import ITEM_BYTES, KV_DTYPES, CacheDTypeName, ModelSpec, with_cache_dtypes
 from weft.units import format_bytes, parse_bytes
 
@@ -76,7 +75,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     import torch
 
     from weft.runner.reserve import CudaMeter, measure_reserve
-    from weft.runner.transfers import PIECE_BYTES
+    from weft.runner.transfers import ROOMS_BYTES
     from weft.tensor import gpu
     from weft.tensor.device import free_bytes
 
@@ -106,7 +105,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
         gpu.choose("torch")
         reserve = measure(step_tokens=tokens, capture=None)   # torch's operators cannot be recorded
     if config.store is not None:
-        reserve = replace(reserve, transfer_bytes=PIECE_BYTES)
+        reserve = replace(reserve, transfer_bytes=ROOMS_BYTES)
     return gpu_room(config, free_bytes(device), reserve.total_bytes, reserve.in_words())
 
 

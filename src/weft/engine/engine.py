@@ -43,7 +43,7 @@ from weft.engine.streams import Stream, StreamTable
 from weft.engine.submission import Submission
 from weft.errors import EngineUnavailableError, QueueFullError, RequestError
 from weft.memory.memory import Memory
-from weft.memory.prefix.cache_shape import CacheShape
+from weft.memory.usage import CacheShape
 from weft.request import Request, TokenEvent
 from weft.schedule.budget import StepLimit
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
@@ -51,8 +51,8 @@ from weft.schedule.plan import StepPlan, work_of
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.store_tier import StoreTier
 from weft.speculation.drafter import Drafter
+from weft.speculation.proposal import SpeculationStats
 from weft.speculation.speculator import Speculator
-from weft.speculation.stats import SpeculationStats
 
 STORE_PAUSE_S = 1e-3
 """While every request waits for the store, its events are read this often."""
@@ -176,7 +176,7 @@ class EngineCore:
 
     def cache_shape(self) -> CacheShape:
         """What the prefix cache holds, in sizes and uses. Between steps only, and not free: it visits every
-        node (``weft.memory.prefix.shape``)."""
+        node (``weft.memory.prefix.readings``)."""
         now_s = self.parts.clock()
         return self.memory.cache_shape(lambda version: self._ages.seconds_since(version, now_s))
 
@@ -230,6 +230,7 @@ class EngineCore:
         """Take the events of the store, if there is one, and choose what is written next. ``step`` does so by
         itself; an idle engine whose ``store.is_waiting`` calls this now and then."""
         if self.store is not None and not self._closed:
+            self.parts.note_transfers()
             self.store.poll()
 
     def close(self, *, write_s: float = STORE_CLOSE_S) -> list[TokenEvent]:
