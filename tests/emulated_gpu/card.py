@@ -140,6 +140,9 @@ class Card:
         self.serving = False
         self.reserve: Any = None
         """Of the start (``runner.reserve.Reserve``)."""
+        self.values = True
+        """Without them work is asked for, ordered and waited for, and computes nothing; what comes home is
+        zeros."""
         self.computes = True
         """Without it work is asked for and does nothing: for a start that nobody looks at."""
         self.launches = self.replays = 0
@@ -214,9 +217,10 @@ class Card:
     # Work
 
     def enqueue(self, name: str, run: Callable[[], Any], reads: Sequence[OnCard],
-                writes: Sequence[OnCard], held: Sequence[OnCard] = ()) -> None:
+                writes: Sequence[OnCard], held: Sequence[OnCard] = (), *, always: bool = False) -> None:
         """``run`` computes, on the host's views of device memory; what it returns are further spans, read and
-        written. ``held``: memory that it needs beside ``reads`` and ``writes``."""
+        written. ``held``: memory that it needs beside ``reads`` and ``writes``. ``always``: without values
+        too."""
         tensors = [*reads, *writes, *held]
         segments = [self.allocator.segments.get(one.mem.untyped_storage().data_ptr()) for one in tensors]
 
@@ -224,7 +228,7 @@ class Card:
             if any(segment is not None and not segment.alive for segment in segments):
                 raise RuntimeError("CUDA error: an illegal memory access was encountered: the memory went "
                                    "back to the driver")
-            return run()
+            return run() if self.values or always else None
 
         with self.lock:
             self.settle_frees()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -20,6 +21,7 @@ from tests.emulated_gpu.streams import Work
 from tests.emulated_gpu.tensors import Emulation, card
 from tests.emulated_gpu.trace import WatchedMemory
 from tests.gpu import quick_interpreter
+from weft.tensor.gpu.host_memory import HostBuffer
 
 CARD_BYTES = 192 << 20
 
@@ -226,6 +228,15 @@ def _reset_peak(*_: Any) -> None:
     allocator.peak = allocator.allocated
 
 
+def _unpin() -> None:
+    """The card ends, and what is pinned for it, though an engine still lives."""
+    registry: Any = weakref.finalize._registry   # type: ignore[attr-defined]
+    for finalizer in list(registry):
+        held = finalizer.peek()
+        if held is not None and getattr(held[1], "__func__", None) is HostBuffer.close:
+            finalizer()
+
+
 def _names(bytes_total: int) -> dict[str, Any]:
     """Of ``torch.cuda``."""
     return {
@@ -274,3 +285,5 @@ def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None) -> Iterat
             for report in one.reports:
                 error.add_note(str(report))
             raise
+        finally:
+            _unpin()

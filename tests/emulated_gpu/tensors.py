@@ -441,9 +441,12 @@ def _copy_later(target: torch.Tensor, source: torch.Tensor, host: torch.Tensor, 
         if alone and not torch.equal(_bytes_of(host), before):
             one.report("reused", f"the host wrote to the buffer of the copy at {copy.place} before its end")
         one.end_copy(copy)
-        into.copy_(of)
+        if one.values:
+            into.copy_(of)
+        elif not to_card:
+            into.zero_()
 
-    one.enqueue("copy_", run, *spans)
+    one.enqueue("copy_", run, *spans, always=True)
 
 
 def _to_host_view(one: torch.Tensor) -> torch.Tensor:

@@ -61,6 +61,16 @@ def test_streams_without_an_event_are_reported(card: Card) -> None:
     assert card.reports[0].text.count("test_order.py") == 2, "both places"
 
 
+def test_streams_without_an_event_run_in_any_order() -> None:
+    """By the seed: now and then the other stream is late, and the answer is wrong."""
+    seen = set()
+    for seed in range(40):
+        with emulated(seed=seed) as card:
+            y = two_streams(card, lambda one, other: [torch.zeros(1, device=CUDA) for _ in range(9)])
+            seen.add(y.tolist()[0])
+    assert seen == {0, 2}
+
+
 @pytest.mark.parametrize("between", [
     lambda one, other: one.wait_stream(other), lambda one, other: one.wait_event(other.record_event()),
     lambda one, other: other.synchronize(), lambda one, other: torch.cuda.synchronize()])
