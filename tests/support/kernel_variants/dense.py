@@ -134,9 +134,12 @@ def _moe_of_fp8(called: str, pointers: dict[str, str], constants: dict[str, Any]
 
 def of_moe() -> list[Compilation]:
     """Decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
-    variants = [compilation_of("moe align", moe._align, {"ids": "*i64", "order": "*i32", "tiles": "*i32"},
-                               {"EXPERTS": 512, "BINS": 1024, "OWN": moe.experts_of_program(512), "BM": 16,
-                                "BLOCK": moe.ALIGN.width}, moe.ALIGN)]
+    aligned = {"ids": "*i64", "counts": "*i32", "order": "*i32", "tiles": "*i32"}
+    shape = {"BINS": 1024, "PART": moe.ALIGN.width, "BLOCK": moe.ALIGN.width}
+    variants = [compilation_of("moe count", moe._count, aligned, shape, moe.ALIGN)]
+    variants += [compilation_of(f"moe align{few}", moe._align, aligned, shape | more | {
+        "EXPERTS": 512, "BM": 16, "ROWS": moe.RANKED}, moe.ALIGN) for few, more in (
+            ("", {}), (" few", {"counts": None, "PART": moe.RANKED}))]
     tables = {"order": "*i32", "tiles": "*i32", "ids": "*i64", "weights": "*fp32"}
     for name, dtype in TYPES.items():
         pointers = tables | dict.fromkeys(("x", "weight", "out", "pair_out"), dtype)
