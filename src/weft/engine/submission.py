@@ -50,6 +50,7 @@ class StopRule:
 
 def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: int) -> StopRule:
     """``context_left``: tokens between the prompt's end and ``max_model_len``."""
+    # The context was checked against the arena: an answer never outgrows its pages.
     new_tokens_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
     # An end before min_tokens is masked, except where the grammar leaves nothing else: then it is the end.
     min_tokens = sampling.min_tokens if sampling.grammar is None else 0

@@ -141,6 +141,7 @@ def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, 
         theta = inner.number("rope_theta", keys.number("rope_theta", theta))
         return Rope(theta, head_dim, "proportional", inner.number("factor", 1.0),
                     turning_dim=2 * int(partial * head_dim // 2))
+    # Truncated, as transformers does.
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
         fail("partial_rotary_factor", partial, f"it must leave an even part of head_dim {head_dim} to rotate")

@@ -33,6 +33,7 @@ def _feed_forwards(keys: ConfigKeys, layers: int) -> list[FeedForward]:
     width, count = keys.integer("intermediate_size", 14336), keys.integer("num_experts", 16)
     dense = Dense(width)
     if count == 1:
+        # One expert is a dense layer, and has no router in the files.
         return [dense] * layers
     sparse = Experts(count=count, per_token=experts_per_token(keys, count, default=2), width=width,
                      normalized=False)

@@ -58,6 +58,7 @@ class Embedding:
             tiles, lanes = np.divmod(self._tokens, TILE_ROWS)
             self._room[...] = self._bytes[tiles, :, lanes]
         else:
+            # Into memory that is kept: new memory costs page faults in each step.
             self._bytes.take(self._tokens, axis=0, out=self._room)
         return self._rows
 

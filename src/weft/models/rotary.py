@@ -79,6 +79,7 @@ class _Gathered:
         cos, sin = self._rooms
         try:
             self._cos.take(self._positions, axis=0, out=cos)
+        # The table grows with the positions in use; numpy checks them anyway.
         except IndexError:
             if not self._grow():
                 return None

@@ -93,6 +93,7 @@ class WeightsCache:
                 self._file.write(text + len(text).to_bytes(_LENGTH_BYTES, "little") + _MAGIC)
                 self._file.flush()
                 os.fsync(self._file.fileno())
+                # Whole or not there: a reader never sees half a file.
                 self._temporary.rename(self._path)
         except OSError as failed:
             self._give_up(failed)
@@ -147,6 +148,7 @@ def _mapped(path: Path, key: str) -> dict[str, TwelveBitWeight]:
     for name, entry in header["matrices"].items():
         fields = {field: _field(memory, entry[field], dtype) for field, dtype in _DTYPES.items()}
         for field, tensor in fields.items():
+            # At the speed of memory; a sha256 would cost seconds at each start.
             if _sums(tensor) != entry[field]["sums"]:
                 raise ValueError(f"the checksum of {field} of {name} is wrong")
         weights[name] = TwelveBitWeight(**fields, rows=entry["rows"], columns=entry["columns"])

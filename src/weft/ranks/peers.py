@@ -62,6 +62,7 @@ class Peer:
         self.rank = rank
         self.lost_others = False
         own, theirs = socket.socketpair()
+        # Ranks on one machine share its cores: a thread that waits must not spin.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         with theirs:
             # Its socket is all that keeps a rank alive: none outlives rank 0. A session of its own keeps the

@@ -42,6 +42,7 @@ class LeadingSampler(Sampler):
         sampled = super().sample(logits_XV, rows, positions)
         failed_X = torch.zeros(len(rows), dtype=torch.int64)
         failed_X[list(sampled.failures)] = 1
+        # A second word for each row: failures must end the same rows on every rank.
         self._collectives.from_first(failed_X.to(logits_XV.device))
         return sampled
 

@@ -46,6 +46,7 @@ class BannedSequences:
             self._last_by_head.setdefault(tuple(head), []).append(last)
         self._lengths = sorted({len(head) for head in self._last_by_head})
         self._tail_max = max(self._lengths, default=0)
+        # The prompt does not count: an answer may complete a sequence that begins in the prompt.
         self._tail = list(generated)[-self._tail_max:] if self._tail_max else []
 
     @property
@@ -93,6 +94,7 @@ class TokenHistory:
             i = self._size
             if i == len(self._ids):
                 grown = max(64, 2 * i)
+                # Doubled: an answer appends one token a step.
                 self._ids = np.resize(self._ids, grown)
                 self._counts = np.resize(self._counts, grown)
             self._index[token] = i
@@ -172,11 +174,13 @@ class StagedEdits:
         if self.penalty_index is not None and self.penalties is not None:
             index_E, (repetition_E, subtracted_E) = self.penalty_index.device, self.penalties.device
             values_E = flat[index_E]
+            # By the sign, so that a penalty always lowers the logit.
             values_E = torch.where(values_E > 0, values_E / repetition_E, values_E * repetition_E)
             flat.index_copy_(0, index_E, values_E.sub_(subtracted_E))
         if self.banned_index is not None:
             flat.index_fill_(0, self.banned_index.device, -math.inf)
         if self.allowed_index is not None and self.limited_rows is not None:
+            # A refused token among the allowed ones stays above all that are not allowed.
             allowed_A = flat[self.allowed_index.device].clamp_(min=_LAST_RESORT)
             logits_NV.index_fill_(0, self.limited_rows.device, -math.inf)
             flat.index_copy_(0, self.allowed_index.device, allowed_A)
@@ -206,6 +210,7 @@ def stage_edits(staging: Staging, edits: list[tuple[int, int, RowEdits]], vocab_
 
 def _indices(staging: Staging, parts: list[Int64s]) -> Staged | None:
     """All ``parts`` in one; None where they are empty."""
+    # An empty piece would cost a launch for nothing.
     return staging.add(np.concatenate(parts)) if any(part.size for part in parts) else None
 
 

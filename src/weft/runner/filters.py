@@ -56,6 +56,7 @@ def seed_word(seed: int) -> int:
 
 def uniforms(seeds: UInt64s, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """float64 [N] in [0, 1), a pure function of each (seed, position)."""
+    # Mixed before the position is added: neighbouring seeds must not walk along the same sequence.
     key = _mix(seeds + _GOLDEN)
     bits = _mix(key + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -87,6 +88,7 @@ def _first_above(running_NW: torch.Tensor, target_N1: torch.Tensor) -> torch.Ten
     """First column whose running sum is above the target, int64 [N, 1]. A target that rounding has put at
     or beyond the end means the last column that adds anything; one below 0, the first that does."""
     end_N1 = running_NW[:, -1:]
+    # Rounding may put the target at the end, behind the last token that has any weight.
     below_end_N1 = torch.nextafter(end_N1, torch.zeros_like(end_N1))
     target_N1 = torch.minimum(target_N1, below_end_N1).clamp_(min=0.0)
     return torch.searchsorted(running_NW, target_N1, right=True)

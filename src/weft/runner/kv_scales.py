@@ -104,6 +104,7 @@ def _wide_cache(index: int, layer: LayerSpec, spec: ModelSpec, device: torch.dev
         if layer.has_values:
             cache.v = torch.zeros(pages, *v_block_shape(heads, dim, torch.float32, layout), device=device)
     for part in layer.state:
+        # As the pages: the probe sees keys and values before any rounding.
         dtype = torch.float32 if part.name == "window" else DTYPES[part.dtype_in(spec.dtype)]
         cache.state[part.name] = torch.zeros(1, *part.shape, dtype=dtype, device=device)
     return cache

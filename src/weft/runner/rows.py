@@ -119,9 +119,11 @@ class HostRows:
         self._plan: StepPlan | None = None
 
     def stage(self, plan: StepPlan) -> None:
+        # A row that changes hands ends the steady decodes, whose inputs hold its numbers.
         if plan.rows_cleared or plan.admissions:
             self._steady = None
         for cleared in plan.rows_cleared:
+            # Before its next sequence writes it (L5).
             self._table[cleared] = PAD
         for writes in (plan.table_writes, plan.table_patches):
             if writes.size:

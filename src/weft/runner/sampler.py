@@ -59,6 +59,7 @@ def score(logits_NV: torch.Tensor, tokens_N: torch.Tensor, top_count: int) -> li
 
     ``logits_NV``: float32, changed: a NaN becomes -inf, as it counts as impossible.
     """
+    # NaN counts as impossible; a sum over it would make the whole row NaN.
     logits_NV.masked_fill_(logits_NV.isnan(), -torch.inf)
     normaliser_N1 = logits_NV.logsumexp(dim=1, keepdim=True)
     chosen_N1 = logits_NV.gather(1, tokens_N[:, None])
@@ -73,6 +74,7 @@ def token_logprobs(pieces: Sequence[npt.NDArray[Any]], top_counts: Sequence[int]
     tokens, chosen, ranks, ids, values = (piece.tolist() for piece in pieces)
     entries = []
     for i, token in enumerate(tokens):
+        # topk leaves ties in no order: the lower id comes first.
         best = sorted(zip(ids[i], values[i], strict=True), key=lambda pair: (-pair[1], pair[0]))
         entries.append(TokenLogprobs(token=token, logprob=chosen[i], rank=ranks[i], top=best[:
         top_counts[i]]))

@@ -90,6 +90,7 @@ class GroupCollectives:
             options._timeout = timeout
             return cls(backends.ProcessGroupNCCL(store, rank, size, options), device)
         options = backends.ProcessGroupGloo._Options()
+        # Loopback by name: gloo would look up this machine's host name, which may not resolve.
         options._devices = [backends.ProcessGroupGloo.create_device(interface=_LOOPBACK)]
         options._timeout = timeout
         return cls(backends.ProcessGroupGloo(store, rank, size, options), device)

@@ -159,6 +159,7 @@ def wait_for(event: DeviceEvent, *, deadline_s: float = WAIT_MAX_S,
              clock: Callable[[], float] = time.monotonic,
              sleep: Callable[[float], None] = time.sleep) -> None:
     """Raises DeviceTimeoutError, and what ``query`` raises for an error of the device."""
+    # Most waits are for work that is over.
     if event.query():
         return
     began_s = clock()

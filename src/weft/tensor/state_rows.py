@@ -69,6 +69,7 @@ def prefill_rows(runs: Runs, chosen: Sequence[int], memo_key: str) -> StateRows:
 def decode_blocks(runs: Runs, state: torch.Tensor) -> list[StateRows]:
     """The decode rows, in blocks that suit the size of one slot's part of ``state``."""
     part_bytes = state.itemsize * prod(state.shape[1:])
+    # Small states are one block anyway.
     block = max(1, STATE_BLOCK_BYTES // part_bytes)
     key = f"state_rows.decode.{min(block, runs.decode_count)}"
     known = runs.memo.get(key)

@@ -233,6 +233,7 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
                              for weight in weights])
     scales = [weight.scales.float() if wide else weight.scales for weight in weights]
     if len({part.shape for part in scales}) > 1:
+        # Some experts store one scale a tile, others sixteen.
         scales = [_of_lanes(part) for part in scales]
     return replace(weights[0], codes=torch.stack([weight.codes for weight in weights]), zeros=zeros,
                    scales=torch.stack(scales), byte_inputs=False)

@@ -217,6 +217,7 @@ class TwelveBitWeight:
         for tile, begin in enumerate(self.odd[:tiles].tolist()):
             end = int(self.odd[tile + 1]) if tile + 1 < tiles else self.odd.shape[0]
             own = self.odd[begin:end - 1]
+            # The weights with another upper byte are stored whole, and replace what the codes gave.
             plain[tile, own >> 16] = own.to(torch.int16)
         whole = plain.view(torch.bfloat16).view(tiles, -1, TILE_ROWS, 2)
         return TiledWeight(whole[:-(-self.rows // TILE_ROWS)], self.rows, self.columns)
