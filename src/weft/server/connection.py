@@ -15,7 +15,7 @@ adds:
   ``write_s``;
 * pipelining: at most ``pipelined`` requests wait; when the client leaves, the running one is cancelled and
   the waiting ones never start;
-* refusals in OpenAI's shape (``edge_refusals``). The refused client may go on sending for LINGER_S, so that
+* refusals in the path's dialect (``edge_refusals``). The refused client may go on sending for LINGER_S, so that
   it reads the answer.
 
 A value in flight is invisible until the parser has all of it. Hence ``_unparsed_bytes``: the bytes fed
@@ -215,7 +215,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Takes no more input. Answers if that breaks into no other answer."""
         self._edge.refusals[refusal.code or ""] += 1
         active = self._active
-        answer = raw_answer(refusal)
+        answer = raw_answer(refusal, (self.url or b"").decode("latin-1"))
         if active is not None and self._phase is _Phase.BODY and self.cycle is active:
             if active.response_complete:
                 answer = b""  # it was answered before its body was complete

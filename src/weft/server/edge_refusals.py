@@ -4,7 +4,7 @@
 
 ``connection`` decides when a limit is crossed; this file has the words. The codes are those in docs/server.md
 and the labels of ``http_refusals_total``. A refusal goes out before the request reaches the application, so
-``raw_answer`` writes the HTTP answer itself, in OpenAI's shape.
+``raw_answer`` writes the HTTP answer itself, in the shape of the path's dialect.
 
 Laws: L11 (the message names the flag).
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from weft.server.edge import EdgeLimits
-from weft.server.errors import EdgeError, error_body, error_headers
+from weft.server.errors import EdgeError, dialect_body, error_headers
 from weft.server.ids import random_id
 
 
@@ -58,12 +58,14 @@ def headers_too_large(limits: EdgeLimits) -> EdgeError:
         code="headers_too_large")
 
 
-def raw_answer(refusal: EdgeError) -> bytes:
-    """The whole HTTP answer; the connection closes behind it."""
-    body = error_body(refusal)
+def raw_answer(refusal: EdgeError, path: str = "") -> bytes:
+    """The whole HTTP answer to a request at ``path``, if so much of it came; the connection closes behind
+    it."""
+    request_id = random_id()
+    body = dialect_body(refusal, path, request_id)
     headers = {**error_headers(refusal), "content-type": "application/json",
                "content-length": str(len(body)), "connection": "close",
-               "x-content-type-options": "nosniff", "x-request-id": random_id()}
+               "x-content-type-options": "nosniff", "x-request-id": request_id}
     lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}",
              *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.errors import EdgeError, refused
+from weft.server.errors import EdgeError, error_response
 from weft.server.ignored_fields import did_you_mean
 from weft.server.openapi.endpoints import ENDPOINTS
 
@@ -37,7 +37,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
                                  f"{headers.get('Allow', 'another method')}", code="method_not_allowed")
     else:
         failure = EdgeError(error.status_code, error.detail)
-    return refused(request, failure, headers)
+    return error_response(failure, request.scope, headers)
 
 
 def _slip(path: str, base_url: str) -> str:
