@@ -15,8 +15,8 @@ adds:
   ``write_s``;
 * pipelining: at most ``pipelined`` requests wait; when the client leaves, the running one is cancelled and
   the waiting ones never start;
-* refusals in the path's dialect (``edge_refusals``). The refused client may go on sending for LINGER_S, so that
-  it reads the answer.
+* refusals in the path's dialect (``edge_refusals``). The refused client may go on sending for LINGER_S, so
+  that it reads the answer.
 
 A value in flight is invisible until the parser has all of it. Hence ``_unparsed_bytes``: the bytes fed
 since the parser last reported progress. One read (at most 256 KB with uvloop) can pass before the check.
