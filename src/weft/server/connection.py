@@ -7,9 +7,10 @@
     closed               408                  408
 
 uvicorn's parser bounds neither a request line nor headers. This subclass adds sizes (414, 431, 413, 503),
-clocks (``sweep``), a limit of pipelined requests, and refusals in the path's dialect (``raw_answer``). A refused
-client may go on sending for LINGER_S, so that it reads the answer. A refusal never breaks into an answer that
-is under way: the connection then takes no more input, and closes behind the answers to earlier requests.
+clocks (``sweep``), a limit of pipelined requests, and refusals in the path's dialect (``raw_answer``). A
+refused client may go on sending for LINGER_S, so that it reads the answer. A refusal never breaks into an
+answer that is under way: the connection then takes no more input, and closes behind the answers to earlier
+requests.
 Decision 0020 has what was rejected.
 """
 
