@@ -6,27 +6,13 @@
       |                    |                    |
     closed               408                  408
 
-uvicorn's parser has no bound on a request line, a header or the number of headers. It keeps a connection
-that never finishes a head or body, and it starts pipelined requests of a client that has left. This subclass
-adds:
-
-* sizes: request line (414), headers in bytes and number (431), body (413), the bytes of all bodies (503);
-* clocks: ``sweep`` compares the current phase with its limit; a client that reads nothing is cut after
-  ``write_s``;
-* pipelining: at most ``pipelined`` requests wait; when the client leaves, the running one is cancelled and
-  the waiting ones never start;
-* refusals in OpenAI's shape (``raw_answer``). The refused client may go on sending for LINGER_S, so that
-  it reads the answer.
-
-A value in flight is invisible until the parser has all of it. Hence ``_unparsed_bytes``: the bytes fed
-since the parser last reported progress. One read (at most 256 KB with uvloop) can pass before the check.
-
-A refusal never breaks into an answer that is under way: the connection then takes no more input, and closes
-after the answers to the earlier requests.
-
-Rejected: h11 (bounds its heads, but its Python parser costs several times as much per request); a proxy in
-front (see ``edge``); a parser of our own (request smuggling lives in hand-written parsers).
-decision 0020 has the figures. """
+uvicorn's parser bounds neither a request line nor headers. This subclass adds sizes (414, 431, 413, 503),
+clocks (``sweep``), a limit of pipelined requests, and refusals in the path's dialect (``raw_answer``). A
+refused client may go on sending for LINGER_S, so that it reads the answer. A refusal never breaks into an
+answer that is under way: the connection then takes no more input, and closes behind the answers to earlier
+requests.
+Decision 0020 has what was rejected.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from weft.server.edge import LINGER_S, EdgeLimits, HttpEdge
-from weft.server.errors import EdgeError, error_body, error_headers
+from weft.server.errors import EdgeError, dialect_body, error_headers
 
 _BODY_GRACE_S = 5.0
 """Before ``body_rate_min`` counts."""
@@ -86,13 +72,14 @@ def headers_too_large(limits: EdgeLimits) -> EdgeError:
         code="headers_too_large")
 
 
-def raw_answer(refusal: EdgeError) -> bytes:
-    """The whole HTTP answer; the connection closes behind it. It leaves before the request reaches the
-    application."""
-    body = error_body(refusal)
+def raw_answer(refusal: EdgeError, path: str = "") -> bytes:
+    """The whole HTTP answer to a request at ``path``, if so much of it came; the connection closes behind
+    it. It leaves before the request reaches the application."""
+    request_id = token_hex(16)
+    body = dialect_body(refusal, path, request_id)
     headers = {**error_headers(refusal), "content-type": "application/json",
                "content-length": str(len(body)), "connection": "close",
-               "x-content-type-options": "nosniff", "x-request-id": token_hex(16)}
+               "x-content-type-options": "nosniff", "x-request-id": request_id}
     lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}",
              *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
@@ -257,7 +244,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Takes no more input. Answers if that breaks into no other answer."""
         self._edge.on_refusal(refusal.code or "")
         active = self._active
-        answer = raw_answer(refusal)
+        answer = raw_answer(refusal, (self.url or b"").decode("latin-1"))
         if active is not None and self._phase is _Phase.BODY and self.cycle is active:
             if active.response_complete:
                 answer = b""  # it was answered before its body was complete

@@ -1,17 +1,14 @@
-"""/metrics in Prometheus text: the rows of ``metric_table``, and what events say as they pass.
+"""/metrics in Prometheus text: a table of rows, and what events say as they pass.
 
     from EngineStats, when scraped       gauges of now, counters since the start
     from events, as they pass            latency and size histograms, one observation per sequence or token
     from the fleet, when scraped         engines that are up, restarts, resumes
     from HTTP workers                    files that prometheus_client reads and adds up
 
-The label ``engine`` is the number of the replica. What the HTTP process measures has the label 0. The
-counters of an engine process begin at 0 with each process, as Prometheus expects of a restart.
-
-With ``debug.metrics_prefix vllm`` published dashboards load as they are.
-
-The registry is this object's, not the library's global one, so that two servers in one process (tests)
-do not meet.
+Every metric is one row: name, kind, help, where its number comes from, how replicas add up. ``weft top``
+reads the rows too, and a test holds docs/server.md against them. The label ``engine`` is the number of the
+replica; what the HTTP process measures has the label 0. With ``debug.metrics_prefix vllm`` published
+dashboards load.
 """
 
 from __future__ import annotations
@@ -223,12 +220,14 @@ Combine = Literal["sum", "mean", "once"]
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """One replica, as /metrics shows it. ``restarts``: processes after its first."""
+    """One replica, as /metrics shows it. ``restarts``: processes after its first. ``host``: its joined
+    machine, empty for the server's own."""
 
     number: int
     up: bool
     restarts: int
     stats: EngineStats | None
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,11 +472,11 @@ def combines() -> dict[str, Combine]:
 
 def shares_a_store(engine: EngineReport, engines: list[EngineReport]) -> bool:
     """Whether another replica shows the directory of ``engine``'s store: the one that writes to it, or the
-    first of those that only read. Replicas that write to the same path are on machines of their own."""
+    first of those that only read. On two machines, one path names two directories."""
     if engine.stats is None or engine.stats.store is None or engine.stats.store.store.writable:
         return False
     alike = [other for other in engines if other.stats is not None and other.stats.store is not None
-             and other.stats.store.store.path == engine.stats.store.store.path]
+             and (other.host, other.stats.store.store.path) == (engine.host, engine.stats.store.store.path)]
     writers = [other for other in alike if other.stats and other.stats.store
                and other.stats.store.store.writable]
     return (writers or alike)[0] is not engine
