@@ -1,27 +1,18 @@
 """Preemption: which sequences give way when memory is short. Pure functions over numbers, tested as tables.
 
-The running sequences are in rank order, best first. Some of them need one more page and there is none: they
-are *short*, and do not run in this step.
-
-    best                                   worst
+    best                                   worst       *short*: needs one more page, and there is none
     [ A ]  [ B short ]  [ C ]  [ D ]  [ E short ]
                                 ^ victims are always a tail of this list; the best is never one
 
-Victims come from the tail until their pages, and those of sequences that finished in this step, suffice for
-the short ones that remain. A victim loses its memory, not its tokens. What it frees serves from the next step
-on, and what it leaves in the cache is evicted last (reuse.py).
-
-Two rules make progress certain (law L3):
-* The best sequence is never a victim, gets memory before any other, and fits alone. So it finishes.
-* The worst sequence preempts none when it is short. It waits with its state, and it is the first victim once
-  another is short. No sequence loses computed work for one that ranks below it.
-
-A preempted sequence needs more headroom each time before it is admitted again. Otherwise it would take the
-very memory that better ones are about to grow into, and be computed again and again.
+A victim loses its memory, not its tokens. What it frees serves from the next step on, and what it leaves in
+the cache is evicted last (reuse.py). Two rules make progress certain (law L3). The best sequence is never a
+victim, gets memory before any other, and fits alone: so it finishes. The worst sequence preempts none when it
+is short: no sequence loses computed work for one that ranks below it.
 
 Rejected: swapping state out to host memory (this belongs to checkpoint tiers); the victim with the least to
 recompute (two victims can alternate for ever; rank cannot); a victim that reuses the slot it donated instead
-of copying from it (possible once in 46 preemptions of the simulator). """
+of copying from it (possible once in 46 preemptions of the simulator).
+"""
 
 from __future__ import annotations
 

@@ -5,19 +5,17 @@
     clock += cost of the step                in place of the executor
     scheduler.advance --> ends               a sequence ends with its last recorded token
 
-Nothing is computed, so nothing is looked at but tokens, bytes and time. Agreement with an engine on the same
-requests and step times is a test: the same hits, the same evictions, the same cached tokens for each request.
+Agreement with an engine on the same requests and step times is a test: the same hits, the same evictions, the
+same cached tokens for each request. A store (``store_tier``) is the engine's tier over a modelled disk. If
+every request waits for it, the clock moves to its next event.
 
-**Jumps.** Most steps only decode, and many of them change nothing: no page, no arrival, no end. This *still*
-plan would be planned again, one position on, until a sequence crosses into a page or ends, or a request is
-due. These steps are advanced in one go, the clock by the cost of each: the same result as one by one (tested
-with ``jump`` False), for a tenth of the work.
+**Jumps.** Most steps only decode, and many of them change nothing: no page, no arrival, no end. Such a
+*still* plan would be planned again, one position on, until a sequence crosses into a page or ends, or a
+request is due. These steps are advanced in one go, the clock by the cost of each: the same result as one by
+one (tested with ``jump`` False), for a tenth of the work.
 
-A store (``weft.sim.store_tier``) is the engine's tier over a modelled disk. If every request waits for it,
-the clock moves to its next event.
-
-What is not here: text; sampling; the host's own time (a step costs what the cost model says); clients that
-wait for an answer before they ask again (arrivals are as recorded); refusals (the queue is unbounded).
+Not here: text; sampling; the host's own time; clients that wait for an answer before they ask again;
+refusals.
 
 Rejected: a simulator with a model of the cache of its own (it agrees with itself); EngineCore with an
 executor that returns invented tokens (an event per token and a list of integers per prompt: three times the

@@ -9,26 +9,19 @@
     sleep_through(steps, ...)    steps of decodes alone went by while it slept
     end(key)                     the sequence has ended
 
-A draft is a guess and needs no chance of its own. A token is a function of logits, seed and position
-(decision 0006), so the step chooses a token at every drafted position. A draft is right if it equals the
-chosen token, and the first difference is the next token. A wrong draft costs time and changes no text.
+A token is a function of logits, seed and position (decision 0006), so the step chooses a token at every
+drafted position. A draft is right if it equals the chosen token, and the first difference is the next token.
+A wrong draft costs time and changes no text.
 
-Laws of the seam:
-
-- ``draft`` changes nothing that a later call could see. A plan may be dropped, so two calls without a
-  ``settle`` between them have the same answer.
-- ``draft`` returns at most ``limit`` tokens for a row. The planner may verify fewer: the first ones.
-- ``settle`` reports each step that chose a token for the sequence, with or without drafts.
-- A preempted sequence stays begun. Its rows are missing from ``draft`` until it decodes again.
-- Drafts of one salt never hold tokens of another (law L10).
-- While it is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then,
-  and sequences begin late.
-- ``observe`` is called for every step that computes, except those of ``sleep_through``.
+* ``draft`` changes nothing that a later call could see: a plan may be dropped. The planner may verify fewer.
+* A preempted sequence stays begun. Its rows are missing from ``draft`` until it decodes again.
+* Drafts of one salt never hold tokens of another (law L10).
+* While it is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then.
 
 The engine's thread calls all of it, between steps. Nothing here has a clock or a device.
 
-Rejected: chances beside the tokens (the planner would weigh sources that it does not know; the drafter
-chooses the number itself); a draft per call (the number of drafts of one row depends on all rows).
+Rejected: chances beside the tokens (the planner would weigh sources that it does not know); a draft per call
+(the number of drafts of one row depends on all rows).
 """
 
 from __future__ import annotations
