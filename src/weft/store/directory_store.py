@@ -36,7 +36,7 @@ from weft.memory.prefix_store import (
 )
 from weft.memory.usage import StoreStats
 from weft.store.identity import NamespaceIdentity
-from weft.store.index import NO_ENTRY, KvChain, checkpoint_above, entries_of, is_current, prefix_of, reads_of
+from weft.store.index import entries_of, is_current, prefix_of, reads_of
 from weft.store.ledger import root_chain, token_bytes
 from weft.store.opening import OpenDirectory, StoreOptions, salt_key
 from weft.store.reading import FetchThreads, RecordFetch
@@ -126,11 +126,7 @@ class DirectoryStore:
         if root is None or self._writer is None or self._writer.room_bytes <= 0:
             self.books.counters.dropped["queue_full" if root and self._writer else "read_only"] += 1
             return None
-        index = self.books.index
-        path = index.covered(root[1], token_bytes(tokens[:position]), exact=exact)
-        if path.end == position and index.checkpoint_at(path, exact=exact, durable=False) != NO_ENTRY:
-            return None
-        return PutOffer(path.end, position, checkpoint_above(index, path, exact=exact))
+        return self.books.index.offer(root[1], token_bytes(tokens[:position]), exact=exact)
 
     def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
@@ -139,7 +135,7 @@ class DirectoryStore:
         if self._writer is None or root is None:
             return self._refusal("read_only")
         content = token_bytes(tokens[:position])
-        base = self._base(root[1], content, kv[0].start if kv else position, exact=exact)
+        base = self.books.index.base(root[1], content, kv[0].start if kv else position, exact=exact)
         if base is None:
             return self._refusal("parent")
         request = put_request(base, content, kv, state, exact=exact, seconds=seconds, state_form=state_form,
@@ -217,10 +213,6 @@ class DirectoryStore:
             return None
         key = salt_key(self.opened.secret or b"", salt)
         return key, root_chain(self._namespace, key)
-
-    def _base(self, root: int, tokens: bytes, start: int, *, exact: bool) -> KvChain | None:
-        """The stored KV that ends at ``start``; None if it was evicted after the offer."""
-        return self.books.index.covered(root, tokens, exact=exact).up_to(self.books.index, start, root)
 
     def _refusal(self, reason: DropReason) -> Ticket | None:
         """No ticket, and a count."""
