@@ -252,7 +252,7 @@ class _Contents:
 def _answered(call: Callable[Concatenate[Bucket, P], T]) -> Callable[Concatenate[Bucket, P], T]:
     """A bucket that does not answer, or refuses, is a ConfigError in its words."""
     @functools.wraps(call)
-    def told(bucket: Bucket, *args: P.args, **kwargs: P.kwargs) -> T:
+    def told(bucket: Bucket, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return call(bucket, *args, **kwargs)
         except OSError as error:
