@@ -15,7 +15,7 @@ from weft.memory import transaction
 from weft.memory.draft import Draft
 from weft.memory.frames import arena
 from weft.memory.frames.arena import Arena, Packing, Pages, Slots, Walk
-from weft.memory.transaction import Books
+from weft.memory.transaction import MemoryState
 from weft.memory.values import FrameClaim, FrameKind
 from weft.units import FrameId, PageId
 
@@ -126,9 +126,9 @@ def a_failed_open_keeps_its_slot(patch: pytest.MonkeyPatch) -> None:
 def versions_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     applying = transaction.apply
 
-    def apply(books: Books, reservation: transaction.Reservation) -> None:
-        applying(books, reservation)
-        books.version = 0
+    def apply(memory: MemoryState, reservation: transaction.Reservation) -> None:
+        applying(memory, reservation)
+        memory.version = 0
     patch.setattr("weft.memory.memory.apply", apply)
 
 

@@ -1,6 +1,6 @@
 """Work on the arena: what a step does to stored bytes before it computes, and the one order of it.
 
-    committed books -> zero_frames -> loads -> restores -> compressions -> copies -> runs -> stores
+    committed memory -> zero_frames -> loads -> restores -> compressions -> copies -> runs -> stores
                        frames that    from     states, KV  states, KV      slots,    of the  into
                        changed kind   buffers                              pages     step    buffers
 
@@ -10,8 +10,8 @@ A draft asks for this work, the reservation and the step plan carry it, and an a
 
 * Zeros come first (law L6), then loads: both write what the draft has just handed out.
 * Restores come before compressions. A restore only reads codes that older steps wrote. A compression writes
-  codes, into free pages or over the KV that it encodes, and its source holds nothing afterwards. The books
-  use the same order, so an id means the same bytes in both.
+  codes, into free pages or over the KV that it encodes, and its source holds nothing afterwards. The
+  commit uses the same order, so an id means the same bytes in both.
 * Copies come last. A copy reads a checkpoint, a shared page or a running slot. The draft never compresses
   what it opens on, and the destination of a copy is new. So no earlier kind writes what a copy reads (L7).
 * Within a kind, all sources are read before any destination is written, except for KV records. Those go row

@@ -2,15 +2,15 @@
 
     match --> Match ----.
                          v
-    draft: open, extend, save, publish, close, evict --> Reservation --> commit: the books
+    draft: open, extend, save, publish, close, evict --> Reservation --> commit: memory's state
                                                              '---------> ArenaWork: the device
 
 These values cross boundaries. The tree, eviction, leases and the policies read and make them, and the step
 plan carries them. So this file imports nothing of ``weft.memory``, and every other file there may import it.
-``arena_work`` (what the device does) and ``reservation`` (what a step changes in the books) stand on it.
+``arena_work`` (what the device does) and ``reservation`` (what a step changes in memory's state) stand on it.
 
 Values are plain numbers in tuples. A node has its id and tokens are bytes. So a value can be compared, hashed
-and printed, and it keeps no part of the books alive.
+and printed, and it keeps no part of memory's state alive.
 
 Law: L8 (a lost token has its reason).
 

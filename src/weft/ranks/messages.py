@@ -125,7 +125,7 @@ _NO_RESERVATION = Reservation(version=-1, frames=(), pages=(), slots=(), opened=
 
 
 def for_other_ranks(plan: StepPlan) -> StepPlan:
-    """``plan`` without grammars and without what the books alone read. New pages and frames stay: the model's
+    """``plan`` without grammars and without what memory alone reads. New pages and frames stay: the model's
     own head zeroes its part of them."""
     admissions = plan.admissions
     if any(admission.grammar is not None for admission in admissions):

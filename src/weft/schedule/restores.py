@@ -7,7 +7,7 @@
     next plan publish   the lease closes with ``keep``: its pages and slot enter the tree
     next plan           the request matches them like anything cached
 
-A load is a lease of its own, with a sequence number of its own. So the books, the audit and the tree know
+A load is a lease of its own, with a sequence number of its own. So memory, the audit and the tree know
 loaded bytes as they know computed ones: one owner (L1), all or nothing (L2), one salt (L10). If the cache has
 some of the tokens, the lease reads those in place.
 

@@ -180,7 +180,7 @@ class StoreWrites:
     # ------------------------------------------------------------------ by a commit, and between steps
 
     def committed(self, work: ArenaWork, step: int, resumed: Iterable[NodeId] = ()) -> None:
-        """Step ``step`` does ``work``, and the books are those after it. ``resumed``: checkpoints at which
+        """Step ``step`` does ``work``, and memory is as it is after it. ``resumed``: checkpoints at which
         sequences begin."""
         for node in self._memory.take_new_checkpoints():
             self._add(node)

@@ -81,7 +81,7 @@ class PrefixTree:
         self.edges: dict[EdgeId, Edge] = {}
         self.next_id = 0
         self.version = 0
-        """Version of the books after the current commit; nodes record it."""
+        """Version of memory's state after the current commit; nodes record it."""
         self.page_count = 0
         self.held_page_count = 0
         """Pages of nodes with holds; they cannot be evicted."""
