@@ -37,7 +37,7 @@ import numpy as np
 from tests.support.digests import EMPTY, MASK, PlanViolation, digest, digest_of, require
 from tests.support.scripted_arena import ScriptedArena
 from weft.engine.executor import LateExecutor
-from weft.engine.sleep_state import PARTS, Part
+from weft.engine.stats import PARTS, Part
 from weft.engine.stopping import stop_rule
 from weft.memory.frames.plan import ArenaPlan
 from weft.request import FinishReason, SamplingParams, TokenLogprobs

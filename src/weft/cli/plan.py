@@ -24,7 +24,7 @@ from weft.config import DTypeChoice, KvDTypeChoice, StateDTypeChoice
 from weft.errors import CheckpointError, ConfigError
 from weft.planning.weights import FORMS
 from weft.spec import KV_DTYPES
-from weft.speculation.proposal import parse_sources
+from weft.speculation.drafter import parse_sources
 from weft.units import parse_bytes
 
 DTYPES = SpelledChoice(get_args(DTypeChoice))
@@ -90,8 +90,7 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     if model is None:
         return _list_known(as_json)
 
-    from weft.planning.model_plan import Asked, make_plan
-    from weft.planning.report import plan_data
+    from weft.planning.model_plan import Asked, make_plan, plan_data
 
     sizes, from_here = _sizes(memory, arena)
     name, config = find_config(model, revision)
@@ -209,8 +208,7 @@ def _positive(text: str, flag: str) -> int:
 def _list_known(as_json: bool) -> int:
     """The table of public geometries, each planned by itself."""
     from weft.planning.geometries import GEOMETRIES
-    from weft.planning.model_plan import Asked, make_plan
-    from weft.planning.report import plan_data
+    from weft.planning.model_plan import Asked, make_plan, plan_data
 
     plans = [make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 40)) for geometry in GEOMETRIES]
     if as_json:

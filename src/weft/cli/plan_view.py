@@ -32,8 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.planning.layouts import Load
-from weft.planning.model_plan import Asked, Fit, ModelPlan, make_plan
-from weft.planning.report import SHORT_TOKENS, loads
+from weft.planning.model_plan import SHORT_TOKENS, Asked, Fit, ModelPlan, loads, make_plan
 from weft.spec import KV_DTYPES
 from weft.units import ceil_div, format_bytes
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from weft.engine.sleep_state import Part
+from weft.engine.stats import Part
 from weft.schedule.plan import StepPlan, StepResult
 
 

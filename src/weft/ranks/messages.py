@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from weft.config import EngineConfig, Sizes
-from weft.engine.sleep_state import Part
+from weft.engine.stats import Part
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.reservation import Reservation
 from weft.schedule.plan import StepPlan

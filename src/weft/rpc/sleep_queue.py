@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 
 from weft.engine.engine import EngineCore
-from weft.engine.sleep_state import Flushed, check_level, check_parts
 from weft.engine.sleeper import Sleeper, busy
+from weft.engine.stats import Flushed, check_level, check_parts
 from weft.errors import AsleepError, BusyError, WeftError
 from weft.rpc.messages import Reply, Sleep, SleepOutcome, Wake
 

@@ -5,7 +5,7 @@
 
 The names are those that other servers use. One thing differs: without a ``mode``, a busy engine is not put to
 sleep (409, with the number of live sequences), where others abort. The answer says what the prefix cache
-lost. ``weft.engine.sleep_state`` defines the levels, ``weft.rpc.sleep_queue`` the waiting.
+lost. ``weft.engine.stats`` defines the levels, ``weft.rpc.sleep_queue`` the waiting.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from starlette.datastructures import QueryParams
 
-from weft.engine.sleep_state import Part, SleepState, check_level, check_parts
+from weft.engine.stats import Part, SleepState, check_level, check_parts
 from weft.errors import RequestError
 from weft.rpc.messages import SleepMode, SleepOutcome
 from weft.server.protocol import parse_body

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 
 from weft.costs.rows import SHAPE_STEP, RowCosts
 from weft.speculation.choice import SHARE
-from weft.speculation.proposal import Proposal
+from weft.speculation.drafter import Proposal
 
 HEAD_DRAFTS_MAX = 3
 HEAD_GAIN_MIN = 1.1

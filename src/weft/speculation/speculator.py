@@ -27,16 +27,19 @@ from collections.abc import Callable, Sequence
 
 from weft.costs.rows import RowCosts
 from weft.speculation.choice import FEW_SEQUENCES, Chances, HostBudget, OwnChances, choose, may_pay
-from weft.speculation.drafter import PLAIN_STEPS, DraftGrammar, DraftRow, Int32s
-from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
-from weft.speculation.proposal import (
+from weft.speculation.drafter import (
+    PLAIN_STEPS,
     SOURCES,
+    DraftGrammar,
+    DraftRow,
     Follower,
+    Int32s,
     Proposal,
     SourceName,
     SpeculationCounters,
     SpeculationStats,
 )
+from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
 from weft.speculation.sources import AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower
 from weft.speculation.text_index import LONG_MATCH
 from weft.speculation.tree import PrefixRoots, TreeFollower

@@ -41,9 +41,8 @@ from weft.store.ledger import root_chain, token_bytes
 from weft.store.opening import OpenDirectory, StoreOptions, salt_key
 from weft.store.reading import FetchThreads, RecordFetch
 from weft.store.records import StoreRecords, free_bytes
-from weft.store.space import BLOCK_BYTES, blocks_for
+from weft.store.space import BLOCK_BYTES, Volumes, blocks_for
 from weft.store.upkeep import COMPACT_ROWS_LEAST, Compacted, Refreshed, Upkeep
-from weft.store.volumes import Volumes
 from weft.store.writing import PutJob, WriteOutcome, WriteThread, put_request, records_of
 
 FINAL_WRITES_S = 5.0

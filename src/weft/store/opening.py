@@ -51,7 +51,7 @@ from weft.store.ledger import (
     valid_rows,
 )
 from weft.store.recovery import LiveRows, live_rows
-from weft.store.volumes import VOLUMES_FOLDER, Volumes
+from weft.store.space import VOLUMES_FOLDER, Volumes
 
 STORE_FILE = "store.json"
 LOCK_FILE = "lock"

@@ -252,14 +252,14 @@ class _Contents:
 def _answered(call: Callable[Concatenate[Bucket, P], T]) -> Callable[Concatenate[Bucket, P], T]:
     """A bucket that does not answer, or refuses, is a ConfigError in its words."""
     @functools.wraps(call)
-    def told(bucket: Bucket, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def answer(bucket: Bucket, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return call(bucket, *args, **kwargs)
         except OSError as error:
             said = bucket.last_error or reason_of(error)
             raise ConfigError(f"--store {bucket.location}: {said}", param=PARAM) from None
 
-    return told
+    return answer
 
 
 @_answered

@@ -11,7 +11,7 @@ from weft.config import Sizes
 from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
 from weft.engine.executor import LateExecutor
-from weft.engine.sleep_state import Part
+from weft.engine.stats import Part
 from weft.memory.memory import Memory
 from weft.memory.prefix_store import Store, TransferBuffers
 from weft.request import Request, SamplingParams, TokenEvent

@@ -30,7 +30,7 @@ from weft.store import writing
 from weft.store.directory_store import DirectoryStore
 from weft.store.eviction import ranked_victims
 from weft.store.reading import FetchThreads
-from weft.store.volumes import Volumes
+from weft.store.space import Volumes
 
 
 @pytest.fixture

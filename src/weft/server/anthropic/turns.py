@@ -6,7 +6,7 @@
     assistant: text, tool_use    -> an assistant message with tool calls; thinking -> its reasoning
     a final assistant message    -> the beginning of the answer (``continue_final_message``)
 
-``cache_control`` stays on its block: ``weft.text.cache_marks`` turns it into a position. Blocks that are no
+``cache_control`` stays on its block: ``text.template_worker`` turns it into a position. Blocks that are no
 text (images, documents) are refused by place and type.
 """
 
