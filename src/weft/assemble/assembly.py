@@ -300,8 +300,8 @@ def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = Fals
         return EMBEDDED_MODEL, directory
     tell(f"model: {config.model}")
     directory = resolve_model(config.model, config.revision, text_only=text_only)
-    is_path = Path(config.model).expanduser().is_dir()
-    return (directory.name if is_path else config.model), directory
+    path = Path(config.model).expanduser()
+    return (directory.name if path.is_dir() else path.stem if path.is_file() else config.model), directory
 
 
 def _check_text_files(directory: Path) -> None:

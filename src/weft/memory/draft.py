@@ -252,6 +252,19 @@ class Draft:
             gained += pages
         return True
 
+    def extend_by_page(self, seqs: list[SeqId]) -> list[PageId]:
+        """One more page for each of ``seqs``, in order, until the arena has no more: the pages of those that
+        got one. No earlier verb of this draft named them. A step in which many decodes cross into their next
+        page is one call of this."""
+        self._check_current()
+        for seq in seqs:
+            assert seq in self._memory.leases, f"sequence {seq} has no lease"
+            assert seq not in self._closed, f"sequence {seq} was closed in this draft"
+            assert seq not in self._gained, f"sequence {seq} was extended in this draft"
+        pages = self._page_walk.take(min(len(seqs), self._page_walk.room))
+        self._gained.update(zip(seqs, ([page] for page in pages), strict=False))
+        return pages
+
     def save(self, seq: SeqId, position: int, *, spare: int = 1) -> SlotId | None:
         """A slot for the state of ``seq`` after ``position`` tokens (a multiple of a page). A run of this
         step writes it; ``publish`` or ``close`` of a later draft puts it into the tree.

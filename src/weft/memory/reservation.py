@@ -23,6 +23,7 @@ Rejected: references to leases and nodes (they change with the commit that reads
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from weft.memory.arena_work import NO_WORK, ArenaWork, PageCopy, SlotCopy
 from weft.memory.values import NO_NODE, Checkpoint, Eviction, FrameClaim, Match, NodeId
@@ -72,8 +73,7 @@ class Opening:
     inexact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(NamedTuple):
     """An older lease gets more pages, in order."""
 
     seq: SeqId

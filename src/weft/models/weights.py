@@ -66,6 +66,7 @@ class TensorSource(ABC):
         self.runtime = runtime or RuntimeForm()
         self.form = stored_form(checkpoint.config, checkpoint.tensors)
         self.form.keeps_fp8 = self.runtime.keeps_fp8
+        self.form.itemsize = dtype.itemsize
         self.place = RankPlace() if share is None else share.place
         self.declared: dict[str, Tensor] = {}
         """By their stored names, tensors that ranks divide."""

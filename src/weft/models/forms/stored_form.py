@@ -51,10 +51,11 @@ class Grouping(NamedTuple):
 
 class StoredForm(ABC):
     """``settings``: quantization_config. ``tensors``: of the checkpoint, set once the form is chosen.
-    ``keeps_fp8``: whether matrices in fp8 are given as codes."""
+    ``keeps_fp8``: whether matrices in fp8 are given as codes. ``itemsize``: of a widened value, in memory."""
 
     tensors: Mapping[str, StoredTensor]
     keeps_fp8: bool = False
+    itemsize: int = 4
     left_ends: tuple[str, ...] = ()
     """Ends of names that no model reads and that a checkpoint may have."""
 
@@ -78,6 +79,10 @@ class StoredForm(ABC):
     def piece(self, name: str) -> MatrixPiece | None:
         """How the stored tensor ``name`` belongs to a matrix; None for an ordinary tensor. Raises
         CheckpointError where such a tensor cannot be divided."""
+        return None
+
+    def note(self) -> str | None:
+        """What the user ought to know of the matrices that were read, a sentence."""
         return None
 
     def dtype_of(self, name: str) -> str | None:
