@@ -42,7 +42,7 @@ _AMPLE_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanOptions:
     """What the user asked for. Exactly one of ``memory_bytes`` (of a device, with weights) and
     ``arena_bytes`` (for pages and states alone). ``ep``: experts are divided by their number. ``quantize``: a
     name of ``weights.FORMS``. None: the model's own. ``mtp``: with its head for multi-token prediction, if it
@@ -80,7 +80,7 @@ class ModelPlan:
     none does or the memory is enough."""
 
     name: str
-    asked: Asked
+    asked: PlanOptions
     architecture: Architecture
     spec: ModelSpec
     weights: Weights
@@ -138,7 +138,7 @@ class ModelPlan:
         return plan_arena(self.spec, memory_bytes, kv_dtype=self.arena.kv_dtype, compress=True)
 
 
-def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:
+def make_plan(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelPlan:
     """Plan the model that ``config`` (a parsed config.json) describes.
 
     Raises UnknownArchitectureError or CheckpointError where the configuration cannot be read, ConfigError
@@ -166,7 +166,7 @@ def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:
         layouts=tuple(all_layouts(spec, arena)))
 
 
-def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
+def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions,
              tp: int) -> tuple[ModelSpec, Weights]:
     rank = rank_architecture(whole, tp, ep=asked.ep)
     mtp = asked.mtp and rank.mtp is not None
@@ -175,7 +175,7 @@ def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
     return spec, count_weights(whole, rank, tp, form, mtp=mtp)
 
 
-def _available_bytes(asked: Asked, weights: Weights) -> int:
+def _available_bytes(asked: PlanOptions, weights: Weights) -> int:
     """For the arena; negative where the weights alone are more than there is."""
     if asked.arena_bytes is not None:
         return asked.arena_bytes
@@ -184,14 +184,14 @@ def _available_bytes(asked: Asked, weights: Weights) -> int:
     return left - max(0, int(left * WORKSPACE_SHARE))
 
 
-def _need_bytes(asked: Asked, spec: ModelSpec, weights: Weights, tokens: int) -> int:
+def _need_bytes(asked: PlanOptions, spec: ModelSpec, weights: Weights, tokens: int) -> int:
     arena, _ = memory_for(spec, asked.kv_dtype or spec.dtype, 1, tokens)
     if asked.arena_bytes is not None:
         return arena
     return weights.rank_bytes + int(arena / (1 - WORKSPACE_SHARE)) + 1
 
 
-def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: Asked, tokens: int) -> int | None:
+def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions, tokens: int) -> int | None:
     have = asked.memory_bytes if asked.memory_bytes is not None else asked.arena_bytes
     assert have is not None
     for tp in possible_tps(whole, ep=asked.ep):
@@ -200,7 +200,7 @@ def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: Asked, 
     return None
 
 
-def _lengths(asked: Asked, longest: int) -> tuple[int, ...]:
+def _lengths(asked: PlanOptions, longest: int) -> tuple[int, ...]:
     """As asked for; or the usual ones below the model's longest, and that."""
     too_long = [tokens for tokens in asked.lengths if tokens > longest]
     if too_long:
