@@ -78,7 +78,8 @@ def traffics(trace: str, limit: int, start: int = 0) -> Iterator[tuple[str, Call
 def hardware(sizes: list[int]) -> tuple[list[ArenaPlan], CostModel]:
     geometry = find_geometry(MODEL)
     assert geometry is not None
-    plan = make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=max(sizes), tp=TP, quantize="fp8"))
+    options = PlanOptions(arena_bytes=max(sizes), tp=TP, quantize="fp8")
+    plan = make_plan(geometry.name, geometry.config, options)
     load = model_load(plan.architecture, parameters=plan.weights.parameters, eight_bit=True, weight_bytes=1.0,
                       kv_bytes=plan.kv_token_bytes * TP, state_bytes=plan.state_bytes * TP)
     return [plan_arena(plan.spec, size, compress=True) for size in sizes], roofline(load, DEVICE, count=TP)

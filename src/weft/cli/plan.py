@@ -210,7 +210,8 @@ def _list_known(as_json: bool) -> int:
     from weft.planning.geometries import GEOMETRIES
     from weft.planning.model_plan import PlanOptions, make_plan, plan_data
 
-    plans = [make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=1 << 40)) for geometry in GEOMETRIES]
+    options = PlanOptions(arena_bytes=1 << 40)
+    plans = [make_plan(geometry.name, geometry.config, options) for geometry in GEOMETRIES]
     if as_json:
         click.echo(json.dumps([plan_data(plan, compare=False) for plan in plans], indent=2))
     else:

@@ -191,7 +191,8 @@ def _need_bytes(asked: PlanOptions, spec: ModelSpec, weights: Weights, tokens: i
     return weights.rank_bytes + int(arena / (1 - WORKSPACE_SHARE)) + 1
 
 
-def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions, tokens: int) -> int | None:
+def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions,
+                  tokens: int) -> int | None:
     have = asked.memory_bytes if asked.memory_bytes is not None else asked.arena_bytes
     assert have is not None
     for tp in possible_tps(whole, ep=asked.ep):

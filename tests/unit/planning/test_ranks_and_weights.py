@@ -74,7 +74,8 @@ def test_groups_of_mamba2_are_replicated_and_those_of_experts_left_alone() -> No
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.short_name)
 def test_devices_together_hold_the_model_and_little_twice(geometry) -> None:
     whole = make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=1 << 30)).weights.rank_bytes
-    part = make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=1 << 30, tp=2)).weights.rank_bytes
+    options = PlanOptions(arena_bytes=1 << 30, tp=2)
+    part = make_plan(geometry.name, geometry.config, options).weights.rank_bytes
     assert whole <= 2 * part < 1.03 * whole
 
 
