@@ -87,9 +87,9 @@ class VerifyResult:
         return not self.damaged and not self.dropped_rows
 
 
-def survey(path: Path, disk: OsDisk | None = None) -> StoreSurvey:
+def survey(path: Path) -> StoreSurvey:
     """Raises ConfigError for a path that is no store."""
-    opened = open_directory(path, disk or OsDisk(), write=False)
+    opened = open_directory(path, OsDisk(), write=False)
     try:
         return _survey(opened)
     finally:
