@@ -27,9 +27,8 @@ class Marconi(Policy):
         efficiency = seconds to compute from the checkpoint above / (state + KV that only it needs)
 
     Candidates are checkpoints with at most one child, the lowest score first (Pan et al., Marconi, MLSys
-    2025). The published weight of the second is tuned by replaying the past; here it is 1. Each ``order`` scores every
-    checkpoint:
-    fine for a simulation, and the reason not to serve with it."""
+    2025). The published weight of the second term is tuned by replaying the past; here it is 1. Each
+    ``order`` scores every checkpoint: fine for a simulation, and the reason not to serve with it."""
 
     name = "marconi"
 
