@@ -32,8 +32,6 @@ NodeId = NewType("NodeId", int)
 NO_NODE = NodeId(PAD)
 NO_SLOT = SlotId(PAD)
 
-LostReason = Literal["no_checkpoint", "evicted_state", "evicted_kv", "not_ready", "salt", "stored", "damaged",
-                     "store_busy"]
 StoreLoss = Literal["stored", "damaged", "store_busy"]
 """Why tokens that a store has were computed all the same."""
 
@@ -112,17 +110,6 @@ class Match:
     @property
     def lost_tokens(self) -> int:
         return self.lost.total
-
-    @property
-    def lost_reason(self) -> LostReason:
-        """The reason of most lost tokens; "no_checkpoint" if none are lost."""
-        counts: dict[LostReason, int] = {"no_checkpoint": self.lost.no_checkpoint,
-                                         "evicted_state": self.lost.evicted_state,
-                                         "evicted_kv": self.lost.evicted_kv,
-                                         "not_ready": self.lost.not_ready, "salt": self.lost.salt,
-                                         "stored": self.lost.stored, "damaged": self.lost.damaged,
-                                         "store_busy": self.lost.store_busy}
-        return max(counts, key=lambda reason: counts[reason])
 
 
 class FrameKind(Enum):

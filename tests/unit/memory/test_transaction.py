@@ -289,7 +289,7 @@ def test_nothing_matches_while_nothing_is_kept() -> None:
     memory = lived_in()
     before = picture(memory)
     match = memory.match([1, 2, 3], salt="a")
-    assert (match.cached_tokens, match.lost_tokens, match.lost_reason) == (0, 0, "no_checkpoint")
+    assert (match.cached_tokens, match.lost) == (0, Lost())
     assert picture(memory) == before
 
 
