@@ -17,6 +17,7 @@ from tests.unit.memory.geometry import (
 )
 from weft.memory.draft import Draft
 from weft.memory.memory import Memory
+from weft.memory.values import Lost
 from weft.units import PAD, SeqId
 
 ONE, TWO, NEW = SeqId(1), SeqId(2), SeqId(7)
