@@ -102,7 +102,7 @@ class Stopwatch:
     def timed(self, arm: Arm) -> Arm:
         def make(plan: ArenaPlan, cost: CostModel, clock: Callable[[], float]) -> Memory:
             memory = arm.make_memory(plan, cost, clock)
-            policy: Any = memory._books.cache.policy  # a benchmark may look inside
+            policy: Any = memory._state.cache.policy  # a benchmark may look inside
             if isinstance(policy, ValuePolicy):
                 for name in HOOKS:
                     setattr(policy, name, self._around(getattr(policy, name)))

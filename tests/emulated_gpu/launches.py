@@ -17,7 +17,9 @@ from triton.compiler import make_backend
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from tests.emulated_gpu.streams import Span
 from tests.emulated_gpu.tensors import DeviceTensor, card
+from tests.emulated_gpu.touched import Touched, is_wide
 
 H100 = GPUTarget("cuda", 90, 32)
 
@@ -48,12 +50,18 @@ def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, *
     bound, specialization, options = _binder(kernel)(*args, **kwargs)
     one.compile((kernel.fn, str(specialization), str(sorted(options.items()))), name)
     one.launches += 1
-    tensors = [value.mem for value in [*args, *kwargs.values()] if isinstance(value, DeviceTensor)]
+    every = [value.mem for value in [*args, *kwargs.values()] if isinstance(value, DeviceTensor)]
     values = [value.mem if isinstance(value, DeviceTensor) else value for value in args]
     named = {key: value.mem if isinstance(value, DeviceTensor) else value for key, value in kwargs.items()}
     dims = grid(bound) if callable(grid) else grid
 
-    def compute() -> None:
-        _OnTheCard(kernel.rewrite(), kernel.arg_names, tuple(dims), kernel.pre_run_hooks)(*values, **named)
+    small = [memory for memory in every if not is_wide(memory)]
 
-    one.enqueue(name, compute, tensors, tensors)
+    def compute() -> tuple[list[Span], list[Span]]:
+        touched = Touched([memory for memory in every if is_wide(memory)])
+        with touched.watched():
+            execute = _OnTheCard(kernel.rewrite(), kernel.arg_names, tuple(dims), kernel.pre_run_hooks)
+            execute(*values, **named)
+        return touched.spans(writes=False), touched.spans(writes=True)
+
+    one.enqueue(name, compute, small, small)

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tests.emulated_gpu.allocator import poison
 from tests.emulated_gpu.card import CUDA, Card, Storage
 from tests.emulated_gpu.streams import span_of
+from tests.emulated_gpu.touched import BY_ROWS, is_wide, rows_of
 
 A = torch.ops.aten
 COPY, TO = A.copy_.default, A._to_copy.default
@@ -295,6 +296,10 @@ def _computed(func: Any, args: Any, kwargs: Any, on_card: list[DeviceTensor]) ->
         card().wait(name)
         results = func(*host_args, **host_kwargs)
         return args[0] if written else tree_map(_brought, results)
+    by_rows = func in BY_ROWS and host_args[1] == 0 and is_wide(host_args[0])
+    base = host_args[0] if by_rows else None
+    if by_rows:
+        reads = [one for one in reads if one is not base]
     meta_kwargs = {key: tree_map(_to_meta, value) for key, value in kwargs.items() if key != "pin_memory"}
     if meta_kwargs.get("device") is not None:
         meta_kwargs["device"] = torch.device("meta")
@@ -303,18 +308,25 @@ def _computed(func: Any, args: Any, kwargs: Any, on_card: list[DeviceTensor]) ->
             shape = func(*tree_map(_to_meta, args), **meta_kwargs)
             made = empty(shape.size(), shape.stride(), shape.dtype)
             host_kwargs["out"], written = made.mem, [made]
-        mems = [one.mem for one in written]
-        card().enqueue(name, lambda: _nothing(func(*host_args, **host_kwargs)), reads, mems)
+        mems = [one.mem for one in written if not (by_rows and one.mem is base)]
+
+        def write() -> Any:
+            func(*host_args, **host_kwargs)
+            rows = rows_of(base, host_args[2]) if by_rows else []
+            return ([], rows) if by_rows and written[0].mem is base else (rows, [])
+
+        card().enqueue(name, write, reads, mems)
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
     shapes = func(*tree_map(_to_meta, args), **meta_kwargs)
     made = tree_map(lambda one: empty(one.size(), one.stride(), one.dtype) if isinstance(one, torch.Tensor)
                     else one, shapes)
     targets = [one.mem for one in tree_leaves(made) if isinstance(one, DeviceTensor)]
 
-    def run() -> None:
+    def run() -> Any:
         results = tree_leaves(func(*host_args, **host_kwargs))
         for target, result in zip(targets, filter(torch.is_tensor, results), strict=True):
             target.copy_(result)
+        return (rows_of(base, host_args[2]), []) if by_rows else None
 
     card().enqueue(name, run, reads, targets)
     return made

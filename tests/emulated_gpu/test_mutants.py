@@ -35,7 +35,7 @@ from tests.emulated_gpu.sample import sample
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.drafters import AnswerDrafter
 from weft.request import SamplingParams
-from weft.runner import sampler
+from weft.runner import sampler, transfers
 from weft.runner.graphs import CudaCapture, Recordings
 from weft.schedule.store_tier import StoreTier
 
@@ -55,7 +55,8 @@ def serve(family: str = "qwen3", prompts: list[list[int]] = PROMPTS, sampling: S
         streams = len(card.order.queues)
     if card.reports:
         return card.reports
-    assert streams <= 2, f"{streams} streams: recordings do not share one"
+    lanes = 0 if more.get("store") is None else 2   # of transfers
+    assert streams <= 2 + lanes, f"{streams} streams: recordings do not share one"
     assert_tokens_of_transformers(family, prompts, made)
     return []
 
@@ -148,6 +149,10 @@ MUTANTS: dict[str, Mutant] = {
         record_beside_a_thread, "stream is capturing|during capture"),
     "new 1: the sampler takes the card for the host": Mutant(
         sampler.Sampler, "__init__", "is_remote(device)", "False", serve, "same device|convert cuda"),
+    "new 4: a load does not wait for the steps that use its pages": Mutant(
+        transfers._Lane, "behind_steps", "self._stream.wait_stream(", "(lambda _: None)(", store, "order: "),
+    "new 4: pages are handed over before their load has ended": Mutant(
+        transfers.DeviceTransfers, "are_done", "self._ends[0][0] <= step", "False", store, "order: |early: "),
     "new 5: the pool of an invalid recording is used again": Mutant(
         CudaCapture, "capture", "self._stream = self._pool = None", "pass", record,
         "already recording to mempool_id"),

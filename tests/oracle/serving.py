@@ -191,7 +191,8 @@ class Serving:
         tier = None
         if store is not None:
             buffers = TransferBuffers(self.arena.page_bytes, self.arena.slot_bytes, limit_bytes=32 << 20)
-            self.executor.arena.attach(buffers)
+            with far_memory(remote):
+                self.executor.arena.attach(buffers)
             tier = StoreTier(store(self), memory, buffers, RestorePrices(1.0), lambda: 0.0,
                              exact=not compress)
         self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes, memory=memory, store=tier,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,29 +191,50 @@ def test_a_store_that_lies_is_noticed(overlap: bool) -> None:
     assert outcomes == [True, False]
 
 
-def test_the_plain_form_of_a_transfer_moves_the_same_bytes() -> None:
-    """Pages and a state out of one arena and into another: every byte, through torch as through numpy."""
+def test_a_device_transfer_moves_the_same_bytes() -> None:
+    """Pages and a state out of one arena and into another, in rooms that hold a part of the pages: every
+    byte, by torch's copies as by numpy's."""
+    from weft.memory.arena_work import WorkKind
     from weft.memory.prefix_store import TransferBuffers
-    from weft.runner.transfers import Transfers, load_pages, store_pages
+    from weft.runner.staging import Staging
+    from weft.runner.transfers import DeviceTransfers, HostTransfers
 
     plan = Serving("qwen3_5").arena
     assert loaded("qwen3_5").spec.attention_layers
     filled = torch.randint(0, 256, (plan.arena_bytes,), dtype=torch.uint8)
     buffers = TransferBuffers(plan.page_bytes, plan.slot_bytes, limit_bytes=1 << 24)
-    one, two = buffers.add(4), buffers.add(4)
-    pages = np.array([7, 3, 9, 4])
-    ids = np.stack([pages, np.full(4, one), np.arange(4)], axis=1)
-    Transfers(plan, filled, buffers).pages(ids, load=False)
-    pages_NP = filled[:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
-    pieces_B = torch.empty(3 * plan.page_bytes, dtype=torch.uint8)   # the fourth page is a piece of its own
-    store_pages(pages_NP, torch.from_numpy(pages), buffers[two].pages_PB, pieces_B)
+    one, two = buffers.add(7), buffers.add(7)
+    pages, slot = np.array([7, 3, 9, 4, 5, 11, 10]), plan.slot_count - 1
+
+    def work(buffer: int, kinds: tuple[WorkKind, WorkKind]) -> list[tuple[WorkKind, np.ndarray]]:
+        return [(kinds[0], np.stack([pages, np.full(7, buffer), np.arange(7)], axis=1)),
+                (kinds[1], np.array([[slot, buffer]]))]
+
+    def staged(buffer: int, kinds: tuple[WorkKind, WorkKind]) -> list[tuple[WorkKind, Any]]:
+        staging = Staging(torch.device("cpu"))
+        staging.begin()
+        made = [(kind, staging.add(ids)) for kind, ids in work(buffer, kinds)]
+        staging.send()
+        return made
+
+    stores = (WorkKind.STORE_PAGES, WorkKind.STORE_STATES)
+    loads = (WorkKind.LOAD_PAGES, WorkKind.LOAD_STATES)
+    for kind, ids in work(one, stores):
+        HostTransfers(plan, filled, buffers).perform(kind, ids)
+    rooms_bytes = 8 * plan.page_bytes   # two pages of a store at once, and four of a load
+    DeviceTransfers(plan, filled, buffers, rooms_bytes=rooms_bytes).store(1, staged(two, stores))
     assert np.array_equal(buffers[one].pages_PB, buffers[two].pages_PB)
+    assert np.array_equal(buffers[one].state_B, buffers[two].state_B)
+    pages_NP = filled[:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
     assert np.array_equal(buffers[one].pages_PB, pages_NP.numpy()[pages])
     targets = [torch.zeros_like(filled) for _ in range(2)]
-    Transfers(plan, targets[0], buffers).pages(ids, load=True)
-    view = targets[1][:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
-    load_pages(view, torch.from_numpy(pages), buffers[one].pages_PB, pieces_B)
+    for kind, ids in work(one, loads):
+        HostTransfers(plan, targets[0], buffers).perform(kind, ids)
+    transfers = DeviceTransfers(plan, targets[1], buffers, rooms_bytes=rooms_bytes)
+    transfers.load(1, ["key"], staged(one, loads), ())
+    assert transfers.are_done(1)
     assert torch.equal(targets[0], targets[1])
-    assert torch.equal(targets[0].view_as(filled)[:0], filled[:0])
-    changed = (targets[0] != 0).view(-1, plan.page_bytes).any(dim=1).nonzero().flatten().tolist()
-    assert changed == sorted(pages.tolist())
+    changed = (targets[0] != 0).nonzero().flatten() // plan.page_bytes
+    in_slot = range(slot * plan.slot_stride_bytes // plan.page_bytes,
+                    ((slot + 1) * plan.slot_stride_bytes - 1) // plan.page_bytes + 1)
+    assert set(changed.tolist()) == {*pages.tolist(), *in_slot}

@@ -341,7 +341,7 @@ def a_draft_evicts_at_once(patch: pytest.MonkeyPatch) -> None:
     def reclaiming(self: Draft, **needs: int) -> bool:
         done = reclaim(self, **needs)
         for eviction in self.seal().evicted:
-            self._state.cache.evict(eviction)
+            self._memory.cache.evict(eviction)
         return done
     patch.setattr(Draft, "reclaim", reclaiming)
 

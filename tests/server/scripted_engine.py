@@ -126,6 +126,9 @@ class AnsweringExecutor:
                     logprobs[run] = scripted_logprobs(token, len(tokens), admission.sampling.logprobs)
         return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs, verified=windows)
 
+    def transfers_done(self, step: int) -> bool:
+        return True
+
     def sleep(self, level: int) -> tuple[Part, ...]:
         assert not self._rows, "a row is taken while the engine goes to sleep"
         return PARTS

@@ -31,6 +31,12 @@ ARCHITECTURES = {
     "falcon_h1": "falcon-h1", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
     "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama"
 }
+QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+"""Forms that gguf makes of values."""
+_SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,), "Q4_1": (0, 2),
+              "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,),
+              "Q2_K": (80, 82)}
+"""Form -> the bytes of a block at which a float16 begins."""
 CHANGES = ("log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers")
 """What ``forget`` may name. Without one of them, a file of a family that has it says other weights."""
 
@@ -271,9 +277,11 @@ def write_gguf(directory: Path,
                *,
                types: Mapping[str, GGMLQuantizationType] | None = None,
                forget: Collection[str] = (),
+               widened: bool = False,
                change: Callable[[gguf.GGUFWriter], None] | None = None) -> Path:
     """The checkpoint in ``directory`` as one file. ``types``: by the beginnings of names, for matrices whose
-    rows are whole blocks. ``change``: more keys."""
+    rows are whole blocks; forms that gguf does not quantise to have random blocks. ``widened``: the values of
+    those blocks, in float32. ``change``: more keys."""
     config = text_config(json.loads((directory / "config.json").read_text()))
     architecture, tensors = converted(directory, forget)
     writer = gguf.GGUFWriter(path, architecture)
@@ -287,7 +295,13 @@ def write_gguf(directory: Path,
         if kind is None or x.ndim < 2 or "conv" in name or x.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             writer.add_tensor(name, numbers)
         else:
-            writer.add_tensor(name, quants.quantize(numbers, kind), raw_dtype=kind)
+            rows = numbers.reshape(-1, numbers.shape[-1])
+            blocks = (quants.quantize(rows, kind) if kind.name in QUANTISED
+                      else random_blocks(kind.name, len(rows), rows.shape[1], scale=2e-5))
+            if widened:
+                writer.add_tensor(name, quants.dequantize(blocks, kind).reshape(numbers.shape))
+            else:
+                writer.add_tensor(name, blocks.reshape(*numbers.shape[:-1], -1), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -322,6 +336,19 @@ def write_vocabulary(directory: Path, writer: gguf.GGUFWriter, size: int, pre: s
     template = directory / "chat_template.jinja"
     if template.is_file():
         writer.add_chat_template(template.read_text())
+
+
+def random_blocks(name: str, rows: int, columns: int, scale: float = 0.01) -> np.ndarray[Any, Any]:
+    """Blocks of the form ``name`` with scales that a model could have: uint8 [rows, bytes]."""
+    block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    generator = np.random.default_rng(columns)
+    made = generator.integers(0, 256, (rows * columns // block, block_bytes), dtype=np.uint8)
+    if name == "MXFP4":
+        made[:, 0] = generator.integers(0, 130, len(made))  # scales that are denormal too
+    for first in _SCALES_AT.get(name, ()):
+        numbers = generator.normal(0, scale, (len(made), 1)).astype(np.float16)
+        made[:, first:first + 2] = numbers.view(np.uint8)
+    return made.reshape(rows, -1)
 
 
 def bytes_of(keys: list[bytes],

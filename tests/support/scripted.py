@@ -105,6 +105,9 @@ class LateExecutor(ABC):
     def finish(self) -> StepResult:
         return self.execute(self._begun.popleft())
 
+    def transfers_done(self, step: int) -> bool:
+        return True
+
 
 class ScriptedExecutor(LateExecutor):
     """``arena`` gives the geometry; the rest are the engine's own limits. ``step_tokens_bound`` is the

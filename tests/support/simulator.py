@@ -109,6 +109,9 @@ class _InFlightExecutor:
         self._simulation.flights.finished(plan)
         return result
 
+    def transfers_done(self, step: int) -> bool:
+        return self._inner.transfers_done(step)
+
     def sleep(self, level: int) -> tuple[Part, ...]:
         return self._inner.sleep(level)
 

@@ -122,6 +122,7 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
             before = with_known_arrays(message, before)
             executor.execute(before)
             if before.arena_work.stores:
+                executor.arena.await_transfers()
                 connection.send(RankStored())
         elif isinstance(message, RankBuffer):
             buffers.receive(message, connection)

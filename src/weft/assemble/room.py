@@ -75,7 +75,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     import torch
 
     from weft.runner.reserve import CudaMeter, measure_reserve
-    from weft.runner.transfers import PIECE_BYTES
+    from weft.runner.transfers import ROOMS_BYTES
     from weft.tensor import gpu
     from weft.tensor.device import free_bytes
 
@@ -105,7 +105,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
         gpu.choose("torch")
         reserve = measure(step_tokens=tokens, capture=None)   # torch's operators cannot be recorded
     if config.store is not None:
-        reserve = replace(reserve, transfer_bytes=PIECE_BYTES)
+        reserve = replace(reserve, transfer_bytes=ROOMS_BYTES)
     return gpu_room(config, free_bytes(device), reserve.total_bytes, reserve.in_words())
 
 

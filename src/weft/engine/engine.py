@@ -228,6 +228,7 @@ class EngineCore:
         """Take the events of the store, if there is one, and choose what is written next. ``step`` does so by
         itself; an idle engine whose ``store.is_waiting`` calls this now and then."""
         if self.store is not None and not self._closed:
+            self.parts.note_transfers()
             self.store.poll()
 
     def close(self, *, write_s: float = STORE_CLOSE_S) -> list[TokenEvent]:

@@ -31,6 +31,11 @@ class Executor(Protocol):
         begun after it are not computed."""
         ...
 
+    def transfers_done(self, step: int) -> bool:
+        """Whether all loads and stores of steps up to ``step``, which is finished, have ended. Never
+        waits."""
+        ...
+
     def sleep(self, level: int) -> tuple[Part, ...]:
         """Free the arena, and the weights on the device: level 1 keeps them on the host, level 2 nowhere.
         Returns the parts to bring back: on a CPU, level 1 leaves the weights where they compute.

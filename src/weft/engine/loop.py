@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from weft.engine.executor import Executor
@@ -94,6 +94,8 @@ class StepParts:
     counters: EngineCounters
     ages: Ages
     clock: Callable[[], float]
+    transfers: deque[StepPlan] = field(default_factory=deque)
+    """Computed, and their loads and stores may be under way; in their order."""
 
     def note_commit(self, plan: StepPlan, now_s: float) -> None:
         """``plan`` was committed at ``now_s``: ages of the cache and queue times."""
@@ -108,7 +110,14 @@ class StepParts:
     def note_finish(self, plan: StepPlan) -> None:
         """``plan`` is computed."""
         if self.scheduler.store is not None:
-            self.scheduler.store.finished(plan)
+            self.transfers.append(plan)
+            self.note_transfers()
+
+    def note_transfers(self) -> None:
+        """The store takes what has arrived. Waits for nothing."""
+        store = self.scheduler.store
+        while store is not None and self.transfers and self.executor.transfers_done(self.transfers[0].step):
+            store.finished(self.transfers.popleft())
 
     def run_alone(self, plan: StepPlan, began_s: float) -> None:
         """Execute and settle ``plan``, which was committed, with no other step in flight."""

@@ -69,6 +69,11 @@ class RankedExecutor:
             self.peers.await_stores()
         return result
 
+    def transfers_done(self, step: int) -> bool:
+        """Of rank 0. The others wait for their stores in the step (``await_stores``), and for a load where a
+        plan hands it over."""
+        return self.own.transfers_done(step)
+
     def sleep(self, level: int) -> tuple[Part, ...]:
         self.peers.tell(RankSleep(level))
         missing = self.own.sleep(level)

@@ -25,7 +25,8 @@ written from then on.
 give a sequence its own copy of a partly filled shared page (law L7). They move memory to empty a frame. A
 call reads all sources before it writes: a batch may move a into b and b into c.
 
-Loads and stores move pages and states from and to the transfer buffers of a store (``transfers``).
+Loads and stores move pages and states from and to the transfer buffers of a store (``transfers``). On a GPU
+they go beside the steps, and ``transfers_done`` says when they have ended.
 
 Items (frames, pages, slots) are named by arrays on the host or by pieces of the step's staging buffer, which
 are on the device already. On a GPU each call is one launch (``arena_kernels``), or two for copies whose
@@ -39,7 +40,7 @@ law L6 alone. A fresh sequence starts its states explicitly, and a page is maske
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,8 +53,9 @@ from weft.memory.prefix_store import BufferPlaces
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.runner.compressed_state import compress_states, restore_states
 from weft.runner.staging import Staged
-from weft.runner.transfers import Transfers, pieces_for
+from weft.runner.transfers import DeviceTransfers, HostTransfers, Work
 from weft.tensor import gpu
+from weft.tensor.device import is_remote
 from weft.tensor.inputs import LayerCache
 from weft.tensor.views import build_layer_caches
 from weft.units import ceil_div, format_bytes
@@ -81,7 +83,7 @@ class DeviceArena:
         self._compression: CompressionTable | None = None
         self._packed_kv: BlockTable | None = None
         self._buffers: BufferPlaces | None = None
-        self._pieces: torch.Tensor | None = None
+        self._transfers: HostTransfers | DeviceTransfers | None = None
         self.allocate()
 
     def allocate(self) -> None:
@@ -104,12 +106,35 @@ class DeviceArena:
     def attach(self, buffers: BufferPlaces) -> None:
         """Loads and stores of a store's ``buffers`` may come."""
         self._buffers = buffers
-        self._pieces = pieces_for(self.plan, self.device)
+        form = DeviceTransfers if is_remote(self.device) else HostTransfers
+        self._transfers = form(self.plan, self.buffer, buffers)
+
+    @property
+    def device_transfers(self) -> DeviceTransfers:
+        """Those of an arena that the host reaches by copies only."""
+        assert isinstance(self._transfers, DeviceTransfers), "a plan loads or stores without a store"
+        return self._transfers
+
+    def settle_loads(self, keys: Collection[Any], pages: Items, slots: Items) -> Work:
+        """See ``DeviceTransfers.settle``."""
+        if not isinstance(self._transfers, DeviceTransfers):
+            return ()
+        return self._transfers.settle(keys, _on_host(pages), _on_host(slots))
+
+    def transfers_done(self, step: int) -> bool:
+        """Whether all loads and stores up to ``step``, which is computed, have ended. Never waits."""
+        return not isinstance(self._transfers, DeviceTransfers) or self._transfers.are_done(step)
+
+    def await_transfers(self) -> None:
+        """Until no load and no store is under way."""
+        if isinstance(self._transfers, DeviceTransfers):
+            self._transfers.wait()
 
     def release(self) -> None:
-        """Free the bytes, once no view of them is left. Idempotent."""
+        """Free the bytes, once no view of them is left and no transfer is under way. Idempotent."""
+        self.await_transfers()
+        self._transfers = None
         self.buffer = torch.empty(0, dtype=torch.uint8, device=self.device)
-        self._pieces = None
         self._host = self._never_written = None
 
     def layer_caches(self, layer_count: int) -> list[LayerCache]:
@@ -136,16 +161,9 @@ class DeviceArena:
                 self.copy_slots(*_both(ids))
             case WorkKind.COPY_PAGES:
                 self.copy_pages(*_both(ids))
-            case WorkKind.LOAD_PAGES | WorkKind.STORE_PAGES:
-                pages_K = self._on_device(ids)[:, 0] if self._pieces is not None else None
-                self._transfers.pages(_on_host(ids), pages_K, load=kind is WorkKind.LOAD_PAGES)
-            case WorkKind.LOAD_STATES | WorkKind.STORE_STATES:
-                self._transfers.states(_on_host(ids), load=kind is WorkKind.LOAD_STATES)
-
-    @property
-    def _transfers(self) -> Transfers:
-        assert self._buffers is not None, "a plan loads or stores, and the engine has no store"
-        return Transfers(self.plan, self.buffer, self._buffers, self._pieces)
+            case _:
+                assert isinstance(self._transfers, HostTransfers), "a plan loads or stores without a store"
+                self._transfers.perform(kind, _on_host(ids))
 
     def zero_frames(self, frames: Items) -> None:
         """``frames`` are zero now, and may be written from here on."""

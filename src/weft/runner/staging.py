@@ -70,6 +70,12 @@ class Staged:
         assert self._device is not None, _BEFORE_SEND
         return self._device
 
+    def copy(self) -> Staged:
+        """In memory of its own, once it is sent: good beyond the next ``begin``."""
+        copy = Staged(self.host.copy(), _ELSEWHERE)
+        copy._device = self.device.clone()
+        return copy
+
     def row(self, index: int) -> Staged:
         """One row of it, once it is sent."""
         row = Staged(self.host[index], self._begin)

@@ -158,6 +158,9 @@ class TorchExecutor:
     def finish(self) -> StepResult:
         return self._worker.finish()
 
+    def transfers_done(self, step: int) -> bool:
+        return self.arena.transfers_done(step)
+
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         with self._inference:
             return self._launched(plan)

@@ -7,122 +7,250 @@ A page crosses with all of its bytes, so every layout of a page is the same here
 kernels included. A slot crosses without its padding: S bytes of S'. With several ranks, a rank copies its own
 columns of a buffer (``ranks.shared_buffers``).
 
-    on a CPU     numpy copies memory
-    elsewhere    pages are gathered on the device, in pieces of 64 MiB through one buffer, and each piece
-                 crosses in one copy. Copies are enqueued on the stream of the step. Pinned buffers do not
-                 block the host: the step's readback is behind the copies, so a finished step has its stores
+On a CPU numpy copies memory, inside the step. A GPU has a stream for each direction beside that of the steps,
+so that no step waits for a transfer:
 
-The buffer of the pieces is allocated with the arena, and counted before the arena takes the rest: a prefix
-may be larger than the memory that is free. Ids are on the device already, with the rest of the step.
+    steps    work k | runs k | gather | work k+1 | runs k+1 | ...        | unpack | work m | ...
+                    |               |                                    |
+    loads           '-> room, pages, room, pages, ..., slot --- done ----'
+    stores                          '-> room to buffer --- done
+
+*Loads* begin behind all work that the steps were given before, which may still use their pages. They end some
+steps later. The host asks whether they have ended (``are_done``), and only then are their pages and slots
+handed to readers. A plan that hands them over, or moves them, first gives the stream of the steps their end
+and what is left to do: unpacking what was stored compressed.
+
+*Stores* are gathered on the stream of the steps, because the next step may write those pages.
+
+Both go through rooms on the device, which are allocated with the arena and counted before the arena takes the
+rest: a prefix may be larger than the memory that is free. Two rooms of stores alternate. Ids of a load are
+its own copy, as those of the step are overwritten by the next step.
 
 The ids are those of ``WorkKind``. Rejected: a kernel that reads host memory (its speed depends on the bus);
-one copy for each page (a prefix of 12,000 tokens has 750).
+one copy for each page (a prefix of 12,000 tokens has 750); one stream for both directions (the store of a
+step would wait for a load of a gigabyte, and its room with it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.memory.arena_work import WorkKind
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix_store import BufferPlaces
-from weft.tensor.device import is_remote
+from weft.runner.staging import Staged
+from weft.tensor.waits import wait_for
 from weft.units import BufferId
 
 Ids = npt.NDArray[Any]
-PIECE_BYTES = 64 << 20
-"""Of the buffer on the device."""
+Work = Sequence[tuple[WorkKind, Staged]]
+
+ROOMS_BYTES = 64 << 20
+"""On the device: a half for loads, two quarters for stores."""
 
 
-class Transfers:
-    """``arena_B``: uint8 [arena_bytes]; ``pieces_B``: uint8 on the same device, for pages on their way; None
-    on a CPU."""
+class _Places:
+    """Both ends of transfers: ``arena_B``, uint8 [arena_bytes], and the buffers."""
 
-    def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces,
-                 pieces_B: torch.Tensor | None = None) -> None:
+    def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces) -> None:
         self._plan = plan
         self._arena_B = arena_B
         self._buffers = buffers
-        self._pieces_B = pieces_B
+        self.pages_NP = arena_B[:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
 
-    def pages(self, ids_K3: Ids, pages_K: torch.Tensor | None = None, *, load: bool) -> None:
-        """Rows of a page, a buffer, and a page of that buffer. ``pages_K``: the pages of all rows, on the
-        device."""
-        plan = self._plan
-        if not ids_K3.size:
-            return
-        assert ids_K3[:, 0].min() >= 0, "PAD is loaded or stored"
-        assert ids_K3[:, 0].max() < plan.page_count, "a page outside the arena is loaded or stored"
-        pages_NP = self._arena_B[:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
-        begin = 0
-        for buffer, first, items in _runs(ids_K3):
-            host_PB = self._buffers[buffer].pages_PB[first:first + len(items)]
-            assert len(host_PB) == len(items), f"buffer {buffer} ends before page {first + len(items)}"
-            if self._pieces_B is not None:
-                assert pages_K is not None, "ids that are not on the device"
-                move = load_pages if load else store_pages
-                move(pages_NP, pages_K[begin : begin + len(items)], host_PB, self._pieces_B)
-            elif load:
-                pages_NP.numpy()[items] = host_PB
-            else:
-                np.take(pages_NP.numpy(), items, axis=0, out=host_PB, mode="clip")  # in place
-            begin += len(items)
-
-    def states(self, ids_K2: Ids, *, load: bool) -> None:
-        """Rows of a slot and a buffer."""
+    def states(self, ids_K2: Ids) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The bytes of each slot and of its buffer."""
         plan = self._plan
         for slot, buffer in ids_K2.tolist():
             assert 0 <= slot < plan.slot_count, f"slot {slot} is not in the arena"
             begin = slot * plan.slot_stride_bytes
-            slot_B = self._arena_B[begin:begin + plan.slot_bytes]
-            state_B = torch.from_numpy(self._buffers[BufferId(buffer)].state_B)
-            if load:
-                slot_B.copy_(state_B, non_blocking=True)
-            else:
-                state_B.copy_(slot_B, non_blocking=True)
+            yield (self._arena_B[begin:begin + plan.slot_bytes],
+                   torch.from_numpy(self._buffers[BufferId(buffer)].state_B))
+
+    def pages(self, ids_K3: Ids, most: int) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Rows of ``ids_K3`` whose pages lie side by side in one buffer, up to ``most`` of them, and those
+        pages of the buffer [rows, page_bytes]."""
+        if not ids_K3.size:
+            return
+        assert ids_K3[:, 0].min() >= 0, "PAD is loaded or stored"
+        assert ids_K3[:, 0].max() < self._plan.page_count, "a page outside the arena is loaded or stored"
+        buffers, places = ids_K3[:, 1], ids_K3[:, 2]
+        cuts = np.flatnonzero((np.diff(buffers) != 0) | (np.diff(places) != 1)) + 1
+        for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(ids_K3)], strict=True):
+            for first in range(begin, end, most):
+                rows = slice(first, min(first + most, end))
+                buffer, place = int(buffers[first]), int(places[first])
+                host_PB = self._buffers[BufferId(buffer)].pages_PB[place:place + rows.stop - first]
+                assert len(host_PB) == rows.stop - first, f"buffer {buffer} ends before those pages"
+                yield rows, torch.from_numpy(host_PB)
 
 
-def pieces_for(plan: ArenaPlan, device: torch.device) -> torch.Tensor | None:
-    """The buffer of the pieces; at least of a page."""
-    if not is_remote(device):
-        return None
-    return torch.empty(max(PIECE_BYTES, plan.page_bytes), dtype=torch.uint8, device=device)
+class HostTransfers:
+    """``arena_B``: uint8 [arena_bytes], memory of the host."""
+
+    def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces) -> None:
+        self._places = _Places(plan, arena_B, buffers)
+
+    def perform(self, kind: WorkKind, ids: Ids) -> None:
+        """Loads or stores; they are done when this returns."""
+        if kind in (WorkKind.LOAD_STATES, WorkKind.STORE_STATES):
+            for slot_B, state_B in self._places.states(ids):
+                if kind is WorkKind.LOAD_STATES:
+                    slot_B.copy_(state_B)
+                else:
+                    state_B.copy_(slot_B)
+            return
+        pages_NP = self._places.pages_NP.numpy()
+        for rows, host_PB in self._places.pages(ids, len(ids)):
+            if kind is WorkKind.LOAD_PAGES:
+                pages_NP[ids[rows, 0]] = host_PB.numpy()
+            else:   # in place
+                np.take(pages_NP, ids[rows, 0], axis=0, out=host_PB.numpy(), mode="clip")
 
 
-def load_pages(pages_NP: torch.Tensor, pages_K: torch.Tensor, host_PB: npt.NDArray[np.uint8],
-               pieces_B: torch.Tensor) -> None:
-    """``host_PB`` into the pages ``pages_K``, on any device."""
-    for items_K, piece_KP, host_KP in _pieces(pages_K, host_PB, pieces_B):
-        piece_KP.copy_(host_KP, non_blocking=True)
-        pages_NP.index_copy_(0, items_K, piece_KP)
+class _Lane:
+    """A stream for one direction, and its rooms; on a device that is no GPU, the order of the calls."""
+
+    def __init__(self, device: torch.device, rooms: int, room_bytes: int) -> None:
+        cuda: Any = torch.cuda
+        self.room_bytes = room_bytes
+        self._device = device
+        self._stream = cuda.Stream(device) if device.type == "cuda" else None
+        self._rooms = [torch.empty(room_bytes, dtype=torch.uint8, device=device) for _ in range(rooms)]
+        self._emptied: list[Any] = [None] * rooms
+        self._turn = 0
+
+    def next_room(self) -> torch.Tensor:
+        """uint8 [room_bytes]. The current stream may write it: its last copy comes before."""
+        self._turn = (self._turn + 1) % len(self._rooms)
+        self.let_in(self._emptied[self._turn])
+        return self._rooms[self._turn]
+
+    def behind_steps(self) -> contextlib.AbstractContextManager[Any]:
+        """What is asked for inside goes to this stream, behind all that the current one has."""
+        if self._stream is None:
+            return contextlib.nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        return torch.cuda.stream(self._stream)
+
+    def end(self) -> Any:
+        """An event behind all that this stream has, the last room among it; None: it is done."""
+        event = None if self._stream is None else self._stream.record_event()
+        self._emptied[self._turn] = event
+        return event
+
+    def let_in(self, event: Any) -> None:
+        """What the current stream gets from now on comes behind ``event``."""
+        if event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
 
 
-def store_pages(pages_NP: torch.Tensor, pages_K: torch.Tensor, host_PB: npt.NDArray[np.uint8],
-                pieces_B: torch.Tensor) -> None:
-    """The pages ``pages_K`` into ``host_PB``, from any device."""
-    for items_K, piece_KP, host_KP in _pieces(pages_K, host_PB, pieces_B):
-        torch.index_select(pages_NP, 0, items_K, out=piece_KP)
-        host_KP.copy_(piece_KP, non_blocking=True)
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Under way until ``end``. ``keys``: what it is called by plans. ``unpacks``: what is left to do then.
+    ``ids``: of all its work, on the device, kept until then."""
+
+    keys: frozenset[Any]
+    end: Any
+    ids: Work
+    unpacks: Work
+
+    def writes(self, pages: Ids, slots: Ids) -> bool:
+        """Whether one of its pages or slots is among these."""
+        for kind, ids in self.ids:
+            slot_first = kind in (WorkKind.LOAD_STATES, WorkKind.RESTORE_STATES)
+            if np.isin(ids.host[:, 0], slots if slot_first else pages).any():
+                return True
+            if kind is WorkKind.RESTORE_STATES and np.isin(ids.host[:, 1:], pages).any():
+                return True
+        return False
 
 
-def _pieces(pages_K: torch.Tensor, host_PB: npt.NDArray[np.uint8], pieces_B: torch.Tensor,
-            ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Ids, room on the device and the place on the host, of as many pages as fit."""
-    host, page_bytes = torch.from_numpy(host_PB), host_PB.shape[1]
-    count = len(pieces_B) // page_bytes
-    for begin in range(0, len(host_PB), count):
-        host_KP = host[begin : begin + count]
-        room_KP = pieces_B[: len(host_KP) * page_bytes].view(len(host_KP), page_bytes)
-        yield pages_K[begin : begin + count], room_KP, host_KP
+class DeviceTransfers:
+    """``arena_B``: uint8 [arena_bytes] on the device. The thread of the steps calls all but ``are_done``."""
 
+    def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces, *,
+                 rooms_bytes: int = ROOMS_BYTES) -> None:
+        device, self._page_bytes = arena_B.device, plan.page_bytes
+        self._places = _Places(plan, arena_B, buffers)
+        self._loads = _Lane(device, 1, max(rooms_bytes // 2, plan.page_bytes))
+        self._stores = _Lane(device, 2, max(rooms_bytes // 4, plan.page_bytes))
+        self._under_way: list[_Load] = []
+        self._ends: deque[tuple[int, Any]] = deque()
+        """The steps of transfers that may be under way, and the events of their ends."""
 
-def _runs(ids_K3: Ids) -> Iterator[tuple[BufferId, int, Ids]]:
-    """The buffer, its first page and the arena's pages, for each run of consecutive pages of a buffer."""
-    buffers, places = ids_K3[:, 1], ids_K3[:, 2]
-    cuts = np.flatnonzero((np.diff(buffers) != 0) | (np.diff(places) != 1)) + 1
-    for rows in np.split(ids_K3, cuts):
-        yield BufferId(int(rows[0, 1])), int(rows[0, 2]), rows[:, 0]
+    def load(self, step: int, keys: Collection[Any], work: Work, unpacks: Work) -> None:
+        """Begin the loads of ``step``. ``unpacks``: restores of what they bring."""
+        work = [(kind, ids.copy()) for kind, ids in work]
+        unpacks = [(kind, ids.copy()) for kind, ids in unpacks]
+        with self._loads.behind_steps():
+            for kind, ids in work:
+                if kind is WorkKind.LOAD_STATES:
+                    for slot_B, state_B in self._places.states(ids.host):
+                        slot_B.copy_(state_B, non_blocking=True)
+                    continue
+                room_B, most = self._loads.next_room(), self._loads.room_bytes // self._page_bytes
+                for rows, host_PB in self._places.pages(ids.host, most):
+                    pages_PB = room_B[:host_PB.numel()].view(host_PB.shape)
+                    pages_PB.copy_(host_PB, non_blocking=True)
+                    self._places.pages_NP.index_copy_(0, ids.device[rows, 0], pages_PB)
+        end = self._loads.end()
+        self._under_way.append(_Load(frozenset(keys), end, [*work, *unpacks], unpacks))
+        self._ends.append((step, end))
+
+    def store(self, step: int, work: Work) -> None:
+        """Begin the stores of ``step``: bytes of the arena as they are now."""
+        lane = self._stores
+        for kind, ids in work:
+            if kind is WorkKind.STORE_STATES:
+                for slot_B, state_B in self._places.states(ids.host):
+                    for begin in range(0, len(slot_B), lane.room_bytes):
+                        piece = slice(begin, begin + lane.room_bytes)
+                        room_B = lane.next_room()[:len(slot_B[piece])]
+                        room_B.copy_(slot_B[piece])
+                        self._cross(step, room_B, state_B[piece])
+                continue
+            for rows, host_PB in self._places.pages(ids.host, lane.room_bytes // self._page_bytes):
+                pages_PB = lane.next_room()[:host_PB.numel()].view(host_PB.shape)
+                torch.index_select(self._places.pages_NP, 0, ids.device[rows, 0], out=pages_PB)
+                self._cross(step, pages_PB, host_PB)
+
+    def _cross(self, step: int, room: torch.Tensor, host: torch.Tensor) -> None:
+        with self._stores.behind_steps():
+            host.copy_(room, non_blocking=True)
+        self._ends.append((step, self._stores.end()))
+
+    def settle(self, keys: Collection[Any], pages: Ids, slots: Ids) -> Work:
+        """The current stream goes on behind the loads that have one of ``keys``, or write one of these pages
+        and slots. Returns the restores that it must do first."""
+        due = [load for load in self._under_way if not load.keys.isdisjoint(keys)
+               or load.writes(pages, slots)]
+        for load in due:
+            self._under_way.remove(load)
+            self._loads.let_in(load.end)
+        return [unpack for load in due for unpack in load.unpacks]
+
+    def are_done(self, step: int) -> bool:
+        """Whether all transfers of the steps up to ``step``, which are launched, have ended. Never waits. Any
+        thread."""
+        while self._ends and self._ends[0][0] <= step:
+            end = self._ends[0][1]
+            if end is not None and not end.query():
+                return False
+            self._ends.popleft()
+        return True
+
+    def wait(self) -> None:
+        """Until nothing is under way."""
+        for _, end in self._ends:
+            if end is not None:
+                wait_for(end)
+        self._ends.clear()

@@ -3,8 +3,9 @@
     plan      look      the store has more than the cache, and reading is cheaper --> a wish for a fetch
     commit    begin     a transfer buffer, Store.fetch, a deadline
     (poll)    READING --fetched--> READY          --damaged, missing, too late--> the request computes
-    plan      load      a lease for the checkpoint; the step loads pages and state     READY --> LOADING
-    next plan publish   the lease closes with ``keep``: its pages and slot enter the tree
+    plan      load      a lease for the checkpoint; a step begins to load it           READY --> LOADING
+    (finish)            the load has ended, at the end of that step or later           LOADING --> LOADED
+    plan      publish   the lease closes with ``keep``: its pages and slot enter the tree
     next plan           the request matches them like anything cached
 
 A load is a lease of its own, with a sequence number of its own. So memory, the audit and the tree know
@@ -69,6 +70,7 @@ class FetchState(Enum):
     READING = "reading"
     READY = "ready"
     LOADING = "loading"
+    LOADED = "loaded"
 
 
 @dataclass(slots=True)
@@ -148,8 +150,8 @@ class Restores:
         self._by_ticket: dict[Ticket, FetchKey] = {}
         self._abandoned: dict[Ticket, BufferId] = {}
         """Fetches that no request waits for; their buffers are the store's until their events."""
-        self._loaded: list[tuple[int, BufferId]] = []
-        """Buffers that a step reads, with the number of that step."""
+        self._loaded: list[BufferId] = []
+        """Of published loads, to be freed between two steps."""
         self._ended: dict[SeqId, _FailedFetch | None] = {}
         """Requests whose fetch has ended, and what it did not bring; None after a load."""
         self._answers: dict[SeqId, _Answer] = {}
@@ -158,7 +160,7 @@ class Restores:
     @property
     def has_leases(self) -> bool:
         """Whether a load holds memory."""
-        return any(fetch.state is FetchState.LOADING for fetch in self.fetches.values())
+        return any(fetch.state in (FetchState.LOADING, FetchState.LOADED) for fetch in self.fetches.values())
 
     @property
     def next_deadline_s(self) -> float:
@@ -288,7 +290,7 @@ class Restores:
         self.counts.restored_tokens += position - start
         self.counts.saved_s += self._prices.compute_s(start, position) - (self._clock() - fetch.began_s)
         self._ended.update(dict.fromkeys(fetch.seqs))
-        self._loaded.append((fetch.loaded_in, fetch.load.buffer))
+        self._loaded.append(fetch.load.buffer)
         return fetch.seqs
 
     def forget(self, seq: SeqId) -> None:
@@ -297,17 +299,19 @@ class Restores:
         self._ended.pop(seq, None)
         for key, fetch in list(self.fetches.items()):
             fetch.seqs.discard(seq)
-            if not fetch.seqs and fetch.state is not FetchState.LOADING:
+            if not fetch.seqs and fetch.state in (FetchState.READING, FetchState.READY):
                 self._abandon(key)
 
     # ------------------------------------------------------------------ between steps
 
     def finished(self, step: int) -> None:
-        """Steps up to ``step`` are computed: the buffers that they loaded are free."""
-        for loaded_in, buffer in self._loaded:
-            if loaded_in <= step:
-                self._buffers.free(buffer)
-        self._loaded = [one for one in self._loaded if one[0] > step]
+        """The loads of steps up to ``step`` have ended."""
+        for buffer in self._loaded:
+            self._buffers.free(buffer)
+        self._loaded.clear()
+        for fetch in self.fetches.values():
+            if fetch.state is FetchState.LOADING and fetch.loaded_in <= step:
+                fetch.state = FetchState.LOADED
 
     def take(self, event: StoreEvent) -> bool:
         """Whether ``event`` is of a fetch."""

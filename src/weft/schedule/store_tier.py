@@ -4,7 +4,7 @@
     look       in a plan, for each request that would be admitted
     close_loads, work   in a plan: leases of loads that close, and stores
     committed  what the plan decided becomes true
-    finished   the step is computed: its buffers may be used or freed
+    finished   the transfers of a step have ended: its buffers may be used or freed
 
 ``StoreStep`` is the part of a step plan that belongs to the store (``tier_values``). Without a store the
 scheduler has no ``StoreTier``, and plans have NO_STORE_STEP.
@@ -70,12 +70,12 @@ class StoreTier:
         self.writes.look()
 
     def close_loads(self, step: PlanBuilder) -> None:
-        """The leases of loads of the step before close: what they hold enters the tree."""
-        loading = {key: fetch for key, fetch in self.restores.fetches.items()
-                   if fetch.state is FetchState.LOADING}
-        for fetch in loading.values():
+        """The leases of loads that have ended close: what they hold enters the tree."""
+        loaded = {key: fetch for key, fetch in self.restores.fetches.items()
+                   if fetch.state is FetchState.LOADED}
+        for fetch in loaded.values():
             step.draft.close(fetch.lease, keep=fetch.tokens)
-        step.closed_loads = tuple(loading)
+        step.closed_loads = tuple(loaded)
 
     def committed(self, plan: StepPlan) -> set[SeqId]:
         """Returns the requests that wait for what memory has now: what a load has brought, or what a fetch
@@ -92,7 +92,7 @@ class StoreTier:
         return served
 
     def finished(self, plan: StepPlan) -> None:
-        """``plan`` is computed, and so are all before it."""
+        """``plan`` is computed, its transfers have ended, and so have all before it."""
         self.restores.finished(plan.step)
         self.writes.finished(plan.step)
 

@@ -82,7 +82,8 @@ class _Begin(Enum):
 @dataclass(slots=True)
 class _Job:
     """``contents``: the checkpoint as it was at the begin. ``copied`` of its pages are in ``buffer``.
-    ``last_step``: the step that copies the last of it, -1 while some is left."""
+    ``last_step``: the step that copies the last of it, -1 while some is left. ``begun_step``: the last step
+    that copied some."""
 
     contents: CheckpointContents
     buffer: BufferId
@@ -90,6 +91,7 @@ class _Job:
     copied: int = 0
     has_state: bool = False
     last_step: int = -1
+    begun_step: int = -1
 
     @property
     def kv_rows(self) -> int:
@@ -196,11 +198,13 @@ class StoreWrites:
         for job in self._jobs:
             job.has_state |= job.buffer in stored
             job.copied += copied.get(job.buffer, 0)
-            if (job.buffer in stored or job.buffer in copied) and job.copied == len(job.contents.pages):
-                job.last_step = step
+            if job.buffer in stored or job.buffer in copied:
+                job.begun_step = step
+                if job.copied == len(job.contents.pages):
+                    job.last_step = step
 
     def finished(self, step: int) -> None:
-        """Steps up to ``step`` are computed."""
+        """Transfers of steps up to ``step`` have ended."""
         self._finished_step = step
         self._put_copied()
 
@@ -215,7 +219,7 @@ class StoreWrites:
     def look(self) -> None:
         """End jobs whose node is gone; begin the next ones."""
         for job in list(self._jobs):
-            if job.last_step < 0 and not self._goes_on(job):
+            if job.last_step < 0 and job.begun_step <= self._finished_step and not self._goes_on(job):
                 self._jobs.remove(job)
                 self._buffers.free(job.buffer)
         self._put_copied()

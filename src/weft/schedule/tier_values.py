@@ -76,7 +76,7 @@ class FetchWish(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StoreStep:
     """``wishes``: fetches that begin, or that one more request waits for. ``loads``: fetches whose bytes this
-    step loads. ``closed``: loads of the step before, whose leases close."""
+    step loads. ``closed``: loads that have ended, whose leases close."""
 
     wishes: tuple[FetchWish, ...] = ()
     loads: tuple[FetchKey, ...] = ()

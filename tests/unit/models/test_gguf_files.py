@@ -53,17 +53,17 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         (bytes_of([struct.pack("<Q", 2) + b"\xff\xfe" + struct.pack("<IB", 0, 1)], []), "not UTF-8"
          ), "key twice": (bytes_of([text_key("a", "b")] * 2, []), "the key a twice"), "alignment":
              (bytes_of([text("general.alignment") + struct.pack("<II", UINT32, 33)], []), "power of 2"
-              ), "dims": (bytes_of([], [tensor_entry("t", (1, ) * 5, 0, 0)]), "5 dims"), "shape":
+              ), "dims": (bytes_of([], [tensor_entry("t", (1,) * 5, 0, 0)]), "5 dims"), "shape":
                   (bytes_of([], [tensor_entry("t",
                                               (HUGE - 1, HUGE - 1), 0, 0)]), "which the file cannot hold"),
-    "tensor type": (bytes_of([], [tensor_entry("t", (4, ), 99, 0)], bytes(64)), "type 99"), "blocks":
+    "tensor type": (bytes_of([], [tensor_entry("t", (4,), 99, 0)], bytes(64)), "type 99"), "blocks":
         (bytes_of([], [tensor_entry("t", (2, 48), 8, 0)], bytes(256)), "blocks of 32 columns"), "offset":
-            (bytes_of([], [tensor_entry("t", (4, ), 0, 7)], bytes(64)), "no multiple of 32"), "truncated":
-                (bytes_of([], [tensor_entry("t", (64, ), 0, 0)], bytes(128)), "truncated: t ends at byte"),
+            (bytes_of([], [tensor_entry("t", (4,), 0, 7)], bytes(64)), "no multiple of 32"), "truncated":
+                (bytes_of([], [tensor_entry("t", (64,), 0, 0)], bytes(128)), "truncated: t ends at byte"),
     "overlap": (bytes_of(
         [], [tensor_entry("t",
-                          (64, ), 0, 0), tensor_entry("u", (8, ), 0, 32)],
-        bytes(512)), "t and u overlap"), "tensor twice": (bytes_of([], [tensor_entry("t", (8, ), 0, 0)] * 2,
+                          (64,), 0, 0), tensor_entry("u", (8,), 0, 32)],
+        bytes(512)), "t and u overlap"), "tensor twice": (bytes_of([], [tensor_entry("t", (8,), 0, 0)] * 2,
                                                                    bytes(64)), "tensor t twice")
 }
 

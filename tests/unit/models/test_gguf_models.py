@@ -45,7 +45,7 @@ def original(name: str) -> Path:
 
 def logits(loaded: LoadedModel) -> torch.Tensor:
     """Of a prompt of 40 tokens and of one token more, in two steps."""
-    tokens = torch.randint(3, VOCAB_SIZE, (41, ), generator=torch.Generator().manual_seed(5)).tolist()
+    tokens = torch.randint(3, VOCAB_SIZE, (41,), generator=torch.Generator().manual_seed(5)).tolist()
     driver = ModelDriver(loaded.model, sequences=1, length=48)
     with torch.inference_mode():
         return torch.cat([driver.step((0, part))[0].clone() for part in (tokens[:40], tokens[40:])])

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.errors import CheckpointError
+from weft.models.forms.gguf_blocks import BLOCK_FORMS
 from weft.models.forms.stored_form import FLOATS, Ask, Grouping, StoredForm
 from weft.models.gguf.view import GgufTensor
 from weft.tensor.weights.quantized import LINE, Codes
@@ -48,18 +51,31 @@ class Gguf(StoredForm):
                                                        len(stored.shape) == 2 and stored.shape[-1] >= LINE)
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
-        return None
+        stored = self.tensors[name]
+        form = BLOCK_FORMS.get(stored.dtype)
+        assert isinstance(stored, GgufTensor)
+        if form is None or (form.has_minimums and not self.keeps_minimums) or len(stored.shape) != 2:
+            return None
+        undo = stored.undo
+        if undo.values or (undo.columns is not None and _lines(undo.columns) is None):
+            return None
+        return Grouping(form.bits, LINE, minimums=form.has_minimums)
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         stored = self.tensors[name]
         assert isinstance(stored, GgufTensor)
-        raw = ask(name, stored.shape if _fits(stored, shape) else shape, (stored.dtype, ))
+        raw = ask(name, stored.shape if _fits(stored, shape) else shape, (stored.dtype,))
+        as_codes = self.grouping(name, shape[-1]) is not None
+        if raw.is_meta and as_codes:
+            return BLOCK_FORMS[stored.dtype].empty(*shape)
         if raw.is_meta:
             return torch.empty(shape, dtype=torch.float32, device=raw.device)
         undo = stored.undo
         by_row = raw.reshape(_rows(stored.shape), -1)
         if undo.rows is not None:
             by_row = by_row[torch.from_numpy(undo.rows).to(raw.device)]
+        if as_codes:
+            return _finite(_codes(by_row, stored), stored)
         values = by_row.float() if stored.dtype in FLOATS else self._decoded(by_row, stored)
         if undo.columns is not None:
             values = values[:, torch.from_numpy(undo.columns).to(raw.device)]
@@ -75,6 +91,41 @@ class Gguf(StoredForm):
         self._widened[stored.dtype] = (sizes[0] + stored.stored_bytes,
                                        sizes[1] + values.numel() * self.itemsize)
         return values
+
+
+def _codes(by_row: torch.Tensor, stored: GgufTensor) -> Codes:
+    codes = BLOCK_FORMS[stored.dtype].codes(by_row)
+    lines = None if stored.undo.columns is None else _lines(stored.undo.columns)
+    if lines is None:
+        return codes
+    order = torch.from_numpy(lines).to(by_row.device)
+
+    def moved(of_lines: torch.Tensor | None) -> torch.Tensor | None:
+        return None if of_lines is None else of_lines[:, order]
+
+    return replace(codes, codes=codes.codes.view(-1, lines.size, LINE)[:, order].flatten(1),
+                   scales=codes.scales[:, order], zeros=moved(codes.zeros), minimums=moved(codes.minimums))
+
+
+def _lines(columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """The order of whole lines that an order of columns is; None where it cuts a line."""
+    if columns.size % LINE:
+        return None
+    cut = columns.reshape(-1, LINE)
+    whole = bool((cut[:, 0] % LINE == 0).all()) and bool((cut == cut[:, :1] + np.arange(LINE)).all())
+    return cut[:, 0] // LINE if whole else None
+
+
+def _finite(codes: Codes, stored: GgufTensor) -> Codes:
+    for numbers in (codes.scales, codes.minimums):
+        if numbers is not None and not bool(numbers.isfinite().all()):
+            raise _not_finite(stored)
+    return codes
+
+
+def _not_finite(stored: GgufTensor) -> CheckpointError:
+    return CheckpointError(f"{stored.file}: tensor {stored.name} has scales that are no finite numbers",
+                           param="model")
 
 
 def _fits(stored: GgufTensor, shape: tuple[int, ...]) -> bool:
@@ -109,6 +160,5 @@ def _decoded(by_row: torch.Tensor, stored: GgufTensor) -> torch.Tensor:
         with np.errstate(all="ignore"):
             values[first:first + step] = torch.from_numpy(dequantize(blocks[first:first + step], kind))
     if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
-        raise CheckpointError(f"{stored.file}: tensor {stored.name} has scales that are no finite numbers",
-                              param="model")
+        raise _not_finite(stored)
     return values.to(by_row.device)

@@ -136,7 +136,7 @@ def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
     wanted = names.get(key)
     if wanted is None:
         return [_as(tensor, tensor.name, NOTHING)]
-    targets = (wanted, ) if isinstance(wanted, str) else wanted
+    targets = (wanted,) if isinstance(wanted, str) else wanted
     ours: list[GgufTensor] = []
     for target in targets:
         undo = layout.undo.get(f"{key}:{target}{end}", layout.undo.get(f"{target}{end}", NOTHING))

@@ -1,0 +1,57 @@
+"""Loads and stores go beside the steps: decodes go on, nothing is read before it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from msgspec import structs
+
+from tests.emulated_gpu import emulated
+from tests.emulated_gpu.engines import GREEDY, answers, assert_tokens_of_transformers, started
+from tests.emulated_gpu.sample import sample
+from tests.fixtures.checkpoints import checkpoint
+from weft.request import Request
+from weft.runner.torch_executor import TorchExecutor
+
+FAMILY = "qwen3_5"
+PROMPT, OTHER = list(range(3, 69)), [300, 20, 411]
+WAYS: dict[str, dict[str, Any]] = {"as computed": {}, "compressed": {"exact": False, "compress_kv": "int8"}}
+
+
+@pytest.mark.parametrize("way", sample(WAYS, 1))
+def test_decodes_go_on_while_a_prefix_is_loaded(tmp_path: Path, way: str) -> None:
+    checkpoint(FAMILY)
+    with emulated() as card, started(card, FAMILY, store=str(tmp_path), **WAYS[way]) as engine:
+        [said] = answers(engine.core, [PROMPT])
+        engine.core.write_all(20.0)
+        assert engine.puts
+        assert not card.reports, [str(report) for report in card.reports]
+    with emulated() as card, started(card, FAMILY, store=str(tmp_path), **WAYS[way]) as engine:
+        core, executor = engine.core, cast(TorchExecutor, engine.core.executor)
+        transfers = executor.arena.device_transfers
+        ended: Callable[[int], bool] = transfers.are_done
+        transfers.are_done = lambda step: False  # type: ignore[method-assign]
+        tokens: dict[str, list[int]] = {"other": [], "loaded": []}
+        for name, prompt, count in (("other", OTHER, 8), ("loaded", PROMPT, 4)):
+            core.submit(Request(request_id=name, prompt_tokens=prompt,
+                                sampling=structs.replace(GREEDY, max_tokens=count)))
+        under_way = 0
+        while core.has_work:
+            for event in core.step():
+                tokens[event.request_id] += event.tokens
+            assert core.failure is None, core.failure
+            if transfers._under_way:
+                under_way = under_way or len(tokens["other"])
+                if len(tokens["other"]) >= under_way + 3:
+                    assert not tokens["loaded"]
+                    transfers.are_done = ended  # type: ignore[method-assign]
+        assert core.store is not None
+        assert core.store.stats().restores.restored_tokens >= 48
+        assert not card.reports, [str(report) for report in card.reports]
+    assert len(tokens["other"]) == 8
+    assert tokens["loaded"] == said
+    if way == "as computed":
+        assert_tokens_of_transformers(FAMILY, [OTHER, PROMPT], [tokens["other"], said])
