@@ -43,7 +43,7 @@ def all_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen, moves = choose(relief)
         if chosen or moves or relief._flushed:
             return chosen, moves
-        cache, plan, in_use = relief._state.cache, relief._state.plan, relief._nodes_in_use()
+        cache, plan, in_use = relief._memory.cache, relief._memory.plan, relief._nodes_in_use()
         kv = [Eviction(name, "pages") for name, node in cache.compressed_kv.idle.items()
               if name not in in_use and cache.compressed_kv.gain(node) and not node.bare]
         if kv or not plan.compressed_pages:
