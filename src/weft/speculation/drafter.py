@@ -35,13 +35,17 @@ Rejected: chances beside the tokens (the planner would weigh sources that it doe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from weft.errors import ConfigError
+
+if TYPE_CHECKING:  # the HTTP process shows the counts, and does without numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    Int32s = npt.NDArray[np.int32]
 
 SourceName = Literal["prediction", "grammar", "tree", "suffix", "mtp"]
 SOURCES: tuple[SourceName, ...] = ("prediction", "grammar", "tree", "suffix", "mtp")
@@ -139,8 +143,6 @@ class SpeculationCounters:
         return SpeculationStats(sources=sources, steps=self.steps, sequence_steps=self.sequence_steps,
                                 saved_s=self.saved_s)
 
-
-Int32s = npt.NDArray[np.int32]
 
 PLAIN_STEPS = 3
 """Plain steps in a row, of which the last one says what a plain step costs."""

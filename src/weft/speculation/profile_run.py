@@ -13,8 +13,12 @@ whose steps take LONG_STEP_S once for each of LONG_DRAFT_COUNTS: noise is a smal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from weft.speculation.drafter import DraftGrammar, DraftRow, Int32s
+from weft.speculation.drafter import DraftGrammar, DraftRow
+
+if TYPE_CHECKING:
+    from weft.speculation.drafter import Int32s
 
 DRAFT_COUNTS = (0, 0, 0, 1, 3, 7, 15)
 LONG_DRAFT_COUNTS = (0, 3, 15)

@@ -24,6 +24,7 @@ copy of what it returned or a result that a second call would find again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from weft.costs.rows import RowCosts
 from weft.speculation.choice import FEW_SEQUENCES, Chances, HostBudget, OwnChances, choose, may_pay
@@ -33,7 +34,6 @@ from weft.speculation.drafter import (
     DraftGrammar,
     DraftRow,
     Follower,
-    Int32s,
     Proposal,
     SourceName,
     SpeculationCounters,
@@ -43,6 +43,9 @@ from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFoll
 from weft.speculation.sources import AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower
 from weft.speculation.text_index import LONG_MATCH
 from weft.speculation.tree import PrefixRoots, TreeFollower
+
+if TYPE_CHECKING:
+    from weft.speculation.drafter import Int32s
 from weft.units import PAD
 
 DRAFTS_MAX = 15
