@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.sim.failing import assert_fails
-from tests.support.late_executor import LateExecutor
+from tests.support.scripted import LateExecutor
 from tests.support.sharing import sharing_scenario
 from tests.support.simulator import Outcome, Simulation
 from tests.support.workload import Scenario, scenario_from_seed

@@ -6,7 +6,9 @@
         '--> long     half after 16,384 steps    quadratic  the cache's currency: pairs against tokens
 
 The relative error is what is least, stored as the sums of the five normal equations: a step costs 25
-multiplications and no memory. Terms that would be negative are left out, the worst first.
+multiplications and no memory. Terms that would be negative are left out, the worst first. An engine whose
+device became slow must be known to be slow within some 200 steps. The ratio of the two terms of a prompt
+needs long prompts, which are rare, and a slow device does not change it.
 
 **Two horizons.** An engine whose device became slow must be known to be slow within some 200 steps. The ratio
 of the two terms of a prompt needs long prompts, which are rare, and a slow device does not change it.

@@ -23,9 +23,8 @@ step corrects two things apart:
 
 
 Rejected: terms of ``StepCost`` for verified rows (the kink is what decides how many drafts pay); one curve
-for both kinds (32 plain rows are one step of steady decodes, 32 verified rows are not); averages (one step
-that waits 10 ms spoils the figure of a model whose steps take 1 ms); figures apart from each other (plain
-steps become rare, their figure grows old, and a slower machine makes drafts look bad).
+for both kinds; averages (one step that waits 10 ms spoils the figure of a model whose steps take 1 ms);
+figures apart from each other (plain steps become rare, and a slower machine makes drafts look bad).
 """
 
 from __future__ import annotations

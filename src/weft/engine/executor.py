@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from weft.engine.sleep_state import Part
+from weft.engine.stats import Part
 from weft.schedule.plan import StepPlan, StepResult
 
 

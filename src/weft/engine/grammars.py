@@ -5,9 +5,8 @@
                                                           a cache bounded in bytes
 
 A grammar is text from a client, and the compiler is native code that a grammar can crash. So the sandbox
-compiles it first, in a process that may die; what it refuses is the request's error, in the compiler's
-words. What passed is compiled again here, by the same code on a larger stack (``weft.text.grammar_sandbox``,
-passed in).
+compiles it first, in a process that may die; what it refuses is the request's error. What passed is compiled
+again here, by the same code on a larger stack.
 
 A loop that must not wait calls ``build`` in a thread and ``keep``s the result before it submits the request;
 ``compile`` is both at once. A matcher is a copy of the compiled grammar, which costs microseconds; all copies

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from weft.engine.engine import EngineCore
-from weft.engine.sleep_state import AWAKE, PARTS, Flushed, Part, SleepState, check_level, check_parts
+from weft.engine.stats import AWAKE, PARTS, Flushed, Part, SleepState, check_level, check_parts
 from weft.errors import BusyError, EngineUnavailableError
 
 STORE_SLEEP_S = 20.0

@@ -8,7 +8,7 @@
     plan      publish   the lease closes with ``keep``: its pages and slot enter the tree
     next plan           the request matches them like anything cached
 
-A load is a lease of its own, with a sequence number of its own. So the books, the audit and the tree know
+A load is a lease of its own, with a sequence number of its own. So memory, the audit and the tree know
 loaded bytes as they know computed ones: one owner (L1), all or nothing (L2), one salt (L10).
 
 A fetch serves every request that waits for the same prefix. It ends for all of them at its deadline: the
@@ -16,8 +16,8 @@ price of computing (``costs.restore``), in the seconds of all requests that comp
 asks once: if its prefix is evicted between load and admission, it computes. Requests further behind in the
 queue are looked at ahead of their turn, AHEAD_MAX of them, so that the disk reads while the device computes.
 
-Laws: L3 (without a buffer or memory there is a wait or a miss, never an error), L9, L11 (fetches and buffers
-are bounded).
+Laws: L3 (without a buffer or memory there is a wait or a miss, never an error), L8, L9, L11 (fetches and
+buffers are bounded).
 
 Rejected: loading straight into the admitted sequence (its taps, publications and prefix waits would have to
 know two ways to begin); fetches at submission (a queue of requests would hold every buffer).

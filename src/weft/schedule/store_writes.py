@@ -19,7 +19,7 @@ those that the cache policy expects; a policy without expectations counts PRIOR_
 candidate that is expected to save the most tokens per byte is first, or the oldest.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
-buffers are bounded; ``write_bytes_s`` paces jobs).
+buffers are bounded; ``write_bytes_s`` paces jobs; restores have half of the buffers).
 
 Rejected: writing at eviction (kill -9 would lose everything, and an eviction would have to wait for the
 write, against L9); views of the arena for the store's threads (see ``transfer_buffers``); one job in each
@@ -182,7 +182,7 @@ class StoreWrites:
     # ------------------------------------------------------------------ by a commit, and between steps
 
     def committed(self, work: ArenaWork, step: int, resumed: Iterable[NodeId] = ()) -> None:
-        """Step ``step`` does ``work``, and the books are those after it. ``resumed``: checkpoints at which
+        """Step ``step`` does ``work``, and memory is as it is after it. ``resumed``: checkpoints at which
         sequences begin."""
         for node in self._memory.take_new_checkpoints():
             self._add(node)
