@@ -17,7 +17,7 @@ from tests.emulated_gpu.engines import (
     said_by_transformers,
     started,
 )
-from tests.emulated_gpu.sample import sample
+from tests.emulated_gpu.sample import ALL, sample
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.drafters import AnswerDrafter, Kind
 from tests.oracle.test_mtp import EMBEDDED, FREE
@@ -30,6 +30,7 @@ from weft.speculation.speculator import Speculator
 
 PROMPTS = [[300, 20, 411, 5, 123], list(range(3, 43)), [7]]
 LONGER = structs.replace(GREEDY, max_tokens=12)
+SHORTER = structs.replace(GREEDY, max_tokens=6)
 RECORDINGS_MAX = 20
 """Of windows and of their states, that a start makes."""
 
@@ -92,22 +93,24 @@ def test_a_start_records_no_more_windows_than_it_says() -> None:
         assert [shape.forward for shape in shapes] == [False, True] * (len(shapes) // 2)
 
 
+@pytest.mark.skipif(not ALL, reason="minutes in the interpreter")
 def test_a_model_with_a_head_decodes_by_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     def speculator() -> Speculator:
         return Speculator(("mtp",), costs=RowCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
 
     expected = assemble(EngineConfig(model=str(EMBEDDED), device="cpu", speculate="off", threads=1,
                                      max_model_len=256)).core
-    wanted = answers(expected, PROMPTS, LONGER)
+    wanted = answers(expected, PROMPTS[:1], SHORTER)
     expected.close()
     source = speculator()
     with emulated() as card, started(card, str(EMBEDDED), drafter=source, speculate="mtp") as engine:
         seen, before = counted(graphs_of(engine)), card.replays
-        made = answers(engine.core, PROMPTS, LONGER)
+        made = answers(engine.core, PROMPTS[:1], SHORTER)
         replays = card.replays - before
         kinds = {report.kind for report in card.reports}
     assert source.stats().sources["mtp"].accepted
     assert seen
     assert replays > len(seen)
-    assert not kinds - {"wait"}, "a head's drafts come home one by one"
+    # A head's drafts come home one by one. The profile run compiles its kernels; this test has none.
+    assert not kinds - {"wait", "compile"}
     assert made == wanted
