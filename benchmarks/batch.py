@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.config import EngineConfig
-from weft.server.batches.offline import run_file
+from weft.server.batches.answering import run_file
 from weft.server.config import ServerConfig
 
 WORDS = ("river", "mill", "stone", "key", "red", "lamp", "horse", "field", "bread", "winter", "song", "boat",

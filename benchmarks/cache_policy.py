@@ -40,10 +40,10 @@ from weft.planning.geometries import find_geometry
 from weft.planning.model_plan import Asked, make_plan
 from weft.sim.arms import Arm, find_arm
 from weft.sim.oracle import Hindsight
+from weft.sim.recording import SAMPLE, read_trace
 from weft.sim.report import Report
 from weft.sim.roofline import model_load, roofline
 from weft.sim.study import run_study
-from weft.sim.trace_files import SAMPLE, read_trace
 from weft.sim.traffic import Traffic
 from weft.units import PAGE_TOKENS, parse_bytes
 

@@ -201,8 +201,7 @@ def engine(model: Any, device: torch.device, batch: int, context: int, graphs: b
 
     from weft.config import EngineConfig
     from weft.engine.engine import EngineCore
-    from weft.memory.frames.plan import memory_for, plan_arena
-    from weft.memory.frames.sizes import fit_sizes
+    from weft.memory.frames.plan import fit_sizes, memory_for, plan_arena
     from weft.memory.memory import Memory
     from weft.request import Request, SamplingParams
     from weft.runner.graphs import CudaCapture

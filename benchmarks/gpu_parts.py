@@ -76,7 +76,7 @@ def machine(args: argparse.Namespace) -> Iterator[Found]:
 def check(args: argparse.Namespace) -> Iterator[Found]:
     import torch
 
-    from weft.bench.kernel_cases import Bench
+    from weft.bench.kernels import Bench
 
     device = chosen(args)
     bench = Bench(device, torch.bfloat16, (1, 5), (200,), 300)
@@ -100,8 +100,7 @@ def check(args: argparse.Namespace) -> Iterator[Found]:
 def kernels(args: argparse.Namespace) -> Iterator[Found]:
     import torch
 
-    from weft.bench.kernel_cases import Bench
-    from weft.bench.kernels import measure, sides_of
+    from weft.bench.kernels import Bench, measure, sides_of
     from weft.bench.machine import measure_ceiling
 
     device = chosen(args)
@@ -124,7 +123,7 @@ def kernels(args: argparse.Namespace) -> Iterator[Found]:
 def cases(bench: Any, after: int) -> Iterator[tuple[int, str, Any]]:
     """(number, geometry, case), the first ``after`` left out. Cases that cannot even be made (memory) are one
     that says so, and the next group has its turn."""
-    from weft.bench.kernel_cases import GROUPS, Case, cases_of
+    from weft.bench.kernels import GROUPS, Case, cases_of
     from weft.families import read_architecture
     from weft.planning.geometries import find_geometry
 

@@ -20,7 +20,7 @@ import argparse
 import numpy as np
 import numpy.typing as npt
 
-from weft.sim.trace_files import SAMPLE, read_trace
+from weft.sim.recording import SAMPLE, read_trace
 from weft.units import parse_bytes
 
 KV_TOKEN_BYTES, STATE_BYTES = 15_360, 24.01e6

@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 
 from weft import Engine
+from weft.speculation.sources import AnswerLibrary
 from weft.speculation.speculator import Speculator
-from weft.speculation.suffix import AnswerLibrary
 from weft.text.grammars import json_grammar
 
 NAMES = ("Bemo", "Tarlik", "Venta", "Kolu", "Sadi", "Morfan", "Helka", "Juno")

@@ -28,10 +28,9 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from weft.schedule.checkpoints import AUTO
-from weft.schedule.taps import insurance_tokens, on_grid, wanted_positions
-from weft.sim.forest import Forest, computed_tokens
-from weft.sim.trace_files import SAMPLE, read_trace
+from weft.schedule.checkpoints import AUTO, insurance_tokens, on_grid, wanted_positions
+from weft.sim.oracle import Forest, computed_tokens
+from weft.sim.recording import SAMPLE, read_trace
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, parse_bytes
 
 KV_TOKEN_BYTES, STATE_BYTES = 30_720, 192e6

@@ -23,9 +23,18 @@ import psutil
 from weft.store.directory_store import DirectoryStore
 from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
-from weft.store.ledger import create_ledger, generations, remove_other_generations
+from weft.store.ledger import (
+    CHECKPOINT,
+    KV,
+    chain_of,
+    create_ledger,
+    generations,
+    head_of,
+    remove_other_generations,
+    root_chain,
+    row_of,
+)
 from weft.store.opening import StoreOptions, open_directory
-from weft.store.rows import CHECKPOINT, KV, chain_of, head_of, root_chain, row_of
 from weft.store.volumes import VOLUMES_FOLDER, Volumes
 
 IDENTITY = NamespaceIdentity("ledger", "0" * 64, {}, {}, "bfloat16", "float32", "none", "native", 4096, 4096)

@@ -33,10 +33,10 @@ from weft.cli.main import main as weft
 from weft.memory.values import NodeId
 from weft.schedule.plan import StepPlan
 from weft.schedule.store_writes import StoreWrites
+from weft.sim import store_tier
+from weft.sim.recording import SAMPLE
 from weft.sim.replay import Player
-from weft.sim.trace_files import SAMPLE
-from weft.store import virtual_store
-from weft.store.virtual_store import VirtualStore
+from weft.sim.store_tier import VirtualStore
 
 Tokens = npt.NDArray[np.int32]
 
@@ -85,7 +85,7 @@ class Followed:
 
 def watched(followed: Followed) -> list[tuple[Any, str, Callable[..., Any]]]:
     """What replaces the functions of the simulation: each calls the one that it replaces."""
-    add, put, evict, began = (StoreWrites._add, VirtualStore.put, virtual_store.evict, Player._note_began)
+    add, put, evict, began = (StoreWrites._add, VirtualStore.put, store_tier.evict, Player._note_began)
 
     def added(writes: StoreWrites, node: NodeId) -> None:
         contents = writes._memory.checkpoint_contents(node)
@@ -113,7 +113,7 @@ def watched(followed: Followed) -> list[tuple[Any, str, Callable[..., Any]]]:
         began(player, plan)
 
     return [(StoreWrites, "_add", added), (VirtualStore, "put", was_put),
-            (virtual_store, "evict", was_evicted), (Player, "_note_began", admitted)]
+            (store_tier, "evict", was_evicted), (Player, "_note_began", admitted)]
 
 
 def main() -> None:

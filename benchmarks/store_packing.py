@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.store.ledger import CHECKPOINT, KV, ROW_BYTES, parse_rows
 from weft.store.packing import join_parts, pack_part, unpack
-from weft.store.rows import CHECKPOINT, KV, ROW_BYTES, parse_rows
 
 
 def records(store: Path) -> Iterator[tuple[str, bytes]]:

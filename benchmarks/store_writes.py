@@ -100,7 +100,7 @@ class Parts:
     """CPU seconds inside functions of the write path, by name, over all calls."""
 
     def __init__(self) -> None:
-        from weft.runner.transfers import Transfers
+        from weft.runner.transfers import HostTransfers
         from weft.schedule.store_tier import StoreTier
         from weft.store import writing
         from weft.store.ledger import LedgerFiles
@@ -110,8 +110,8 @@ class Parts:
         for name, owner, function in (
                 ("write thread", writing.WriteThread, "_write"), ("its payloads", Volumes, "write"),
                 ("its checksums", writing, "payload_checksum"), ("its syncs", Volumes, "sync"),
-                ("its rows", LedgerFiles, "append"), ("copies", Transfers, "pages"),
-                ("copies of states", Transfers, "states"), ("polls", StoreTier, "poll"),
+                ("its rows", LedgerFiles, "append"), ("copies", HostTransfers, "perform"),
+                ("polls", StoreTier, "poll"),
                 ("commits", StoreTier, "committed"), ("puts", StoreTier, "finished")):
             self._time(name, owner, function)
 

@@ -19,7 +19,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from weft.server.tokenize_answer import tokenize_answer
+from weft.server.app import tokenize_answer
 from weft.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,6 +8,7 @@
 //     more rows   a chunk, 256 columns of 2 tiles of W, becomes bfloat16 in the L1 cache once for all rows of a piece;
 //                 the unit adds up a group from zero, and vectors add the scaled sum to the totals
 //
+// Minimums of codes are taken off the totals at the end (linear_inputs.inl).
 // So a row of x has the same bits in any batch, by vectors as by the unit. Denormals are zeros in both.
 //
 // What scales cost the unit, for 2 x 2 tiles: 4 products of 16 cycles in 32 columns, and for each group 64 stores of sums
@@ -104,7 +105,8 @@ void few_code_rows_of(const LinearArgs& args, const float* x, int64_t tile, f32x
   return few_code_rows<BITS, 2, ZEROS>(args.weight, tile, x, width, totals);
 }
 
-void few_code_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_t end) {
+// ``sums``: of x, [rows][steps], where the weight has minimums; else null.
+void few_code_rows_piece(const LinearArgs& args, const float* x, const float* sums, int64_t tile, int64_t end) {
   const bool eight = args.weight.form == WeightForm::int8, zeros = args.weight.zeros;
   f32x16 totals[kFewCodeRows];
   for (; tile < end; ++tile) {
@@ -113,7 +115,7 @@ void few_code_rows_piece(const LinearArgs& args, const float* x, int64_t tile, i
       if (eight) (zeros ? few_code_rows_of<8, true> : few_code_rows_of<8, false>)(args, x, tile, totals);
       else (zeros ? few_code_rows_of<4, true> : few_code_rows_of<4, false>)(args, x, tile, totals);
     }
-    for (int64_t r = 0; r < args.rows; ++r) write_sum(args, r, tile, totals[r]);
+    for (int64_t r = 0; r < args.rows; ++r) write_sum(args, r, tile, totals[r], sums);
   }
 }
 
@@ -181,7 +183,8 @@ WEFT_INLINE void add_scaled(const float* sums, f32x16 scale, int64_t rows, float
 }
 
 // Rows [first, last) of x, whose tiles are ``x``, times tiles [tile, end).
-void matrix_code_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t last, int64_t tile, int64_t end) {
+void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_of_x, int64_t first, int64_t last,
+                       int64_t tile, int64_t end) {
   constexpr int64_t kPairSums = 4 * kSumNumbers;
   static thread_local std::vector<Line> room_of_sums;
   alignas(64) Line room[2 * kChunkSteps * kTileBytes / 64];
@@ -231,7 +234,7 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, int64_t first, int
       for (int t = 0; t < count; ++t) {
         const float* const from = totals + block / 2 * kPairSums + (block % 2 * count + t) * kSumNumbers;
         for (int64_t r = 0; r < rows_of(block); ++r)
-          write_sum(args, first + block * kTileSide + r, tile + t, load(from + r * kTile));
+          write_sum(args, first + block * kTileSide + r, tile + t, load(from + r * kTile), sums_of_x);
       }
   }
 }

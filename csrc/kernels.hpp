@@ -204,7 +204,8 @@ struct Weight {
   bool half_scales;        // float16 instead of float32
   const uint8_t* zeros;    // [tiles][groups][16], or null: 128 or 8
   int64_t group;           // columns that share a scale, a multiple of 32
-  const int64_t* odd;      // 12-bit: for each tile where in this array its odd weights begin, then those
+  const int64_t* odd;      // 12-bit: for each tile where in this array its odd weights begin, then those. int8 and int4: null, or
+                           // the address of float minimums [tiles][groups][16], which are subtracted; groups have 32 columns
 };
 
 struct LinearArgs {

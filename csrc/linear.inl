@@ -271,6 +271,14 @@ void linear_in(const LinearArgs& args) {
     for (int64_t row = 0; row < args.rows; ++row) set(row);
   else
     Pool::instance().for_each(args.rows, set);
+  const float* const minimums = minimums_of(weight);
+  static thread_local std::vector<float> sums_room;
+  std::vector<float>& sums = sums_room;
+  if (minimums) {
+    sums.resize(static_cast<size_t>(args.rows * x.lines));
+    for (size_t i = 0; i < sums.size(); ++i)
+      sums[i] = x.kind == Inputs::codes ? x.scales[i] * static_cast<float>(x.sums[i]) : x.value_sums[i];
+  }
   Pool::instance().for_each((weight.out + kOutRows - 1) / kOutRows, [&](int64_t item) {
     const int64_t first = item * kOutRows;
     const int64_t count = weight.out - first < kOutRows ? weight.out - first : kOutRows;
@@ -278,6 +286,12 @@ void linear_in(const LinearArgs& args) {
     for (int64_t row = 0; row < args.rows; row += kRowsTogether) {
       const int64_t rows = args.rows - row < kRowsTogether ? args.rows - row : kRowsTogether;
       item_products(weight, first, count, x, row, rows, y);
+      if (minimums)
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t t = 0; t * kTile < count; ++t) {
+            float* const to = y + r * kOutRows + t * kTile;
+            store(to, without_minimums(minimums, first / kTile + t, sums.data() + (row + r) * x.lines, x.lines, load(to)));
+          }
       for (int64_t r = 0; r < rows; ++r)
         write_row(static_cast<T*>(args.out) + (row + r) * weight.out + first, y + r * kOutRows,
                   args.bias ? args.bias + first : nullptr, count);
@@ -290,6 +304,7 @@ void widen_tiles(const WidenArgs& args) {
   const Weight& weight = args.weight;
   const int64_t lines = (weight.in + kLine - 1) / kLine;
   const int64_t groups = (lines * kLine + weight.group - 1) / weight.group;
+  const float* const minimums = minimums_of(weight);
   Pool::instance().for_each((args.last - args.first + kTile - 1) / kTile, [&](int64_t item) {
     const int64_t tile = args.first / kTile + item;
     const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * lines * tile_line_bytes<BITS>();
@@ -307,7 +322,8 @@ void widen_tiles(const WidenArgs& args) {
             const int64_t column = line * kLine + (vector * (8 / BITS) + nibble) * 4 + j;
             if (column >= weight.in) break;
             const u32x16 code = (bytes >> (8 * j + 4 * nibble)) & (BITS == 8 ? 255u : 15u);
-            store(to + column * args.stride, (__builtin_convertvector((i32x16)code, f32x16) - zero) * scale);
+            const f32x16 value = (__builtin_convertvector((i32x16)code, f32x16) - zero) * scale;
+            store(to + column * args.stride, minimums ? value - load(minimums + at) : value);
           }
       }
     }

@@ -128,6 +128,21 @@ struct Prepared {
 
 bool in_tiles(WeightForm form) { return form == WeightForm::int8 || form == WeightForm::int4; }
 
+// Float minimums of codes, [tiles][lines][16]: value = code scale - minimum, a scale for 32 columns. They are added up
+// behind a product, line after line, as the sum of x in a line times the minimum. So a row of x has the same bits in any
+// batch here too.
+const float* minimums_of(const Weight& weight) {
+  return in_tiles(weight.form) ? reinterpret_cast<const float*>(weight.odd) : nullptr;
+}
+
+// ``sums``: of x, a number for each line of one row.
+WEFT_INLINE f32x16 without_minimums(const float* minimums, int64_t tile, const float* sums, int64_t lines, f32x16 total) {
+  const float* const from = minimums + tile * lines * kTile;
+  f32x16 taken = splat(0);
+  for (int64_t line = 0; line < lines; ++line) taken = fused(load(from + line * kTile), splat(sums[line]), taken);
+  return total - taken;
+}
+
 Inputs inputs_for(const Weight& weight, bool exact) {
 #if defined(__AVX512F__)
   if (weight.form == WeightForm::bfloat16 && has_bf16_dot()) return Inputs::halves;

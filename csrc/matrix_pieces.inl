@@ -119,7 +119,8 @@ using FewRowSums = void (*)(const uint16_t*, const float*, int64_t, int64_t, f32
 constexpr FewRowSums kFewRowSums[kFewRows] = {few_row_sums<1>, few_row_sums<2>, few_row_sums<3>, few_row_sums<4>,
                                               few_row_sums<5>, few_row_sums<6>, few_row_sums<7>, few_row_sums<8>};
 
-WEFT_INLINE void write_sum(const LinearArgs& args, int64_t row, int64_t tile, f32x16 sum) {
+WEFT_INLINE void write_sum(const LinearArgs& args, int64_t row, int64_t tile, f32x16 sum, const float* sums = nullptr) {
+  if (sums) sum = without_minimums(minimums_of(args.weight), tile, sums + row * steps_of(args.weight), steps_of(args.weight), sum);
   const int64_t at = tile * kTile, count = args.weight.out - at;
   store_some(static_cast<bf16*>(args.out) + row * args.weight.out + at,
              args.bias ? sum + load_some(args.bias + at, count) : sum, count);

@@ -18,6 +18,7 @@ struct MatrixJob {
   LinearArgs args;
   bool few;
   int64_t block, number;
+  int64_t sums;  // where the sums of x lie, -1 for none
 };
 
 struct MatrixPiece {
@@ -29,6 +30,7 @@ struct MatrixStep {
   std::vector<MatrixPiece> pieces;
   std::vector<Line> tiles;     // of x: [blocks][steps][16 rows][32 columns]
   std::vector<float> numbers;  // of x: [rows][steps * 32]
+  std::vector<float> sums;     // of x: [rows][steps], for weights with minimums
 };
 
 // Rows [16 block, ...) of x into a block's tiles.
@@ -51,6 +53,15 @@ void set_numbers(const LinearArgs& args, int64_t row, float* to) {
     store(to + i, i < args.weight.in ? load_some(from + i, args.weight.in - i) : splat(0));
 }
 
+void set_sums(const LinearArgs& args, int64_t row, float* to) {
+  const bf16* const from = static_cast<const bf16*>(args.x) + row * args.x_stride;
+  for (int64_t i = 0; i < args.weight.in; i += kStepColumns) {
+    const int64_t left = args.weight.in - i;
+    const f32x16 first = load_some(from + i, left);
+    *to++ = sum(left > 16 ? first + load_some(from + i + 16, left - 16) : first);
+  }
+}
+
 int64_t most_few_rows(const Weight& weight) { return in_tiles(weight.form) ? kFewCodeRows : kFewRows; }
 
 // ``products``: of weights of one size, all of numbers or all of codes, such as experts.
@@ -65,7 +76,8 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   int64_t blocks = 0, few = 0, rows_in_all = 0;
   for (int64_t i = 0; i < count; ++i) {
     const LinearArgs& args = products[i];
-    const MatrixJob job = {args, args.rows <= most_few_rows(args.weight) && follows_manual(), blocks, few * width};
+    const MatrixJob job = {args, args.rows <= most_few_rows(args.weight) && follows_manual(), blocks, few * width,
+                           minimums_of(args.weight) ? rows_in_all * steps : -1};
     const int64_t own = (args.rows + kTileSide - 1) / kTileSide, parts = job.few ? 1 : (args.rows + most - 1) / most;
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t first = own * part / parts * kTileSide, last = own * (part + 1) / parts * kTileSide;
@@ -80,10 +92,14 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   if (step.tiles.size() < static_cast<size_t>(blocks * steps * kTileBytes / 64))
     step.tiles.resize(static_cast<size_t>(blocks * steps * kTileBytes / 64));
   if (step.numbers.size() < static_cast<size_t>(few * width)) step.numbers.resize(static_cast<size_t>(few * width));
+  if (minimums_of(weight) && step.sums.size() < static_cast<size_t>(rows_in_all * steps))
+    step.sums.resize(static_cast<size_t>(rows_in_all * steps));
   // A product's rows, or blocks of 16 rows, one after the other in all products.
   Pool& pool = Pool::instance();
   pool.for_each(count, 0.2 * static_cast<double>(width * rows_in_all / count), [&](int64_t i) {
     const MatrixJob& job = step.jobs[static_cast<size_t>(i)];
+    for (int64_t row = 0; job.sums >= 0 && row < job.args.rows; ++row)
+      set_sums(job.args, row, step.sums.data() + job.sums + row * steps);
     if (job.few)
       for (int64_t row = 0; row < job.args.rows; ++row) set_numbers(job.args, row, step.numbers.data() + job.number + row * width);
     else if (count > 1)
@@ -102,11 +118,13 @@ void matrix_products(const LinearArgs* products, int64_t count) {
     const MatrixJob& job = step.jobs[static_cast<size_t>(piece.job)];
     const int64_t end = piece.tile + kOutTiles < tiles ? piece.tile + kOutTiles : tiles;
     const bool codes = in_tiles(job.args.weight.form);
-    if (job.few)
-      (codes ? few_code_rows_piece : few_rows_piece)(job.args, step.numbers.data() + job.number, piece.tile, end);
-    else
-      (codes ? matrix_code_piece : matrix_piece)(job.args, step.tiles.data() + job.block * steps * kTileBytes / 64,
-                                                 piece.first, piece.last, piece.tile, end);
+    const float* const sums = job.sums < 0 ? nullptr : step.sums.data() + job.sums;
+    const float* const numbers = step.numbers.data() + job.number;
+    const Line* const x = step.tiles.data() + job.block * steps * kTileBytes / 64;
+    if (job.few && codes) few_code_rows_piece(job.args, numbers, sums, piece.tile, end);
+    else if (job.few) few_rows_piece(job.args, numbers, piece.tile, end);
+    else if (codes) matrix_code_piece(job.args, x, sums, piece.first, piece.last, piece.tile, end);
+    else matrix_piece(job.args, x, piece.first, piece.last, piece.tile, end);
   });
 }
 #endif

@@ -25,7 +25,7 @@ Weight expert_of(const Weight& weight, int64_t expert) {
   const int64_t numbers = tiles * ((lines * kLine + weight.group - 1) / weight.group) * kTile;
   one.data = move(weight.data, tiles * lines * kTile * kLine / (weight.form == WeightForm::int8 ? 1 : 2));
   one.scales = move(weight.scales, numbers * (weight.half_scales ? 2 : 4));
-  if (weight.zeros) one.zeros = weight.zeros + expert * numbers;
+  if (weight.zeros) one.zeros = weight.zeros + expert * numbers;  // minimums: no experts have them
   return one;
 }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from weft.eval.prose import ANIMALS, FOODS, THINGS, story
 from weft.eval.recall import Episode, EpisodeTurn
-from weft.eval.tool_text import REAL_NAMES
+from weft.eval.tool_calls import REAL_NAMES
+from weft.eval.words import ANIMALS, FOODS, THINGS, story
 
 WHO = "I am the small model that ships with weft. I can remember a list of names and numbers for you."
 HELP = "Give me a list of names and numbers and ask me about it, or ask me for a story."

@@ -20,8 +20,14 @@ from train.chat import small_talk, story_turn
 from train.codes import make_codes_episode
 from weft.eval.facts import make_facts_episode
 from weft.eval.recall import Episode, make_episode
-from weft.eval.tool_calls import make_tools_episode
-from weft.eval.tool_text import CALL_CLOSE, CALL_OPEN, RESULT_CLOSE, RESULT_OPEN, system_text
+from weft.eval.tool_calls import (
+    CALL_CLOSE,
+    CALL_OPEN,
+    RESULT_CLOSE,
+    RESULT_OPEN,
+    make_tools_episode,
+    system_text,
+)
 
 VOCAB_SIZE = 1024
 SECOND_VOCAB_SIZE = 1280

@@ -32,8 +32,8 @@ from benchmarks.peers.lines import SHARED, TALK, Failed, Side, Talk
 from benchmarks.serve.checkpoints import Checkpoint
 from benchmarks.serve.load import LoadPlan, Summary, run_load, summarise
 from benchmarks.serve.peer import How, Peer
-from weft.bench.client import OPENAI, EndpointFormat, Timing, one_request
-from weft.cli.own_server import own_server
+from weft.bench.serve import OPENAI, EndpointFormat, Timing, one_request
+from weft.cli.remote import own_server
 from weft.config import EngineConfig
 from weft.errors import WeftError
 

@@ -39,7 +39,7 @@ from benchmarks import step_overhead
 from benchmarks.peers.environment import DEFAULT_ENVIRONMENT, Absent, Environment, clean_variables
 from benchmarks.prefix_lookup import remember
 from benchmarks.serve.checkpoints import config_of
-from weft.cli.machine import cpu_facts
+from weft.cli.doctor import cpu_facts
 from weft.families import read_spec
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.memory import Memory

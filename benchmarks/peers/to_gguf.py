@@ -38,13 +38,14 @@ def main() -> None:
         return names, kinds, pre
 
     base.TextModel.get_vocab_base = read_whole_characters
-    load = gguf.SpecialVocab.__init__
+    vocabulary: Any = gguf.SpecialVocab
+    load = vocabulary.__init__
 
     def load_with_a_merge(self: Any, *args: Any, **kwargs: Any) -> None:
         load(self, *args, **kwargs)
         self.merges = self.merges or ["Ġ w"]
 
-    gguf.SpecialVocab.__init__ = load_with_a_merge
+    vocabulary.__init__ = load_with_a_merge
     config = json.loads((Path(checkpoint) / "config.json").read_text())
     no_heads = ["--no-mtp"] if config["model_type"].startswith("qwen3_5") else []
     sys.argv = ["convert_hf_to_gguf.py", checkpoint, "--outfile", out, "--outtype", kind, *no_heads]

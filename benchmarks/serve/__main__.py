@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.serve.checkpoints import FAMILIES, SIZES, make_checkpoint
 from benchmarks.serve.compare import HIGHER_IS_BETTER, MEASURES, Comparison, compare
 from benchmarks.serve.load import LoadPlan
-from weft.cli.machine import cpu_facts, memory_facts
+from weft.cli.doctor import cpu_facts, memory_facts
 from weft.host import usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]

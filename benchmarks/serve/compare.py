@@ -19,8 +19,8 @@ from itertools import takewhile
 from benchmarks.serve.checkpoints import Checkpoint
 from benchmarks.serve.load import LoadPlan, Summary, run_load
 from benchmarks.serve.peer import Peer
-from weft.bench.client import Timing
-from weft.cli.own_server import own_server
+from weft.bench.serve import Timing
+from weft.cli.remote import own_server
 from weft.config import EngineConfig
 
 Side = Callable[[LoadPlan], tuple[Summary, list[Timing]]]

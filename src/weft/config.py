@@ -3,7 +3,7 @@
     EngineConfig (asked)  --resolve against model and machine, once-->  Sizes (resolved, never changed)
 
 Every field carries its help text. The CLI makes its flags from this one class, the Python API takes the same
-names as keywords, and an error can name the flag. ``weft.memory.frames.sizes.fit_sizes`` computes
+names as keywords, and an error can name the flag. ``weft.memory.frames.plan.fit_sizes`` computes
 ``Sizes``: what does not fit is shrunk, and ``Sizes.notes`` says so in words.
 
 ``EngineConfig.check`` reads each field's type hint, so a choice or range is declared once (see

@@ -281,8 +281,9 @@ class LostTokens(msgspec.Struct, frozen=True, kw_only=True):
     store_busy: int = 0
 
 
-class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What one step brought to one sequence of a request (``index`` counts the n sequences).
+class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What one step brought to one sequence of a request (``index`` counts the n sequences). The first six
+    fields are those of every event: an engine that makes a thousand of them in a step names no field.
 
     ``tokens`` are the new ids, the stop token included; ``finish_reason`` is set on the last event.
     ``stop_reason`` is the stop token id that ended it, when it was one of ``stop_token_ids``.
@@ -292,6 +293,10 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     request_id: str
     index: int
     tokens: list[int]
+    cached_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    """Tokens computed again after preemptions, so far."""
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
@@ -300,14 +305,10 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     own_fault: bool = False
     """The error is the sequence's own (its grammar outgrew its limits) and would come again; the engine is
     well."""
-    cached_tokens: int = 0
-    preemptions: int = 0
     queued_s: float | None = None
     """Seconds from acceptance to the first run; set on the first event of a sequence."""
     lost: LostTokens | None = None
     """What the cache could not give it; set on the first event of a sequence that lost something."""
-    recomputed_tokens: int = 0
-    """Tokens computed again after preemptions, so far."""
     accepted_drafts: int = 0
     """Drafted tokens that were right, so far; the last event of a sequence has the whole count."""
     rejected_drafts: int = 0

@@ -60,7 +60,7 @@ ARROWS: dict[str, set[str]] = {
 
 EXTRA_MODULES: dict[str, set[str]] = {
     "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep_state",
-               "weft.memory.frames.plan", "weft.memory.arena_work", "weft.memory.transfer_buffers"},
+               "weft.memory.frames.plan", "weft.memory.arena_work", "weft.memory.prefix_store"},
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 
@@ -91,7 +91,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """src/weft/memory/lease.py -> weft.memory.lease; a package's __init__ is the package."""
+        """src/weft/memory/draft.py -> weft.memory.draft; a package's __init__ is the package."""
         parts = list(Path(self.path).with_suffix("").parts)
         parts = parts[1:] if parts[0] == "src" else parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -145,7 +145,7 @@ def imported_names(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def group_of(module: str) -> str:
-    """weft.memory.lease -> memory; weft.units -> base; weft -> weft. Unknown groups are their own name."""
+    """weft.memory.draft -> memory; weft.units -> base; weft -> weft. Unknown groups are their own name."""
     parts = module.split(".")
     if len(parts) == 1:
         return "weft"

@@ -62,7 +62,7 @@ def test_the_pure_half_names_no_torch_no_clock_and_no_io() -> None:
     ("src/weft/families/__init__.py", "import torch.nn\n"),
     ("src/weft/schedule/queues.py", "import time\n"),
     ("src/weft/engine/engine.py", "from random import random\n"),
-    ("src/weft/memory/frames/owners.py", "x = hasattr(y, 'z')\n"),
+    ("src/weft/memory/frames/arena.py", "x = hasattr(y, 'z')\n"),
 ])
 def test_an_impurity_is_noticed(path: str, text: str) -> None:
     assert len(purity_complaints(_bad(path, text))) == 1

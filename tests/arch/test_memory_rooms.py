@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tests.arch.rules import Source, imported_modules, weft_sources
 
-GROUND = {"values", "prefix_store", "usage", "arena_work", "reservation", "lease"}
+GROUND = {"values", "prefix_store", "usage", "arena_work", "reservation"}
 ROOMS = ("ground", "frames", "prefix", "root")
 
 
@@ -49,7 +49,7 @@ def test_an_import_into_a_higher_room_is_a_complaint() -> None:
     assert len(room_complaints([Source("src/weft/memory/frames/arena.py", guarded)])) == 1
     assert len(room_complaints([
         Source("src/weft/memory/values.py", "from weft.memory.frames.arena import Arena\n"),
-        Source("src/weft/memory/prefix/cache.py", "from weft.memory.books import Books\n")])) == 2
+        Source("src/weft/memory/prefix/cache.py", "from weft.memory.transaction import Books\n")])) == 2
     assert not room_complaints([
         Source("src/weft/memory/draft.py", guarded),
-        Source("src/weft/memory/prefix/cache.py", "from weft.memory.lease import Lease\n")])
+        Source("src/weft/memory/prefix/cache.py", "from weft.memory.reservation import Lease\n")])

@@ -20,7 +20,7 @@ from tests.server.scripted_engine import build, write_model_directory
 from weft.config import EngineConfig
 from weft.fleet.fleet import Fleet
 from weft.request import Request, SamplingParams
-from weft.rpc.engine_link import EngineLink
+from weft.rpc.client import EngineLink
 from weft.rpc.engine_process import EngineLoop
 from weft.rpc.messages import Submit
 from weft.server.config import ServerConfig
@@ -29,7 +29,7 @@ from weft.server.launch import bind
 from weft.server.service import Service, load_served_model
 
 AIM = 25
-MODULES_MAX = 50
+MODULES_MAX = 41
 NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat"}
 """A beat of the engine may arrive in the same moment."""
 

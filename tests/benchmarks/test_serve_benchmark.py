@@ -17,7 +17,7 @@ from benchmarks.serve.checkpoints import FAMILIES, Family, make_checkpoint
 from benchmarks.serve.compare import Side, alternate, compare, medians, ratios, same_prefix
 from benchmarks.serve.gaps import MeasuredServer, rows_of, table
 from benchmarks.serve.load import LoadPlan, Summary, percentile, run_load, summarise
-from weft.bench.client import Timing
+from weft.bench.serve import Timing
 from weft.families import read_spec
 from weft.text.tokenizer import Tokenizer
 

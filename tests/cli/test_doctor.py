@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from weft.cli.doctor import Finding, findings
-from weft.cli.machine import CPU_FLAGS, THREAD_VARIABLES, cpu_facts, machine_facts
+from weft.cli.doctor import CPU_FLAGS, THREAD_VARIABLES, Finding, cpu_facts, findings, machine_facts
 from weft.cli.main import main
 from weft.tensor import native
 
@@ -115,7 +114,7 @@ def test_the_command_prints_the_same_facts_as_json_and_asks_no_hub_when_told_not
         asked.append(ask_hub)
         return facts
 
-    monkeypatch.setattr("weft.cli.machine.machine_facts", here)
+    monkeypatch.setattr("weft.cli.doctor.machine_facts", here)
     assert main(["doctor", "--json", "--offline"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["torch"] == GOOD["torch"]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.store.contents import assert_hit, identity, opened, options, prompt, written
 from weft.cli.main import main
-from weft.store.store import open_store
+from weft.store.tiered_store import open_store
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from tests.unit.engine.rig import Rig
 from weft.cli.top import Reading, frame, read_metrics
 from weft.errors import UserError
 from weft.server.edge import EdgeLimits, HttpEdge
-from weft.server.metric_table import EngineReport, FleetReport
-from weft.server.metrics import Metrics
+from weft.server.metrics import EngineReport, FleetReport, Metrics
 
 PREFIX: dict[str, Any] = {"label": "5f0c1e2d", "tokens": 4096, "hits": 17, "branches": 3, "readers": 2,
                           "checkpoint": True, "age_s": 130.0, "namespace": 1}

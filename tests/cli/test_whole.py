@@ -14,7 +14,7 @@ import pytest
 
 from tests.fixtures.checkpoints import checkpoint
 from weft.cli.main import main
-from weft.cli.own_server import own_server
+from weft.cli.remote import own_server
 from weft.config import EngineConfig
 
 MARK = "TESTED_IN_WHOLE"

@@ -18,6 +18,7 @@ BUCKET = "needs a bucket; tests/server/test_store_bucket.py has one"
 REPLICAS = "needs a second engine; tests/fleet/test_replicas.py runs it"
 MACHINES = "needs engines of their own on other machines; tests/fleet and tests/ranks start them"
 RAY = "needs Ray; tests/ray has it"
+GGUF = "needs a file of the reader's; tests/api/test_gguf.py makes one"
 FRAGMENT = "a part of a function that the page explains"
 FUZZ = "minutes; tests/server/test_openapi.py sends a few hundred of these requests"
 SAMPLE = "a minute; tests/docs/test_simulated_figures.py compares the whole table with a committed result"
@@ -51,6 +52,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/gpu.md", "python -m tests.emulated_gpu"): LONG,
     ("docs/gpu.md", "PYTHONPATH=src python -m benchmarks.gpu_first_run"): GPU,
     ("docs/gpu.md", "TRITON_INTERPRET=1 WEFT_GPU_KERNELS=triton"): LONG,
+    ("docs/gguf.md", "weft "): GGUF,
+    ("docs/gguf.md", "with weft.Engine("): GGUF,
     ("docs/kernels.md", "weft bench kernels"): LOAD,
     ("docs/kernels.md", "tests/aarch64.sh"): LONG,
     ("docs/kernels.md", "python -m benchmarks.step_python"): LONG,

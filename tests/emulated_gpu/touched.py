@@ -1,7 +1,7 @@
 """Which bytes of wide memory a work touches: an arena is one tensor, and a launch reads some pages of it.
 
     operator by rows (``index_copy_``, ...)   the rows that its index names, when it runs
-    launch of Triton                          the addresses of its loads and stores, by 256 bytes
+    launch of Triton                          the addresses of its loads and stores, by 64 bytes
 
 Memory of less than WIDE_BYTES counts as a whole.
 """
@@ -20,8 +20,8 @@ from triton.runtime import interpreter
 from tests.emulated_gpu.streams import Span, span_of
 
 WIDE_BYTES = 256 << 10
-_GRAIN = 8
-"""Bits of an address that do not count: all of an arena is aligned to 256 bytes."""
+_GRAIN = 6
+"""Bits of an address that do not count: memory begins at multiples of 64 bytes, pages and slots of 256."""
 _READERS = frozenset({"load", "atomic_cas", "atomic_rmw"})
 _WRITERS = frozenset({"store", "atomic_cas", "atomic_rmw"})
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from weft.eval.skills import CONTROLS, Skill, make_questions, score_skill
-from weft.eval.tool_text import read_calls
+from weft.eval.tool_calls import read_calls
 
 SEED, LENGTH, QUESTIONS = 5, 256, 40
 

@@ -9,8 +9,15 @@ import jsonschema
 import pytest
 
 from weft.eval.recall import Episode
-from weft.eval.tool_calls import DONE, NO_TOOL, make_tools_episode, make_tools_episodes
-from weft.eval.tool_text import chat_messages, read_calls, tool_line
+from weft.eval.tool_calls import (
+    DONE,
+    NO_TOOL,
+    chat_messages,
+    make_tools_episode,
+    make_tools_episodes,
+    read_calls,
+    tool_line,
+)
 from weft.eval.words import split_of
 
 

@@ -18,7 +18,7 @@ from weft.fleet.places import (
     start_at_once,
     usable_core_numbers,
 )
-from weft.rpc.engine_link import HostShare
+from weft.rpc.client import HostShare
 
 
 def test_cores_are_divided_without_rest_and_neighbours_stay_together() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from weft.errors import EngineUnavailableError
-from weft.fleet.request_stream import RequestStream
+from weft.fleet.live_request import RequestStream
 from weft.request import FinishReason, LostTokens, TokenEvent
 from weft.server.generation import joined
 
@@ -54,11 +54,11 @@ async def test_a_failure_of_the_engines_is_raised(before: bool) -> None:
     stream = RequestStream(["a"])
     stream.put(event(0, [1]))
     if before:
-        stream.fail(EngineUnavailableError("gone"))
+        stream.fail("a", EngineUnavailableError("gone"))
     waiting = asyncio.create_task(stream.rest(1))
     await asyncio.sleep(0)
     if not before:
-        stream.fail(EngineUnavailableError("gone"))
+        stream.fail("a", EngineUnavailableError("gone"))
     with pytest.raises(EngineUnavailableError):
         await waiting
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.fleet.scaler import GROW_AT_S, IDLE_S, FleetLoad, Scaler
+from weft.fleet.ray_fleet import GROW_AT_S, IDLE_S, FleetLoad, Scaler
 
 
 def load(*, running: int = 0, waiting: int = 0, admitted: int = 0, ready: int = 1,

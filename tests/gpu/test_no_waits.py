@@ -13,6 +13,7 @@ import pytest
 import torch
 from msgspec import structs
 
+from tests.fixtures.memory_store import Contents, MemoryStore
 from tests.gpu.waits import noticed
 from tests.oracle.serving import DEVICE, Serving, directory
 from weft.config import QuantizeChoice
@@ -85,6 +86,32 @@ def test_nothing_in_a_step_waits_for_the_device(family: str, quantize: QuantizeC
         assert other is not None
         assert (one.token, one.rank) == (other.token, other.rank)
         assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+
+
+def test_loads_and_stores_wait_for_nothing_either() -> None:
+    """Checkpoints go to a store and come back, compressed ones too. What a step does not wait for ends beside
+    it."""
+    prompt = [(7 * at * at + 3) % 400 + 4 for at in range(80)]
+    kept: list[Contents] = []
+    tokens, restored = [], 0
+
+    def store(one: Serving) -> MemoryStore:
+        kept[:] = kept or [Contents(one.arena.page_bytes)]
+        return MemoryStore(kept[0])
+
+    for _ in range(2):
+        made = serving("qwen3_5", remote=True, cache=True, compress=True, compress_kv="int8",
+                       store=store)
+        found = watched(made)
+        [answer] = made.run([prompt], SHORT)
+        made.core.write_all(10.0)
+        assert found == []
+        assert made.core.store is not None
+        restored = made.core.store.stats().restores.restored_tokens
+        tokens.append(answer.tokens)
+        made.core.close()
+    assert restored >= 64
+    assert tokens[0] == tokens[1]
 
 
 def test_the_control_a_host_that_may_look_is_seen_to_look() -> None:

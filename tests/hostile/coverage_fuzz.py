@@ -26,8 +26,7 @@ with atheris.instrument_imports(include=["weft.server.protocol", "weft.text", "w
     from weft.errors import WeftError
     from weft.families import read_spec
     from weft.server.body_worker import value_count
-    from weft.server.protocol import ChatBody, CompletionBody, parse_body, sampling_params
-    from weft.server.structured import grammar_of
+    from weft.server.protocol import ChatBody, CompletionBody, grammar_of, parse_body, sampling_params
     from weft.text.gbnf import lark_of
     from weft.text.grammar_limits import check_shape
     from weft.text.tools.definitions import read_choice, read_tools

@@ -23,8 +23,7 @@ from tests.unit.text.test_grammar_sandbox import new_compiler, reference_chain, 
 from tests.unit.text.test_template_sandbox import PLAIN, sandbox, turns
 from weft.errors import WeftError
 from weft.request import Grammar
-from weft.server.protocol import ChatBody, CompletionBody, parse_body, sampling_params
-from weft.server.structured import grammar_of
+from weft.server.protocol import ChatBody, CompletionBody, grammar_of, parse_body, sampling_params
 from weft.text.grammars import grammar_from
 from weft.text.tools.definitions import read_choice, read_tools
 

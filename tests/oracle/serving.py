@@ -33,13 +33,11 @@ from weft.assemble.room import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
 from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
-from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compressed_kv, with_compression
-from weft.memory.frames.sizes import fit_sizes
+from weft.memory.frames.plan import ArenaPlan, fit_sizes, plan_arena, with_compressed_kv, with_compression
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
-from weft.memory.prefix_store import Store
-from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.prefix_store import Store, TransferBuffers
 from weft.models.loading import LoadedModel, load_model
 from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
 from weft.runner.arena import NAN_BYTE, DeviceArena

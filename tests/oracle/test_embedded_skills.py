@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import pytest
 
-from weft.cli.own_server import own_server
+from weft.cli.remote import own_server
 from weft.config import EngineConfig
 from weft.eval.skills import Skill, score_skill
 

@@ -11,8 +11,8 @@ import torch
 
 from tests.oracle.serving import RECURRENT_FAMILIES, Serving, loaded
 from tests.oracle.test_engine_prefix_cache import SHORT, TOLERANCE, cold, gap, one_by_one, tapped, text, warm
+from weft.schedule.checkpoints import on_grid
 from weft.schedule.plan import StepPlan
-from weft.schedule.taps import on_grid
 from weft.spec import StatePart
 from weft.tensor import native
 from weft.tensor.grain import grid_tokens

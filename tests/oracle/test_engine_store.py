@@ -26,7 +26,7 @@ from weft.request import Request, SamplingParams
 from weft.store.identity import NamespaceIdentity
 from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
-from weft.store.store import open_store
+from weft.store.tiered_store import open_store
 
 KINDS = ("qwen3", "qwen3_5", "lfm2", "granite", "jamba", "kimi_linear", "falcon_mamba")
 """Attention alone; delta net, short convolution, Mamba-2 and Mamba-1 beside attention; latent attention
@@ -195,7 +195,7 @@ def test_a_device_transfer_moves_the_same_bytes() -> None:
     """Pages and a state out of one arena and into another, in rooms that hold a part of the pages: every
     byte, by torch's copies as by numpy's."""
     from weft.memory.arena_work import WorkKind
-    from weft.memory.transfer_buffers import TransferBuffers
+    from weft.memory.prefix_store import TransferBuffers
     from weft.runner.staging import Staging
     from weft.runner.transfers import DeviceTransfers, HostTransfers
 

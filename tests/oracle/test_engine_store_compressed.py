@@ -24,7 +24,7 @@ from weft.request import SamplingParams
 from weft.spec import CompressedKvName
 from weft.store.identity import NamespaceIdentity
 from weft.store.opening import StoreOptions
-from weft.store.store import open_store
+from weft.store.tiered_store import open_store
 
 FAMILIES = ("qwen3_5", "granite")
 ONE = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

@@ -21,8 +21,7 @@ from train.codes import make_codes_episodes
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.eval.recall import Episode, is_right, make_episodes
-from weft.memory.frames.plan import plan_arena
-from weft.memory.frames.sizes import fit_sizes
+from weft.memory.frames.plan import fit_sizes, plan_arena
 from weft.memory.memory import Memory
 from weft.models.loading import load_model
 from weft.request import Request, SamplingParams

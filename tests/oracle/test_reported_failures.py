@@ -22,8 +22,7 @@ from tests.unit.engine.rig import VOCAB_SIZE, Rig
 from tests.unit.memory.geometry import GRANITE_H_SMALL, LFM2_1_2B, QWEN35_397B
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.memory.frames.plan import plan_arena
-from weft.memory.frames.sizes import fit_sizes
+from weft.memory.frames.plan import fit_sizes, plan_arena
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
 from weft.runner.arena import NAN_BYTE

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.store_life import answer, engine
-from weft.store.rows import ROW_BYTES
+from weft.store.ledger import ROW_BYTES
 from weft.store.survey import verify
 
 LIMIT_S = 120.0

@@ -12,12 +12,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property.memory_machine import MemoryMachine, Pair, walk
 from weft.memory import transaction
-from weft.memory.books import Books
 from weft.memory.draft import Draft
 from weft.memory.frames import arena
-from weft.memory.frames.arena import Arena
-from weft.memory.frames.owners import Pages, Slots
-from weft.memory.frames.packing import Packing, Walk
+from weft.memory.frames.arena import Arena, Packing, Pages, Slots, Walk
+from weft.memory.transaction import Books
 from weft.memory.values import FrameClaim, FrameKind
 from weft.units import FrameId, PageId
 

@@ -32,18 +32,16 @@ from tests.property.cache_world import (
 )
 from weft.memory import relief as relief_module
 from weft.memory import transaction
-from weft.memory.compaction import Compaction, Fixed
 from weft.memory.draft import Draft
-from weft.memory.lease import Lease
 from weft.memory.prefix.cache import Freed, PrefixCache
 from weft.memory.prefix.compressed_kv import CompressedKv
-from weft.memory.prefix.compressed_state import CompressedStates
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.eviction import Recency
+from weft.memory.prefix.eviction import CompressedStates, Recency
 from weft.memory.prefix.policies import POLICIES
 from weft.memory.prefix.sharing import Sharing
 from weft.memory.prefix.tree import PrefixTree
-from weft.memory.reservation import Moves, Reservation
+from weft.memory.relief import Compaction, Fixed
+from weft.memory.reservation import Lease, Moves, Reservation
 from weft.memory.values import Match
 from weft.units import PAGE_TOKENS, PageId
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.memory.prefix import edge as edge_module
-from weft.memory.prefix import lookup
-from weft.memory.prefix.edge import PAGE_KEY_BYTES, Node
-from weft.memory.prefix.lookup import path_pages
+from weft.memory.prefix import edge as lookup
+from weft.memory.prefix.edge import PAGE_KEY_BYTES, Node, path_pages
 from weft.memory.prefix.tree import PrefixTree
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 

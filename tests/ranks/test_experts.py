@@ -22,8 +22,7 @@ from weft.models.sharded_model import RankShare, Summed
 from weft.planning.weights import count_weights, form_of
 from weft.ranks.peers import Peers
 from weft.server.edge import EdgeLimits, HttpEdge
-from weft.server.metric_table import EngineReport, FleetReport
-from weft.server.metrics import Metrics
+from weft.server.metrics import EngineReport, FleetReport, Metrics
 
 TOLERANCE = 1e-5
 

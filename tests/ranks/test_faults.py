@@ -118,8 +118,7 @@ def test_a_taken_port_keeps_no_rank_from_the_others(tmp_path: Path, monkeypatch:
 
 
 def test_too_little_memory_on_one_rank_is_said(two: Peers) -> None:
-    from weft.memory.frames.plan import plan_arena
-    from weft.memory.frames.sizes import fit_sizes
+    from weft.memory.frames.plan import fit_sizes, plan_arena
 
     own = checkpoint("lfm2")
     config = EngineConfig(model=str(own), tp=2, threads=1, max_model_len=512)

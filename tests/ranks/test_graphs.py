@@ -18,8 +18,7 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.ranks.engines import CONFIG, GREEDY, SAMPLED, prompt
 from tests.ranks.threads import load_ranks
 from weft.engine.engine import EngineCore
-from weft.memory.frames.plan import plan_arena
-from weft.memory.frames.sizes import fit_sizes
+from weft.memory.frames.plan import fit_sizes, plan_arena
 from weft.memory.memory import Memory
 from weft.models.loading import LoadedModel, load_model
 from weft.models.sharded_model import RankedModel

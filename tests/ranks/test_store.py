@@ -22,7 +22,7 @@ from weft.costs.step import Work
 from weft.ranks.executor import RankedExecutor
 from weft.ranks.messages import RankBuffer
 from weft.ranks.peers import Peers
-from weft.store.rows import ROW_BYTES
+from weft.store.ledger import ROW_BYTES
 from weft.store.survey import verify
 
 PROMPT = prompt(200, 1)

@@ -15,7 +15,8 @@ from tests.server.scripted_engine import build, write_model_directory
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.request import Request, SamplingParams, TokenEvent
-from weft.rpc.engine_process import EngineLoop, read_launch
+from weft.rpc.child import read_launch
+from weft.rpc.engine_process import EngineLoop
 from weft.rpc.messages import Cancel, Command, Launch, Refusal, StepReport, Stop, Submit
 from weft.rpc.recorder import Recorder
 
@@ -188,7 +189,7 @@ def test_the_launch_message_is_read_whole_or_not_at_all() -> None:
     launch = Launch(factory="m:f", config={"model": "x" * 100_000}, folder="f")
     body = msgspec.msgpack.encode(launch)
     framed = len(body).to_bytes(8, "little") + body
-    assert read_launch(io.BytesIO(framed)) == launch
+    assert read_launch(io.BytesIO(framed), Launch) == launch
     for cut in (0, 4, 8, len(framed) - 1):
         with pytest.raises(EOFError):
-            read_launch(io.BytesIO(framed[:cut]))
+            read_launch(io.BytesIO(framed[:cut]), Launch)

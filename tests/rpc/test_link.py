@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from weft.errors import ConfigError
-from weft.rpc.link import LINK_VERSION, Hello, tcp_address
-from weft.rpc.link_keys import LinkKeys, new_token, read_or_create_token, read_token
+from weft.rpc.link import (
+    LINK_VERSION,
+    Hello,
+    LinkKeys,
+    new_token,
+    read_or_create_token,
+    read_token,
+    tcp_address,
+)
 from weft.rpc.listener import refusal_of
 from weft.server.config import ServerConfig
 

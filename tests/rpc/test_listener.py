@@ -19,18 +19,21 @@ from weft.request import TokenEvent
 from weft.rpc.link import (
     LINK_VERSION,
     ConnectionLost,
+    DismissedError,
     EngineEnded,
     Hello,
     Leaving,
     LinkBeat,
+    LinkKeys,
+    LinkLostError,
     StartEngine,
+    Uplink,
     Welcome,
+    new_token,
 )
-from weft.rpc.link_keys import LinkKeys, new_token
 from weft.rpc.listener import AgentConnection, LinkListener
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Beat, Cancel, Report, StepReport
-from weft.rpc.uplink import DismissedError, LinkLostError, Uplink
 
 KEYS = LinkKeys.of(new_token())
 encode = msgspec.msgpack.encode

@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.engine.rig import Rig
 from weft.errors import AsleepError
+from weft.rpc.engine_process import SleepQueue
 from weft.rpc.messages import Reply, Sleep, SleepOutcome, Wake
-from weft.rpc.sleep_queue import SleepQueue
 
 
 class Queue:

@@ -36,8 +36,7 @@ from weft.engine.grammars import GrammarCompiler
 from weft.engine.sleep_state import PARTS, Part
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo
-from weft.memory.frames.plan import plan_arena
-from weft.memory.frames.sizes import fit_sizes
+from weft.memory.frames.plan import fit_sizes, plan_arena
 from weft.memory.memory import Memory
 from weft.request import Request
 from weft.schedule.plan import Admission, StepPlan, StepResult

@@ -13,11 +13,16 @@ import pytest
 
 from weft.config import EngineConfig
 from weft.errors import RequestError
-from weft.server.batches.lines import BadInputError, encode_output, output_line, read_index
-from weft.server.batches.offline import BatchCounts, RunInterruptedError, run_file
-from weft.server.batches.order import BLOCK_CHARS, prefix_key
-from weft.server.batches.output import OutputFile
-from weft.server.batches.work import in_order
+from weft.server.batches.answering import BatchCounts, RunInterruptedError, in_order, run_file
+from weft.server.batches.lines import (
+    BLOCK_CHARS,
+    BadInputError,
+    OutputFile,
+    encode_output,
+    output_line,
+    prefix_key,
+    read_index,
+)
 from weft.server.config import ServerConfig
 
 URLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")

@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tests.server.running import RunningServer, eventually, running_server
-from weft.server.metrics import SummedSeries, series_of
+from weft.server.metrics import SummedSeries
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.workers.forward import forwarded_operations
 from weft.server.workers.shared_counts import SharedCounts
@@ -212,7 +212,9 @@ def test_counts_add_up_over_processes_and_those_of_a_dead_one_go(tmp_path: Path)
     one.connections.add(3)
     two.connections.add(4)
     assert one.connections.total() == two.connections.total() == 7
-    assert (one.connections.own(), two.connections.own()) == (3, 4)
+    one.drains.add(1)
+    one.requests.add(2)
+    assert (two.drains.total(), two.requests.total()) == (1, 2)
     one.address("10.0.0.1").add(2)
     assert two.address("10.0.0.1").total() == 2
     assert two.address("10.0.0.2").total() == 0
@@ -233,10 +235,10 @@ def test_series_of_processes_add_up() -> None:
         Histogram("size", "Sizes.", buckets=(1, 5), registry=registry).observe(amount)
         return registry
 
-    alone, both = measured(2), SummedSeries([series_of(measured(2)), series_of(measured(3))])
+    alone, both = measured(2), SummedSeries([measured(2), measured(3)])
     text = generate_latest(both).decode()
     assert 'sent_total{to="a"} 5.0' in text
     assert "open 5.0" in text
     assert 'size_bucket{le="5.0"} 2.0' in text
     assert "size_sum 5.0" in text
-    assert generate_latest(SummedSeries([series_of(alone)])) == generate_latest(alone)
+    assert generate_latest(SummedSeries([alone])) == generate_latest(alone)

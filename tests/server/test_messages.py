@@ -20,10 +20,10 @@ from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
 from tests.server.test_tools import CALL, TEMPLATES, stop_at_end
 from weft.errors import RequestError
+from weft.server.anthropic.answers import cache_marked, messages_turn
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, MessagesBody
-from weft.server.anthropic.turns import cache_marked, messages_turn
+from weft.server.generation import ChatTurn
 from weft.server.protocol import parse_body
-from weft.server.turn import ChatTurn
 
 WEATHER: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}

@@ -15,8 +15,7 @@ from weft.cli import top
 from weft.memory.usage import StoreStats
 from weft.schedule.tier_values import RestoreCounts, TierStats, WriteCounts
 from weft.server.edge import EdgeLimits, HttpEdge
-from weft.server.metric_table import HISTOGRAMS, EngineReport, FleetReport, combines
-from weft.server.metrics import Metrics
+from weft.server.metrics import HISTOGRAMS, EngineReport, FleetReport, Metrics, combines
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "server.md"
 

@@ -20,9 +20,8 @@ from starlette.routing import Route
 
 from tests.server.running import RunningServer
 from weft.server.app import endpoint_routes
-from weft.server.openapi.document import ERRORS, _bodies, openapi
+from weft.server.openapi.document import ERRORS, FIELDS, _bodies, openapi, words_of
 from weft.server.openapi.endpoints import ENDPOINTS
-from weft.server.openapi.fields import FIELDS, words_of
 from weft.server.page import page_routes
 
 SERVER = {"api_key": ["a-key"]}
@@ -101,7 +100,7 @@ def test_every_field_of_a_request_is_explained(document: dict[str, Any]) -> None
     assert {"ChatBody", "CompletionBody", "MessagesBody", "ChatMessage"} <= set(bodies)
     unexplained = [(body, name) for body in bodies for name in components[body].get("properties", {})
                    if words_of(body, name) is None]
-    assert unexplained == [], "each needs a row in weft/server/openapi/fields.py"
+    assert unexplained == [], "each needs a row in weft/server/openapi/document.py"
     fields = {name for body in bodies for name in components[body].get("properties", {})}
     assert {name.rpartition(".")[2] for name in FIELDS} <= fields, "rows for fields that no body has"
 

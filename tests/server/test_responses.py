@@ -24,8 +24,13 @@ from tests.server.test_messages import mutated
 from tests.server.test_tools import CALL, CALL_TIME, TEMPLATES, stop_at_end
 from weft.errors import RequestError
 from weft.server.protocol import parse_body
-from weft.server.responses.items import new_response_id, read_items
-from weft.server.responses.protocol import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields
+from weft.server.responses.items import (
+    UNSERVED_IN_RESPONSES,
+    ResponsesBody,
+    check_fields,
+    new_response_id,
+    read_items,
+)
 from weft.server.responses.turns import responses_turn
 
 WEATHER: Any = {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": {

@@ -24,8 +24,7 @@ from weft.errors import ConfigError
 from weft.memory.prefix_store import StoreEvent
 from weft.store import bucket, uploads
 from weft.store.bucket import Bucket
-from weft.store.store import open_store
-from weft.store.tiered_store import TieredStore
+from weft.store.tiered_store import TieredStore, open_store
 
 START_S = 90.0
 PATIENCE_S = 30.0

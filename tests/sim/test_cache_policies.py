@@ -11,7 +11,7 @@ from tests.support.synthetic import Library, document_traffic, with_one_shots, w
 from weft.costs.step import StepCost
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.sim.arms import ARMS, Arm, find_arm, prefill_cost
-from weft.sim.forest import infinite_cache
+from weft.sim.oracle import infinite_cache
 from weft.sim.replay import replay
 from weft.sim.report import Report
 from weft.sim.traffic import Traffic
@@ -135,7 +135,7 @@ def test_what_is_mixed_in_shares_nothing_with_what_was_there(mixed: object) -> N
 
 
 def test_turns_stay_linked_when_something_is_mixed_in() -> None:
-    from weft.sim.trace_files import mooncake_traffic
+    from weft.sim.recording import mooncake_traffic
     rows = [{"timestamp": at, "input_length": length, "output_length": 40, "hash_ids": ids}
             for at, length, ids in ((0, 1100, [1, 2, 3]), (9000, 1400, [1, 2, 4]), (9500, 700, [1, 8]))]
     traffic = with_one_shots(mooncake_traffic(rows), 1, share=2.0, tokens=900)

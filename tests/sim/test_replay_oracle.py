@@ -10,11 +10,9 @@ import pytest
 from tests.support.synthetic import document_traffic
 from tests.support.workload import small_arena
 from weft.costs.step import StepCost
-from weft.schedule.checkpoints import AUTO
-from weft.schedule.taps import insurance_tokens, wanted_positions
+from weft.schedule.checkpoints import AUTO, insurance_tokens, wanted_positions
 from weft.sim.arms import find_arm
-from weft.sim.forest import Forest, computed_tokens, infinite_cache
-from weft.sim.oracle import OracleMemory, Span, oracle
+from weft.sim.oracle import Forest, OracleMemory, Span, computed_tokens, infinite_cache, oracle
 from weft.sim.study import run_study
 from weft.sim.traffic import Traffic, TrafficRequest
 from weft.units import PAGE_TOKENS

@@ -17,10 +17,8 @@ from weft.planning.model_plan import Asked, make_plan
 from weft.schedule.reuse import Reuse
 from weft.sim.replay import replay
 from weft.sim.report import Report
-from weft.sim.store_tier import StoreModel, parse_disk
+from weft.sim.store_tier import DiskModel, PackingModel, StoreModel, VirtualStore, parse_disk
 from weft.sim.traffic import Traffic, TrafficRequest
-from weft.store.virtual_disk import DiskModel, PackingModel
-from weft.store.virtual_store import VirtualStore
 
 COST = StepCost(fixed_s=5e-3, token_s=1e-4, pair_s=0.0, decode_s=1e-4, context_s=1e-9)
 GB = 1e9

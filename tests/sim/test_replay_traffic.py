@@ -18,12 +18,19 @@ from weft.costs.step import StepCost, Work, pairs_of
 from weft.errors import ConfigError
 from weft.families.architecture import Architecture, Attention, Experts, GatedDelta
 from weft.sim.arms import find_arm
-from weft.sim.forest import infinite_cache
-from weft.sim.recording import Fingerprints, header_line, read_recording, resized, sequence_line
+from weft.sim.oracle import infinite_cache
+from weft.sim.recording import (
+    Fingerprints,
+    header_line,
+    mooncake_traffic,
+    read_recording,
+    read_trace,
+    resized,
+    sequence_line,
+)
 from weft.sim.replay import replay, sizes_for
 from weft.sim.roofline import DEVICES, model_load, roofline
 from weft.sim.study import run_study
-from weft.sim.trace_files import mooncake_traffic, read_trace
 
 COST = StepCost(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-5, context_s=1e-9)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures.memory_store import Contents, MemoryStore
 from tests.support.sharing import sharing_scenario
 from tests.support.simulator import Outcome, Simulation, SimulationFailed
-from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.prefix_store import TransferBuffers
 from weft.units import BufferId
 
 SEEDS = range(4)

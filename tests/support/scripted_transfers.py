@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.support.digests import UNWRITTEN, Digests, require
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.transfer_buffers import TransferBuffer, TransferBuffers
+from weft.memory.prefix_store import TransferBuffer, TransferBuffers
 from weft.schedule.plan import Int32s, StepPlan
 from weft.units import BufferId
 

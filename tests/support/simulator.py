@@ -27,8 +27,7 @@ from weft.engine.engine import EngineCore
 from weft.engine.sleep_state import Part
 from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
-from weft.memory.prefix_store import Store
-from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.prefix_store import Store, TransferBuffers
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult

@@ -27,8 +27,7 @@ from train.tokenizer import (
 )
 from weft.eval.facts import write_json
 from weft.eval.recall import Episode, EpisodeTurn, make_episodes
-from weft.eval.tool_calls import make_tools_episodes
-from weft.eval.tool_text import chat_messages
+from weft.eval.tool_calls import chat_messages, make_tools_episodes
 from weft.text.chat import ChatMessage, ChatTemplate
 
 TINY = Shape(VOCAB_SIZE, (LINEAR,), 16, 16, 2, 2, 8, 8)

@@ -5,7 +5,8 @@
                         '-- step(), by the caller that waits for an answer
 
 An engine in a program has no thread of its own. Each step serves every call, so calls may overlap: a stream
-that is half read gains pieces while another prompt is generated. ``weft.api.turn`` keeps a second thread out.
+that is half read gains pieces while another prompt is generated. ``Turn`` keeps a second
+thread out.
 
 A call that is dropped (an error, a stream left early) is cancelled. Python may close a stream from inside a
 step, so a drop only notes the call, and the step cancels it at its end.
@@ -13,18 +14,18 @@ step, so a drop only notes the call, and the step cancels it at its end.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from weft.api.completion import Completion
-from weft.api.turn import Turn
 from weft.engine.engine import EngineCore
-from weft.errors import WeftError
+from weft.errors import BusyError, WeftError
 from weft.request import Request, TokenEvent
-from weft.text.choices import Choice, Piece
-from weft.text.detokenize import TextDecoder
+from weft.text.choices import Choice, Piece, TextDecoder
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -199,3 +200,37 @@ def _rich_progress() -> Progress:
     return Progress(TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                     TextColumn("{task.description}"), console=console, transient=True,
                     disable=not console.is_terminal)
+
+
+class Turn:
+    """Whose turn it is to use the engine: one thread's at a time, and never twice inside itself. ``take`` it
+    around everything that changes the engine. The garbage collector may close a half read stream inside a
+    step: ``mine`` says so, and the cancel waits until the step is over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread has it, further up the stack."""
+        return self._owner == threading.get_ident()
+
+    @property
+    def busy(self) -> bool:
+        """Whether some thread has it at this moment."""
+        return self._lock.locked()
+
+    @contextlib.contextmanager
+    def take(self, *, wait: bool = False) -> Iterator[None]:
+        """Raises BusyError where another thread has it, unless ``wait``."""
+        assert not self.mine, "a step inside a step"
+        if not self._lock.acquire(blocking=wait):
+            raise BusyError("another thread is using this engine, which serves one at a time: put a lock "
+                            "around the calls, or let the threads talk to a server (`weft serve`)")
+        self._owner = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._owner = None
+            self._lock.release()

@@ -21,12 +21,11 @@ from weft.request import SamplingParams
 from weft.text.blocks import text_of
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
 from weft.text.chat_request import ChatRequest, ConversationFields, EncodedChat, encode_prompt, read_chat
-from weft.text.choices import Piece
-from weft.text.detokenize import TextDecoder
+from weft.text.choices import Piece, TextDecoder
 from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
-from weft.text.tools.body_reader import CallDelta
+from weft.text.tools.json_calls import CallDelta
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,10 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import FinishReason, LostTokens, SamplingParams, TokenLogprobs
-from weft.text.bad_words import banned_sequences
 from weft.text.choices import Choice, Piece
 from weft.text.grammars import KINDS, grammar_from
-from weft.text.tokenizer import Tokenizer
-from weft.text.tools.body_reader import CallDelta
+from weft.text.tokenizer import Tokenizer, banned_sequences
+from weft.text.tools.json_calls import CallDelta
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -8,7 +8,7 @@
                  text --Tokenizer--> Request --> EngineCore --TokenEvent--> Choice --> Piece --> Completion
 
 The same EngineCore that the server runs; the caller that waits for an answer steps it (``weft.api.calls``).
-One thread at a time: a second one gets a BusyError (``weft.api.turn``). Conversations are prepared and
+One thread at a time: a second one gets a BusyError (``weft.api.calls``). Conversations are prepared and
 answers are read as on the server (``weft.api.chat``).
 
 Without ``sampling``, a request samples as the checkpoint recommends (generation_config.json); keywords such

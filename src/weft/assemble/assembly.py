@@ -53,8 +53,7 @@ from weft.engine.grammars import GrammarCompiler
 from weft.errors import ConfigError
 from weft.host import usable_cores
 from weft.info import MemoryRow, ModelInfo
-from weft.memory.frames.plan import ArenaPlan
-from weft.memory.frames.sizes import fit_sizes
+from weft.memory.frames.plan import ArenaPlan, fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
 from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
@@ -308,8 +307,8 @@ def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = Fals
         return EMBEDDED_MODEL, directory
     tell(f"model: {config.model}")
     directory = resolve_model(config.model, config.revision, text_only=text_only)
-    is_path = Path(config.model).expanduser().is_dir()
-    return (directory.name if is_path else config.model), directory
+    path = Path(config.model).expanduser()
+    return (directory.name if path.is_dir() else path.stem if path.is_file() else config.model), directory
 
 
 def _check_text_files(directory: Path) -> None:

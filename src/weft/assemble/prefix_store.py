@@ -27,8 +27,17 @@ from weft.costs.restore import COPY_BYTES_S, RestorePrices
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
-from weft.memory.prefix_store import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE, PACKED, Store
-from weft.memory.transfer_buffers import BufferPlaces, TransferBuffers, buffer_limit
+from weft.memory.prefix_store import (
+    EXACT_FORM,
+    INT4_KV,
+    INT8_KV,
+    INT8_STATE,
+    PACKED,
+    BufferPlaces,
+    Store,
+    TransferBuffers,
+    buffer_limit,
+)
 from weft.ranks.shared_buffers import SharedBuffers
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
@@ -36,7 +45,7 @@ from weft.store import identity, packing
 from weft.store.identity import NamespaceIdentity, weights_digest
 from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
-from weft.store.store import open_store
+from weft.store.tiered_store import open_store
 from weft.units import format_bytes, parse_byte_rate, parse_bytes
 
 if TYPE_CHECKING:

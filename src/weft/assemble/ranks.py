@@ -142,11 +142,16 @@ def identity_with(identity: dict[str, str], loaded: LoadedModel) -> dict[str, st
 
 
 def _check_divides(config: EngineConfig, directory: Path) -> None:
+    from weft.errors import ConfigError
     from weft.families import read_architecture
     from weft.families.sharding import rank_architecture
     from weft.files import read_json
 
-    rank_architecture(read_architecture(read_json(directory / "config.json")), config.tp, ep=config.ep)
+    settings = read_json(directory / "config.json")
+    if (settings.get("quantization_config") or {}).get("quant_method") == "gguf":
+        raise ConfigError(f"--tp is {config.tp}, and {config.model} is a GGUF file, which ranks do not "
+                          "divide; use the checkpoint that it was made of", param="--tp")
+    rank_architecture(read_architecture(settings), config.tp, ep=config.ep)
 
 
 _SAMPLES = 16

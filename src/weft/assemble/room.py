@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from weft.config import STEP_TOKENS_GPU, EngineConfig
 from weft.errors import ConfigError
 from weft.host import free_ram_bytes
-from weft.memory.frames.plan import ArenaPlan, plan_arena
-from weft.memory.frames.sizes import WORKSPACE_SHARE, default_memory_bytes
+from weft.memory.frames.plan import WORKSPACE_SHARE, ArenaPlan, default_memory_bytes, plan_arena
 from weft.spec import ITEM_BYTES, KV_DTYPES, CacheDTypeName, ModelSpec, with_cache_dtypes
 from weft.units import format_bytes, parse_bytes
 

@@ -12,23 +12,53 @@ above 1 on a CPU means that the data lay in a cache, unlike the copy's.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
-from weft.bench.kernel_cases import Bench, Call, Case, cases_of
 from weft.bench.machine import Ceiling, seconds_of
 from weft.bench.report import facts as now
 from weft.errors import ConfigError
 from weft.families import read_architecture
+from weft.families.architecture import (
+    Architecture,
+    Attention,
+    Experts,
+    GatedDelta,
+    KimiDelta,
+    Mamba1,
+    Mamba2,
+    Parallel,
+    SharedBlock,
+    ShortConv,
+)
 from weft.host import usable_cores
+from weft.memory.frames.plan import plan_arena
 from weft.planning.geometries import find_geometry, near_names
-from weft.tensor import gpu, native
+from weft.runner.arena import DeviceArena
+from weft.tensor import gpu, layout, native
+from weft.tensor.gpu import page_layout
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.activation import silu_mul
+from weft.tensor.ops.conv import causal_conv, short_conv
+from weft.tensor.ops.delta_rule import delta_rule
+from weft.tensor.ops.mamba1 import mamba1
+from weft.tensor.ops.mamba2 import mamba2
+from weft.tensor.ops.moe import moe
+from weft.tensor.ops.norm import add_norm, rms_norm
+from weft.tensor.ops.paged_attention import paged_attention
+from weft.tensor.ops.rotary import rotary
+from weft.tensor.ops.write_kv import write_kv
+from weft.units import PAGE_TOKENS, pages_for
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _RUN_S = 0.004
@@ -147,3 +177,293 @@ def processor() -> str:
 def to_json(facts: dict[str, Any], results: Iterable[Result]) -> dict[str, Any]:
     return {"facts": {**now(), **facts}, "results": [asdict(result) for result in results]}
 
+
+GROUPS = ("attention", "delta", "mamba2", "mamba1", "conv", "experts", "small", "memory")
+ARENA_BYTES = 512 << 20
+ITEMS_MAX = 16
+"""Frames, states or pages of one call, if the arena has twice as many."""
+_WORKSPACE_BYTES = 256 << 20
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``call`` runs the op once. ``bytes_moved`` and ``flops``: the least that the op's definition reads,
+    writes and computes. ``rivals``: other libraries' kernels on the same numbers."""
+
+    name: str
+    call: Call
+    bytes_moved: int = 0
+    flops: int = 0
+    rivals: dict[str, Call] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """``decode_rows``: sequences with one token each; ``prefill_tokens`` of one sequence; ``context``: tokens
+    of a decode's sequence, its own included."""
+
+    device: torch.device
+    dtype: torch.dtype
+    decode_rows: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    context: int
+
+    def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Normal numbers of spread 0.5."""
+        return (torch.randn(*shape, device=self.device) * 0.5).to(dtype or self.dtype)
+
+    def uniform(self, *shape: int) -> torch.Tensor:
+        """float32 in [0, 1)."""
+        return torch.rand(*shape, device=self.device)
+
+    def sizes(self) -> list[tuple[str, int, int, int]]:
+        """(name, rows, tokens of each, tokens before them), decodes first."""
+        return [*((f"decode {rows} x 1 at {self.context}", rows, 1, self.context - 1)
+                  for rows in self.decode_rows),
+                *((f"prefill 1 x {tokens}", 1, tokens, 0) for tokens in self.prefill_tokens)]
+
+    def runs(self, rows: int, tokens: int, before: int) -> Runs:
+        """``rows`` sequences with ``tokens`` new tokens each after ``before``, in pages of random order."""
+        width = pages_for(before + tokens)
+        pages = torch.randperm(rows * width).to(torch.int32).view(rows, width)
+        return Runs(offsets=[row * tokens for row in range(rows)], starts=[before] * rows,
+                    lengths=[tokens] * rows, slots=list(range(rows)), fresh=[False] * rows,
+                    decode_count=rows if tokens == 1 else 0,
+                    starts_R=torch.tensor([before] * rows, device=self.device),
+                    slots_R=torch.arange(rows, device=self.device),
+                    context_R=torch.tensor([before + tokens] * rows, device=self.device),
+                    page_table_RP=pages.to(self.device))
+
+
+def size_of(*tensors: torch.Tensor) -> int:
+    """Bytes of all of them."""
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+F32 = torch.float32
+
+
+def cases_of(architecture: Architecture, bench: Bench, groups: tuple[str, ...]) -> Iterator[Case]:
+    """Yields one case at a time, because all at once would not fit in memory. ``groups``: a subset of
+    GROUPS."""
+    mixers = dict.fromkeys(part for mixer in architecture.mixers for part in _parts(mixer))
+    for mixer in mixers:
+        if isinstance(mixer, Attention) and "attention" in groups and not mixer.ring:
+            yield from _attention(mixer, bench)
+        if isinstance(mixer, GatedDelta | KimiDelta) and "delta" in groups:
+            yield from _delta(mixer, bench)
+        if isinstance(mixer, Mamba2) and "mamba2" in groups:
+            yield from _mamba2(mixer, bench)
+        if isinstance(mixer, Mamba1) and "mamba1" in groups:
+            yield from _mamba1(mixer, bench)
+        if "conv" in groups:
+            yield from _convolution(mixer, bench)
+    if "experts" in groups:
+        for feed in dict.fromkeys(architecture.feed_forwards):
+            if isinstance(feed, Experts) and not feed.latent_width:
+                yield from _experts(feed, architecture.hidden_size, bench)
+    if "small" in groups:
+        yield from _small(architecture, bench)
+    if "memory" in groups:
+        yield from memory_cases(architecture, bench)
+
+
+def _parts(mixer: object) -> tuple[object, ...]:
+    if isinstance(mixer, Parallel | SharedBlock):
+        return (mixer.attention, mixer.mamba)
+    return () if mixer is None else (mixer,)
+
+
+def _attention(of: Attention, bench: Bench) -> Iterator[Case]:
+    heads, kv_heads, dim = of.heads, of.kv_heads, of.head_dim
+    for name, rows, tokens, before in bench.sizes():
+        runs = bench.runs(rows, tokens, before)
+        k, v = _pages(bench, runs, kv_heads, dim)
+        q = bench.noise(rows * tokens, heads, dim)
+        read = 2 * rows * (before + tokens) * kv_heads * dim * bench.dtype.itemsize
+        seen = rows * sum(before + at + 1 for at in range(tokens))
+        call = partial(paged_attention, q, k, v, runs, of.scale)
+        yield Case(f"attention {name}", call, read + 2 * size_of(q), 4 * seen * heads * dim,
+                   attention_rivals(bench, of, rows, tokens, before))
+
+
+def _delta(of: GatedDelta | KimiDelta, bench: Bench) -> Iterator[Case]:
+    kimi = isinstance(of, KimiDelta)
+    k_heads, heads = (of.heads, of.heads) if isinstance(of, KimiDelta) else (of.k_heads, of.v_heads)
+    k_dim, v_dim = (of.head_dim, of.head_dim) if isinstance(of, KimiDelta) else (of.k_dim, of.v_dim)
+    for name, rows, tokens, before in bench.sizes():
+        runs, count = bench.runs(rows, tokens, before), rows * tokens
+        q, k = (bench.noise(count, k_heads, k_dim) for _ in range(2))
+        v, beta = bench.noise(count, heads, v_dim), bench.uniform(count, heads)
+        g = -bench.noise(count, heads, *([k_dim] if kimi else []), dtype=F32).abs()
+        state = bench.noise(rows, heads, k_dim, v_dim, dtype=F32)
+        call = partial(delta_rule, q, k, v, g, beta, state, runs, scale=k_dim**-0.5)
+        yield Case(f"{'Kimi' if kimi else 'gated'} delta {name}", call,
+                   size_of(q, k, v, v, g, beta) + 2 * size_of(state), 8 * count * heads * k_dim * v_dim,
+                   {} if kimi else delta_rivals(q, k, v, g, beta, state, rows, tokens))
+
+
+def _mamba2(of: Mamba2, bench: Bench) -> Iterator[Case]:
+    for name, rows, tokens, before in bench.sizes():
+        runs, count = bench.runs(rows, tokens, before), rows * tokens
+        x, dt = bench.noise(count, of.heads, of.head_dim), bench.noise(count, of.heads)
+        b, c = (bench.noise(count, of.groups, of.state_dim) for _ in range(2))
+        a, d, bias = (bench.uniform(of.heads) for _ in range(3))
+        state = bench.noise(rows, of.heads, of.head_dim, of.state_dim, dtype=F32)
+        call = partial(mamba2, x, dt, -a, b, c, d, bias, state, runs, dt_limit=of.dt_limit)
+        yield Case(f"Mamba-2 {name}", call, size_of(x, x, dt, b, c) + 2 * size_of(state),
+                   6 * count * of.heads * of.head_dim * of.state_dim)
+
+
+def _mamba1(of: Mamba1, bench: Bench) -> Iterator[Case]:
+    for name, rows, tokens, before in bench.sizes():
+        runs, count = bench.runs(rows, tokens, before), rows * tokens
+        x, dt = (bench.noise(count, of.channels) for _ in range(2))
+        b, c = (bench.noise(count, of.state_dim) for _ in range(2))
+        a, d, bias = bench.uniform(of.channels, of.state_dim), bench.uniform(of.channels), bench.uniform(
+            of.channels)
+        state = bench.noise(rows, of.channels, of.state_dim, dtype=F32)
+        call = partial(mamba1, x, dt, -a, b, c, d, bias, state, runs)
+        yield Case(f"Mamba-1 {name}", call, size_of(x, x, dt, b, c) + 2 * size_of(state),
+                   6 * count * of.channels * of.state_dim)
+
+
+def _convolution(of: object, bench: Bench) -> Iterator[Case]:
+    if isinstance(of, ShortConv):
+        for name, rows, tokens, before in bench.sizes():
+            runs, projected = bench.runs(rows, tokens, before), bench.noise(rows * tokens, 3 * of.channels)
+            weight = bench.noise(of.channels, of.conv_kernel)
+            window = bench.noise(rows, of.channels, of.conv_kernel - 1)
+            call = partial(short_conv, projected, weight, None, window, runs)
+            yield Case(f"short conv {name}", call, size_of(projected, weight) * 4 // 3 + 2 * size_of(window))
+        return
+    if isinstance(of, GatedDelta):
+        channels = 2 * of.key_width + of.value_width
+    elif isinstance(of, Mamba2):
+        channels = of.inner_width + 2 * of.groups * of.state_dim
+    else:
+        return
+    for name, rows, tokens, before in bench.sizes():
+        runs, x = bench.runs(rows, tokens, before), bench.noise(rows * tokens, channels)
+        weight = bench.noise(channels, of.conv_kernel)
+        window = bench.noise(rows, channels, of.conv_kernel - 1)
+        call = partial(causal_conv, x, weight, None, "silu", window, runs)
+        yield Case(f"conv {name}", call, size_of(x, x, weight) + 2 * size_of(window))
+
+
+def _experts(of: Experts, hidden: int, bench: Bench) -> Iterator[Case]:
+    """Routed at random, which activates more experts than text does."""
+    rows = (2 if of.gated else 1) * of.width
+    gate_up, down = bench.noise(of.count, rows, hidden), bench.noise(of.count, hidden, of.width)
+    for name, sequences, tokens, _ in bench.sizes():
+        count = sequences * tokens
+        x, weights = bench.noise(count, hidden), bench.uniform(count, of.per_token)
+        ids = bench.uniform(count, of.count).topk(of.per_token).indices
+        awake = len(set(ids.flatten().tolist()))
+        call = partial(moe, x, ids, weights, gate_up, down, activation=of.activation, gated=of.gated)
+        yield Case(f"experts {name.split(' at')[0]}", call,
+                   awake * (size_of(gate_up, down) // of.count) + size_of(x, x, weights),
+                   2 * count * of.per_token * (rows + of.width) * hidden)
+
+
+def _small(architecture: Architecture, bench: Bench) -> Iterator[Case]:
+    hidden = architecture.hidden_size
+    width = next((getattr(feed, "width", 0) for feed in architecture.feed_forwards if feed), 0)
+    attention = next((part for mixer in architecture.mixers for part in _parts(mixer)
+                      if isinstance(part, Attention)), None)
+    for _, rows, tokens, before in bench.sizes():
+        count = rows * tokens
+        x, y, weight = bench.noise(count, hidden), bench.noise(count, hidden), bench.noise(hidden)
+        yield Case(f"norm {count}", partial(rms_norm, x, weight, 1e-5), 2 * size_of(x))
+        yield Case(f"add + norm {count}", partial(add_norm, x, y, weight, 1e-5), 4 * size_of(x))
+        yield Case(f"gated norm {count}", partial(rms_norm, x, weight, 1e-5, gate=y), 3 * size_of(x))
+        if width:
+            gate_up = bench.noise(count, 2 * width)
+            yield Case(f"silu x up {count}", partial(silu_mul, gate_up), 3 * size_of(gate_up) // 2)
+        if attention is not None:
+            yield from _around_attention(attention, bench, rows, tokens, before)
+
+
+def _pages(bench: Bench, runs: Runs, kv_heads: int, dim: int) -> Iterator[torch.Tensor]:
+    """K and V for every page of ``runs``, in the layout of the device."""
+    for shape in (layout.k_block_shape, layout.v_block_shape):
+        yield bench.noise(runs.page_table_RP.numel(),
+                          *shape(kv_heads, dim, bench.dtype, page_layout(bench.device)))
+
+
+def _around_attention(of: Attention, bench: Bench, rows: int, tokens: int, before: int) -> Iterator[Case]:
+    count, runs = rows * tokens, bench.runs(rows, tokens, before)
+    q, k = bench.noise(count, of.heads, of.head_dim), bench.noise(count, of.kv_heads, of.head_dim)
+    if of.rope is not None:
+        angles = bench.uniform(count, of.rope.rotary_dim // 2).repeat(1, 2)
+        cos, sin = angles.cos(), angles.sin()
+        yield Case(f"rotary {count}", lambda: rotary(q, k, cos, sin), 2 * size_of(q, k))
+    k_pages, v_pages = _pages(bench, runs, of.kv_heads, of.head_dim)
+    positions = (torch.arange(before, before + tokens).repeat(rows)).to(bench.device)
+    yield Case(f"write k, v {count}", lambda: write_kv(k, k, k_pages, v_pages, positions, runs),
+               4 * size_of(k))
+
+
+def memory_cases(architecture: Architecture, bench: Bench) -> Iterator[Case]:
+    """The cases of an arena of ARENA_BYTES, all of them touched."""
+    plan = plan_arena(architecture.spec(), ARENA_BYTES)
+    arena = DeviceArena(plan, bench.device)
+    arena.fill_frames(range(plan.frame_count), 0)
+    for count in dict.fromkeys((1, min(ITEMS_MAX, plan.frame_count))):
+        yield Case(f"zero {count} x {plan.frame_bytes >> 10} KiB",
+                   partial(arena.fill_frames, range(count), 0), count * plan.frame_bytes)
+    for what, copy, items, size in (("state", arena.copy_slots, plan.slot_count, plan.slot_stride_bytes),
+                                    ("page", arena.copy_pages, plan.page_count, plan.page_bytes)):
+        count = min(ITEMS_MAX, items // 2)
+        if count:
+            first = np.arange(count, dtype=np.int32)
+            yield Case(f"copy {count} x {what} of {size >> 10} KiB", partial(copy, first, first + count),
+                       2 * count * size)
+
+
+def installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def delta_rivals(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
+                 state: torch.Tensor, rows: int, tokens: int) -> dict[str, Call]:
+    """fla's gated delta rule: chunked for prefill, fused recurrent for decode. Its chunked form needs as many
+    key heads as value heads; they are repeated before the clock runs."""
+    if not (q.is_cuda and installed("fla")):
+        return {}
+    ops: Any = importlib.import_module("fla.ops.gated_delta_rule")
+    heads = v.shape[1]
+    q, k = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (q, k))
+    shaped = [x.reshape(rows, tokens, *x.shape[1:]) for x in (q, k, v, g, beta)]
+    op = ops.fused_recurrent_gated_delta_rule if tokens == 1 else ops.chunk_gated_delta_rule
+    own_state = state.clone()
+
+    def call() -> object:
+        return op(*shaped, scale=q.shape[-1] ** -0.5, initial_state=own_state, output_final_state=True,
+                  use_qk_l2norm_in_kernel=True)
+
+    return {"fla": call}
+
+
+def attention_rivals(bench: Bench, of: Attention, rows: int, tokens: int, before: int) -> dict[str, Call]:
+    """FlashInfer: paged decode over pages of 16 tokens; prefill without pages."""
+    if not (bench.device.type == "cuda" and installed("flashinfer")):
+        return {}
+    library: Any = importlib.import_module("flashinfer")
+    if tokens > 1:
+        q = bench.noise(tokens, of.heads, of.head_dim)
+        k, v = (bench.noise(before + tokens, of.kv_heads, of.head_dim) for _ in range(2))
+        return {"flashinfer": lambda: library.single_prefill_with_kv_cache(q, k, v, causal=True,
+                                                                           sm_scale=of.scale)}
+    width = pages_for(before + 1)
+    cache = bench.noise(rows * width, 2, PAGE_TOKENS, of.kv_heads, of.head_dim)
+    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=bench.device)
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
+    first_pages = torch.arange(rows + 1, dtype=torch.int32, device=bench.device) * width
+    pages = torch.randperm(rows * width).to(bench.device, torch.int32)
+    in_last_page = torch.full((rows,), before % PAGE_TOKENS + 1, dtype=torch.int32, device=bench.device)
+    wrapper.plan(first_pages, pages, in_last_page, of.heads, of.kv_heads, of.head_dim, PAGE_TOKENS,
+                 q_data_type=bench.dtype, kv_data_type=bench.dtype, sm_scale=of.scale)
+    q = bench.noise(rows, of.heads, of.head_dim)
+    return {"flashinfer": lambda: wrapper.run(q, cache)}

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.bench.client import Timing
+from weft.bench.serve import Timing
 from weft.errors import ConfigError
 
 METRICS = {"ttft": "time to first token", "tpot": "time per output token", "itl": "inter-token latency",

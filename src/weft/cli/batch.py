@@ -44,8 +44,8 @@ def command(source: Path, output: Path, **values: Any) -> int:
     served: dict[str, Any] = {name: values[name] for name in _SERVED}
     served |= {"response_store": "off", "file_store": "off"}
     from weft.api.calls import AnswerBar
-    from weft.cli.own_server import waiting
-    from weft.server.batches.offline import BatchCounts, RunInterruptedError, run_file
+    from weft.cli.remote import waiting
+    from weft.server.batches.answering import BatchCounts, RunInterruptedError, run_file
 
     with waiting("reading the input") as status:
         bars: list[AnswerBar] = []
@@ -82,5 +82,3 @@ def said(counts: Any, output: Path) -> str:
     if counts.failed:
         parts.append(f"{counts.failed} are errors (status_code is not 200)")
     return "; ".join(parts)
-
-

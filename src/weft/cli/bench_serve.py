@@ -14,11 +14,19 @@ from urllib.parse import urlsplit
 import click
 
 from weft.bench import report
-from weft.bench.client import Timing
 from weft.bench.diagnosis import Diagnosis, ServerRun, of_server
 from weft.bench.metrics import METRICS, figures, parse_goodput, parse_names, parse_percentiles, times_of
 from weft.bench.prompts import SampleRequest, file_requests, prefix_repetition_requests, random_requests
-from weft.bench.serve import BACKENDS, VOCAB_SIZE_UNKNOWN, LoadConfig, Served, Server, check_lengths, run_load
+from weft.bench.serve import (
+    BACKENDS,
+    VOCAB_SIZE_UNKNOWN,
+    LoadConfig,
+    Served,
+    Server,
+    Timing,
+    check_lengths,
+    run_load,
+)
 from weft.cli.flags import FlagCommand
 from weft.errors import ConfigError
 

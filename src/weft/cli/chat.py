@@ -179,7 +179,7 @@ def command(
             raise ConfigError(f"{', '.join(idle)} cannot change the server at --url {url}; give "
                               f"{'it' if len(idle) == 1 else 'them'} to `weft serve`", param=idle[0])
         return _converse(url, values["model"], api_key, conversation, fields)
-    from weft.cli.own_server import own_server, waiting
+    from weft.cli.remote import own_server, waiting
 
     config = build(EngineConfig, values)
     with waiting("starting the engine") as on_wait, own_server(config, on_wait=on_wait) as own:

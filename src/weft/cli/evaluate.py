@@ -119,7 +119,7 @@ def _run(name: str, scorer: Callable[..., Awaitable[ScoreReport]], values: dict[
     if flags["url"] is not None:
         report = _score(name, scorer, flags["url"], values["model"], task)
     else:
-        from weft.cli.own_server import own_server, waiting
+        from weft.cli.remote import own_server, waiting
 
         config = build(EngineConfig, values)
         with waiting("starting the engine") as on_wait, own_server(config, on_wait=on_wait) as own:

@@ -31,7 +31,7 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
     text = read_prompt(prompt)
     from weft.api import Engine
     from weft.api.completion import ChatPiece
-    from weft.cli.own_server import waiting
+    from weft.cli.remote import waiting
 
     with waiting("loading") as status:
         engine = Engine(**asdict(build(EngineConfig, values)), on_progress=status.say)

@@ -39,8 +39,7 @@ def command(server: str, token: str, replicas: int, **own: Any) -> int:
 
     from weft.fleet.join import join
     from weft.fleet.start_progress import StartProgress
-    from weft.rpc.link import tcp_address
-    from weft.rpc.link_keys import LinkKeys, read_token
+    from weft.rpc.link import LinkKeys, read_token, tcp_address
 
     address = tcp_address(server, flag="HOST:PORT")
     keys = LinkKeys.of(read_token(token))

@@ -193,7 +193,7 @@ def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]
 
 def _packs_bfloat16() -> bool:
     """Whether this machine's CPU keeps bfloat16 in 12 bits, if the C++ kernels were built."""
-    from weft.cli.machine import cpu_facts
+    from weft.cli.doctor import cpu_facts
 
     features = cpu_facts()["features"]
     return bool(features["avx512f"] or features["asimd"])

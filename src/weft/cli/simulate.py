@@ -101,8 +101,8 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
 
     TRACE is a file of JSON lines (Mooncake's form, or a recording of `weft serve --record`), or `sample`.
     """
+    from weft.sim.recording import read_trace
     from weft.sim.study import run_study
-    from weft.sim.trace_files import read_trace
 
     if plot is not None:
         from weft.cli.simulate_view import check_plot

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from weft.costs.step import CostModel
     from weft.memory.frames.plan import ArenaPlan
     from weft.sim.recording import Recording
-    from weft.sim.store_tier import StoreModel
-    from weft.store.virtual_disk import PackingModel
+    from weft.sim.store_tier import PackingModel, StoreModel
 
 DEFAULT_MEMORY = "20GB,40GB,80GB"
 DEFAULT_DEVICE = "H100"
@@ -102,7 +101,7 @@ def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str
 
 def _packing_words(stores: list[StoreModel | None]) -> list[str]:
     """What the replay takes packing for; nothing without a store that packs."""
-    from weft.store.virtual_disk import NO_PACKING
+    from weft.sim.store_tier import NO_PACKING
 
     return list(dict.fromkeys(
         f"stored KV is packed to {one.packing.kv:.0%} and states to {one.packing.state:.0%} of their bytes, "
@@ -114,8 +113,7 @@ def _packing_words(stores: list[StoreModel | None]) -> list[str]:
 def _stores(more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: int = 1,
             packing: PackingModel | None = None) -> list[StoreModel | None]:
     """The stores of --store, for pages and states of all ranks together. ``packing``: None for none."""
-    from weft.sim.store_tier import StoreModel, parse_disk
-    from weft.store.virtual_disk import NO_PACKING
+    from weft.sim.store_tier import NO_PACKING, StoreModel, parse_disk
 
     rate = parse_byte_rate(more["store_write"], flag="--store-write")
     disks = {text: parse_disk(text, rate) for text in several(more["store"], "--store")}
@@ -127,7 +125,7 @@ def _stores(more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: i
 def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -> CostModel | None:
     """The cost of the steps of --fit, or of the trace where no device is named; None: a roofline it is."""
     from weft.costs.fit import STEPS_MIN, fit_steps
-    from weft.sim.trace_files import read_trace
+    from weft.sim.recording import read_trace
 
     if fit is not None:
         _, source = read_trace(str(fit))

@@ -27,9 +27,8 @@ from weft.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from weft.store.bucket import Bucket
-    from weft.store.bucket_survey import BucketPruned
     from weft.store.pruning import PruneResult
-    from weft.store.survey import ModelTotals, StoreSurvey, VerifyResult
+    from weft.store.survey import BucketPruned, ModelTotals, StoreSurvey, VerifyResult
 
 NAMESPACE_SHOWN = 8
 """Digits of a namespace that a table shows; --model takes them."""
@@ -105,7 +104,7 @@ def prune(path: Path | Bucket, size: str | None, as_json: bool) -> int:
 
     size_bytes = None if size is None else parse_bytes(size, flag="--size")
     if not isinstance(path, Path):
-        from weft.store.bucket_survey import prune_bucket
+        from weft.store.survey import prune_bucket
 
         with _bar("objects") as progress:
             _show_bucket_pruned(prune_bucket(path, size_bytes=size_bytes, progress=progress), as_json)
@@ -152,7 +151,7 @@ def _namespaces(place: str, totals: Sequence[ModelTotals], models: tuple[str, ..
 
 
 def _bucket_info(bucket: Bucket, as_json: bool) -> int:
-    from weft.store.bucket_survey import survey_bucket
+    from weft.store.survey import survey_bucket
 
     facts = survey_bucket(bucket)
     if as_json:
@@ -165,7 +164,7 @@ def _bucket_info(bucket: Bucket, as_json: bool) -> int:
 
 
 def _bucket_verify(bucket: Bucket, retire: bool, as_json: bool) -> int:
-    from weft.store.bucket_survey import verify_bucket
+    from weft.store.survey import verify_bucket
 
     with _bar("objects") as progress:
         result = verify_bucket(bucket, progress)
@@ -185,7 +184,7 @@ def _bucket_verify(bucket: Bucket, retire: bool, as_json: bool) -> int:
 
 
 def _bucket_remove(bucket: Bucket, models: tuple[str, ...], as_json: bool) -> int:
-    from weft.store.bucket_survey import remove_from_bucket, survey_bucket
+    from weft.store.survey import remove_from_bucket, survey_bucket
 
     held = survey_bucket(bucket).models
     names = list(_namespaces(bucket.location, held, models)) if models else [one.namespace for one in held]

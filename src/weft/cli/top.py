@@ -27,7 +27,7 @@ from rich.text import Text
 from weft.cli.flags import FlagCommand
 from weft.cli.remote import RemoteModel
 from weft.errors import UserError
-from weft.server.metric_table import combines
+from weft.server.metrics import combines
 from weft.units import PAGE_TOKENS, format_bytes
 
 TIMEOUT_S = 10.0

@@ -43,7 +43,7 @@ from weft.engine.streams import Stream, StreamTable
 from weft.engine.submission import Submission
 from weft.errors import EngineUnavailableError, QueueFullError, RequestError
 from weft.memory.memory import Memory
-from weft.memory.prefix.cache_shape import CacheShape
+from weft.memory.usage import CacheShape
 from weft.request import Request, TokenEvent
 from weft.schedule.budget import StepLimit
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
@@ -51,8 +51,8 @@ from weft.schedule.plan import StepPlan, work_of
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.store_tier import StoreTier
 from weft.speculation.drafter import Drafter
+from weft.speculation.proposal import SpeculationStats
 from weft.speculation.speculator import Speculator
-from weft.speculation.stats import SpeculationStats
 
 STORE_PAUSE_S = 1e-3
 """While every request waits for the store, its events are read this often."""
@@ -176,7 +176,7 @@ class EngineCore:
 
     def cache_shape(self) -> CacheShape:
         """What the prefix cache holds, in sizes and uses. Between steps only, and not free: it visits every
-        node (``weft.memory.prefix.shape``)."""
+        node (``weft.memory.prefix.readings``)."""
         now_s = self.parts.clock()
         return self.memory.cache_shape(lambda version: self._ages.seconds_since(version, now_s))
 

@@ -5,16 +5,15 @@
 A sequence that ended while its step was in flight gets no event. The scheduler still learns the token
 (``Scheduler.learn_late``): cached pages and states are indexed by exactly the tokens that they have seen.
 
-The loop below runs once per sequence and step, so it reads fields that ``Stream`` copies for it. A token that
-changes nothing else takes the short way: no call but that of its event.
+A decode whose token changes nothing else is settled with all others like it (``decode_columns``).
 """
 
 from __future__ import annotations
 
+from weft.engine.decode_columns import DecodeColumns
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.stats import EngineCounters
 from weft.engine.streams import Stream, StreamTable
-from weft.request import TokenEvent
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler
 from weft.units import PAD
@@ -29,10 +28,14 @@ class Settlement:
         self._streams = streams
         self._counters = counters
         self._feed = feed
+        self._columns: DecodeColumns | None = None
+        """Of the decodes of the last step, if it had any."""
 
     def note_admissions(self, plan: StepPlan, now_s: float) -> None:
         """``plan`` was committed: a sequence that it admits for the first time has its queue time and its
         cached tokens."""
+        if plan.preempted:
+            self._columns = None   # a step in flight may have them, and their events count it
         first_run = plan.run_count - len(plan.admissions)
         openings = [opening for opening in plan.reservation.opened if not opening.loads]
         for run, (admission, opening) in enumerate(zip(plan.admissions, openings, strict=True), first_run):
@@ -54,39 +57,59 @@ class Settlement:
                 stream.restart_prompt_logprobs()
         for run in plan.prompt_logprob_runs:
             self._add_prompt_logprobs(plan, run, result)
-        outbox, rare_runs = self._streams.outbox, result.verified.keys() | result.failures.keys()
         feed = self._feed if self._feed is not None and self._feed.awake else None
-        generated_count = plan.run_count
-        streams = map(self._streams.by_seq.get, plan.seqs)
-        for run, (stream, token) in enumerate(zip(streams, result.tokens.tolist(), strict=True)):
-            if stream is None or token == PAD or (rare_runs and run in rare_runs):
-                generated_count += self._settle_rare(plan, run, stream, token, result) - 1
-                continue
-            generated = stream.generated
-            generated.append(token)
-            if feed is not None:
-                feed.settled(stream.seq, [token], head=result.head_drafts.get(run))
-            if stream.plain and token not in stream.stop_ids and len(generated) < stream.new_tokens_max:
-                seq = stream.seq  # ``Stream.event`` of a stream that is ``plain``: a call costs as much again
-                outbox.append(TokenEvent(
-                    request_id=stream.request_id, index=stream.index, tokens=[token],
-                    cached_tokens=stream.cached_tokens, preemptions=seq.preemption_count,
-                    recomputed_tokens=seq.recomputed_tokens))
-                continue
-            reason = stream.rule.reason(token, len(generated))
-            token_logprobs = [result.logprobs[run]] if stream.wants_logprobs else None
-            if reason is None:
-                outbox.append(stream.event([token], logprobs=token_logprobs))
-            else:
-                self._streams.end(stream, [token], reason, logprobs=token_logprobs)
+        tokens = result.tokens.tolist()
+        generated_count = self._settle_decodes(plan, tokens, result, feed)
+        for run in range(plan.decode_count, plan.run_count):
+            generated_count += self._settle_run(plan, run, tokens[run], result, feed)
         self._counters.generation_tokens += generated_count
         if self._feed is not None:
             self._feed.head_s = result.head_s
 
+    def _settle_decodes(self, plan: StepPlan, tokens: list[int], result: StepResult,
+                        feed: DraftFeed | None) -> int:
+        """Returns the number of tokens that clients get, as the methods below do."""
+        count = plan.decode_count
+        if not count:
+            self._columns = None
+            return 0
+        seqs = plan.seqs if count == plan.run_count else plan.seqs[:count]
+        columns = self._columns
+        if columns is None or not columns.fit(seqs):
+            columns = self._columns = DecodeColumns(seqs, self._streams)
+        chosen = tokens[:count]
+        rare = columns.rare(chosen, (run for run in result.failures if run < count))
+        generated_count, settled = count - len(rare), 0
+        for run in (*rare, count):
+            columns.settle(chosen, settled, run, self._streams.outbox)
+            if feed is not None:
+                for at, stream in columns.streams_of(settled, run):
+                    feed.settled(stream.seq, [chosen[at]], head=result.head_drafts.get(at))
+            if run < count:
+                generated_count += self._settle_run(plan, run, chosen[run], result, feed)
+            settled = run + 1
+        return generated_count
+
+    def _settle_run(self, plan: StepPlan, run: int, token: int, result: StepResult,
+                    feed: DraftFeed | None) -> int:
+        """A run by itself."""
+        stream = self._streams.by_seq.get(plan.seqs[run])
+        if stream is None or token == PAD or run in result.verified or run in result.failures:
+            return self._settle_rare(plan, run, stream, token, result)
+        stream.generated.append(token)
+        if feed is not None:
+            feed.settled(stream.seq, [token], head=result.head_drafts.get(run))
+        reason = stream.rule.reason(token, len(stream.generated))
+        logprobs = [result.logprobs[run]] if stream.wants_logprobs else None
+        if reason is None:
+            self._streams.outbox.append(stream.event([token], logprobs=logprobs))
+        else:
+            self._streams.end(stream, [token], reason, logprobs=logprobs)
+        return 1
+
     def _settle_rare(self, plan: StepPlan, run: int, stream: Stream | None, token: int,
                      result: StepResult) -> int:
-        """A run that did not choose one token for a live stream. Returns the number of tokens that a client
-        gets."""
+        """A run that did not choose one token for a live stream."""
         if run in result.verified:
             return self._settle_window(plan, run, stream, result)
         if stream is None:  # the sequence ended while the step was in flight: no event
@@ -101,7 +124,7 @@ class Settlement:
 
     def _settle_window(self, plan: StepPlan, run: int, stream: Stream | None, result: StepResult) -> int:
         """The tokens of a window, one by one. Drafts hold no end of an answer, so only the last token may be
-        one. Returns the number of tokens that a client gets."""
+        one."""
         tokens = list(result.verified[run])
         if stream is None:
             for token in tokens:

@@ -15,7 +15,7 @@ from weft.costs.step import StepCost
 from weft.engine.sleep_state import AWAKE, SleepState
 from weft.memory.usage import MemoryUsage
 from weft.schedule.tier_values import TierStats
-from weft.speculation.stats import SpeculationStats
+from weft.speculation.proposal import SpeculationStats
 
 if TYPE_CHECKING:
     from weft.schedule.plan import StepPlan

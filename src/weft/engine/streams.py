@@ -38,7 +38,7 @@ class Stream:
         self.index = index
         self.seq = seq
         self.rule = rule
-        # Every step reads these for each token; the copies save a walk through other objects.
+        # The columns of decodes are made of these.
         self.stop_ids, self.new_tokens_max, self.generated = rule.ids, rule.new_tokens_max, seq.generated
         self.plain = False
         """The next event brings tokens and no fact that is said once."""
@@ -94,6 +94,7 @@ class StreamTable:
         self.by_seq: dict[SeqId, Stream] = {}
         self.by_request: dict[str, dict[int, SeqId]] = {}
         self.outbox: list[TokenEvent] = []
+        self.ended_count = 0
 
     def add(self, stream: Stream) -> None:
         self.by_seq[stream.seq.id] = stream
@@ -143,6 +144,7 @@ class StreamTable:
 
     def _forget(self, stream: Stream) -> None:
         del self.by_seq[stream.seq.id]
+        self.ended_count += 1
         if self._feed is not None:
             self._feed.ended(stream.seq.id)
         live = self.by_request[stream.request_id]

@@ -27,10 +27,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.eval.prose import ADJECTIVES, ANIMALS, FOODS, PEOPLE, THINGS, filler_sentence
 from weft.eval.recall import NOTED, TURN_OVERHEAD_TOKENS, CountTokens, Episode, EpisodeTurn
-from weft.eval.tool_text import NUMBER_KEYS, OTHER_KEYS, REAL_NAMES, SUBJECT_KEYS, TEXT_KEYS
-from weft.eval.words import Split, make_name, make_number, make_word
+from weft.eval.tool_calls import NUMBER_KEYS, OTHER_KEYS, REAL_NAMES, SUBJECT_KEYS, TEXT_KEYS
+from weft.eval.words import (
+    ADJECTIVES,
+    ANIMALS,
+    FOODS,
+    PEOPLE,
+    THINGS,
+    Split,
+    filler_sentence,
+    make_name,
+    make_number,
+    make_word,
+)
 
 JOBS = tuple(person.removeprefix("the ") for person in PEOPLE)
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "grey", "brown")

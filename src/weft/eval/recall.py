@@ -31,8 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from weft.eval.prose import filler_sentence
-from weft.eval.words import Split, make_name, make_number
+from weft.eval.words import Split, filler_sentence, make_name, make_number
 
 TurnKind = Literal["recall", "absent", "told", "call", "answer", "no_tool", "json"]
 CountTokens = Callable[[str], int]

@@ -23,8 +23,7 @@ import httpx
 from weft.eval.facts import FORMS, make_facts_episodes
 from weft.eval.recall import SCORED, CountTokens, Episode, EpisodeTurn
 from weft.eval.score import CHARACTERS_PER_TOKEN, REQUEST_SECONDS_MAX, Progress, server_root
-from weft.eval.tool_calls import make_tools_episodes
-from weft.eval.tool_text import chat_messages, read_calls
+from weft.eval.tool_calls import chat_messages, make_tools_episodes, read_calls
 
 Skill = Literal["tools", "json"]
 SKILL_LENGTHS = (256, 512)

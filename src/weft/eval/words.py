@@ -1,16 +1,18 @@
-"""Made-up names, and the rule that keeps the names of a test out of training.
-
-A recall test is honest only when the answer cannot come from the weights. So names are made of random
-syllables (or of random letters), and every *word* of a name belongs to exactly one side: the checksum
-of the word says which. Training draws from one side, scoring from the other, and the two cannot meet
-under any seeds.
-
-Rejected: a split by seed alone, since two seeds may draw the same name without a sign.
+"""Made-up names, the rule that keeps the names of a test out of training, and plain English around them.
 
     crc32("bemo") % 8 == 0  ->  held out, scoring only      (about one word in eight)
     anything else           ->  training only
 
-Numbers are not split: four to six random digits carry nothing that could be learned by heart.
+A recall test is honest only when the answer cannot come from the weights. So names are made of random
+syllables, or of random letters. The checksum of every *word* of a name says to which side it belongs. The two
+cannot meet under any seeds. Numbers are not split: four to six random digits carry nothing that could be
+learned by heart.
+
+Filler has to look like text, cost little to generate and never hold a number that could be an answer. Stories
+keep one hero, one place and one thing: from them a small model learns what makes a text coherent.
+
+Rejected: a split by seed alone, since two seeds may draw the same name; text from outside, which needs a
+licence, a download and a larger vocabulary than the embedded model has.
 """
 
 from __future__ import annotations
@@ -72,3 +74,76 @@ def make_number(rng: random.Random, excluded: Container[str] = ()) -> str:
         number = str(rng.randrange(10 ** (digits - 1), 10**digits))
         if number not in excluded:
             return number
+
+
+ADJECTIVES = ["grey", "small", "quiet", "bright", "green", "blue", "brave", "tired", "happy", "clever"]
+ADJECTIVES += ["young", "gentle", "lazy", "curious"]
+ANIMALS = ["fox", "owl", "bear", "cat", "dog", "hare", "mouse", "goose", "horse", "crow", "otter"]
+ANIMALS += ["hedgehog", "frog", "wolf"]
+PLACES = (
+    "by the river", "near the old mill", "on a high hill", "at the edge of the forest", "behind the garden",
+    "close to the harbour", "in a quiet valley", "under the stone bridge", "next to the market",
+)  # fmt: skip
+THINGS = ["lamp", "key", "boat", "book", "bell", "kite", "drum", "map", "basket", "ladder", "mirror"]
+THINGS += ["blanket"]
+FOODS = ["bread", "soup", "honey", "cheese", "cake", "rice", "tea", "jam"]
+WEATHERS = (
+    "The wind was cold", "It rained all day", "The sun was shining", "Snow lay on the roofs",
+    "A thick fog came in", "The sky was clear",
+)  # fmt: skip
+PEOPLE = ["the baker", "the teacher", "the farmer", "the captain", "the gardener", "the carpenter"]
+PEOPLE += ["the postman", "the painter"]
+VERBS = ["carried", "opened", "cleaned", "repaired", "painted", "found", "lost", "sold", "borrowed"]
+VERBS += ["moved", "washed", "counted"]
+TIMES = (
+    "in the morning", "after lunch", "before dinner", "late at night", "during the week",
+    "at the end of the day", "on the way home",
+)  # fmt: skip
+FEELINGS = ["glad", "proud", "calm", "surprised", "hungry", "sleepy", "cheerful"]
+
+
+def filler_sentence(rng: random.Random) -> str:
+    """One sentence about nothing in particular, without digits and without made-up names."""
+    form = rng.randrange(6)
+    if form == 0:
+        return f"{rng.choice(WEATHERS)} {rng.choice(TIMES)}."
+    if form == 1:
+        who, did, what = rng.choice(PEOPLE), rng.choice(VERBS), rng.choice(THINGS)
+        return f"{who.capitalize()} {did} the {what} {rng.choice(TIMES)}."
+    if form == 2:
+        return f"A {rng.choice(ADJECTIVES)} {rng.choice(ANIMALS)} lived {rng.choice(PLACES)}."
+    if form == 3:
+        return f"There was {rng.choice(FOODS)} for everyone {rng.choice(TIMES)}."
+    if form == 4:
+        return f"The {rng.choice(ADJECTIVES)} {rng.choice(THINGS)} was {rng.choice(PLACES)}."
+    return f"{rng.choice(PEOPLE).capitalize()} felt {rng.choice(FEELINGS)} {rng.choice(TIMES)}."
+
+
+def story(rng: random.Random, hero: str | None = None) -> str:
+    """A story of about 100 to 200 tokens about one animal, one place and one thing."""
+    hero = hero or rng.choice(ANIMALS)
+    friend = rng.choice([animal for animal in ANIMALS if animal != hero])
+    place, thing, food = rng.choice(PLACES), rng.choice(THINGS), rng.choice(FOODS)
+    person, feeling, adjective = rng.choice(PEOPLE), rng.choice(FEELINGS), rng.choice(ADJECTIVES)
+    beginning = [
+        f"Once upon a time there was a {adjective} {hero} who lived {place}.",
+        f"Every day the {hero} looked for {food} and listened to the birds.",
+        f"One day the {hero} found a {thing} {rng.choice(PLACES)}.",
+    ]
+    middle = [
+        f'"Whose {thing} is this?" asked the {hero}, but nobody answered.',
+        f"The {hero} took the {thing} home and put it next to the door.",
+        f"{rng.choice(WEATHERS)}, and the {hero} stayed inside and thought about the {thing}.",
+        f"Then a {friend} came by and asked about the {thing}.",
+        f"The {friend} said that it belonged to {person}.",
+        f"So the {hero} and the {friend} walked together to see {person}.",
+        f"On the way they shared some {food} and told each other old stories.",
+        "They crossed the bridge and waited until the rain had stopped.",
+    ]
+    chosen = sorted(rng.sample(range(len(middle)), rng.randint(4, len(middle))))
+    ending = [
+        f"{person.capitalize()} was very {feeling} to see the {thing} again.",
+        f'"Thank you," said {person}, and gave them {food} to take home.',
+        f"From that day on the {hero} and the {friend} were good friends.",
+    ]
+    return " ".join(beginning + [middle[index] for index in chosen] + ending)

@@ -82,7 +82,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
-QUANTIZATIONS = ("fp8", "compressed-tensors", "gptq", "awq")
+QUANTIZATIONS = ("fp8", "compressed-tensors", "gptq", "awq", "gguf")
 """The ``quant_method`` values of config.json whose weights are read (``weft.models.forms``)."""
 
 

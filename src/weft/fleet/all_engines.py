@@ -17,7 +17,7 @@ from weft.engine.sleep_state import AWAKE, Flushed, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.replica import Replica
-from weft.memory.prefix.cache_shape import CacheShape
+from weft.memory.usage import CacheShape
 from weft.rpc.client import EngineClient
 from weft.rpc.messages import SleepMode, SleepOutcome
 

@@ -35,13 +35,12 @@ from weft.fleet.replica import Replica, first_error
 from weft.info import ModelInfo
 from weft.router.blind import LeastLoaded
 from weft.router.protocol import Router
-from weft.rpc.client import ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints
-from weft.rpc.engine_link import ANYWHERE
+from weft.rpc.client import ANYWHERE, ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints
 from weft.rpc.messages import RecordingTarget
 
 if TYPE_CHECKING:
     from weft.fleet.joined import JoinedReplicas
-    from weft.rpc.link_keys import LinkKeys
+    from weft.rpc.link import LinkKeys
     from weft.rpc.listener import Machine
 
 RESTARTS = 5

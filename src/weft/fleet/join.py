@@ -38,11 +38,19 @@ from weft.errors import ConfigError, WeftError
 from weft.fleet.places import divide_machine
 from weft.fleet.start_progress import StartProgress
 from weft.info import ModelInfo
-from weft.rpc.engine_link import EngineLink, HostShare
-from weft.rpc.link import LINK_VERSION, EngineEnded, Hello, Leaving, StartEngine
-from weft.rpc.link_keys import LinkKeys
+from weft.rpc.client import EngineLink, HostShare
+from weft.rpc.link import (
+    LINK_VERSION,
+    DismissedError,
+    EngineEnded,
+    Hello,
+    Leaving,
+    LinkKeys,
+    LinkLostError,
+    StartEngine,
+    Uplink,
+)
 from weft.rpc.messages import Progress, Ready, Report, Reset, StepReport
-from weft.rpc.uplink import DismissedError, LinkLostError, Uplink
 
 EXIT_DRAINED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 2, 130
 REFUSALS_MAX = 3

@@ -25,8 +25,7 @@ from typing import Any, Protocol
 from weft.errors import ConfigError, WeftError
 from weft.fleet.replica import Replica
 from weft.rpc.client import EngineClient
-from weft.rpc.link import Hello
-from weft.rpc.link_keys import LinkKeys
+from weft.rpc.link import Hello, LinkKeys
 from weft.rpc.listener import AgentConnection, LinkListener, Machine
 
 AWAY_MAX_S = 600.0

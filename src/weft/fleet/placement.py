@@ -28,9 +28,8 @@ import msgspec
 
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, QueueFullError, WeftError
-from weft.fleet.live_request import LiveRequest
+from weft.fleet.live_request import EventSink, LiveRequest, RequestStream
 from weft.fleet.replica import Replica
-from weft.fleet.request_stream import RequestStream
 from weft.request import Request, TokenEvent, split_seed
 from weft.router.protocol import ReplicaLoad, Router
 from weft.rpc.client import EngineClient
@@ -54,7 +53,7 @@ class Placement:
         self._router = router
         self._closed: WeftError | None = None
         self._lives: dict[str, LiveRequest] = {}
-        self._streams: dict[str, RequestStream] = {}
+        self._streams: dict[str, EventSink] = {}
         self._acceptances: dict[str, asyncio.Future[None]] = {}
         self._held: list[LiveRequest] = []
         self._placed: defaultdict[int, dict[str, LiveRequest]] = defaultdict(dict)
@@ -70,13 +69,18 @@ class Placement:
 
     # ------------------------------------------------------------------ requests
 
-    async def submit(self, requests: list[Request], stream: RequestStream | None = None) -> RequestStream:
+    async def submit(self, requests: list[Request]) -> RequestStream:
+        """``place``, with a new stream."""
+        stream = RequestStream([request.request_id for request in requests])
+        await self.place(requests, stream)
+        return stream
+
+    async def place(self, requests: list[Request], stream: EventSink) -> None:
         """Returns when engines have accepted them, all or none. ``stream``: where their events go. Raises the
         first refusal, QueueFullError, or EngineUnavailableError."""
         if self._closed is not None:
             raise self._closed
         self._check_held(sum(request.sampling.n for request in requests))
-        stream = stream or RequestStream([request.request_id for request in requests])
         acceptances = []
         for request in requests:
             live = LiveRequest(seeded(request, self._config.seed, self._request_count), self._request_count)
@@ -89,11 +93,9 @@ class Placement:
         try:
             await asyncio.gather(*acceptances)
         except BaseException:
-            for request_id in stream.request_ids:
-                self.cancel(request_id)
-            self.close(stream)
+            for request in requests:
+                self.cancel(request.request_id)
             raise
-        return stream
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """At any time, and never waits. Unknown ids are ignored."""
@@ -110,6 +112,11 @@ class Placement:
         """Later events of the stream are dropped."""
         for request_id in stream.request_ids:
             self._streams.pop(request_id, None)
+
+    def abandon(self, stream: EventSink) -> None:
+        """Cancels all requests whose events go to ``stream``."""
+        for request_id in [request_id for request_id, one in self._streams.items() if one is stream]:
+            self.cancel(request_id)
 
     def _check_held(self, new: int) -> None:
         held, limit = self.held_count, self._config.max_queued_requests
@@ -240,7 +247,9 @@ class Placement:
         """It has ended. Its end may free the place of a held request."""
         del self._lives[live.id]
         self._streams.pop(live.id, None)
-        self._acceptances.pop(live.id, None)
+        acceptance = self._acceptances.pop(live.id, None)
+        if acceptance is not None:
+            acceptance.cancel()  # ends ``place``, where another one than its caller cancelled the request
         if live.replica is not None:
             self._take_back(live)
         self.dispatch()
@@ -251,7 +260,7 @@ class Placement:
             if not acceptance.done():
                 acceptance.set_exception(error)
         elif stream is not None:
-            stream.fail(error)
+            stream.fail(live.id, error)
         self._forget(live)
 
     # ------------------------------------------------------------------ events

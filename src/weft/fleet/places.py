@@ -26,7 +26,7 @@ from pathlib import Path
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError
-from weft.rpc.engine_link import ANYWHERE, HostShare
+from weft.rpc.client import ANYWHERE, HostShare
 
 _NODES = Path("/sys/devices/system/node")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -17,11 +17,12 @@ import logging
 import os
 import sys
 import time
+from collections import deque
+from dataclasses import dataclass
 
 from weft.fleet.fleet import Fleet
 from weft.fleet.ray_placer import PlacerOrder
 from weft.fleet.replica import SHORT_LIFE_S, backoff_s
-from weft.fleet.scaler import FleetLoad, Scaler
 
 _LOOK_S = 1.0
 _END_S = 10.0
@@ -98,3 +99,68 @@ class RayFleet:
         rows = [replica.engine.info.sizes.rows_max for replica in ready if replica.engine.info is not None]
         return FleetLoad(running, waiting, self._fleet.requests.admitted_count, len(ready),
                          max(0, self.scaler.target - len(ready)), min(rows, default=1))
+
+
+GROW_AT_S = 5.0
+IDLE_S = 120.0
+RATE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """A look at a fleet. ``admitted``: sequences since its start. ``ready`` and ``starting`` count replicas,
+    ``rows`` the sequences that one of them runs at once."""
+
+    running: int
+    waiting: int
+    admitted: int
+    ready: int
+    starting: int
+    rows: int
+
+
+class Scaler:
+    """How many replicas there should be, between ``least`` and ``most``. Pure: no clock and no I/O.
+
+        waiting sequences / sequences admitted a second   = seconds of queued work
+        above GROW_AT_S, and no replica is starting       -> one more
+        an empty queue, and the others have room          -> one less after IDLE_S
+    """
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least = least
+        self._most = most
+        self.target = least
+        self.queued_s = 0.0
+        """Seconds of queued work, at the last look."""
+        self._looks: deque[tuple[float, int]] = deque()
+        self._waiting_since_s: float | None = None
+        self._roomy_since_s: float | None = None
+
+    def look(self, now_s: float, load: FleetLoad) -> int:
+        """The number of replicas that there should be."""
+        self._note(now_s, load)
+        if self.queued_s > GROW_AT_S and not load.starting and load.ready >= self.target:
+            self.target = min(self._most, self.target + 1)
+        others_have_room = load.running <= load.rows * (self.target - 1)
+        if load.waiting or load.starting or not others_have_room:
+            self._roomy_since_s = None
+        elif self._roomy_since_s is None:
+            self._roomy_since_s = now_s
+        elif now_s - self._roomy_since_s >= IDLE_S:
+            self.target = max(self._least, self.target - 1)
+            self._roomy_since_s = None
+        return self.target
+
+    def _note(self, now_s: float, load: FleetLoad) -> None:
+        self._looks.append((now_s, load.admitted))
+        while now_s - self._looks[0][0] > RATE_S:
+            self._looks.popleft()
+        if not load.waiting:
+            self._waiting_since_s, self.queued_s = None, 0.0
+            return
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        (first_s, first), (last_s, last) = self._looks[0], self._looks[-1]
+        waited_s = now_s - self._waiting_since_s
+        self.queued_s = (load.waiting * (last_s - first_s) / (last - first) if last > first else waited_s)

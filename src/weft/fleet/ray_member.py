@@ -15,9 +15,8 @@ from rich.console import Console
 
 from weft.fleet.join import join
 from weft.fleet.start_progress import StartProgress
-from weft.rpc.engine_process import die_with_parent
-from weft.rpc.link import tcp_address
-from weft.rpc.link_keys import LinkKeys
+from weft.rpc.child import die_with_parent
+from weft.rpc.link import LinkKeys, tcp_address
 
 STARTED_BY = "ray"
 

@@ -19,15 +19,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from weft.memory.books import Books
-from weft.memory.frames.arena import Arena
-from weft.memory.frames.owners import FREE, of_compressed_kv, of_compressed_state, of_lease, of_tree
-from weft.memory.frames.packing import Item, Packing
-from weft.memory.lease import Lease
+from weft.memory.frames.arena import (
+    FREE,
+    Arena,
+    Item,
+    Packing,
+    of_compressed_kv,
+    of_compressed_state,
+    of_lease,
+    of_tree,
+)
 from weft.memory.prefix.cache import PrefixCache
-from weft.memory.prefix.edge import COMPRESSED, TOKEN_BYTES, Node
-from weft.memory.prefix.lookup import path_pages
+from weft.memory.prefix.edge import COMPRESSED, TOKEN_BYTES, Node, path_pages
 from weft.memory.prefix.tree import PrefixTree
+from weft.memory.reservation import Lease
+from weft.memory.transaction import Books
 from weft.memory.values import NodeId
 from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div
 

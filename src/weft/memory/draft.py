@@ -9,22 +9,31 @@
     reclaim make room for what was refused: move, compress or evict (relief.py)
     seal    the frozen sum
 
-A draft walks the free frames, pages and slots in the order of allocation (``arena.FrameWalk``,
-``packing.Walk``) and records what each sequence gets. The pools do not change, so dropping the draft is the
-rollback. What it closes, adopts from the tree, moves or evicts is free from the next draft on: the step in
-flight may still read it.
+    load    buffer   rows of pages:  | exact KV | int8 KV, side by side | exact KV | compressed state |
+                                          |          |                       |             |
+            lease    pages            [ 17 4 90 ]  [ 33 8 ] --restore-->  [ 12 ]      [ 60 61 ] --> slot
+                                                    [ 8 51 33 70 ]
 
-Each use checks the version of the books: a draft of an older version is a bug that is caught (law L5).
+A draft walks the free frames, pages and slots in the order of allocation and records what each sequence gets.
+The pools do not change, so dropping the draft is the rollback. What it closes, adopts from the tree, moves or
+evicts is free from the next draft on: the step in flight may still read it. Each use checks the version of
+the books: a draft of an older version is a bug that is caught (law L5).
+
+A load copies codes into some of the pages that the lease gets, and the same step unpacks them there. A
+compressed state takes pages of the lease too. These *spare* pages hold nothing once the step is computed.
+They lie behind those of the tokens, and the close of the lease frees them.
 
 Laws: L2 (all or nothing), L3 (no room is False or None), L5, L9 (``save`` costs no other request anything).
 
 Rejected: take first and undo on failure (two writers); a predictor of what will fit (it drifts from the
-allocator).
+allocator); a load in two steps, or unpacking on the host (the link would move two to four times the bytes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -33,23 +42,84 @@ from weft.memory.arena_work import (
     NO_WORK,
     ArenaWork,
     CheckpointLoad,
+    KvForm,
     PageCopy,
+    PageTransfer,
+    RestoreKv,
     RestoreState,
     SlotCopy,
+    StateTransfer,
 )
-from weft.memory.books import Books
-from weft.memory.checkpoint_load import LoadWork, plan_load, spare_pages
-from weft.memory.frames.arena import FrameWalk
-from weft.memory.frames.packing import Walk
-from weft.memory.lease import Lease
-from weft.memory.prefix.compressed_kv import Unpacking
-from weft.memory.prefix.edge import COMPRESSED, Node
-from weft.memory.prefix.lookup import path_pages
+from weft.memory.frames.arena import FrameWalk, Walk
+from weft.memory.frames.plan import ArenaPlan
+from weft.memory.prefix.compressed_kv import PackedPages, Unpacking
+from weft.memory.prefix.edge import COMPRESSED, Node, path_pages
 from weft.memory.prefix.sharing import Sharing
+from weft.memory.prefix_store import EXACT_FORM, KvRows
 from weft.memory.relief import Relief
-from weft.memory.reservation import Extension, Opening, Reservation, Saving
+from weft.memory.reservation import Extension, Lease, Opening, Reservation, Saving
+from weft.memory.transaction import Books
 from weft.memory.values import NO_NODE, NO_SLOT, Checkpoint, FrameClaim, Match, NodeId
-from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, pages_for
+from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div, pages_for
+
+
+@dataclass(slots=True)
+class LoadWork:
+    """``pages``: those of the lease in the order of their tokens, the spare ones last."""
+
+    pages: list[PageId] = field(default_factory=list)
+    page_loads: list[PageTransfer] = field(default_factory=list)
+    state_loads: list[StateTransfer] = field(default_factory=list)
+    kv_restores: list[RestoreKv] = field(default_factory=list)
+    state_restores: list[RestoreState] = field(default_factory=list)
+
+
+def spare_pages(load: CheckpointLoad, plan: ArenaPlan) -> int:
+    """Pages that a lease of ``load`` takes besides those of its tokens: for a compressed state, and one for
+    compressed rows of which a part is cached."""
+    compressed = any(rows.form != EXACT_FORM for rows in load.rows)
+    return compressed + (plan.compressed_pages if load.state_row != PAD else 0)
+
+
+def plan_load(load: CheckpointLoad, plan: ArenaPlan, pages: Sequence[PageId], slot: SlotId,
+              first: int) -> LoadWork:
+    """``pages``: one for each 16 tokens from position ``first`` on, and the spare ones."""
+    work, pool = LoadWork(), deque(pages)
+    if plan.pages_per_frame:
+        for rows in load.rows:
+            if rows.end > first:
+                _plan_rows(work, load, rows, max(first, rows.start), plan, pool)
+    if load.state_row != PAD:
+        state_pages = tuple(pool.popleft() for _ in range(plan.compressed_pages))
+        work.page_loads.append(PageTransfer(load.buffer, load.state_row, state_pages))
+        work.state_restores.append(RestoreState(state_pages, slot))
+        pool += state_pages
+    elif slot != NO_SLOT:
+        work.state_loads.append(StateTransfer(load.buffer, slot))
+    work.pages += pool
+    return work
+
+
+def _plan_rows(work: LoadWork, load: CheckpointLoad, rows: KvRows, begin: int, plan: ArenaPlan,
+               pool: deque[PageId]) -> None:
+    passed, count = (begin - rows.start) // PAGE_TOKENS, pages_for(rows.end) - begin // PAGE_TOKENS
+    if rows.form == EXACT_FORM:
+        pages = tuple(pool.popleft() for _ in range(count))
+        work.page_loads.append(PageTransfer(load.buffer, rows.first + passed, pages))
+        work.pages += pages
+        return
+    form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
+    row, skip_bytes = divmod(passed * form.record_bytes, form.page_bytes)
+    packed = [pool.popleft() for _ in range(ceil_div(skip_bytes + count * form.record_bytes,
+                                                     form.page_bytes))]
+    run = PackedPages(packed, 0, skip_bytes, 0, count)
+    extra = [pool.popleft() for _ in range(run.missing)]
+    unpacked = run.unpack_into(extra, form)
+    work.page_loads.append(PageTransfer(load.buffer, rows.first + row, tuple(packed)))
+    work.kv_restores.append(RestoreKv(NO_NODE, tuple(packed), skip_bytes, unpacked, form))
+    work.pages += unpacked
+    pool += [page for page in (*packed, *extra) if page not in set(unpacked)]
+
 
 Int32s = npt.NDArray[np.int32]
 
@@ -181,6 +251,19 @@ class Draft:
         else:
             gained += pages
         return True
+
+    def extend_by_page(self, seqs: list[SeqId]) -> list[PageId]:
+        """One more page for each of ``seqs``, in order, until the arena has no more: the pages of those that
+        got one. No earlier verb of this draft named them. A step in which many decodes cross into their next
+        page is one call of this."""
+        self._check_current()
+        for seq in seqs:
+            assert seq in self._books.leases, f"sequence {seq} has no lease"
+            assert seq not in self._closed, f"sequence {seq} was closed in this draft"
+            assert seq not in self._gained, f"sequence {seq} was extended in this draft"
+        pages = self._page_walk.take(min(len(seqs), self._page_walk.room))
+        self._gained.update(zip(seqs, ([page] for page in pages), strict=False))
+        return pages
 
     def save(self, seq: SeqId, position: int, *, spare: int = 1) -> SlotId | None:
         """A slot for the state of ``seq`` after ``position`` tokens (a multiple of a page). A run of this

@@ -25,21 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.audit import audit
-from weft.memory.books import Books
 from weft.memory.draft import Draft
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.lease import Lease
 from weft.memory.prefix.cache import with_lost_to_salt
-from weft.memory.prefix.cache_shape import CacheShape
-from weft.memory.prefix.checkpoint_contents import CheckpointContents, checkpoint_contents
-from weft.memory.prefix.checkpoint_follower import CheckpointFollower
-from weft.memory.prefix.holdings import pages_alone
-from weft.memory.prefix.policy import Policy
-from weft.memory.prefix.shape import shape_of
+from weft.memory.prefix.policy import Policy, pages_alone
+from weft.memory.prefix.readings import CheckpointContents, CheckpointFollower, checkpoint_contents, shape_of
 from weft.memory.prefix.tree import PrefixTree
-from weft.memory.reservation import Reservation
-from weft.memory.transaction import apply
-from weft.memory.usage import MemoryUsage, MoveCounts
+from weft.memory.reservation import Lease, Reservation
+from weft.memory.transaction import Books, apply
+from weft.memory.usage import CacheShape, MemoryUsage, MoveCounts
 from weft.memory.values import NOTHING_RECALLED, CheckpointOutlook, Match, NodeId
 from weft.units import SeqId
 
@@ -138,7 +132,7 @@ class Memory:
 
     def checkpoint_contents(self, node: NodeId, start: int = 0) -> CheckpointContents | None:
         """The checkpoint of ``node`` with its pages from position ``start`` on; None if a store cannot have
-        it (``weft.memory.prefix.checkpoint_contents``). Reads only."""
+        it (``weft.memory.prefix.readings``). Reads only."""
         return checkpoint_contents(self._books.cache, node, start)
 
     def checkpoint_outlook(self, node: NodeId) -> CheckpointOutlook | None:

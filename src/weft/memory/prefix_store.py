@@ -1,4 +1,5 @@
-"""What an engine may ask of a prefix store, and the frozen values between the two.
+"""What an engine may ask of a prefix store, the frozen values between the two, and the buffers between their
+bytes.
 
     engine thread                                   threads of the store
     tokens --match--> StoredPrefix   memory only
@@ -7,6 +8,9 @@
     put(KvPiece, state) ---- Ticket --> queue of writes --> records, tokens, ledger line --|
     poll <------------------------------- StoreEvent("fetched", "written", ...) -----------'
 
+    load    store's thread writes a buffer --> a step copies it into pages and a slot --> freed
+    store   a step copies pages and a slot into a buffer --> store's thread reads it  --> freed
+
 A *grain* is the KV of 16 tokens of all attention layers, unsharded and in head order: one page of an engine
 that runs on one rank. A *KV record* holds the KV of up to 256 tokens of one edge, as grains one after the
 other. A *state record* holds the state after ``position`` tokens. A *stored checkpoint* is a state record
@@ -14,23 +18,20 @@ with the KV records of all tokens before it.
 
 One thread calls every method of a ``Store``, and none of them waits for a disk or a network. A store belongs
 to one namespace (``weft.store.identity``): another model, dtype or layout on the same path never matches.
-Buffers given to ``fetch`` and ``put`` belong to the store until ``poll`` returns the event of their ticket.
-Cancelling the request changes nothing of that.
+Threads see buffers only, never the arena. Buffers given to ``fetch`` and ``put`` belong to the store until
+``poll`` returns the event of their ticket. Cancelling the request changes nothing of that.
 
-Laws:
+Laws: L8 (a hit is a checkpoint with all of its KV), L9 (a put never waits: it is refused when queues are
+full), L10 (``match`` compares hashes; the fetch compares the tokens themselves before its event says
+``fetched``), L11 (each drop and each refusal is counted with its reason; buffers have ``limit_bytes``).
 
-* L8: a hit is a checkpoint with all of its KV.
-* L9: a put never waits. It is refused (None) when queues are full.
-* L10: ``match`` compares hashes; the fetch compares the tokens themselves before its event says ``fetched``.
-* L11: each drop and each refusal is counted with its reason.
-
-Rejected: bytes inside the values (a record is megabytes); futures or callbacks (an engine reads events
-between two steps like commands, so no callback runs inside a step).
+Rejected: futures or callbacks (an engine reads events between two steps like commands, so no callback runs
+inside a step); views of the arena for threads (a page may be evicted and reused while a disk is slow).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, NamedTuple, NewType, Protocol
@@ -39,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.usage import StoreStats
-from weft.units import ceil_div
+from weft.units import BufferId, ceil_div
 
 PrefixTokens = Sequence[int] | npt.NDArray[np.int32]
 """Tokens of a prompt. An array costs no list of integers."""
@@ -221,3 +222,89 @@ class Store(Protocol):
     def close(self) -> None:
         """Ends the threads. Puts that are queued are written as far as a few seconds allow."""
         ...
+
+
+Uint8s = npt.NDArray[np.uint8]
+Allocate = Callable[[int], Uint8s]
+"""Bytes -> uint8 [bytes], with any contents."""
+
+BUFFER_SHARE = 4
+BUFFER_BYTES_MIN = 256 << 20
+BUFFER_BYTES_MAX = 8 << 30
+
+
+def buffer_limit(arena_bytes: int) -> int:
+    """Most bytes of transfer buffers: a quarter of the arena's, within bounds."""
+    return min(max(arena_bytes // BUFFER_SHARE, BUFFER_BYTES_MIN), BUFFER_BYTES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferBuffer:
+    """See the module."""
+
+    pages_PB: Uint8s
+    state_B: Uint8s
+
+    @property
+    def nbytes(self) -> int:
+        return self.pages_PB.nbytes + self.state_B.nbytes
+
+
+class BufferPlaces(Protocol):
+    """Where a device finds the bytes of a buffer that a plan names."""
+
+    def __getitem__(self, buffer: BufferId) -> TransferBuffer: ...
+
+
+def _allocate(size_bytes: int) -> Uint8s:
+    return np.empty(size_bytes, np.uint8)
+
+
+class TransferBuffers:
+    """``page_bytes`` and ``slot_bytes`` are those of the arena's plan. ``allocate``: pinned memory on a
+    GPU; ``release`` takes it back."""
+
+    def __init__(self, page_bytes: int, slot_bytes: int, *, limit_bytes: int,
+                 allocate: Allocate = _allocate, release: Callable[[Uint8s], None] = lambda _: None) -> None:
+        self.page_bytes = page_bytes
+        self.slot_bytes = slot_bytes
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.next_id = BufferId(0)
+        self._allocate, self._release = allocate, release
+        self._flat: dict[BufferId, Uint8s] = {}
+        self._buffers: dict[BufferId, TransferBuffer] = {}
+
+    def __getitem__(self, buffer: BufferId) -> TransferBuffer:
+        return self._buffers[buffer]
+
+    def __contains__(self, buffer: BufferId) -> bool:
+        return buffer in self._buffers
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def bytes_for(self, pages: int) -> int:
+        return pages * self.page_bytes + self.slot_bytes
+
+    def has_room(self, pages: int) -> bool:
+        """Whether a buffer of ``pages`` pages and a state fits beside the others."""
+        return self.used_bytes + self.bytes_for(pages) <= self.limit_bytes
+
+    def add(self, pages: int) -> BufferId:
+        """A new buffer, whose id was ``next_id``. It must have room."""
+        size_bytes = self.bytes_for(pages)
+        assert self.has_room(pages), f"a transfer buffer of {size_bytes} bytes is over the limit"
+        flat, kv_bytes = self._allocate(size_bytes), pages * self.page_bytes
+        buffer = self.next_id
+        self._flat[buffer] = flat
+        self._buffers[buffer] = TransferBuffer(flat[:kv_bytes].reshape(pages, self.page_bytes),
+                                               flat[kv_bytes:])
+        self.next_id = BufferId(buffer + 1)
+        self.used_bytes += size_bytes
+        return buffer
+
+    def free(self, buffer: BufferId) -> None:
+        """No step and no thread uses ``buffer`` any more."""
+        self.used_bytes -= self._buffers.pop(buffer).nbytes
+        self._release(self._flat.pop(buffer))

@@ -1,4 +1,7 @@
-"""What one step changes in the books: a reservation, complete before it is committed.
+"""What one step changes in memory: leases, and a reservation that is complete before it is committed.
+
+    lease   pages   [ p0 p1 p2 p3 | p4 p5 p6 ]      p of tokens [16 i, 16 i + 16)
+                      shared         its own         those of the first ``shared_tokens`` belong to the tree
 
     draft.seal() --> Reservation  version | frames pages slots         what is claimed and allocated, in order
                                           | opened extended saved      which lease gets it
@@ -6,8 +9,10 @@
                                           | closed evicted             what is free afterwards
                                           | arena_work table_patches   what the device must do (arena_work.py)
 
-``transaction.apply`` writes it into the books and decides nothing. The step plan takes ``arena_work`` and the
-patches from it. Ids and epochs are part of it, so a reservation can be printed, compared and replayed.
+A lease is everything that one running sequence holds, and its receipt for giving it back. Only commits write
+one. ``transaction.apply`` writes a reservation into the books and decides nothing. The step plan takes
+``arena_work`` and the patches from it. Ids and epochs are part of it, so it can be printed, compared and
+replayed.
 
 Laws: L2 (all or nothing: whatever is not in the reservation does not happen), L5 (``version``: a reservation
 for other books is caught), L6 (frames that change kind are in ``arena_work.zero_frames``).
@@ -18,10 +23,39 @@ Rejected: references to leases and nodes (they change with the commit that reads
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from weft.memory.arena_work import NO_WORK, ArenaWork, PageCopy, SlotCopy
-from weft.memory.values import Checkpoint, Eviction, FrameClaim, Match
+from weft.memory.values import NO_NODE, Checkpoint, Eviction, FrameClaim, Match, NodeId
 from weft.units import PageId, SeqId, SlotId
+
+
+@dataclass(slots=True)
+class Lease:
+    seq: SeqId
+    pages: list[PageId]
+    slot: SlotId
+    epoch: int
+    cached_tokens: int
+    """Tokens with cached KV and state when the lease opened."""
+    salt: str = ""
+    shared_tokens: int = 0
+    """Tokens at the front with pages of the prefix tree: read, never written (law L7)."""
+    held: NodeId = NO_NODE
+    """The node that ends after ``shared_tokens``; NO_NODE if that is 0."""
+    taps: list[Checkpoint] = field(default_factory=list)
+    inexact: bool = False
+    """It reads or was computed from data that was compressed once, and so is everything it publishes."""
+    loads: bool = False
+    """Its contents come from a store, not from a sequence that runs."""
+
+    def move_slot(self, src: SlotId, dst: SlotId, epoch: int) -> None:
+        """Its state, or the state of one of its taps, moved to ``dst``."""
+        if self.slot == src:
+            self.slot, self.epoch = dst, epoch
+            return
+        [at] = [at for at, tap in enumerate(self.taps) if tap.slot == src]
+        self.taps[at] = Checkpoint(self.taps[at].position, dst, epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +73,7 @@ class Opening:
     inexact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(NamedTuple):
     """An older lease gets more pages, in order."""
 
     seq: SeqId
@@ -91,7 +124,7 @@ class SlotPatch:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Pages and slots that move so that frames become free (compaction.py), and the patches that follow. The
+    """Pages and slots that move so that frames become free (relief.py), and the patches that follow. The
     copies are part of ``arena_work`` and the patches of ``table_patches`` too."""
 
     pages: tuple[PageCopy, ...] = ()

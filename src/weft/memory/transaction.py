@@ -1,21 +1,24 @@
-"""A step's memory in one transaction: a draft that changes nothing, a reservation, one writer.
+"""All records of memory, and their one writer: a draft changes nothing, a reservation is complete, a commit
+writes it.
+
+    arena     free frames                    pages, slots   owners and free items by frame
+    cache     the prefix tree and its orders leases         by sequence
+    version   the number of commits
 
     books --Draft reads--> open / extend / close ... --seal--> Reservation --apply--> books, one version on
                               |
                               +-- dropped: nothing to undo, nothing was done
 
-A ``Draft`` (draft.py) is an overlay: dropping it is the whole rollback. The ``Reservation`` (reservation.py)
-is complete, ids and epochs included, so ``apply`` decides nothing. It takes what the reservation names,
-asserts that each item was free and next, and is the only code that writes the books. The walk that hands
-memory out also says whether it fits, so there is no predictor that could disagree (law L2).
+``apply`` takes what the reservation names, asserts that each item was free and next, and is the only code
+that writes the books. The walk that hands memory out also says whether it fits, so there is no predictor that
+could disagree (law L2).
 
 Order: take before giving back. Moves come first, before any item changes its owner, and the tree grows before
 it is cut. So everything that a draft closes, leaves or evicts is free from the next draft on. It is never
 handed out under a sequence that the step in flight may still read.
 
-Laws: L2 (each verb takes all it needs or nothing). L3 (no room is False or None). L5 (an outdated draft is
-caught at its use, an outdated reservation here). L6 (``zero_frames``: claimed frames with bytes of another
-kind).
+Laws: L2 (each verb takes all it needs or nothing), L3 (no room is False or None), L5 (an outdated reservation
+is caught here), L6 (``zero_frames``: claimed frames with bytes of another kind).
 
 Rejected: taking at once and undoing on failure (two writers, and every error path must be right); deep copies
 of the books (a step that crosses no page must cost nothing).
@@ -25,9 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.memory.books import Books
-from weft.memory.frames.arena import Arena
-from weft.memory.frames.owners import (
+from weft.memory.frames.arena import (
+    Arena,
+    Pages,
+    Slots,
     kv_node_of,
     lease_of,
     of_compressed_kv,
@@ -36,11 +40,32 @@ from weft.memory.frames.owners import (
     of_tree,
     state_node_of,
 )
-from weft.memory.lease import Lease
-from weft.memory.prefix.cache import Freed
-from weft.memory.reservation import Moves, Opening, Reservation
+from weft.memory.frames.plan import ArenaPlan
+from weft.memory.prefix.cache import Freed, PrefixCache
+from weft.memory.prefix.eviction import slots_ahead
+from weft.memory.prefix.policy import Policy
+from weft.memory.reservation import Lease, Moves, Opening, Reservation
 from weft.memory.values import NO_NODE, NO_SLOT, FrameKind, NodeId
-from weft.units import PAGE_TOKENS, FrameId
+from weft.units import PAGE_TOKENS, FrameId, SeqId
+
+
+class Books:
+    """``cache`` False: no prefix is cached. ``policy``: the order of eviction, None for least recently
+    used."""
+
+    __slots__ = ("arena", "cache", "leases", "pages", "plan", "slots", "slots_ahead", "version")
+
+    def __init__(self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None) -> None:
+        self.plan = plan
+        self.arena = Arena(plan.frame_count)
+        self.pages = Pages(plan.pages_per_frame, plan.frame_count)
+        self.slots = Slots(plan.slots_per_frame, plan.frame_count)
+        self.slots_ahead = slots_ahead(plan.slot_count)
+        """Slots to keep free ahead of need."""
+        self.cache = PrefixCache(plan, enabled=cache, page_owners=self.pages.owners,
+                                 slot_owners=self.slots.owners, policy=policy)
+        self.leases: dict[SeqId, Lease] = {}
+        self.version = 0
 
 
 def apply(books: Books, reservation: Reservation) -> None:

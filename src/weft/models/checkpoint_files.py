@@ -3,6 +3,7 @@
     config.json  +  model.safetensors                                    one file
                  |  model.safetensors.index.json -> model-0000N-of-...   an index over several
                  |  *.safetensors                                        several without an index
+                 |  *.gguf                                               a view of GGUF files (models/gguf)
 
 ``CheckpointFiles.open`` reads config.json and the headers, and no weight. What it can see is refused there:
 files that are missing, truncated, broken or linked out of the directory, and an index that names what no file
@@ -25,6 +26,7 @@ import torch
 from weft.errors import CheckpointError
 from weft.files import INDEX_BYTES_MAX, read_json
 from weft.models.forms import stored_form
+from weft.models.gguf.view import is_view, stored_tensors
 from weft.models.safetensors_header import StoredTensor, read_header
 from weft.units import format_bytes
 
@@ -63,9 +65,12 @@ class CheckpointFiles:
     def open(cls, directory: Path) -> CheckpointFiles:
         """Raises CheckpointError naming the file that is missing, malformed or truncated."""
         config = read_json(directory / "config.json")
+        if is_view(config):
+            tensors, source = stored_tensors(directory)
+            return cls(directory, config, tensors, _prefix(tensors), source)
         files, listed, source = _weight_files(directory)
         headers = {file.name: read_header(file) for file in files}
-        tensors: dict[str, StoredTensor] = {}
+        tensors = {}
         for header in headers.values():
             tensors.update(header)
         for name, file_name in listed.items():
@@ -73,8 +78,7 @@ class CheckpointFiles:
                 raise CheckpointError(f"{source}: places {name} in {file_name}, which does not hold it",
                                       param="model")
             tensors[name] = headers[file_name][name]
-        prefix = next((p for p in _PREFIXES for name in _EMBEDDINGS if p + name in tensors), "model.")
-        return cls(directory, config, tensors, prefix, source)
+        return cls(directory, config, tensors, _prefix(tensors), source)
 
     @property
     def stored_dtype(self) -> str:
@@ -133,6 +137,10 @@ def unused_warning(names: Sequence[str]) -> str | None:
     more = len(names) - _NAMES_SHOWN
     return (f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} not used: "
             f"{', '.join(names[:_NAMES_SHOWN])}{f' and {more} more' if more > 0 else ''}")
+
+
+def _prefix(tensors: Mapping[str, StoredTensor]) -> str:
+    return next((p for p in _PREFIXES for name in _EMBEDDINGS if p + name in tensors), "model.")
 
 
 def _weight_files(directory: Path) -> tuple[list[Path], dict[str, str], Path]:

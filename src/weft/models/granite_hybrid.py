@@ -3,7 +3,7 @@
 Embedding, residual, attention and logits carry multipliers (see ``Architecture``). Attention usually has
 no position embedding at all. Experts are stored as ``input_linear`` / ``output_linear`` / ``router.layer``
 in hub releases and may be saved as ``experts.gate_up_proj`` / ``experts.down_proj`` / ``router``; the
-shared feed-forward keeps gate and up fused already. Source: transformers ``granitemoehybrid``.
+shared feed-forward has gate and up fused, but for GGUF files. Source: transformers ``granitemoehybrid``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from weft.families.architecture import (
     Mamba2,
     Mixer,
 )
+from weft.families.tensors import GATED
 from weft.models.block_readers import BlockReader
 from weft.models.blocks.dense import SwiGlu
 from weft.models.blocks.experts import ExpertsBlock
@@ -41,8 +42,10 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
 
 
 def _feed_forward(read: BlockReader, shape: FeedForward | None, name: str) -> SwiGlu | ExpertsBlock:
+    shared = f"{name}.shared_mlp"
+    names = _SHARED if read.source.has(f"{shared}.input_linear.weight") else GATED
     if isinstance(shape, Dense):
-        return read.swiglu(shape, f"{name}.shared_mlp", _SHARED)
+        return read.swiglu(shape, shared, names)
     assert isinstance(shape, Experts)
     sparse = f"{name}.block_sparse_moe"
     if read.source.has(f"{sparse}.experts.gate_up_proj"):
@@ -50,5 +53,5 @@ def _feed_forward(read: BlockReader, shape: FeedForward | None, name: str) -> Sw
     else:
         block = read.experts(shape, sparse, router="router.layer.weight",
                              stacks=("input_linear.weight", "output_linear.weight"))
-    block.shared = read.swiglu(shape.shared, f"{name}.shared_mlp", _SHARED)
+    block.shared = read.swiglu(shape.shared, shared, names)
     return block

@@ -1,4 +1,4 @@
-"""From what the user typed to a directory on disk: a checkpoint directory, or a name on the model hub.
+"""From what the user typed to a directory on disk: a checkpoint directory, a GGUF file, or a name on the hub.
 
 A name that exists as a directory is that directory, as everywhere in the field; anything else is asked of
 ``huggingface_hub`` (which uses its cache first when offline). Only what serving reads is fetched:
@@ -34,15 +34,33 @@ def local_checkpoint(name: str | Path) -> Path | None:
     that is no checkpoint."""
     path, text = Path(name).expanduser(), str(name)
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if (path / "config.json").is_file():
+            return path.resolve()
+        view = _gguf_view(path)
+        if view is None:
             raise CheckpointError(f"{path}: the directory has no config.json, so it is not a checkpoint in "
-                                  f"Hugging Face format", param="model")
-        return path.resolve()
+                                  f"Hugging Face format, and no GGUF file", param="model")
+        return view
     if path.is_file():
-        raise CheckpointError(f"{path} is a file; give the directory that holds config.json", param="model")
+        if path.suffix != ".gguf":
+            raise CheckpointError(f"{path} is a file; give the directory that holds config.json, or a "
+                                  f".gguf file", param="model")
+        return _gguf_view(path)
+    if path.suffix == ".gguf":
+        raise CheckpointError(f"{path}: there is no such file", param="model")
     if text.startswith(("/", ".", "~")) or text.count("/") > 1 or "\\" in text:
         raise CheckpointError(f"{path}: there is no such directory", param="model")
     return None
+
+
+def _gguf_view(path: Path) -> Path | None:
+    """The view of a GGUF file, or of the one in a directory; None for a directory without one."""
+    if path.is_dir() and not any(path.glob("*.gguf")):
+        return None
+    from weft.models.gguf.view import file_in, view_of  # numpy and ggml's tables: for such files alone
+
+    file = path if path.is_file() else file_in(path)
+    return None if file is None else view_of(file)
 
 
 def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:

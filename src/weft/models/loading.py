@@ -108,8 +108,9 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
             model = build(architecture, reader)
     head_bytes, head_line = (_add_mtp(model, checkpoint, runtime, device, share) if mtp else (0, None))
     read_s = time.perf_counter() - started_s
-    lines = (runtime.note(), skipped_line(checkpoint.tensors), _nonfinite_warning(reader.nonfinite),
-             head_line, unused_warning(checkpoint.unused(check.used | scale_names)))
+    lines = (runtime.note(), reader.form.note(), skipped_line(checkpoint.tensors),
+             _nonfinite_warning(reader.nonfinite), head_line,
+             unused_warning(checkpoint.unused(check.used | scale_names)))
     return LoadedModel(model=model, spec=model.spec, generation_defaults=defaults,
                        kv_scales=kv_scales,
                        weights_bytes=reader.held_bytes + head_bytes, weights_form=reader.form_in_words(),

@@ -43,7 +43,9 @@ class MappedFiles:
 
     def read(self, stored: StoredTensor, shard: Shard | None = None) -> torch.Tensor:
         """A copy of the tensor's bytes, or of those that ``shard`` names."""
-        dtype = TORCH_DTYPES[stored.dtype]
+        dtype = TORCH_DTYPES.get(stored.dtype)
+        if dtype is None:  # blocks, which their form cuts
+            return torch.from_numpy(self.view(stored).copy())
         if shard is not None:
             return self._read_shard(stored, shard, dtype)
         if stored.stored_bytes == 0:

@@ -51,7 +51,7 @@ class TensorCheck(TensorSource):
             self.read_bytes += stored.stored_bytes if shard is None else shard.read_bytes(stored.stored_bytes)
             self.order.append(name)
         known = stored.dtype if stored is not None and stored.dtype in dtypes else dtypes[0]
-        return torch.empty(shape, dtype=TORCH_DTYPES[known], device="meta")
+        return torch.empty(shape, dtype=TORCH_DTYPES.get(known, torch.uint8), device="meta")
 
     def raise_problems(self) -> None:
         """Raises CheckpointError with the faults (the first few in full)."""

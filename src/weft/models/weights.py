@@ -66,12 +66,15 @@ class TensorSource(ABC):
         self.runtime = runtime or RuntimeForm()
         self.form = stored_form(checkpoint.config, checkpoint.tensors)
         self.form.keeps_fp8 = self.runtime.keeps_fp8
+        self.form.keeps_minimums = not self.runtime.on_gpu_kernels
+        self.form.itemsize = dtype.itemsize
         self.place = RankPlace() if share is None else share.place
         self.declared: dict[str, Tensor] = {}
         """By their stored names, tensors that ranks divide."""
         if share is not None:
             self.form.tensors = ShardHeaders(checkpoint.tensors, self.shard_of)
         self.used: set[str] = set()
+        self.table_name = ""
         self.copies: list[tuple[str, str]] = []
         self._bytes_by_form: Counter[str] = Counter()
         self.held_bytes = 0
@@ -162,7 +165,8 @@ class TensorSource(ABC):
         """The embedding. ``is_head``: logits are made with it as well."""
         self.declare(self.checkpoint.prefix + name, tensor)
         rows, columns = tensor.shape(self.place)
-        if not is_head:
+        self.table_name = name
+        if not is_head or self._grouping(name, columns) is not None:
             return self.tensor(name, rows, columns)
         packed = self._packed([(name, rows)], columns)
         table = self.runtime.of_table(self._rows([(name, rows)], (columns,))) if packed is None else packed
@@ -173,6 +177,9 @@ class TensorSource(ABC):
         """The output projection, which wrappers keep beside the language model, not in it. ``tied``: the
         embedding, where that is the head as well."""
         if tied is not None:
+            stored = self._table_codes(self.table_name, *tensor.shape(self.place))
+            if stored is not None:
+                return self._linear([self.runtime.of_codes(stored)], None)
             if isinstance(tied, InTiles) or self.runtime.quantize == "none":
                 return Linear(tied)
             return self._linear([self.runtime.of_values(tied, head=True)], None)
@@ -187,10 +194,14 @@ class TensorSource(ABC):
         self._fill(out, name)
         return self._linear([self.runtime.of_values(out, head=True)], None)
 
+    def _table_codes(self, name: str, rows: int, columns: int) -> Codes | None:
+        """The embedding as it is stored, for the head of a tied model; None where it is stored as values."""
+        return None if self._grouping(name, columns) is None else self._codes((name, rows), columns)
+
     def experts(self, names: Sequence[Sequence[str]], rows: int, columns: int) -> ExpertWeights:
         """[len(names), len(names[0]) * rows, columns]: for each entry its matrices [rows, columns] one below
         the other. In tiles each expert is by itself; else experts stored one by one become one tensor."""
-        kinds = {self._grouping(name, columns) for group in names for name in group}
+        kinds = {self._of_experts(name, columns) for group in names for name in group}
         if kinds == {None} and self.runtime.quantize == "none":
             return self._float_experts(names, rows, columns)
         each = []
@@ -206,7 +217,7 @@ class TensorSource(ABC):
 
     def all_experts(self, name: str, count: int, rows: int, columns: int) -> ExpertWeights:
         """The same of one stored tensor [count, rows, columns]."""
-        if self._grouping(name, columns) is not None:
+        if self._of_experts(name, columns) is not None:
             return self._counted(self.runtime.of_codes(self._codes((name, rows), columns, count)))
         tiles = self.runtime.tiles_experts(self.device, self.dtype, count * rows, columns)
         packed = self._packed_experts(name, count, rows, columns) if tiles else None
@@ -275,6 +286,11 @@ class TensorSource(ABC):
         """How the codes of a matrix are grouped; None where it is stored as values."""
         full = self.checkpoint.prefix + name
         return self.form.grouping(full, columns) if self.form.holds(full) else None
+
+    def _of_experts(self, name: str, columns: int) -> Grouping | None:
+        """The same of an expert: their kernels read no minimums, so these are widened."""
+        grouping = self._grouping(name, columns)
+        return None if grouping is not None and grouping.minimums else grouping
 
     def _codes(self, part: Part, columns: int, *stack: int) -> Codes:
         codes = self.form.read(self._stored, self.checkpoint.prefix + part[0], (*stack, part[1], columns))

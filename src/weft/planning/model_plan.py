@@ -22,12 +22,13 @@ from weft.families import read_architecture
 from weft.families.architecture import Architecture
 from weft.families.sharding import possible_tps, rank_architecture
 from weft.memory.frames.plan import (
+    WORKSPACE_SHARE,
     ArenaPlan,
+    fit_sizes,
     memory_for,
     plan_arena,
     with_compressed_kv,
 )
-from weft.memory.frames.sizes import WORKSPACE_SHARE, fit_sizes
 from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
 from weft.planning.weights import Weights, count_weights, form_of
 from weft.spec import CacheDTypeName, DTypeName, ModelSpec, with_cache_dtypes

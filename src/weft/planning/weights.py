@@ -90,7 +90,7 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
     if asked is not None:
         return FORMS[asked]
     settings = config.get("quantization_config")
-    if not isinstance(settings, Mapping) or not settings:
+    if not isinstance(settings, Mapping) or not settings or settings.get("quant_method") == "gguf":
         if twelve_bit and dtype == "bfloat16":
             return TWELVE_BIT
         return WeightForm(dtype, 8 * ITEM_BYTES[dtype])

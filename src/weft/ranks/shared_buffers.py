@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import WeftError
-from weft.memory.transfer_buffers import TransferBuffer, TransferBuffers, Uint8s
+from weft.memory.prefix_store import TransferBuffer, TransferBuffers, Uint8s
 from weft.ranks.messages import RankBuffer, RankBufferFreed
 from weft.units import BufferId
 

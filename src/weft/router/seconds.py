@@ -31,9 +31,7 @@ from math import exp
 from weft.checkpoint_report import CheckpointReport
 from weft.costs.step import StepCost, mean_cost
 from weft.prefix_digests import prefix_digests, token_array
-from weft.router.boundaries import Boundaries
 from weft.router.checkpoint_table import CacheMatch, CheckpointTable
-from weft.router.prefill_queue import PrefillQueue
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
@@ -257,3 +255,145 @@ class Seconds:
 def _mean_costs(candidates: Sequence[ReplicaLoad]) -> StepCost:
     """For a replica that has measured nothing yet: what the others have."""
     return mean_cost([load.costs for load in candidates if load.costs is not None])
+
+
+SEEN_MAX = 200_000
+FORKS_MAX = 20_000
+BOUNDARIES_MAX = 8
+"""Boundaries that one request gets, the deepest ones."""
+
+
+class Boundaries:
+    """Where prompts part anywhere in the fleet: a boundary for every engine, at first sight.
+
+        replica 0   [ system prompt | tools | question 1 ]
+        replica 1   [ system prompt | tools | question 2 ]      parts from the first one behind the tools
+                                            ^ boundary: replica 1 saves a state here, though it sees the
+                                              prefix for the first time
+
+    Digests of prompts are stored in two generations of at most SEEN_MAX: a full young one becomes the old
+    one (law L11). A prompt enters all its digests, so what was seen is a prefix of them and is bisected."""
+
+    def __init__(self) -> None:
+        self._young: set[int] = set()
+        self._old: set[int] = set()
+        self._forks: dict[int, None] = {}
+
+    def of(self, digests: Sequence[int]) -> tuple[int, ...]:
+        """Positions of a prompt whose whole chunks have ``digests``, the deepest first."""
+        depth = self._seen_depth(digests)
+        positions = [at + 1 for at, digest in enumerate(digests[:depth]) if digest in self._forks]
+        if depth and depth not in positions[-1:]:
+            positions.append(depth)
+        return tuple(CHUNK_TOKENS * at for at in reversed(positions[-BOUNDARIES_MAX:]))
+
+    def add(self, digests: Sequence[int]) -> None:
+        """A prompt with ``digests`` is placed."""
+        depth = self._seen_depth(digests)
+        if 0 < depth < len(digests):
+            self._forks.pop(digests[depth - 1], None)
+            self._forks[digests[depth - 1]] = None
+            while len(self._forks) > FORKS_MAX:
+                del self._forks[next(iter(self._forks))]
+        if len(self._young) > SEEN_MAX:
+            self._old, self._young = self._young, set()
+        self._young.update(digests)
+
+    def _seen_depth(self, digests: Sequence[int]) -> int:
+        """How many of ``digests`` an earlier prompt had."""
+        young, old = self._young, self._old
+        low, high = 0, len(digests)
+        while low < high:
+            middle = (low + high) // 2
+            if digests[middle] in young or digests[middle] in old:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+COMPARED_MAX = 16
+
+
+@dataclass(slots=True)
+class _Prefill:
+    work_s: float
+    digests: Sequence[int]
+
+
+class PrefillQueue:
+    """The prefills that one replica still has to compute, as its router placed them: seconds until the next.
+
+        [ head: placed, computed since began_s ][ next ][ next ]      + a new request
+          work_s - elapsed                      + work_s + work_s     = seconds of waiting
+
+    A head that is late counts as much as it is late, so a replica that hangs gets fewer and fewer requests. A
+    request in flight is also a prefix to come: a later one with the same beginning waits for it and computes
+    only its own part. One lookup compares at most COMPARED_MAX of them (law L11)."""
+
+    def __init__(self) -> None:
+        self._prefills: dict[str, _Prefill] = {}
+        self._by_beginning: dict[int, dict[str, None]] = {}
+        self._work_s = 0.0
+        self._head_began_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._prefills)
+
+    def add(self, request_id: str, work_s: float, digests: Sequence[int], now_s: float) -> None:
+        if not self._prefills:
+            self._head_began_s = now_s
+        self._prefills[request_id] = _Prefill(work_s, digests)
+        self._work_s += work_s
+        if digests:
+            self._by_beginning.setdefault(digests[0], {})[request_id] = None
+
+    def remove(self, request_id: str, now_s: float) -> None:
+        """It is computed, or gone. Unknown ids are ignored."""
+        prefill = self._prefills.get(request_id)
+        if prefill is None:
+            return
+        if next(iter(self._prefills)) == request_id:
+            self._head_began_s = now_s
+        del self._prefills[request_id]
+        self._work_s = self._work_s - prefill.work_s if self._prefills else 0.0
+        if prefill.digests:
+            same = self._by_beginning[prefill.digests[0]]
+            del same[request_id]
+            if not same:
+                del self._by_beginning[prefill.digests[0]]
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until a request that is placed now begins."""
+        if not self._prefills:
+            return 0.0
+        head = next(iter(self._prefills.values()))
+        elapsed_s = now_s - self._head_began_s
+        return self._work_s - head.work_s + abs(head.work_s - elapsed_s)
+
+    def shared_tokens(self, digests: Sequence[int]) -> int:
+        """Tokens that a request with ``digests`` shares with one in flight, on the grid of states."""
+        same = self._by_beginning.get(digests[0]) if digests else None
+        if same is None:
+            return 0
+        longest = 0
+        for at, request_id in enumerate(reversed(same)):
+            if at == COMPARED_MAX:
+                break
+            longest = max(longest, _common(digests, self._prefills[request_id].digests, longest))
+        return longest * CHUNK_TOKENS
+
+
+def _common(left: Sequence[int], right: Sequence[int], least: int) -> int:
+    """Equal digests at the front of both; ``least`` if there are no more."""
+    high = min(len(left), len(right))
+    if high <= least or left[least] != right[least]:
+        return least
+    low = least + 1
+    while low < high:
+        middle = (low + high) // 2
+        if left[middle] == right[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low

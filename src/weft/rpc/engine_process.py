@@ -1,17 +1,14 @@
-"""The engine's own process: ``python -m weft.rpc.engine_process``, started by ``weft.rpc.engine_link``.
+"""The engine's own process: ``python -m weft.rpc.engine_process``, a child of the server.
 
-    stdin:     one Launch message, then nothing; its end means that the parent is gone
+    stdin:     one Launch message
     commands:  zmq PULL, read between two steps without waiting; waited for when there is no work
     events:    zmq PUSH, at most one StepReport per step; a second PUSH for the heartbeat's thread
 
         take commands -> core.step() -> report      while there is work
         (short wait) -> audit -> (wait)             when there is none: no busy loop
 
-Tokenizing, JSON and slow clients live in the other process and never delay a step. This process has a session
-of its own, so signals of the terminal do not reach it: the parent decides about Ctrl-C.
-
-It never outlives its parent: a thread waits for the end of stdin, which the kernel delivers however the
-parent ended, and leaves at once. It never ends silently: a Fatal report says why first.
+Tokenizing, JSON and slow clients live in the other process and never delay a step. It never ends silently: a
+Fatal report says why first.
 
 Nothing of the start is garbage, so the collector of cycles is off until the engine is ready. The objects of
 the start are then frozen: a collection in service would look at all of them, for 60 ms.
@@ -20,8 +17,7 @@ The audit (law L1: recount the memory from its owners) runs once after each busy
 had nothing to do for a moment. A failed audit is fatal, because memory that does not add up gives wrong
 answers.
 
-Rejected: ``multiprocessing`` (its spawn imports the caller's ``__main__`` again, and its children share the
-parent's signals); a thread in the HTTP process (the interpreter lock would make each step wait for JSON).
+Rejected: a thread in the HTTP process (the interpreter lock would make each step wait for JSON).
 """
 
 from __future__ import annotations
@@ -30,14 +26,14 @@ import contextlib
 import gc
 import importlib
 import os
-import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -45,11 +41,22 @@ import zmq
 from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.errors import RankLostError, RequestError, UserError, WeftError
+from weft.engine.grammars import GrammarCompiler, TokenGrammar
+from weft.engine.sleep_state import Flushed, check_level, check_parts
+from weft.engine.sleeper import Sleeper, busy
+from weft.errors import (
+    AsleepError,
+    BusyError,
+    QueueFullError,
+    RankLostError,
+    RequestError,
+    UserError,
+    WeftError,
+)
 from weft.host import end_memory_turn, use_part_of_host
-from weft.memory.prefix.checkpoint_follower import CheckpointFollower
-from weft.request import Request, TokenEvent
-from weft.rpc.grammar_queue import GrammarQueue
+from weft.memory.prefix.readings import CheckpointFollower
+from weft.request import Grammar, Request, TokenEvent
+from weft.rpc.child import die_with_parent, read_launch
 from weft.rpc.heartbeat import StepClock, start_beating
 from weft.rpc.messages import (
     Cancel,
@@ -66,11 +73,12 @@ from weft.rpc.messages import (
     Report,
     Reset,
     Sleep,
+    SleepOutcome,
     StepReport,
     Submit,
     Wake,
 )
-from weft.rpc.sleep_queue import SleepQueue
+from weft.text.grammar_worker import JOBS_MAX
 
 if TYPE_CHECKING:
     from weft.rpc.recorder import Recorder
@@ -87,6 +95,152 @@ _LINGER_MS = 2000
 _GIVEN_UP = "the server gave the request up"
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)
+
+
+class SleepQueue:
+    """Calls to sleep and to wake up, done between two steps or waited for.
+
+        Sleep  no live sequences, or mode "abort"  -> at once
+               live sequences, no mode             -> refused, with their count and the modes
+               live sequences, mode "wait"         -> new requests are refused, steps go on; the last one
+                                                      ended: sleep; too late: refused
+        Wake   at once; a sleep that waits is refused then
+
+    ``clock`` gives seconds. ``take`` and ``look`` return the replies that are ready."""
+
+    def __init__(self, core: EngineCore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._core = core
+        self._sleeper = Sleeper(core)
+        self._clock = clock
+        self._waiting: tuple[Sleep, float] | None = None
+
+    def check_open(self) -> None:
+        """Raises AsleepError while a sleep waits for live sequences. (Asleep, the engine itself refuses.)"""
+        if self._waiting is not None:
+            raise AsleepError("the engine goes to sleep once what runs has ended, and takes no new requests",
+                              code="asleep")
+
+    def take(self, command: Sleep | Wake) -> list[Reply]:
+        try:
+            if isinstance(command, Wake):
+                check_parts(command.tags)
+                refused = self._refuse_waiting(BusyError("a call to wake up came before what ran had ended",
+                                                         code="busy"))
+                return [*refused, self._wake(command)]
+            check_level(command.level)
+            if self._waiting is not None:
+                raise BusyError("another call waits for what runs to end, so that the engine can sleep",
+                                code="busy")
+            if command.mode == "wait" and self._core.live_count:
+                self._waiting = command, self._clock() + command.timeout_s
+                return []
+            return [self._sleep(command)]
+        except WeftError as error:
+            return [Reply.refused(command.number, error)]
+
+    def look(self) -> list[Reply]:
+        """Between two steps: have the live sequences ended, or is it too late?"""
+        if self._waiting is None:
+            return []
+        command, deadline_s = self._waiting
+        if not self._core.live_count:
+            self._waiting = None
+            return [self._sleep(command)]
+        if self._clock() >= deadline_s:
+            return self._refuse_waiting(busy(self._core.live_count, command.timeout_s))
+        return []
+
+    def forget(self) -> None:
+        """A sleep that waits will not be: its caller is gone."""
+        self._waiting = None
+
+    def _sleep(self, command: Sleep) -> Reply:
+        try:
+            flushed = self._sleeper.sleep(command.level, abort=command.mode == "abort")
+        except WeftError as error:
+            return Reply.refused(command.number, error)
+        return self._outcome(command.number, flushed)
+
+    def _wake(self, command: Wake) -> Reply:
+        try:
+            self._sleeper.wake_up(command.tags)
+        except WeftError as error:
+            return Reply.refused(command.number, error)
+        return self._outcome(command.number)
+
+    def _outcome(self, number: int, flushed: Flushed | None = None) -> Reply:
+        return Reply.of(number, SleepOutcome(state=self._sleeper.state, flushed=flushed))
+
+    def _refuse_waiting(self, error: WeftError) -> list[Reply]:
+        if self._waiting is None:
+            return []
+        command, _ = self._waiting
+        self._waiting = None
+        return [Reply.refused(command.number, error)]
+
+
+class GrammarQueue:
+    """Requests that wait for their grammar, beside the steps that go on meanwhile. A request waits before it
+    is accepted, so a bad grammar is an error and never a sequence that fails. Requests with the same grammar
+    share one compilation; only ``build`` runs in threads. ``limit``: most requests that may wait here."""
+
+    def __init__(self, grammars: GrammarCompiler, limit: int) -> None:
+        self._grammars = grammars
+        self._limit = limit
+        self._waiting: dict[str, tuple[Request, Grammar]] = {}
+        self._compiling: dict[Grammar, Future[TokenGrammar]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def take(self, request: Request) -> bool:
+        """Whether ``request`` has to wait here; if not, the engine can have it. Raises QueueFullError."""
+        grammar = request.sampling.grammar
+        if grammar is None or self._grammars.find(grammar) is not None:
+            return False
+        if len(self._waiting) >= self._limit:
+            raise QueueFullError(f"{len(self._waiting)} requests wait for their grammars to be compiled; the "
+                                 f"limit is {self._limit} (--max-queued-requests). Try again later",
+                                 param="--max-queued-requests", code="queue_full")
+        if grammar not in self._compiling:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="grammars")
+            self._compiling[grammar] = self._threads.submit(self._grammars.build, grammar)
+        self._waiting[request.request_id] = request, grammar
+        return True
+
+    def ready(self) -> Iterator[tuple[Request, WeftError | None]]:
+        """Requests whose grammar is compiled, in order of arrival, with what was wrong with it. Submit each
+        before the next is asked for: the compiler may forget its grammar after that."""
+        for request_id, (request, grammar) in list(self._waiting.items()):
+            compiled = self._compiling[grammar]
+            if not compiled.done():
+                continue
+            del self._waiting[request_id]
+            self._forget(grammar)
+            try:
+                self._grammars.keep(grammar, compiled.result())
+            except WeftError as error:
+                yield request, error
+            else:
+                yield request, None
+
+    def cancel(self, request_id: str) -> None:
+        """The request is gone. Unknown ids are ignored."""
+        entry = self._waiting.pop(request_id, None)
+        if entry is not None:
+            self._forget(entry[1])
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _forget(self, grammar: Grammar) -> None:
+        """Drops a compilation that no request waits for."""
+        if all(waited != grammar for _, waited in self._waiting.values()):
+            self._compiling.pop(grammar).cancel()
 
 
 class EngineLoop:
@@ -285,30 +439,9 @@ def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     return factory(EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
 
 
-def read_launch(stream: BinaryIO) -> Launch:
-    """Eight bytes of length, then msgpack. Raises EOFError when the parent ended before."""
-    size = stream.read(8)
-    body = stream.read(int.from_bytes(size, "little"))
-    if len(size) < 8 or len(body) < int.from_bytes(size, "little"):
-        raise EOFError("the parent process ended before it said what to build")
-    return msgspec.msgpack.decode(body, type=Launch)
-
-
-def die_with_parent(descriptor: int, folder: str) -> None:
-    """Ends this process when the other end of the pipe closes, whatever else runs. It removes the folder
-    first, since the parent no longer can."""
-
-    def wait() -> None:
-        os.read(descriptor, 1)
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
-
-
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    launch = read_launch(sys.stdin.buffer)
+    launch = read_launch(sys.stdin.buffer, Launch)
     die_with_parent(sys.stdin.fileno(), launch.folder)
     use_part_of_host(launch.cores, launch.ram_share, launch.memory_turn)
     context = zmq.Context()

@@ -24,12 +24,24 @@ repetition (a resume costs one prefill and is proven already); a checksum (CURVE
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, EngineUnavailableError
+from weft.rpc.loop_socket import LoopSocket
 
 LINK_VERSION = 2
 """Grows when messages change; another version is refused."""
@@ -135,3 +147,183 @@ def tcp_address(text: str, *, flag: str) -> str:
     if not host or not port.isdecimal() or int(port) > _PORT_MAX:
         raise ConfigError(f"{flag} {text}: it is HOST:PORT, such as 10.0.0.1:8100 or [::]:8100", param=flag)
     return f"tcp://{host}:{port}"
+
+
+TOKEN_CHARS_MIN = 32
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    public: bytes
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKeys:
+    """Of one fleet, from its token: CURVE encrypts and authenticates every frame with them. Each end knows
+    the other's public key from the token, so no key crosses the network."""
+
+    server: KeyPair
+    machine: KeyPair
+
+    @classmethod
+    def of(cls, token: str) -> LinkKeys:
+        return cls(_key_pair(token, b"server"), _key_pair(token, b"machine"))
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def read_token(file: str) -> str:
+    """Raises ConfigError that names --token: no such file, readable by others, too short."""
+    path = Path(file).expanduser()
+    try:
+        with path.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise ConfigError(f"--token {path}: other users can read or change it (mode "
+                                  f"{stat.S_IMODE(mode):04o}); run: chmod 600 {path}", param="--token")
+            token = opened.read(4096).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise ConfigError(f"--token {path}: {error.strerror}; the file is created by `weft serve "
+                          "--listen-engines` and copied from there", param="--token") from None
+    if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or "\ufffd" in token:
+        raise ConfigError(f"--token {path}: it has {len(token)} characters; a token is one line of at least "
+                          f"{TOKEN_CHARS_MIN} printable ASCII characters", param="--token")
+    return token
+
+
+def read_or_create_token(file: str) -> tuple[str, bool]:
+    """The token, and whether its file is new: 256 random bits, for its owner alone. Raises ConfigError as
+    ``read_token``."""
+    path = Path(file).expanduser()
+    with contextlib.suppress(FileExistsError):
+        try:
+            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise ConfigError(f"--token {path}: it cannot be created: {error.strerror}",
+                              param="--token") from None
+        token = new_token()
+        with open(opened, "w", encoding="ascii") as created:
+            created.write(token + "\n")
+        return token, True
+    return read_token(file), False
+
+
+def _key_pair(token: str, role: bytes) -> KeyPair:
+    seed = hashlib.sha256(token.encode("ascii", "replace")).digest()
+    secret = z85.encode(hashlib.sha256(b"weft link " + role + seed).digest())
+    return KeyPair(zmq.curve_public(secret), secret)
+
+
+_REFUSED = (zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+            | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
+_FAREWELL_MS = 500
+
+
+class LinkLostError(EngineUnavailableError):
+    """The server cannot be reached, or the connection to it is over."""
+
+
+class DismissedError(EngineUnavailableError):
+    """The server ended the connection with a reason."""
+
+    def __init__(self, dismissal: Dismissal) -> None:
+        super().__init__(dismissal.reason)
+        self.dismissal = dismissal
+
+
+class Uplink:
+    """To be constructed on the running event loop."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: LinkKeys) -> None:
+        self._where = address.removeprefix("tcp://")
+        self._silent_s = 0.0
+        socket = context.socket(zmq.DEALER)
+        set_options(socket)
+        socket.curve_serverkey = keys.server.public
+        socket.curve_publickey, socket.curve_secretkey = keys.machine.public, keys.machine.secret
+        self._dealer = socket
+        self._monitor = LoopSocket(socket.get_monitor_socket())
+        self._socket = LoopSocket(socket)
+        socket.connect(address)
+
+    def close(self) -> None:
+        if not self._dealer.closed:
+            self._dealer.disable_monitor()  # first: ZeroMQ waits for ever to write to one that is closed
+        self._monitor.close()
+        self._socket.close(_FAREWELL_MS)  # a farewell may be on its way
+
+    async def greet(self, hello: Hello) -> Welcome:
+        """Raises LinkLostError with the reason; DismissedError; ConfigError for another token."""
+        self.say(hello)
+        answer, lost = asyncio.ensure_future(self.receive()), asyncio.ensure_future(self.watch())
+        try:
+            await asyncio.wait((answer, lost), timeout=SILENT_S, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                welcome = answer.result()
+                assert isinstance(welcome, Welcome)
+                return welcome
+            if lost.done():
+                lost.result()
+            raise LinkLostError(f"no answer from {self._where}; is it a weft server with --listen-engines?")
+        finally:
+            answer.cancel()
+            lost.cancel()
+
+    def say(self, message: LinkMessage) -> None:
+        """Raises LinkLostError."""
+        self._put(OF_LINK, encode(message))
+
+    def relay(self, report: bytes) -> None:
+        """A report of the engine. Raises LinkLostError."""
+        self._put(OF_ENGINE, report)
+
+    async def receive(self) -> LinkMessage | bytes:
+        """The next message, or a command for the engine in msgpack. Raises DismissedError."""
+        while True:
+            kind, body = await self._socket.receive()
+            self._silent_s = 0.0
+            if kind == OF_ENGINE:
+                return body
+            with contextlib.suppress(msgspec.DecodeError):  # of another version
+                message = decode(body)
+                if isinstance(message, Dismissal):
+                    raise DismissedError(message)
+                if not isinstance(message, LinkBeat):
+                    return message
+
+    async def keep_alive(self) -> None:
+        """Sends beats until the server is silent, and raises LinkLostError then. Silence is counted in ticks:
+        a machine that was stopped itself does not blame the server."""
+        ticked_s = time.monotonic()
+        while self._silent_s <= SILENT_S:
+            self.say(LinkBeat())
+            await asyncio.sleep(BEAT_S)
+            now_s = time.monotonic()
+            self._silent_s += min(now_s - ticked_s, LATE_TICKS * BEAT_S)
+            ticked_s = now_s
+        self.say(ConnectionLost())
+        raise LinkLostError(f"the server has been silent for {self._silent_s:.1f} s")
+
+    async def watch(self) -> None:
+        """Raises why the connection failed or was closed: LinkLostError; ConfigError for another token."""
+        while True:
+            event = zmq.Event(parse_monitor_message(await self._monitor.receive())["event"])
+            if event & _REFUSED:
+                raise ConfigError(f"{self._where} refuses the token: copy the file of its --token to this "
+                                  "machine", param="--token")
+            if event & zmq.Event.CLOSED:
+                raise LinkLostError(f"nothing listens at {self._where}")
+            if event & zmq.Event.DISCONNECTED:
+                raise LinkLostError(f"{self._where} closed the connection")
+
+    def _put(self, kind: bytes, body: bytes) -> None:
+        try:
+            self._socket.send([kind, body])
+        except zmq.Again:
+            raise LinkLostError(f"the connection to {self._where} is over") from None

@@ -34,7 +34,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError
-from weft.rpc.engine_link import ANYWHERE, HostShare
+from weft.rpc.client import ANYWHERE, HostShare
 from weft.rpc.link import (
     BEAT_S,
     LATE_TICKS,
@@ -48,6 +48,7 @@ from weft.rpc.link import (
     Hello,
     Leaving,
     LinkBeat,
+    LinkKeys,
     LinkMessage,
     StartEngine,
     Then,
@@ -56,7 +57,6 @@ from weft.rpc.link import (
     encode,
     set_options,
 )
-from weft.rpc.link_keys import LinkKeys
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Command, RecordingTarget, Report
 

@@ -53,7 +53,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """``factory`` is "module:function"; the engine process calls it with an EngineConfig of ``config`` and
     ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: None for
     no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part
-    of the machine that is the engine's (``weft.rpc.engine_link.HostShare``). ``memory_turn``: the
+    of the machine that is the engine's (``weft.rpc.client.HostShare``). ``memory_turn``: the
     descriptor of a file that the engines of one machine lock in turn (``weft.host``)."""
 
     factory: str
@@ -193,22 +193,25 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """``stats`` from before the first step, so that /metrics has every gauge from the start."""
+    """``stats`` from before the first step, so that /metrics has every gauge from the start; None where
+    another process answers /metrics."""
 
     info: ModelInfo
-    stats: EngineStats
+    stats: EngineStats | None
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """``step_tokens``: tokens computed by each step since the last report (the histogram of iteration
     sizes). ``stats``: the engine's counters, not on every report. ``checkpoints``: what the prefix cache got
-    and lost, after a Follow."""
+    and lost, after a Follow. ``failures``: of requests that had been accepted and get no further event; an
+    engine has none, as a failed sequence is an event of it, and a fleet has."""
 
     replies: list[Reply] = []
     events: list[TokenEvent] = []
     step_tokens: list[int] = []
     stats: EngineStats | None = None
     checkpoints: CheckpointReport | None = None
+    failures: dict[str, Refusal] = {}
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -226,5 +229,3 @@ class Fatal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Report = Progress | Ready | StepReport | Beat | Fatal
-
-

@@ -49,7 +49,7 @@ import torch
 
 from weft.memory.arena_work import WorkKind
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.transfer_buffers import BufferPlaces
+from weft.memory.prefix_store import BufferPlaces
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.runner.compressed_state import compress_states, restore_states
 from weft.runner.staging import Staged
@@ -106,8 +106,8 @@ class DeviceArena:
     def attach(self, buffers: BufferPlaces) -> None:
         """Loads and stores of a store's ``buffers`` may come."""
         self._buffers = buffers
-        made = DeviceTransfers if is_remote(self.device) else HostTransfers
-        self._transfers = made(self.plan, self.buffer, buffers)
+        form = DeviceTransfers if is_remote(self.device) else HostTransfers
+        self._transfers = form(self.plan, self.buffer, buffers)
 
     @property
     def device_transfers(self) -> DeviceTransfers:

@@ -1,4 +1,4 @@
-"""States to 8 bits and back, between slots and pages; ``weft.memory.prefix.compressed_state`` plans it.
+"""States to 8 bits and back, between slots and pages; ``weft.memory.prefix.eviction`` plans it.
 
     slots [k]  --each part of each layer-->  staging uint8 [k, compressed bytes] --whole pages--> pages [k, p]
                <--                                                            <--

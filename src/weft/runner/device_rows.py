@@ -8,7 +8,7 @@ Whatever a step changes is staged with the rest of the step. After the copy, ind
 apply it, in the order of the stream. Nothing here waits for the device.
 
 Loads begin behind the other arena work and end beside later steps (``transfers``). Restores of what they
-bring are not done by the step that has them in its plan, but by the one that hands the load over.
+bring are in the same plan, and are done in the step that hands the load over.
 """
 
 from __future__ import annotations

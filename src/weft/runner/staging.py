@@ -70,11 +70,11 @@ class Staged:
         assert self._device is not None, _BEFORE_SEND
         return self._device
 
-    def kept(self) -> Staged:
-        """A copy in memory of its own, once it is sent: good beyond the next ``begin``."""
-        kept = Staged(self.host.copy(), _ELSEWHERE)
-        kept._device = self.device.clone()
-        return kept
+    def copy(self) -> Staged:
+        """In memory of its own, once it is sent: good beyond the next ``begin``."""
+        copy = Staged(self.host.copy(), _ELSEWHERE)
+        copy._device = self.device.clone()
+        return copy
 
     def row(self, index: int) -> Staged:
         """One row of it, once it is sent."""

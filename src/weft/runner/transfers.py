@@ -45,7 +45,7 @@ import torch
 
 from weft.memory.arena_work import WorkKind
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.transfer_buffers import BufferPlaces
+from weft.memory.prefix_store import BufferPlaces
 from weft.runner.staging import Staged
 from weft.tensor.waits import wait_for
 from weft.units import BufferId
@@ -189,8 +189,8 @@ class DeviceTransfers:
 
     def load(self, step: int, keys: Collection[Any], work: Work, unpacks: Work) -> None:
         """Begin the loads of ``step``. ``unpacks``: restores of what they bring."""
-        work = [(kind, ids.kept()) for kind, ids in work]
-        unpacks = [(kind, ids.kept()) for kind, ids in unpacks]
+        work = [(kind, ids.copy()) for kind, ids in work]
+        unpacks = [(kind, ids.copy()) for kind, ids in unpacks]
         with self._loads.behind_steps():
             for kind, ids in work:
                 if kind is WorkKind.LOAD_STATES:

@@ -1,5 +1,5 @@
-"""Which states are saved for later requests: the sources of checkpoints, and the flag that chooses among
-them.
+"""Which states are saved for later requests: the flag that chooses among the sources, and where on the way
+they lie.
 
     --checkpoints LIST      LIST = first { "," item }      item = source | "-" source
 
@@ -20,23 +20,58 @@ them.
                 request-end     where an answer ended                               the running slot, donated
                 preemption      where a sequence gave way                           the running slot, donated
 
-Items are read from left to right: a source is added, with a minus it is taken away. ``auto,-forks``,
-``prompt,every:1024,decode:4096``, ``boundaries,request-end``. A state that a waiting request needs
-is saved whatever the list says: without it the request would compute the same prefix again at once.
+Items are read from left to right. A state that a waiting request needs is saved whatever the list says. A
+model without recurrent layers needs none of this: it resumes at every page.
 
-A model without recurrent layers needs none of this: it resumes at every page.
+A *tap* is a position inside a run. There every recurrent layer also writes its state to a checkpoint slot,
+during the forward pass that goes through there anyway. Taps lie on an absolute grid, the chunk of the
+recurrent kernels, so a hit computes the same chunks as a cold run. The grid is CHUNK_TOKENS, or a page for
+kernels that go token by token (decision 0017). No tap lies at the last known token: at least one token must
+be computed for its logits.
 
-Rejected: one switch per source (nine flags that are read together anyway); a list without presets (a user
-should not need to know all sources to turn one off).
+    a prompt of n tokens        |system + tools|  turn 1  |   turn 2      |  question   |
+    boundary (declared)                        b          b               b
+    prompt end, grid(n - 1)                                                          e
+    tail: the same on a coarser grid                                            t
+    fork: seen before up to f, the deepest checkpoint is at c        c ---- f
+    insurance: i, 2i, 4i, ...        i      2i              4i
+    spare: between these               . . .   .  .  .  .       .
+    decode: d, 2d, ... of the answer that follows                                      d       2d
+
+* *tail*: the last tokens of a prompt are the least likely to come again, as a template adds a few and later
+  removes them. So the tail lies on a grid that grows with the prompt, an eighth of it or less, up to 512.
+* *boundary*: a system prompt is shared by requests that share nothing else. To wait for the second request
+  would mean to compute the system prompt twice.
+* *fork*: two prompts are known to differ from here on, so a third may.
+* *insurance*: for positions that are not declared. With doubling distances, a prompt that shares p tokens
+  with this one finds more than p / 2 of them, for log2(n) states. The first distance is where the KV of the
+  tokens behind it weighs as much as the state itself: closer ones would fill memory with states.
+* *spare*: with places a fifth apart that prompt finds five sixths of its p tokens, for four times as many
+  states. They get slots beyond the reserve for others, and none once memory is full (decision 0014).
+* *marks* come first, as the client knows what it will send next.
+* *decode*: a request may resume inside an answer of many thousand tokens. Between two steps the running slot
+  holds the state after every computed token, and the plan of the step that overwrites it copies it first.
+
+All of this is a wish (law L9): a run is never cut for a tap, and a tap without a free slot is left out.
+Wishes are ordered by how likely they are to be used, because slots are given out in this order when they are
+few.
+
+Rejected: one switch per source (nine flags that are read together anyway); a checkpoint at each multiple of a
+block (the states of 397B weigh 6,253 tokens of KV each); only one at the prompt's end (it lies in the unique
+tail of most prompts, where no other prompt finds it).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from weft.errors import ConfigError
-from weft.units import CHUNK_TOKENS
+from weft.schedule.plan import Int32s
+from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
 _FLAG = "--checkpoints"
 
@@ -124,3 +159,129 @@ def _distance(item: str, text: str) -> int:
 def _wrong(text: str, why: str) -> ConfigError:
     return ConfigError(f"{_FLAG} is {text!r}, and {why}; it must be {_FORMS}. N is a multiple of "
                        f"{CHUNK_TOKENS}", param=_FLAG)
+
+
+INSURANCE_TOKENS_MIN = 512
+INSURANCE_TOKENS_MAX = 8192
+TAIL_GRID_MAX = 512
+_TAIL_PARTS = 8
+DECODE_TOKENS_MIN = 4096
+DECODE_TOKENS_MAX = 32768
+_DECODE_WEIGHTS = 4
+_SPARE_GROWTH = 1.2
+TAPS_PER_RUN_MAX = 32
+"""Most states that one run keeps (law L11): each costs a write of a whole state in the forward pass."""
+
+
+def on_grid(position: int, grid: int = CHUNK_TOKENS) -> int:
+    """The last position of the grid up to ``position``."""
+    return position - position % grid
+
+
+def tail_position(known_tokens: int, grid: int = CHUNK_TOKENS) -> int:
+    """The position of *tail* for ``known_tokens``."""
+    while grid < TAIL_GRID_MAX and 2 * grid * _TAIL_PARTS <= known_tokens:
+        grid *= 2
+    return (known_tokens - 1) // grid * grid
+
+
+def _within(tokens: int, low: int, high: int) -> int:
+    """``tokens`` between ``low`` and ``high``, up to the grid."""
+    return on_grid(min(max(tokens, low), high) + CHUNK_TOKENS - 1)
+
+
+def _state_weight_tokens(slot_bytes: int, page_bytes: int) -> int:
+    """Tokens whose KV weighs as much as one state; 0 where there is no KV."""
+    return PAGE_TOKENS * ceil_div(slot_bytes, page_bytes) if page_bytes else 0
+
+
+def insurance_tokens(slot_bytes: int, page_bytes: int) -> int:
+    """The first distance: tokens whose KV weighs as much as one state, on the grid and within reason."""
+    return _within(_state_weight_tokens(slot_bytes, page_bytes), INSURANCE_TOKENS_MIN, INSURANCE_TOKENS_MAX)
+
+
+def decode_distance(policy: CheckpointPolicy, slot_bytes: int, page_bytes: int) -> int:
+    """Tokens of an answer from one state to the next, 0 for none: as asked, or as many as weigh four times
+    what the state does, on the grid and within reason."""
+    if not policy.decode or policy.decode_tokens:
+        return policy.decode_tokens
+    weight = _state_weight_tokens(slot_bytes, page_bytes)
+    return _within(_DECODE_WEIGHTS * weight, DECODE_TOKENS_MIN, DECODE_TOKENS_MAX)
+
+
+def decodes_due(computed: Int32s, targets: Int32s, distance: int) -> list[int]:
+    """Indices of the decodes that have arrived at their next state. ``computed``: tokens; ``targets``: where
+    their prefill ended; int32 [decodes]. States are multiples of ``distance`` from the grid point at which
+    the answer began, so all are on the grid."""
+    answered = _answer_tokens(computed, targets)
+    due: list[int] = np.flatnonzero((answered % distance == 0) & (answered > 0)).tolist()
+    return due
+
+
+def until_due(computed: Int32s, targets: Int32s, distance: int) -> Int32s:
+    """Tokens from each of these decodes to its next state, while none is due."""
+    return distance - _answer_tokens(computed, targets) % distance
+
+
+def _answer_tokens(computed: Int32s, targets: Int32s) -> Int32s:
+    """Tokens since the grid point at which the answer began."""
+    return computed - (targets - targets % CHUNK_TOKENS)
+
+
+def wanted_positions(policy: CheckpointPolicy, *, known_tokens: int, start: int,
+                     boundaries: Iterable[int] = (), marks: Iterable[int] = (), kv_tokens: int = 0,
+                     insurance_first: int = INSURANCE_TOKENS_MIN, grid: int = CHUNK_TOKENS) -> list[int]:
+    """Positions after ``start``, multiples of ``grid``, at which a sequence of ``known_tokens`` should leave
+    its state, the most useful first. ``start``: where its computation begins; ``kv_tokens``: how far it was
+    seen before; ``boundaries`` (declared) and ``marks`` (asked for): any order, on the grid or not, beyond
+    the end or not."""
+    last = on_grid(known_tokens - 1, grid)
+    wishes: dict[int, None] = {}
+
+    def wish(position: int) -> None:
+        if start < position <= last:
+            wishes.setdefault(position)
+
+    if policy.marks:
+        for mark in sorted(marks):
+            wish(on_grid(mark, grid))
+    if policy.prompt_end:
+        wish(last)
+    if policy.tail:
+        wish(tail_position(known_tokens, grid))
+    if policy.forks and kv_tokens > start:
+        wish(on_grid(min(kv_tokens, last), grid))
+    if policy.boundaries:
+        for boundary in sorted(boundaries):
+            wish(on_grid(boundary, grid))
+    if policy.insurance:
+        declared = list(wishes)
+        position = insurance_first
+        while position <= last:
+            if not any(abs(other - position) <= position // 4 for other in declared):
+                wish(position)
+            position *= 2
+    if policy.every_tokens:
+        for position in range(policy.every_tokens, last + 1, policy.every_tokens):
+            wish(position)
+    return list(wishes)
+
+
+def taps_in_run(wanted: Iterable[int], start: int, end: int) -> list[int]:
+    """Of ``wanted``, in its order, what the run [start, end) passes or reaches: the state at ``end`` is there
+    when the run is done, the one at ``start`` is not this run's to keep. At most TAPS_PER_RUN_MAX."""
+    return [position for position in dict.fromkeys(wanted) if start < position <= end][:TAPS_PER_RUN_MAX]
+
+
+def spare_in_run(tapped: Sequence[int], start: int, end: int, *, known_tokens: int, insurance_first: int,
+                 grid: int = CHUNK_TOKENS) -> list[int]:
+    """Places at growing distances that the run [start, end) of a prompt passes or reaches, from the front:
+    none within an eighth of one of ``tapped``. With ``tapped`` at most TAPS_PER_RUN_MAX."""
+    spare: list[int] = []
+    last = min(end, on_grid(known_tokens - 1, grid))
+    position = insurance_first
+    while position <= last:
+        if position > start and all(abs(other - position) > position // 8 for other in tapped):
+            spare.append(position)
+        position = max(position + grid, on_grid(int(position * _SPARE_GROWTH), grid))
+    return spare[: max(0, TAPS_PER_RUN_MAX - len(tapped))]

@@ -118,8 +118,12 @@ class PlanBuilder:
             self.verify_tokens = [tokens_of[row] for row in behind]
 
     def write_table(self, row: RowId, first_index: int, pages: Seq[PageId]) -> None:
-        self.write_rows += [row] * len(pages)
-        self.write_indexes += range(first_index, first_index + len(pages))
+        self.write_entries([row] * len(pages), range(first_index, first_index + len(pages)), pages)
+
+    def write_entries(self, rows: Iterable[int], indexes: Iterable[int], pages: Iterable[PageId]) -> None:
+        """One entry of the page table for each."""
+        self.write_rows += rows
+        self.write_indexes += indexes
         self.write_pages += pages
 
     def add_prefill(self, seq: Sequence, row: RowId, start: int, end: int, slot: int, known: Int32s) -> None:

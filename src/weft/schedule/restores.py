@@ -45,8 +45,15 @@ import numpy as np
 
 from weft.costs.restore import RestorePrices
 from weft.memory.arena_work import CheckpointLoad
-from weft.memory.prefix_store import KvRows, StagingBuffers, Store, StoredPrefix, StoreEvent, Ticket
-from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.prefix_store import (
+    KvRows,
+    StagingBuffers,
+    Store,
+    StoredPrefix,
+    StoreEvent,
+    Ticket,
+    TransferBuffers,
+)
 from weft.memory.values import Match, StoreLoss
 from weft.schedule.plan import Int32s
 from weft.schedule.sequence import Sequence
@@ -148,6 +155,8 @@ class Restores:
         self._by_ticket: dict[Ticket, FetchKey] = {}
         self._abandoned: dict[Ticket, BufferId] = {}
         """Fetches that no request waits for; their buffers are the store's until their events."""
+        self._loaded: list[BufferId] = []
+        """Of published loads, to be freed between two steps."""
         self._ended: dict[SeqId, _FailedFetch | None] = {}
         """Requests whose fetch has ended, and what it did not bring; None after a load."""
         self._answers: dict[SeqId, _Answer] = {}
@@ -286,7 +295,7 @@ class Restores:
         self.counts.restored_tokens += position - start
         self.counts.saved_s += self._prices.compute_s(start, position) - (self._clock() - fetch.began_s)
         self._ended.update(dict.fromkeys(fetch.seqs))
-        self._buffers.free(fetch.load.buffer)
+        self._loaded.append(fetch.load.buffer)
         return fetch.seqs
 
     def forget(self, seq: SeqId) -> None:
@@ -302,6 +311,9 @@ class Restores:
 
     def finished(self, step: int) -> None:
         """The loads of steps up to ``step`` have ended."""
+        for buffer in self._loaded:
+            self._buffers.free(buffer)
+        self._loaded.clear()
         for fetch in self.fetches.values():
             if fetch.state is FetchState.LOADING and fetch.loaded_in <= step:
                 fetch.state = FetchState.LOADED

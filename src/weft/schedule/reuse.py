@@ -1,6 +1,6 @@
 """The scheduler's side of the prefix cache: what it matches, saves, publishes and waits for.
 
-    admission        match, then open on the match; note where the sequence should save its state (taps.py)
+    admission        match, then open on the match; note where the sequence saves its state (checkpoints.py)
     each plan        publish   what the last step computed, and its states on the way, go into the tree
                      taps      slots for positions that runs of this step pass
                      copies    of running slots, where an answer has come to a position that it saves
@@ -27,16 +27,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from weft.memory.frames.pressure import slots_ahead
 from weft.memory.memory import Memory
+from weft.memory.prefix.eviction import slots_ahead
 from weft.memory.values import NO_NODE, Match, NodeId
-from weft.schedule.checkpoints import CheckpointPolicy
-from weft.schedule.plan import Int32s, StepPlan
-from weft.schedule.plan_builder import PlanBuilder
-from weft.schedule.prefix_sharing import PrefixProducer, PrefixProducers
-from weft.schedule.rows import RowTable
-from weft.schedule.sequence import Rank, SeqState, Sequence
-from weft.schedule.taps import (
+from weft.schedule.checkpoints import (
+    CheckpointPolicy,
     decode_distance,
     decodes_due,
     insurance_tokens,
@@ -45,6 +40,11 @@ from weft.schedule.taps import (
     until_due,
     wanted_positions,
 )
+from weft.schedule.plan import Int32s, StepPlan
+from weft.schedule.plan_builder import PlanBuilder
+from weft.schedule.prefix_sharing import PrefixProducer, PrefixProducers
+from weft.schedule.rows import RowTable
+from weft.schedule.sequence import Rank, SeqState, Sequence
 from weft.units import PAD, RowId, SeqId
 
 PREFIX_WAITS_MAX = 64

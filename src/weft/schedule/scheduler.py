@@ -186,15 +186,14 @@ class Scheduler:
                 step.decode_batch.ends.start(self.rows.limit[rows] - positions)
         step.decode_rows = rows
         [crossing] = (positions >= self.rows.capacity[rows]).nonzero()
-        short: set[int] = set()
-        for at in crossing.tolist():
-            row = RowId(rows.item(at))
-            seq_id = SeqId(self.rows.seq_ids.item(row))
-            # Once one row is short, all rows behind it are: the rest must not go to a lower rank.
-            if short or not step.draft.extend(seq_id, positions.item(at) + 1):
-                short.add(row)
-            else:
-                step.write_table(row, self.rows.pages_held.item(row), step.draft.new_pages(seq_id))
+        if not crossing.size:
+            return
+        crossing_rows = rows[crossing]
+        # Once one row is short, all rows behind it are: the rest must not go to a lower rank.
+        pages = step.draft.extend_by_page(self.rows.seq_ids[crossing_rows].tolist())
+        served = crossing_rows[:len(pages)]
+        step.write_entries(served.tolist(), self.rows.pages_held[served].tolist(), pages)
+        short = set(crossing_rows[len(pages):].tolist())
         if short:
             self._plan_shortage(step, short)
 

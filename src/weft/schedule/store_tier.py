@@ -16,8 +16,7 @@ from collections.abc import Callable
 
 from weft.costs.restore import RestorePrices
 from weft.memory.memory import Memory
-from weft.memory.prefix_store import Store
-from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.prefix_store import Store, TransferBuffers
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.restores import FetchState, Restores

@@ -51,8 +51,8 @@ import numpy as np
 from weft.costs.restore import PRIOR_USES, RestorePrices
 from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
 from weft.memory.memory import Memory
-from weft.memory.prefix.checkpoint_contents import CheckpointContents
 from weft.memory.prefix.edge import COMPRESSED
+from weft.memory.prefix.readings import CheckpointContents
 from weft.memory.prefix_store import (
     EXACT_FORM,
     INT4_KV,
@@ -63,8 +63,8 @@ from weft.memory.prefix_store import (
     Store,
     StoreEvent,
     Ticket,
+    TransferBuffers,
 )
-from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import NodeId
 from weft.schedule.tier_values import WriteCounts
 from weft.units import PAGE_TOKENS, BufferId, ceil_div, pages_for

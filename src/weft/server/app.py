@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,18 +21,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.errors import WeftError
-from weft.server.anthropic.answers import prepare_messages
+from weft.server.anthropic.answers import conversation, prepare_messages
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody
-from weft.server.anthropic.turns import conversation
-from weft.server.batches.jobs import BatchRunner
-from weft.server.batches.routes import batch_handlers
+from weft.server.batches.routes import BatchRunner, batch_handlers
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
-from weft.server.errors import on_bug, on_weft_error
-from weft.server.exchange import Handler, Job, answer_job, json_response, namespace_of, read_raw
+from weft.server.errors import EdgeError, on_bug, on_weft_error, refused
 from weft.server.gate import Gate
-from weft.server.ignored_fields import note_ignored
+from weft.server.ignored_fields import did_you_mean, note_ignored
 from weft.server.metrics import CONTENT_TYPE
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
@@ -44,14 +43,18 @@ from weft.server.protocol import (
     read_body,
     read_tokenize_body,
 )
-from weft.server.replicas import replica_handlers
+from weft.server.replicas import (
+    read_sleep,
+    read_tags,
+    replica_handlers,
+    sleep_answer,
+    state_answer,
+    wake_answer,
+)
 from weft.server.responses.routes import response_handlers
 from weft.server.service import ServedModel, Service
-from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer, wake_answer
-from weft.server.sse import ClientGoneError
+from weft.server.sse import ClientGoneError, Handler, Job, answer_job, json_response, namespace_of, read_raw
 from weft.server.tenants import Keys
-from weft.server.tokenize_answer import tokenize_answer
-from weft.server.unknown_path import on_http_error
 from weft.server.workers.forward import forwarded_operations
 
 _CLIENT_CLOSED_REQUEST = 499
@@ -184,7 +187,7 @@ class _Handlers:
 
     async def load(self, request: Request) -> Response:
         running, waiting = self._service.engine.queue_lengths()
-        return json_response({"server_load": self._service.active_everywhere, "running": running,
+        return json_response({"server_load": self._service.active, "running": running,
                               "waiting": waiting})
 
     async def cache(self, request: Request) -> Response:
@@ -222,13 +225,36 @@ class _Handlers:
         return json_response(state_answer(self._service.engine.engines.sleep_state))
 
     async def metrics(self, request: Request) -> Response:
-        others = await self._service.scrape_workers()
-        text = self._service.metrics.text(self._service.fleet_report(), others)
+        workers = self._service.workers
+        text = self._service.metrics.text(self._service.fleet_report(),
+                                          None if workers is None else workers.folder)
         return Response(text, media_type=CONTENT_TYPE)
 
     async def _answer(self, request: Request, job: Job, *, stream: bool) -> Response:
         return await answer_job(request, job, stream=stream,
                                 keep_alive_s=self._service.config.sse_keep_alive)
+
+
+PIECE_TOKENS = 4096
+
+
+async def tokenize_answer(model: ServedModel, tokens: list[int], *, with_texts: bool) -> bytes:
+    """As JSON, PIECE_TOKENS at a time: the encoder would hold the event loop for as long as its list is."""
+
+    def texts_of(part: Sequence[int]) -> list[str]:
+        return [model.tokenizer.token_text(token) for token in part]
+
+    texts = await _listed(tokens, texts_of) if with_texts else b"null"
+    return b"".join((b'{"count":%d,"max_model_len":%d,"tokens":' % (len(tokens), model.info.max_model_len),
+                     await _listed(tokens, list), b',"token_strs":', texts, b"}"))
+
+
+async def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], Sequence[object]]) -> bytes:
+    parts = []
+    for at in range(0, len(tokens), PIECE_TOKENS):
+        parts.append(msgspec.json.encode(values_of(tokens[at:at + PIECE_TOKENS]))[1:-1])
+        await asyncio.sleep(0)
+    return b"[" + b",".join(parts) + b"]"
 
 
 def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
@@ -245,3 +271,38 @@ async def _openapi(request: Request) -> Response:
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+_SERVED = re.compile("|".join(re.sub(r"\\{.*?\\}", "[^/]+", re.escape(path))
+                              for path in {row.path for row in ENDPOINTS}))
+_GENERATE = ", ".join(dict.fromkeys(row.path for row in ENDPOINTS if row.method == "POST"
+                                    and row.path in ("/v1/chat/completions", "/v1/completions",
+                                                     "/v1/responses", "/v1/messages")))
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers: Mapping[str, str] = error.headers or {}
+    path = request.url.path
+    if error.status_code == 404:
+        why = _slip(path, str(request.base_url)) or did_you_mean(path, {row.path for row in ENDPOINTS})
+        failure = EdgeError(404, f"there is nothing at {path[:200]}{why}. Served are /v1/models, {_GENERATE} "
+                                 "and others, which /openapi.json lists", code="unknown_path")
+    elif error.status_code == 405:
+        failure = EdgeError(405, f"{request.method} is not served at {path}; use "
+                                 f"{headers.get('Allow', 'another method')}", code="method_not_allowed")
+    else:
+        failure = EdgeError(error.status_code, error.detail)
+    return refused(request, failure, headers)
+
+
+def _slip(path: str, base_url: str) -> str:
+    twice = path.startswith("/v1/v1/")
+    meant = path.removeprefix("/v1") if twice else f"/v1{path}"
+    if not _SERVED.fullmatch(meant):
+        return ""
+    if twice and "/messages" not in path:
+        return f": it has /v1 twice; the base URL is {base_url}v1"
+    if "/messages" in path:
+        return f" (did you mean {meant}?): the base URL of Anthropic's clients is {base_url}, without /v1"
+    return f" (did you mean {meant}?): the base URL of OpenAI's clients is {base_url}v1, with /v1"

@@ -20,8 +20,7 @@ from typing import Any
 from weft.costs.step import StepCost
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError
-from weft.memory.prefix.cache_shape import CacheShape, PrefixShape, ShapeSum, SizeClass
-from weft.memory.usage import STORE_COUNTS, MemoryUsage
+from weft.memory.usage import STORE_COUNTS, CacheShape, MemoryUsage, PrefixShape, ShapeSum, SizeClass
 from weft.router.protocol import RouterCounts
 
 LOOK_EVERY_S = 1.0
@@ -135,7 +134,7 @@ def cache_report(usage: MemoryUsage, shape: CacheShape, *, costs: StepCost | Non
     ``pages`` of 16 tokens; ``read_now``: pages that running requests read; ``pages_compressed``: of KV, in
     ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a
     state that was compressed once, or was computed behind such. ``counts`` are since the start
-    (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is at ``weft.memory.prefix.shape``."""
+    (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is at ``weft.memory.prefix.readings``."""
     counts = dataclasses.asdict(usage.cache)
     if not counts["lost_salt"]:  # not looked for without debug.count_salt, and 0 would say that there is none
         del counts["lost_salt"]

@@ -13,19 +13,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable
+from secrets import token_hex
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
-from weft.server.generation import Usage
-from weft.server.ids import random_id
+from weft.server.generation import ChatTurn, PreparedTurn, Usage, prepare_turn
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
 from weft.server.protocol import ChatBody, refuse_stream_fields, stream_usage
 from weft.server.service import Service
 from weft.server.sse import DONE, sse_line
-from weft.server.turn import ChatTurn, PreparedTurn, prepare_turn
 from weft.text.blocks import AnswerBlock, BlockEvent, text_of
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
@@ -115,7 +114,7 @@ class ChatJob:
         self._body = body
         self._turn = turn
         self.generation = turn.generation
-        self._id = f"chatcmpl-{body.request_id or random_id()}"
+        self._id = f"chatcmpl-{body.request_id or token_hex(16)}"
         self._created_s = int(time.time())
         self._namer = namer(turn.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids),
                             escape_bytes=False)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from secrets import token_hex
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError
 from weft.request import SamplingParams
-from weft.server.generation import Generation, Prompt, Usage, check_count
-from weft.server.ids import random_id
+from weft.server.generation import Generation, Prompt, Usage, check_count, check_truncation, truncated
 from weft.server.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
@@ -28,6 +28,7 @@ from weft.server.logprobs import (
 from weft.server.protocol import (
     COMPLETION_TOKENS_DEFAULT,
     CompletionBody,
+    grammar_of,
     prompts_of,
     refuse_stream_fields,
     sampling_params,
@@ -35,10 +36,8 @@ from weft.server.protocol import (
 )
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
-from weft.server.structured import grammar_of
-from weft.server.truncation import check_truncation, truncated
-from weft.text.bad_words import banned_sequences
 from weft.text.choices import Choice, Piece
+from weft.text.tokenizer import banned_sequences
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -75,7 +74,7 @@ class CompletionJob:
         self._grammar = grammar_of(body)
         self._banned = banned_sequences(body.bad_words, model.tokenizer)
         self._model = model
-        self._id = f"cmpl-{body.request_id or random_id()}"
+        self._id = f"cmpl-{body.request_id or token_hex(16)}"
         self._created_s = int(time.time())
         self._name = service.name_of(model, body.model)
         self._echo = bool(body.echo)

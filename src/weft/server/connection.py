@@ -15,7 +15,7 @@ adds:
   ``write_s``;
 * pipelining: at most ``pipelined`` requests wait; when the client leaves, the running one is cancelled and
   the waiting ones never start;
-* refusals in OpenAI's shape (``edge_refusals``). The refused client may go on sending for LINGER_S, so that
+* refusals in OpenAI's shape (``raw_answer``). The refused client may go on sending for LINGER_S, so that
   it reads the answer.
 
 A value in flight is invisible until the parser has all of it. Hence ``_unparsed_bytes``: the bytes fed
@@ -32,6 +32,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from http import HTTPStatus
+from secrets import token_hex
 from typing import Any
 
 import httptools
@@ -39,21 +41,61 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from weft.server.edge import LINGER_S, HttpEdge
-from weft.server.edge_refusals import (
-    body_timed_out,
-    body_too_large,
-    header_timed_out,
-    headers_too_large,
-    not_http,
-    raw_answer,
-    request_line_too_long,
-    too_many_pipelined,
-)
-from weft.server.errors import EdgeError
+from weft.server.edge import LINGER_S, EdgeLimits, HttpEdge
+from weft.server.errors import EdgeError, error_body, error_headers
 
 _BODY_GRACE_S = 5.0
 """Before ``body_rate_min`` counts."""
+
+
+def not_http() -> EdgeError:
+    return EdgeError(400, "the bytes received are not an HTTP/1.1 request", code="invalid_http")
+
+
+def header_timed_out(limits: EdgeLimits) -> EdgeError:
+    return EdgeError(408, f"no complete request header came in {limits.header_s:g} s (limits.header_timeout)",
+                     param="limits.header_timeout", code="request_timeout")
+
+
+def body_timed_out(limits: EdgeLimits, received_bytes: int, elapsed_s: float) -> EdgeError:
+    return EdgeError(
+        408, f"the body has {received_bytes} bytes after {elapsed_s:.0f} s; it must be complete in "
+             f"{limits.body_s:g} s (limits.body_timeout) and bring {limits.body_rate_min} bytes a second "
+             "(limits.min_body_rate)", param="limits.body_timeout", code="request_timeout")
+
+
+def body_too_large(limits: EdgeLimits, size_bytes: int) -> EdgeError:
+    return EdgeError(413, f"the body has {size_bytes} bytes or more; the limit is {limits.body_bytes} bytes "
+                          "(limits.max_body_mb)", param="limits.max_body_mb", code="body_too_large")
+
+
+def request_line_too_long(limits: EdgeLimits) -> EdgeError:
+    return EdgeError(414, f"the request line has more than {limits.request_line_bytes} bytes "
+                          "(limits.max_request_line)", param="limits.max_request_line",
+                          code="request_line_too_long")
+
+
+def too_many_pipelined() -> EdgeError:
+    return EdgeError(429, "too many requests are pipelined", code="too_many_pipelined")
+
+
+def headers_too_large(limits: EdgeLimits) -> EdgeError:
+    return EdgeError(
+        431, f"the headers have more than {limits.header_bytes} bytes (limits.max_header_bytes) or "
+             f"{limits.header_count} fields (limits.max_headers)", param="limits.max_header_bytes",
+        code="headers_too_large")
+
+
+def raw_answer(refusal: EdgeError) -> bytes:
+    """The whole HTTP answer; the connection closes behind it. It leaves before the request reaches the
+    application."""
+    body = error_body(refusal)
+    headers = {**error_headers(refusal), "content-type": "application/json",
+               "content-length": str(len(body)), "connection": "close",
+               "x-content-type-options": "nosniff", "x-request-id": token_hex(16)}
+    lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}",
+             *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 class _Phase(enum.Enum):
@@ -213,7 +255,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: EdgeError) -> None:
         """Takes no more input. Answers if that breaks into no other answer."""
-        self._edge.refusals[refusal.code or ""] += 1
+        self._edge.on_refusal(refusal.code or "")
         active = self._active
         answer = raw_answer(refusal)
         if active is not None and self._phase is _Phase.BODY and self.cycle is active:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,33 +77,35 @@ class Connection(Protocol):
 
 class HttpEdge:
     """Shared by all connections of one HTTP process; lives on the event loop's thread. ``counts``: of all
-    processes of the server, so that its limits hold for them together. ``is_inner``: its clients
-    are workers, which count."""
+    processes of the server, so that its limits hold for them together. ``is_inner``: its clients are workers,
+    which count."""
 
     def __init__(self, limits: EdgeLimits, counts: SharedCounts | None = None, *,
                  is_inner: bool = False) -> None:
         self.limits = limits
-        self._is_inner = is_inner
-        self._counts = counts
-        self._buffered: Tally = LocalTally() if counts is None else counts.buffered_bytes
-        self._entered: Tally = LocalTally() if counts is None else counts.connections
-        self.refusals: Counter[str] = Counter()
+        own: tuple[Tally, Tally] = (LocalTally(), LocalTally())
+        of_clients = own if counts is None else (counts.connections, counts.buffered_bytes)
+        self._of_clients = of_clients
+        self._counts = None if is_inner else counts
+        self._entered, self._buffered = own if is_inner else of_clients
+        self.on_refusal: Callable[[str], None] = lambda code: None
         self._connections: dict[Connection, str] = {}
         self._by_address: Counter[str] = Counter()
 
     @property
     def connection_count(self) -> int:
-        """Of clients, at this process."""
-        return 0 if self._is_inner else len(self._connections)
+        """Of clients, at all HTTP processes."""
+        return self._of_clients[0].total()
+
+    @property
+    def client_bytes(self) -> int:
+        """As ``buffered_bytes``, of clients."""
+        return self._of_clients[1].total()
 
     @property
     def buffered_bytes(self) -> int:
-        """Of all HTTP processes."""
+        """What the limit is compared with."""
         return self._buffered.total()
-
-    @property
-    def own_buffered_bytes(self) -> int:
-        return 0 if self._is_inner else self._buffered.own()
 
     def buffer(self, size_bytes: int) -> None:
         """Counts bytes of bodies, or gives them back (negative)."""

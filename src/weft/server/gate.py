@@ -16,6 +16,7 @@ response, streams included. """
 from __future__ import annotations
 
 import re
+from secrets import token_hex
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -23,7 +24,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError
 from weft.server.errors import EdgeError, error_response
-from weft.server.ids import random_id
 from weft.server.ignored_fields import HEADER, begin_request
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.origins import Origins
@@ -56,7 +56,7 @@ class Gate:
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
-            request_id = random_id()
+            request_id = token_hex(16)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         trace: RequestTrace | None = None

@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
+from secrets import token_hex
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError, WeftError
-from weft.fleet.request_stream import RequestStream
+from weft.fleet.live_request import RequestStream
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
-from weft.server.answer_size import check_logprob_count
-from weft.server.ids import random_id
 from weft.server.metrics import SequenceTimes
+from weft.server.protocol import SamplingFields, grammar_of, sampling_params
 from weft.server.service import ServedModel, Service
 from weft.server.tracing import GenerationOutcome
-from weft.text.choices import Choice, Piece
-from weft.text.detokenize import TextDecoder
+from weft.text.blocks import AnswerBlock, BlockEvent
+from weft.text.chat_request import ConversationFields, KnownPrefix
+from weft.text.choices import Choice, Piece, TextDecoder
+from weft.text.dialect import AnswerPlan
+from weft.text.tokenizer import banned_sequences
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -88,7 +91,7 @@ class Generation:
         self._context_tokens = model.info.max_model_len
         self._model_name = model.name
         self._error_type: str | None = None
-        engine_id = random_id()
+        engine_id = token_hex(16)
         for sampling in samplings:
             sampling.check(model.info.vocab_size)
         check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)
@@ -300,3 +303,152 @@ def merged(pieces: list[Piece]) -> list[Piece]:
             known.logprobs += piece.logprobs
             known.finish_reason, known.stop_reason = piece.finish_reason, piece.stop_reason
     return list(by_index.values())
+
+
+TO_THE_CONTEXT = -1
+
+
+def check_truncation(body: SamplingFields, *, is_chat: bool) -> None:
+    """Raises RequestError that names the field."""
+    count = body.truncate_prompt_tokens
+    if count is not None and count != TO_THE_CONTEXT and count < 1:
+        raise RequestError(f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for what the "
+                           "context has room for", param="truncate_prompt_tokens")
+    if is_chat and count is not None and body.truncation_side == "right":
+        raise RequestError("truncation_side right belongs to /v1/completions: the answer of a chat begins "
+                           "where the prompt ends", param="truncation_side")
+
+
+def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
+    """``prompt``, cut if the request asks for it: on the left, or for completions also on the right. Cache
+    positions move with the cut. It has no text then: ``echo`` decodes its tokens. ``answer_tokens``: what -1
+    leaves for the answer."""
+    limit = body.truncate_prompt_tokens
+    if limit is None:
+        return prompt
+    if limit == TO_THE_CONTEXT:
+        limit = max(context_tokens - answer_tokens, 1)
+    excess = len(prompt.tokens) - limit
+    if excess <= 0:
+        return prompt
+    if body.truncation_side == "right":
+        return Prompt(prompt.tokens[:limit], None, [at for at in prompt.boundaries if at <= limit],
+                      [at for at in prompt.marks if at <= limit])
+    return Prompt(prompt.tokens[excess:], None, [at - excess for at in prompt.boundaries if at > excess],
+                  [at - excess for at in prompt.marks if at > excess])
+
+
+def logprob_count(request: Request, context_tokens: int, *, streamed: bool) -> int:
+    """The most logprobs of one piece of the answers to one prompt (law L11). A whole answer becomes JSON at
+    its end, on the event loop; a stream writes them step by step, so only its prompt's count."""
+    sampling, prompt_tokens = request.sampling, len(request.prompt_tokens)
+    count = 0
+    if sampling.logprobs is not None and not streamed:
+        answer_tokens = sampling.max_tokens
+        if answer_tokens is None:
+            answer_tokens = context_tokens - prompt_tokens
+        count += answer_tokens * (sampling.logprobs + 1)
+    if sampling.prompt_logprobs is not None:
+        count += prompt_tokens * (sampling.prompt_logprobs + 1)
+    return sampling.n * count
+
+
+def check_logprob_count(requests: Sequence[Request], *, context_tokens: int, limit: int, streamed: bool,
+                        field: str) -> None:
+    """``field``: the field of the request that asks for alternatives. Raises RequestError."""
+    count = sum(logprob_count(request, context_tokens, streamed=streamed) for request in requests)
+    if count <= limit:
+        return
+    if all(request.sampling.logprobs is None for request in requests):
+        field = "prompt_logprobs"
+    if streamed:
+        raise RequestError(f"echo with {field}: the prompts have {count} logprobs, n x prompt tokens x "
+                           f"({field} + 1); the limit is {limit} (limits.max_answer_logprobs)", param=field,
+                           code="too_many_logprobs")
+    raise RequestError(
+        f"the answer may have {count} logprobs: n x max_tokens x ({field} + 1) for each prompt, and "
+        f"n x prompt tokens x (prompt_logprobs + 1); the limit is {limit} (limits.max_answer_logprobs). "
+        "Lower n, "
+        f"max_tokens or {field}, or stream the answer", param=field, code="too_many_logprobs")
+
+
+class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field`` and
+    ``logprobs_field`` are the dialect's names, for errors. ``show_reasoning``: else the reasoning is left
+    out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``. ``prediction``: the
+    client's guess of the answer, a source of drafts."""
+
+    conversation: ConversationFields
+    fields: SamplingFields
+    max_tokens: int | None
+    n: int | None = None
+    logprobs: int | None = None
+    logprobs_field: str = "top_logprobs"
+    prompt_logprobs: int | None = None
+    prompt_field: str = "messages"
+    add_special_tokens: bool = False
+    show_reasoning: bool = True
+    known: KnownPrefix | None = None
+    prediction: str | None = None
+
+
+class PreparedTurn:
+    """A turn whose ``generation`` is ready to start. ``name`` is the model's, as the request called it."""
+
+    def __init__(self, service: Service, model: ServedModel, turn: ChatTurn, prompt: Prompt,
+                 plan: AnswerPlan) -> None:
+        fields = turn.fields
+        self.model = model
+        self.prompt = prompt
+        self.name = service.name_of(model, fields.model)
+        sampling = sampling_params(
+            fields, model.sampling_defaults, max_tokens=turn.max_tokens, grammar=plan.grammar, n=turn.n,
+            logprobs=turn.logprobs, prompt_logprobs=turn.prompt_logprobs,
+            banned=banned_sequences(fields.bad_words, model.tokenizer))
+        self.generation = Generation(
+            service, model, [prompt], [sampling], priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "", decoder=model.tokenizer.showing(plan.shown_ids),
+            prompt_field=turn.prompt_field)
+        self.generation.check_logprob_count(streamed=bool(fields.stream), field=turn.logprobs_field)
+        self._readers = [plan.reader(eager=bool(fields.stream), shows_reasoning=turn.show_reasoning)
+                         for _ in self.generation.choices]
+
+    def read(self, piece: Piece) -> list[BlockEvent]:
+        """What a piece of an answer brings; each piece is read once, in order."""
+        return self._readers[piece.index].read(piece.text, piece.tokens, piece.finish_reason)
+
+    def read_whole(self, piece: Piece) -> list[AnswerBlock]:
+        """``piece``: all of an answer."""
+        self.read(piece)
+        return self._readers[piece.index].blocks
+
+    def finish_reason(self, piece: Piece) -> str | None:
+        """``tool_calls`` for an answer that ends with calls; after the piece was read."""
+        return self._readers[piece.index].finish_reason(piece.finish_reason)
+
+    def reasoning_tokens(self) -> int:
+        return sum(reader.reasoning_tokens for reader in self._readers)
+
+    def usage(self) -> Usage:
+        return self.generation.usage(self.reasoning_tokens())
+
+
+async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
+    """Raises RequestError, UnknownModelError, EngineUnavailableError."""
+    fields = turn.fields
+    check_truncation(fields, is_chat=True)
+    model = service.model_for(fields.model)
+    request, prompt = await model.write_chat(turn.conversation)
+    if fields.truncate_prompt_tokens is None:
+        await model.check_text(prompt.text, param=turn.prompt_field)
+    plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
+    encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens, known=turn.known)
+    marks = encoded.marks + (fields.cache_boundaries or [])
+    whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks)
+    answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens
+    cut = truncated(whole, fields, context_tokens=model.info.max_model_len, answer_tokens=answer_tokens)
+    if turn.prediction:
+        await model.check_text(turn.prediction, param="prediction")
+        prediction = await model.encode(turn.prediction, add_special_tokens=False)
+        cut = msgspec.structs.replace(cut, prediction=prediction)
+    return PreparedTurn(service, model, turn, cut, plan)

@@ -5,24 +5,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import datetime
 import functools
 import logging
 import resource
-from collections.abc import Generator
+import socket
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
+import msgspec
 import uvicorn
 
-from weft.server.access_log import log_access_as_json
 from weft.server.app import build_app
 from weft.server.config import ServerConfig
 from weft.server.connection import BoundedProtocol
-from weft.server.exchange import Handler
+from weft.server.ignored_fields import ignored_names
 from weft.server.service import Service
+from weft.server.sse import Handler
 
 BACKLOG = 2048
-LAST_ANSWERS_S = 1.0
+_LAST_ANSWERS_S = 1.0
 """How long responses that are already decided (errors, last chunks) may take to leave."""
 _OTHER_FILES = 256
 """File descriptors that the server needs besides its connections."""
@@ -46,6 +50,27 @@ def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Ser
         access_log=config.log_level in ("debug", "info"), server_header=False, backlog=BACKLOG,
         timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
         timeout_graceful_shutdown=1))
+
+
+@contextlib.asynccontextmanager
+async def serving(service: Service, listener: socket.socket,
+                  forward: Handler | None = None) -> AsyncGenerator[None]:
+    """Answers on ``listener`` in the block. Behind it, what is decided already may still leave, and
+    ``service`` is closed."""
+    raise_file_limit(service.config.max_connections)
+    sweeping = asyncio.create_task(service.edge.sweep_forever())
+    http = http_server(service, forward)
+    answering = asyncio.create_task(http.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        http.should_exit = True
+        await asyncio.wait((answering,), timeout=_LAST_ANSWERS_S)
+        service.edge.abort_all()
+        sweeping.cancel()
+        http.force_exit = True
+        await answering
+        await service.close()
 
 
 def raise_file_limit(connections: int) -> None:
@@ -79,3 +104,27 @@ def _is_no_look(record: logging.LogRecord) -> bool:
         case (_, "GET", str(path), _, 200):
             return path.partition("?")[0] not in _LOOKS
     return True
+
+
+class JsonAccessFormatter(logging.Formatter):
+    """Of the records of ``uvicorn.access``: (client, method, path, HTTP version, status). No query string, no
+    header and no body: a client may have put a key or a text there."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        assert isinstance(record.args, tuple)
+        client, method, path, _, status = record.args
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line = {"time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"), "client": client,
+                "method": method, "path": str(path).partition("?")[0], "status": status}
+        if names := ignored_names():
+            line["ignored"] = names
+        return msgspec.json.encode(line).decode()
+
+
+def log_access_as_json() -> None:
+    """From now on, in this process."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonAccessFormatter())
+    access = logging.getLogger("uvicorn.access")
+    access.handlers = [handler]
+    access.propagate = False

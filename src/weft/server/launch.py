@@ -45,11 +45,10 @@ from weft.models.hub import local_checkpoint
 from weft.router.blind import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
-from weft.rpc.link import tcp_address
-from weft.rpc.link_keys import LinkKeys, new_token, read_or_create_token
+from weft.rpc.link import LinkKeys, new_token, read_or_create_token, tcp_address
 from weft.server.banner import base_url, print_banner
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
-from weft.server.http import BACKLOG, LAST_ANSWERS_S, http_server, raise_file_limit, set_up_logging
+from weft.server.http import BACKLOG, serving, set_up_logging
 from weft.server.service import Service, load_served_model
 from weft.speculation.proposal import parse_sources
 
@@ -185,34 +184,23 @@ class Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        raise_file_limit(self._config.max_connections)
-        edge = self._service.edge
-        sweeping = asyncio.create_task(edge.sweep_forever())
-        http = http_server(self._service)
         workers = self._service.workers
         if workers is not None:
             workers.start()
-        serving = asyncio.create_task(http.serve(
-            sockets=[self._listener if workers is None else listen_at(workers.http_socket)]))
-        self._say(f"listening on {self._url}; answers 503 until the model is ready")
-        if (replicas := self._config.own_replicas) > (cores := usable_cores()):
-            self._say(f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part of "
-                      f"the free memory; more than {cores} are no faster")
-        try:
-            return await self._until_stopped()
-        finally:
-            if self._ray is not None:
-                await self._ray.stop()
-            await self._engine.stop("the server was stopped")
-            if workers is not None:
-                await workers.stop()
-            http.should_exit = True
-            await _within(serving, LAST_ANSWERS_S)
-            edge.abort_all()
-            sweeping.cancel()
-            http.force_exit = True
-            await serving
-            await self._service.close()
+        listener = self._listener if workers is None else listen_at(workers.http_socket)
+        async with serving(self._service, listener):
+            self._say(f"listening on {self._url}; answers 503 until the model is ready")
+            if (replicas := self._config.own_replicas) > (cores := usable_cores()):
+                self._say(f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part "
+                          f"of the free memory; more than {cores} are no faster")
+            try:
+                return await self._until_stopped()
+            finally:
+                if self._ray is not None:
+                    await self._ray.stop()
+                await self._engine.stop("the server was stopped")
+                if workers is not None:
+                    await workers.stop()
 
     async def _until_stopped(self) -> int:
         try:
@@ -260,13 +248,12 @@ class Serving:
 
     async def _drain(self) -> int:
         service = self._service
-        service.draining = True
-        active = service.active_everywhere
+        active = service.active
         if active:
             self._say(f"finishing {active} request{'' if active == 1 else 's'}, at most "
                       f"{self._config.drain_timeout:g} s; "
                       "Ctrl-C again stops at once")
-        finished = asyncio.ensure_future(self._idle())
+        finished = asyncio.ensure_future(service.drain())
         try:
             await _within(_first_of(finished, _first_of(self._second_stop.wait(), self._engine.died())),
                           self._config.drain_timeout)
@@ -276,17 +263,10 @@ class Serving:
             return EXIT_INTERRUPTED
         if self._engine.death is not None:
             return self._engine_lost()
-        if active := service.active_everywhere:
+        if active := service.active:
             self._say(f"{active} requests did not finish in {self._config.drain_timeout:g} s "
                       "(limits.drain_timeout) and are cut")
         return EXIT_OK
-
-    async def _idle(self) -> None:
-        """Waits until no request is answered."""
-        if self._service.workers is not None:
-            self._service.workers.draining = True
-            await self._service.workers.idle()
-        await self._service.idle.wait()
 
     def _on_signal(self) -> None:
         (self._second_stop if self._first_stop.is_set() else self._first_stop).set()

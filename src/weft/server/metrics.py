@@ -3,7 +3,7 @@
     from EngineStats, when scraped       gauges of now, counters since the start
     from events, as they pass            latency and size histograms, one observation per sequence or token
     from the fleet, when scraped         engines that are up, restarts, resumes
-    from further HTTP processes          the series of each, added (``SummedSeries``)
+    from HTTP workers                    files that prometheus_client reads and adds up
 
 The label ``engine`` is the number of the replica. What the HTTP process measures has the label 0. The
 counters of an engine process begin at 0 with each process, as Prometheus expects of a restart.
@@ -16,28 +16,22 @@ do not meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from weft.engine.stats import EngineStats
+from weft.memory.usage import CacheCounts
 from weft.request import SamplingParams, TokenEvent
+from weft.router.protocol import RouterCounts
+from weft.schedule.tier_values import NO_TIER, TierStats
+from weft.server.cache import memory_bytes
 from weft.server.edge import HttpEdge
-from weft.server.metric_table import (
-    EDGE,
-    ENDED,
-    ENGINE,
-    FLEET,
-    HISTOGRAMS,
-    REPLICA,
-    ROUTER,
-    FleetReport,
-    Row,
-    Source,
-    shares_a_store,
-)
-from weft.server.workers.messages import Series
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _LABELS = ("model_name", "engine")
@@ -70,10 +64,12 @@ class Metrics:
         self._prefix = prefix
         self._edge = edge
         self._registry = CollectorRegistry()
+        self._counters = {name: Counter(f"{prefix}:{name}", text, (*_LABELS, label), registry=self._registry)
+                          for name, (text, label) in COUNTERS.items()}
         self._families = {
             name: Histogram(f"{prefix}:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
             for name, (text, buckets) in HISTOGRAMS.items()}
-        self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
+        edge.on_refusal = lambda code: self._count("http_refusals", code)
         self._fleet: FleetReport | None = None
         self.name_model("")
         self._registry.register(self)
@@ -84,17 +80,21 @@ class Metrics:
         if name:
             self._histograms = {key: family.labels(name, _FIRST_ENGINE)
                                 for key, family in self._families.items()}
+            for reason in ("stop", "length", "abort"):
+                self._count("request_success", reason, 0)
 
-    def text(self, fleet: FleetReport, others: Sequence[Series] = ()) -> bytes:
-        """``others``: the series of further HTTP processes, which are added."""
+    def text(self, fleet: FleetReport, workers_folder: str | None = None) -> bytes:
+        """``workers_folder``: where HTTP workers count, which adds to what this process has."""
         self._fleet = fleet
-        if not others:
+        if workers_folder is None:
             return prometheus_client.generate_latest(self._registry)
-        return prometheus_client.generate_latest(SummedSeries([series_of(self._registry), *others]))
+        from prometheus_client.multiprocess import MultiProcessCollector
 
-    def series(self) -> Series:
-        """What this process measured."""
-        return series_of(self._registry)
+        workers = MultiProcessCollector(None, workers_folder)  # type: ignore[no-untyped-call]
+        return prometheus_client.generate_latest(SummedSeries([self._registry, workers]))
+
+    def _count(self, name: str, label: str, amount: int = 1) -> None:
+        self._counters[name].labels(self._model, _FIRST_ENGINE, label).inc(amount)
 
     # ------------------------------------------------------------------ observations
 
@@ -128,7 +128,7 @@ class Metrics:
 
     def sequence_ended(self, times: SequenceTimes, reason: str, generated_tokens: int) -> None:
         times.finish_reason = reason
-        self._finished[reason] = self._finished.get(reason, 0) + 1
+        self._count("request_success", reason)
         if reason == "abort":
             return
         seen = self._histograms
@@ -162,7 +162,6 @@ class Metrics:
         yield from families.values()
 
     def _all_metrics(self) -> Iterator[Metric]:
-        yield from self._rows((ENDED,), self._finished, _FIRST_ENGINE)
         yield from self._rows(EDGE, self._edge, _FIRST_ENGINE)
         fleet = self._fleet
         if fleet is None:
@@ -191,34 +190,294 @@ class Metrics:
             yield family
 
 
-def series_of(registry: CollectorRegistry) -> Series:
-    return [(family.name, family.type, family.documentation,
-             [(sample.name, dict(sample.labels), float(sample.value)) for sample in family.samples])
-            for family in registry.collect()]
-
-
 class SummedSeries(CollectorRegistry):
-    """``parts``, the series of each process, as one: samples with the same name and labels add up.
+    """Samples of ``parts`` with the same name and labels add up: counters and histograms by their meaning.
+    A gauge is in one part alone."""
 
-    Counters and the buckets of histograms add up by their meaning. The gauges of an HTTP process
-    (connections, buffered bytes) are parts of a whole, so they add up too. Gauges of engines come from the
-    supervisor alone.
-    """
-
-    def __init__(self, parts: Sequence[Series]) -> None:
+    def __init__(self, parts: Sequence[Collector]) -> None:
         super().__init__()
         self._parts = parts
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         totals: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
-        for name, kind, text, samples in (family for part in self._parts for family in part):
-            families.setdefault(name, Metric(name, text, kind))
-            sums = totals.setdefault(name, {})
-            for sample, labels, value in samples:
-                key = sample, tuple(labels.items())
-                sums[key] = sums.get(key, 0.0) + value
+        for family in (family for part in self._parts for family in part.collect()):
+            families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            sums = totals.setdefault(family.name, {})
+            for sample in family.samples:
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                sums[key] = sums.get(key, 0.0) + sample.value
         for name, family in families.items():
-            for (sample, pairs), value in totals[name].items():
-                family.add_sample(sample, dict(pairs), value)
+            for (sample_name, pairs), value in totals[name].items():
+                family.add_sample(sample_name, dict(pairs), value)
             yield family
+
+
+Source = TypeVar("Source")
+STATES = ("awake", "weights_offloaded", "discard_all")
+"""Of sleep: awake, level 1, level 2."""
+Kind = Literal["counter", "gauge"]
+Combine = Literal["sum", "mean", "once"]
+"""Of replicas: added up; the mean of shares; one thing that several replicas have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """One replica, as /metrics shows it. ``restarts``: processes after its first."""
+
+    number: int
+    up: bool
+    restarts: int
+    stats: EngineStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """``resumes`` of requests; ``deadly``: requests that were refused because engines died of them."""
+
+    engines: list[EngineReport]
+    resumes: int
+    deadly: int
+    router: dict[int, RouterCounts] = field(default_factory=dict)
+    """By replica; empty for a router that predicts nothing."""
+
+
+@dataclass(frozen=True)
+class Row(Generic[Source]):
+    """``read`` gives the number, or with a ``label`` one for each of its values; None: not shown now.
+    ``combine``: how replicas make one number."""
+
+    name: str
+    kind: Kind
+    help: str
+    read: Callable[[Source], float | Mapping[str, float] | None]
+    label: str = ""
+    combine: Combine = "sum"
+
+    @property
+    def sample_name(self) -> str:
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+def _tier(stats: EngineStats) -> TierStats:
+    return stats.store or NO_TIER
+
+
+def _uses(stats: EngineStats) -> dict[str, int]:
+    """An engine that sleeps has given its arena back."""
+    has_arena = "kv_cache" not in stats.sleep.missing
+    return {use: size if has_arena else 0 for use, size in memory_bytes(stats.memory).items()}
+
+
+def _arena_share(stats: EngineStats) -> float:
+    """Cached bytes give way to running sequences, so they are not in use."""
+    memory = stats.memory
+    evictable = memory.evictable_bytes / memory.arena_bytes if memory.arena_bytes else 0.0
+    return max(0.0, memory.used_share - evictable)
+
+
+def _slot_share(stats: EngineStats) -> float:
+    slots = stats.memory.slots_held + stats.memory.slots_available
+    return (stats.memory.slots_held - stats.memory.slots_cached) / slots if slots else 0.0
+
+
+def _lost(stats: EngineStats) -> dict[str, float]:
+    counts: CacheCounts = stats.memory.cache
+    lost: dict[str, float] = {
+        "no_checkpoint": counts.lost_no_checkpoint, "evicted_state": counts.lost_evicted_state,
+        "evicted_kv": counts.lost_evicted_kv, "not_ready": counts.lost_not_ready}
+    if counts.lost_salt:  # not looked for without debug.count_salt, and 0 would say that there is none
+        lost["salt"] = counts.lost_salt
+    if stats.store is not None:
+        lost |= {"stored": counts.lost_stored, "damaged": counts.lost_damaged,
+                 "store_busy": counts.lost_store_busy}
+    return lost
+
+
+def _evictions(stats: EngineStats) -> dict[str, float]:
+    counts = stats.memory.cache
+    return {"state": counts.evicted_states - counts.evicted_tails, "tail": counts.evicted_tails,
+            "page": counts.evicted_pages}
+
+
+def _writes(stats: EngineStats) -> dict[str, float]:
+    writes = _tier(stats).writes
+    return {"written": writes.written, "dropped": writes.dropped, "skipped": writes.skipped,
+            "lost": writes.lost}
+
+
+def _uploads(stats: EngineStats) -> dict[str, float]:
+    remote = _tier(stats).store.remote
+    return {"uploaded": remote.get("uploaded", 0), "lost": remote.get("lost_uploads", 0)}
+
+
+COUNTERS: dict[str, tuple[str, str]] = {
+    "request_success": ("Sequences that ended, by reason.", "finished_reason"),
+    "http_refusals": ("Requests refused by a limit of the HTTP edge.", "code"),
+}
+"""What HTTP processes count as it happens: name, help and label."""
+EDGE = (
+    Row[HttpEdge]("http_connections", "gauge", "Open connections.", lambda edge: edge.connection_count),
+    Row[HttpEdge]("http_buffered_bytes", "gauge", "Bytes of bodies of unfinished requests.",
+                  lambda edge: edge.client_bytes),
+)
+FLEET = (
+    Row[FleetReport]("request_resumes", "counter", "Requests that another engine process took over.",
+                     lambda fleet: fleet.resumes),
+    Row[FleetReport]("request_deadly", "counter", "Requests refused because engines died of them.",
+                     lambda fleet: fleet.deadly),
+)
+REPLICA = (
+    Row[EngineReport]("engine_up", "gauge", "1 while the engine process is alive and ready.",
+                      lambda engine: engine.up),
+    Row[EngineReport]("engine_restarts", "counter", "Engine processes started after the first.",
+                      lambda engine: engine.restarts),
+)
+E = Row[EngineStats]
+ENGINE = (
+    E("engine_sleep_state", "gauge", "1 for the one that it is in.",
+      lambda s: {state: state == STATES[s.sleep.level] for state in STATES}, "sleep_state"),
+    E("num_requests_running", "gauge", "Sequences that run.", lambda s: s.running),
+    E("num_requests_waiting", "gauge", "Sequences that wait.", lambda s: s.waiting),
+    E("kv_cache_usage_perc", "gauge", "Share of the arena in use, 1 is all.", _arena_share, combine="mean"),
+    E("state_cache_usage_perc", "gauge", "Share of state slots in use, 1 is all.", _slot_share,
+      combine="mean"),
+    E("prompt_tokens", "counter", "Prompt tokens of accepted requests.", lambda s: s.prompt_tokens),
+    E("prompt_tokens_cached", "counter", "Prompt tokens found in the cache.", lambda s: s.cached_tokens),
+    E("prefix_cache_queries", "counter", "Prompt tokens looked for in the cache.", lambda s: s.prompt_tokens),
+    E("prefix_cache_hits", "counter", "Prompt tokens found in the cache.", lambda s: s.cached_tokens),
+    E("prefix_cache_bytes", "gauge", "Bytes of cached pages and states.", lambda s: s.memory.cached_bytes),
+    E("prefix_cache_state_bytes", "gauge", "Of them, states.", lambda s: _uses(s)["cached_states"]),
+    E("prefix_cache_states", "gauge", "States cached.",
+      lambda s: s.memory.slots_cached + s.memory.states_compressed),
+    E("prefix_cache_compressed_states", "gauge", "Of them, in 8 bits.", lambda s: s.memory.states_compressed),
+    E("prefix_cache_compresses", "counter", "States that went into 8 bits.",
+      lambda s: s.memory.cache.compressed),
+    E("prefix_cache_restores", "counter", "Requests that began on one of those.",
+      lambda s: s.memory.cache.restored),
+    E("prefix_cache_compressed_pages", "gauge", "Compressed KV, pages.", lambda s: s.memory.pages_compressed),
+    E("prefix_cache_page_compresses", "counter", "Pages that were compressed.",
+      lambda s: s.memory.cache.compressed_pages),
+    E("prefix_cache_page_restores", "counter", "Of them, those read again.",
+      lambda s: s.memory.cache.restored_pages),
+    E("prefix_cache_inexact_hits", "counter", "Requests that began on what was in 8 bits once, or was "
+      "computed behind it.", lambda s: s.memory.cache.hits_inexact),
+    E("memory_bytes", "gauge", "Bytes of the arena by use; they add up.", _uses, "use"),
+    E("prefix_cache_lost_tokens", "counter", "Tokens that were cached in part and had to be computed.", _lost,
+      "reason"),
+    E("prefix_cache_evictions", "counter", "What gave way to others: tails are states inside a page.",
+      _evictions, "kind"),
+    E("compaction_moves", "counter", "Pages and states moved to empty a frame.",
+      lambda s: {"page": s.memory.moves.pages, "state": s.memory.moves.slots}, "kind"),
+    E("compaction_bytes", "counter", "Bytes copied for such moves.", lambda s: s.memory.moves.bytes),
+    E("frames_converted", "counter", "Frames that became the other kind, and were zeroed for it.",
+      lambda s: s.memory.moves.frames_converted),
+    E("store_bytes", "gauge", "Bytes of records in the store.", lambda s: _tier(s).store.stored_bytes,
+      combine="once"),
+    E("store_capacity_bytes", "gauge", "Most bytes of the store.", lambda s: _tier(s).store.capacity_bytes,
+      combine="once"),
+    E("store_checkpoints", "gauge", "Checkpoints of this model in the store.",
+      lambda s: _tier(s).store.checkpoints, combine="once"),
+    E("store_requests_waiting", "gauge", "Requests that wait for the store.", lambda s: _tier(s).waiting),
+    E("store_buffer_bytes", "gauge", "Host memory between the arena and the store.",
+      lambda s: _tier(s).buffer_bytes),
+    E("store_restores", "counter", "Prefixes read from the store.", lambda s: _tier(s).restores.restores),
+    E("store_restored_tokens", "counter", "Tokens of those prefixes.",
+      lambda s: _tier(s).restores.restored_tokens),
+    E("store_saved_seconds", "counter", "Estimated seconds of computing that restores saved.",
+      lambda s: max(0.0, _tier(s).restores.saved_s)),
+    E("store_late_restores", "counter", "Restores given up at their deadline.",
+      lambda s: _tier(s).restores.late),
+    E("store_damaged", "counter", "Prefixes whose stored bytes were wrong.",
+      lambda s: _tier(s).restores.damaged),
+    E("store_read_bytes", "counter", "Bytes read from the store.", lambda s: _tier(s).store.fetched_bytes),
+    E("store_written_bytes", "counter", "Bytes written to the store.",
+      lambda s: _tier(s).store.written_bytes),
+    E("store_packing_bytes", "counter", "Bytes of records that went through packing.",
+      lambda s: {"before": _tier(s).store.raw_bytes, "after": _tier(s).store.packed_bytes}, "side"),
+    E("store_writes", "counter", "Checkpoints that became candidates, by outcome.", _writes, "outcome"),
+    E("store_uploads", "counter", "Uploads to the bucket, by outcome.", _uploads, "outcome"),
+    E("store_uploads_waiting", "gauge", "Checkpoints that wait for their upload to the bucket.",
+      lambda s: _tier(s).store.remote.get("waiting_uploads", 0)),
+    E("store_unreachable_seconds", "counter", "Seconds that the bucket did not answer.",
+      lambda s: _tier(s).store.unreachable_s, combine="mean"),
+    E("generation_tokens", "counter", "Tokens generated.", lambda s: s.generation_tokens),
+    E("computed_tokens", "counter", "Tokens that went through the model.", lambda s: s.computed_tokens),
+    E("recomputed_tokens", "counter", "Tokens computed again after preemption.",
+      lambda s: s.recomputed_tokens),
+    E("num_preemptions", "counter", "Sequences preempted.", lambda s: s.preemptions),
+    E("spec_decode_num_drafts", "counter", "Windows of drafts that steps verified.",
+      lambda s: s.speculation.sequence_steps),
+    E("spec_decode_num_draft_tokens", "counter", "Draft tokens that steps verified.",
+      lambda s: {source: one.drafted for source, one in s.speculation.sources.items()}, "source"),
+    E("spec_decode_num_accepted_tokens", "counter", "Draft tokens that were right.",
+      lambda s: {source: one.accepted for source, one in s.speculation.sources.items()}, "source"),
+    E("spec_decode_steps", "counter", "Steps that verified drafts.", lambda s: s.speculation.steps),
+    E("spec_decode_saved_seconds", "gauge", "Seconds that drafts saved, by the measured cost of steps; "
+      "negative where they cost more.", lambda s: s.speculation.saved_s),
+    E("ranks", "gauge", "Processes that compute the model together.", lambda s: s.ranks.size),
+    E("rank_collective_seconds", "counter", "Seconds that rank 0 waited for other ranks.",
+      lambda s: s.ranks.collective_s if s.ranks.size > 1 else None),
+    E("expert_choices", "counter", "Choices of experts by tokens, over all layers.",
+      lambda s: {str(expert): count for expert, count in enumerate(s.ranks.expert_choices)} or None,
+      "expert"),
+    E("admission_rejections", "counter", "Requests turned away.",
+      lambda s: {"queue_full": s.requests_refused}, "reason"),
+)
+ROUTER = (
+    Row[RouterCounts]("router_predicted_tokens", "counter", "Cached tokens that the router expected of "
+                      "requests.", lambda counts: counts.predicted_tokens),
+    Row[RouterCounts]("router_cached_tokens", "counter", "Cached tokens that the engine had for these "
+                      "requests.", lambda counts: counts.cached_tokens),
+    Row[RouterCounts]("router_checkpoints", "gauge", "Checkpoints that the router knows.",
+                      lambda counts: counts.checkpoints),
+    Row[RouterCounts]("router_table_stale", "gauge", "1 while its table of checkpoints waits for a snapshot.",
+                      lambda counts: counts.is_stale),
+    Row[RouterCounts]("router_report_gaps", "counter", "How often reports of checkpoints were lost.",
+                      lambda counts: counts.gaps),
+)
+
+_TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
+         2560)
+_BETWEEN = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_LATENCY = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_SMALL_COUNTS = (1, 2, 5, 10, 20)
+
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From arrival to the first token.", _TTFT),
+    "inter_token_latency_seconds": ("Between two tokens of one sequence.", _BETWEEN),
+    "request_time_per_output_token_seconds": ("Mean time per token after the first.", _BETWEEN),
+    "e2e_request_latency_seconds": ("From arrival to the last token.", _LATENCY),
+    "request_queue_time_seconds": ("From acceptance to the first step.", _LATENCY),
+    "request_prefill_time_seconds": ("From the first step to the first token.", _LATENCY),
+    "request_decode_time_seconds": ("From the first token to the last.", _LATENCY),
+    "request_inference_time_seconds": ("From the first step to the last token.", _LATENCY),
+    "request_prompt_tokens": ("Tokens of the prompt.", _TOKENS),
+    "request_generation_tokens": ("Tokens generated.", _TOKENS),
+    "request_max_num_generation_tokens": ("Tokens the longest of the n answers has.", _TOKENS),
+    "request_params_n": ("The n of requests.", _SMALL_COUNTS),
+    "request_params_max_tokens": ("The max_tokens of requests that set it.", _TOKENS),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens computed, not found in the cache.", _TOKENS),
+    "request_num_preemptions": ("How often a sequence was preempted.", _SMALL_COUNTS),
+    "iteration_tokens_total": ("Tokens computed by one step.", _STEP_TOKENS),
+}
+
+
+def combines() -> dict[str, Combine]:
+    """How the replicas of each gauge and counter make one number, by its name in Prometheus text."""
+    rows = {row.sample_name: row.combine for row in (*EDGE, *FLEET, *REPLICA, *ENGINE, *ROUTER)}
+    return rows | dict.fromkeys((f"{name}_total" for name in COUNTERS), "sum")
+
+
+def shares_a_store(engine: EngineReport, engines: list[EngineReport]) -> bool:
+    """Whether another replica shows the directory of ``engine``'s store: the one that writes to it, or the
+    first of those that only read. Replicas that write to the same path are on machines of their own."""
+    if engine.stats is None or engine.stats.store is None or engine.stats.store.store.writable:
+        return False
+    alike = [other for other in engines if other.stats is not None and other.stats.store is not None
+             and other.stats.store.store.path == engine.stats.store.store.path]
+    writers = [other for other in alike if other.stats and other.stats.store
+               and other.stats.store.store.writable]
+    return (writers or alike)[0] is not engine

@@ -13,16 +13,21 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.engine.sleep_state import Part, SleepState, check_level, check_parts
 from weft.errors import RequestError, UnknownReplicaError
 from weft.fleet.drain import drain, revive, roll, state_of
 from weft.fleet.replica import Replica
-from weft.server.exchange import Handler, json_response
+from weft.rpc.messages import SleepMode, SleepOutcome
+from weft.server.protocol import parse_body
 from weft.server.service import Service
+from weft.server.sse import Handler, json_response
 
 DRAIN_S = 30.0
 DRAIN_MAX_S = 24 * 3600.0
@@ -66,13 +71,13 @@ class _ReplicaHandlers:
 
     async def drain(self, request: Request) -> Response:
         self._service.check_open()
-        await drain(self._service.engine, _number(request), timeout_s=_timeout(request),
+        await drain(self._service.engine, _replica_number(request), timeout_s=_timeout(request),
                     restart=_flag(request, "restart"))
         return self._answer()
 
     async def start(self, request: Request) -> Response:
         self._service.check_open()
-        await revive(self._service.engine, _number(request))
+        await revive(self._service.engine, _replica_number(request))
         return self._answer()
 
     async def restart(self, request: Request) -> Response:
@@ -94,7 +99,7 @@ def _report(replica: Replica, sequences: int) -> ReplicaReport:
                          stats.waiting if stats else 0)
 
 
-def _number(request: Request) -> int:
+def _replica_number(request: Request) -> int:
     """Raises UnknownReplicaError for a text that is no number."""
     text: str = request.path_params["replica"]
     if not re.fullmatch(r"[0-9]{1,9}", text):
@@ -121,3 +126,77 @@ def _flag(request: Request, name: str) -> bool:
     if text not in ("true", "false", "1", "0"):
         raise RequestError(f"{name} is {text!r}; it may be true or false", param=name)
     return text in ("true", "1")
+
+
+WAIT_S = 30.0
+WAIT_MAX_S = 24 * 3600.0
+_MODES = ("wait", "abort")
+
+
+class SleepBody(msgspec.Struct, frozen=True):
+    level: int = 1
+    mode: str | None = None
+    timeout: float = WAIT_S
+
+
+class WakeBody(msgspec.Struct, frozen=True):
+    tags: list[str] | str | None = None
+
+
+class SleepRequest(msgspec.Struct, frozen=True):
+    """A call to sleep that passed the checks."""
+
+    level: int
+    mode: SleepMode | None
+    timeout_s: float
+
+
+def read_sleep(query: QueryParams, raw: bytes) -> SleepRequest:
+    """The query wins over the body. Raises RequestError naming the field."""
+    body = parse_body(raw, SleepBody) if raw.strip() else SleepBody()
+    level = _number(query, "level", int, body.level)
+    timeout_s = _number(query, "timeout", float, body.timeout)
+    mode = query.get("mode", body.mode)
+    check_level(level)
+    if mode not in (None, *_MODES):
+        raise RequestError(f"mode is {mode!r}; it may be wait (for what runs to end) or abort", param="mode")
+    if not 0 <= timeout_s <= WAIT_MAX_S:  # also NaN
+        raise RequestError(f"timeout is {timeout_s:g} s; it may be 0 to {WAIT_MAX_S:g}", param="timeout")
+    return SleepRequest(level, mode, timeout_s)  # type: ignore[arg-type]  # membership was checked above
+
+
+def read_tags(query: QueryParams, raw: bytes) -> list[Part] | None:
+    """None for all. Raises RequestError."""
+    body = parse_body(raw, WakeBody) if raw.strip() else WakeBody()
+    named = [body.tags] if isinstance(body.tags, str) else body.tags
+    tags = query.getlist("tags") or named
+    check_parts(tags)
+    return tags or None  # type: ignore[return-value]  # membership was checked above
+
+
+def sleep_answer(outcome: SleepOutcome) -> dict[str, Any]:
+    assert outcome.flushed is not None
+    return {"status": "sleeping", "level": outcome.state.level,
+            "flushed": {"bytes": outcome.flushed.bytes, "tokens": outcome.flushed.tokens}}
+
+
+def wake_answer(outcome: SleepOutcome, tags: list[Part] | None) -> dict[str, Any]:
+    return {"status": "sleeping" if outcome.state.level else "awake", "tags": tags,
+            "missing": list(outcome.state.missing)}
+
+
+def state_answer(state: SleepState) -> dict[str, Any]:
+    return {"is_sleeping": bool(state.level), "level": state.level, "missing": list(state.missing)}
+
+
+def _number(query: QueryParams, name: str, kind: type[int] | type[float], otherwise: float) -> Any:
+    text = query.get(name)
+    if text is None:
+        return otherwise
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise RequestError(f"{name} is {text!r}; it must be a number", param=name)
+    return value

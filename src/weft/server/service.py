@@ -8,30 +8,36 @@ after the engine's death, ``model_for`` raises a 503 that names the reason.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError
+import msgspec
+
+from weft.errors import (
+    ContextLengthError,
+    EngineUnavailableError,
+    QueueFullError,
+    RequestError,
+    UnknownModelError,
+)
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.server.batches.files import open_file_store
-from weft.server.body_check import BodyChecker
+from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
 from weft.server.ignored_fields import did_you_mean
-from weft.server.metric_table import EngineReport, FleetReport
-from weft.server.metrics import Metrics
+from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
-from weft.server.tokenize_budget import TokenizeBudget
 from weft.server.tracing import RequestTracer
-from weft.server.workers.messages import Series
-from weft.server.workers.shared_counts import SharedCounts
+from weft.server.workers.shared_counts import LocalTally, SharedCounts, Tally
 from weft.text.chat import read_chat_template
 from weft.text.chat_request import (
     ChatRequest,
@@ -45,6 +51,7 @@ from weft.text.dialect import Dialect
 from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from weft.text.worker_process import WorkerLane, WorkerProcess
 from weft.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +61,74 @@ ANY_NAME = "default"
 """A name under which every server has its model."""
 _HEAD_CHARS_PER_TOKEN = 16
 """A text with more characters than this for each token of the context is first tokenized in part."""
+_DRAIN_LOOK_S = 0.05
 Encoded = TypeVar("Encoded")
+
+
+class TextTooLongError(RequestError):
+    """The text is over limits.max_tokenize_chars."""
+
+    status = 413
+
+
+_SECONDS = 30.0
+
+
+class TooManyValuesError(RequestError):
+    """The body is over limits.max_json_values."""
+
+    status = 413
+
+
+class BodyChecker:
+    def __init__(self, values_max: int) -> None:
+        start = values_max.to_bytes(8, "little")
+        self._lane = WorkerLane(lambda: WorkerProcess("weft.server.body_worker", start), _SECONDS)
+
+    async def check(self, raw: bytes) -> None:
+        """Returns at once for a small body.
+
+        Raises TooManyValuesError, RequestError, EngineUnavailableError."""
+        if len(raw) <= LARGE_BODY_BYTES:
+            return
+        try:
+            answer = msgspec.msgpack.decode(await self._lane.ask(raw), type=BodyVerdict)
+        except OSError:
+            raise EngineUnavailableError("the body took too long to look through; try "
+                                         "again later") from None
+        if answer.is_too_large:
+            raise TooManyValuesError(answer.message, param="limits.max_json_values", code="too_many_values")
+        if answer.message:
+            raise RequestError(answer.message, param=answer.param, code="invalid_json")
+
+    def close(self) -> None:
+        self._lane.end()
+
+
+class TokenizeBudget:
+    """How many characters are tokenized at once, over all requests (law L11): it takes a second of a core for
+    each megabyte, and the engine needs the cores. Short texts are not counted."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._spent = 0
+
+    @contextlib.contextmanager
+    def spending(self, count: int) -> Iterator[None]:
+        """Raises TextTooLongError, QueueFullError."""
+        if count > self._limit:
+            raise TextTooLongError(f"the text has {count} characters; the limit is {self._limit} "
+                                   "(limits.max_tokenize_chars)", param="prompt", code="text_too_long")
+        if self._spent + count > self._limit:
+            raise QueueFullError(f"{self._spent} characters of other requests are being tokenized, and this "
+                                 f"text has {count}; the limit is {self._limit} "
+                                 "(limits.max_tokenize_chars). Try "
+                                 "again later", param="limits.max_tokenize_chars", code="queue_full")
+        self._spent += count
+        try:
+            yield
+        finally:
+            self._spent -= count
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +237,15 @@ class Background(Protocol):
 
 
 class Service:
-    """``active`` counts the requests that are being answered; draining waits for it to reach 0."""
+    """``counts``: of all HTTP processes, where there are several."""
 
     def __init__(self, config: ServerConfig, engine: Fleet, counts: SharedCounts | None = None, *,
                  is_supervisor: bool = False) -> None:
         self.config = config
         self.engine = engine
         self.counts = counts
-        """Of all HTTP processes, where there are several."""
         self.workers: Workers | None = None
-        self.edge = HttpEdge(config.edge_limits(), None if is_supervisor else counts, is_inner=is_supervisor)
+        self.edge = HttpEdge(config.edge_limits(), counts, is_inner=is_supervisor)
         self.body_checker = BodyChecker(config.max_json_values)
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         engine.on_step_tokens = self.metrics.steps_ran
@@ -184,29 +257,31 @@ class Service:
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
         self.response_runs = None if self.responses is None else ResponseRuns(self.responses)
         self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
-        self.draining = False
-        self.active = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
+        self._active: Tally = LocalTally() if counts is None else counts.requests
+        self._drains: Tally = LocalTally() if counts is None else counts.drains
 
     def enter(self) -> None:
         """A request begins to be answered; ``leave`` when it has ended, however it did."""
-        self.active += 1
-        self.idle.clear()
+        self._active.add(1)
 
     def leave(self) -> None:
-        self.active -= 1
-        if not self.active:
-            self.idle.set()
+        self._active.add(-1)
 
     @property
-    def active_everywhere(self) -> int:
+    def active(self) -> int:
         """Requests that all HTTP processes answer."""
-        return self.active + (0 if self.workers is None else self.workers.active)
+        return self._active.total()
 
-    async def scrape_workers(self) -> list[Series]:
-        """The metrics of the other HTTP processes."""
-        return [] if self.workers is None else await self.workers.metrics()
+    @property
+    def draining(self) -> bool:
+        return self._drains.total() > 0
+
+    async def drain(self) -> None:
+        """From now on no HTTP process takes new requests. Waits until none answers one."""
+        self._drains.add(1)
+        await asyncio.sleep(_DRAIN_LOOK_S)  # what another process has just begun is counted by then
+        while self.active:
+            await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def close(self) -> None:
         """After the last request."""

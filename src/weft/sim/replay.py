@@ -43,9 +43,8 @@ from weft.schedule.sequence import SeqState, Sequence
 from weft.schedule.store_tier import StoreTier
 from weft.sim.arms import Arm, find_arm
 from weft.sim.report import MeanBytes, Percentiles, Report, Timeline, bytes_by_use
-from weft.sim.store_tier import LINK_BYTES_S, StoreModel, report_of, tier_for
+from weft.sim.store_tier import LINK_BYTES_S, StoreModel, VirtualStore, report_of, tier_for
 from weft.sim.traffic import Traffic
-from weft.store.virtual_store import VirtualStore
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, SeqId
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from weft.costs.step import CostModel
 from weft.memory.frames.plan import ArenaPlan
 from weft.sim.arms import Arm
-from weft.sim.forest import InfiniteCache, infinite_cache
-from weft.sim.oracle import Hindsight, OracleMemory, Span, oracle
+from weft.sim.oracle import Hindsight, InfiniteCache, OracleMemory, Span, infinite_cache, oracle
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX, replay, sizes_for
 from weft.sim.report import Report
 from weft.sim.store_tier import StoreModel

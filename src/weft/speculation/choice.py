@@ -1,22 +1,28 @@
-"""How likely a proposed token is right, and how many drafts a step verifies: those that bring more tokens
-per second.
+"""How many drafts a step verifies, those that bring more tokens per second, and when sources are asked at
+all.
 
     survival   .97  .95  .93  .90  .82  .60  .55  .31 ...      candidates of all rows, the best first
     tokens     R + .97  + .95 ...                              expected of the step, R rows
     seconds    cost(R + 1), cost(R + 2), ...                   of a step with windows of R + 1 rows, ...
                '-- as many as make tokens / seconds largest
 
+    awake      the drafter proposes and scores         8 steps in a row bring no draft; 2 of many sequences
+    asleep     it does nothing, not even per token     until the host time of these is SHARE of all steps
+    awake      it catches up with the texts and proposes again
+
 Survivals of one sequence never rise, so the best n of all are always the first ones of each sequence. The
-whole list is tried, not only the next one: cost rises in steps, and four drafts may pay where one does not.
+whole list is tried, not only the next one: cost rises in steps, and four drafts may pay where one does not. A
+step without drafts is preferred unless drafts promise GAIN_MIN more: chances and costs are estimates.
 
-A step without drafts is preferred unless drafts promise GAIN_MIN more. Chances and costs are estimates, and
-a draft that pays nothing still costs a longer step for all others.
+Sources cost microseconds for each sequence and step. Beside a step of 30 ms that is nothing, and the drafter
+never sleeps. Beside a step of 3 ms with 32 sequences it is a tenth. With many sequences rows are dear, so
+fewer drafts pay, and CROWD_SHARE holds. Where no draft would pay even if all were right (``may_pay``), the
+drafter rests for REST_STEPS at least. A stretch ends with a draft: what was spent before it has paid. Seconds
+come from outside.
 
-With many sequences a step has no cheap rows left, and nothing pays even if all drafts were right
-(``may_pay``). Then no source is asked at all.
-
-Rejected: a number for each row by itself (32 rows that take 3 drafts each make a step of 128 rows); a fixed
-number (right for one load, wrong for the others).
+Rejected: a number for each row by itself (32 rows that take 3 drafts each make a step of 128 rows); a pause
+for each sequence alone (the loop over 32 sequences is the cost); a number of sequences above which nothing is
+asked (what a step costs beside it differs by a thousand).
 """
 
 from __future__ import annotations
@@ -181,3 +187,78 @@ def may_pay(decodes: int, drafts_max: int, costs: RowCosts) -> bool:
 
 def _first(pair: tuple[float, int]) -> float:
     return pair[0]
+
+
+SHARE = 0.01
+FEW_SEQUENCES = 4
+CROWD_SHARE = 0.005
+"""In place of SHARE, of steps of more than FEW_SEQUENCES."""
+BARREN_STEPS = 8
+"""Steps of one sequence without drafts that end a stretch."""
+_BARREN_STEPS_MIN = 2
+SLEEP_STEPS_MAX = 512
+REST_STEPS = 32
+
+
+class HostBudget:
+    """Begins awake."""
+
+    def __init__(self) -> None:
+        self.awake = True
+        self._spent_s = 0.0
+        self._steps_s = 0.0
+        self._barren = 0
+        self._share = SHARE
+        self._sleep_s = 0.0
+        self._sleep_steps = 0
+        """Steps left to sleep at most."""
+        self._rest_steps = 0
+        """Steps left to sleep at least."""
+
+    def spend(self, seconds: float) -> None:
+        """Of the host or the head, for drafts."""
+        self._spent_s += seconds
+
+    def wake(self) -> None:
+        """A stretch begins."""
+        self.awake = True
+        self._spent_s = self._steps_s = 0.0
+        self._barren = 0
+
+    def rest(self) -> None:
+        """No draft would pay in the steps to come."""
+        self._sleep(max(0.0, self._owed_s))
+        self._rest_steps = REST_STEPS
+
+    def step(self, seconds: float, *, drafted: bool, sequences: int = 1) -> None:
+        """A step of ``sequences`` took ``seconds``; ``drafted``: it verified drafts."""
+        if not self.awake:
+            self.sleep_through(1, seconds)
+        elif drafted:
+            self.wake()
+        else:
+            self._steps_s += seconds
+            self._barren += 1
+            self._share = SHARE if sequences <= FEW_SEQUENCES else CROWD_SHARE
+            if self._barren >= max(_BARREN_STEPS_MIN, BARREN_STEPS // max(1, sequences)):
+                if self._owed_s > 0:
+                    self._sleep(self._owed_s)
+                else:
+                    self.wake()
+
+    def sleep_through(self, steps: int, seconds: float) -> None:
+        """``steps`` steps took ``seconds`` in all. Asleep."""
+        self._sleep_s -= seconds
+        self._sleep_steps -= steps
+        self._rest_steps -= steps
+        if self._sleep_steps <= 0 or (self._sleep_s <= 0 and self._rest_steps <= 0):
+            self.wake()
+
+    @property
+    def _owed_s(self) -> float:
+        """Seconds of steps in which nothing is asked, for what was spent."""
+        return self._spent_s / self._share - self._steps_s
+
+    def _sleep(self, seconds: float) -> None:
+        self.awake = False
+        self._sleep_s, self._sleep_steps, self._rest_steps = seconds, SLEEP_STEPS_MAX, 0

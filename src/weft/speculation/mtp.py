@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.costs.rows import SHAPE_STEP, RowCosts
-from weft.speculation.host_budget import SHARE
+from weft.speculation.choice import SHARE
 from weft.speculation.proposal import Proposal
 
 HEAD_DRAFTS_MAX = 3

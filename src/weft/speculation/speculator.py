@@ -12,7 +12,7 @@ A follower whose proposals are not drafted costs time on the host for nothing. A
 and is asked again after a while, each time after a longer one. A pause ends when a proposal is drafted. The
 limit is short, because text that begins to repeat must be noticed.
 
-While the host budget sleeps (``host_budget``), nothing is asked and nothing is fed. A sequence that began
+While the host budget sleeps (``choice``), nothing is asked and nothing is fed. A sequence that began
 before is *stale* then, until a settle brings the tokens that it missed. It also sleeps through batches so
 large that no draft would pay, even if all were right. Then it does not even begin sequences: it wakes once
 a batch is smaller, or the costs have changed.
@@ -31,15 +31,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.costs.rows import RowCosts
-from weft.speculation.choice import Chances, OwnChances, choose, may_pay
+from weft.speculation.choice import FEW_SEQUENCES, Chances, HostBudget, OwnChances, choose, may_pay
 from weft.speculation.drafter import PLAIN_STEPS, DraftGrammar, DraftRow, Int32s
-from weft.speculation.grammar import GrammarFollower
-from weft.speculation.host_budget import FEW_SEQUENCES, HostBudget
 from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
-from weft.speculation.prediction import PredictionFollower
-from weft.speculation.proposal import SOURCES, Follower, Proposal, SourceName
-from weft.speculation.stats import SpeculationCounters, SpeculationStats
-from weft.speculation.suffix import AnswerLibrary, SuffixFollower
+from weft.speculation.proposal import (
+    SOURCES,
+    Follower,
+    Proposal,
+    SourceName,
+    SpeculationCounters,
+    SpeculationStats,
+)
+from weft.speculation.sources import AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower
 from weft.speculation.text_index import LONG_MATCH
 from weft.speculation.tree import PrefixRoots, TreeFollower
 from weft.units import PAD

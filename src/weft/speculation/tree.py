@@ -27,8 +27,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.prefix.edge import TOKEN_BYTES, Node
-from weft.memory.prefix.lookup import walk
+from weft.memory.prefix.edge import TOKEN_BYTES, Node, walk
 from weft.speculation.proposal import Proposal
 
 _WINDOW_TOKENS = 128

@@ -35,18 +35,16 @@ from weft.memory.prefix_store import (
     Ticket,
 )
 from weft.memory.usage import StoreStats
-from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.identity import NamespaceIdentity
-from weft.store.index import NO_ENTRY, KvChain
+from weft.store.index import NO_ENTRY, KvChain, checkpoint_above, entries_of, is_current, prefix_of, reads_of
+from weft.store.ledger import root_chain, token_bytes
 from weft.store.opening import OpenDirectory, StoreOptions, salt_key
-from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of, reads_of
-from weft.store.put_records import put_request, records_of
 from weft.store.reading import FetchThreads, RecordFetch
 from weft.store.record_books import RecordBooks, free_bytes
-from weft.store.rows import root_chain, token_bytes
+from weft.store.space import BLOCK_BYTES, blocks_for
 from weft.store.upkeep import COMPACT_ROWS_LEAST, Compacted, Refreshed, Upkeep
 from weft.store.volumes import Volumes
-from weft.store.writing import PutJob, WriteOutcome, WriteThread
+from weft.store.writing import PutJob, WriteOutcome, WriteThread, put_request, records_of
 
 FINAL_WRITES_S = 5.0
 """How long ``close`` waits for puts that are queued, and for reads."""

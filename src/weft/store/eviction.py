@@ -32,8 +32,8 @@ import numpy.typing as npt
 
 from weft.memory.prefix_store import GRAIN_TOKENS
 from weft.store.index import NO_ENTRY, StoreIndex
+from weft.store.ledger import CHECKPOINT, KV
 from weft.store.recovery import Int64s
-from weft.store.rows import CHECKPOINT, KV
 
 SECONDS_PER_TOKEN = 1e-6
 """Stands in for the seconds of a checkpoint whose writer gave none."""

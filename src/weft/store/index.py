@@ -1,19 +1,19 @@
-"""``StoreIndex``: the records of a store in memory, about 75 bytes each, and lookups by tokens.
+"""``StoreIndex``: the records of a store in memory, about 75 bytes each, lookups by tokens, and what they
+become.
 
     root chain --head of 16 tokens--> KV record --chain matches?--> KV record --> ... --> checkpoints there
+    (checkpoint entry, KV entries) --prefix_of--> StoredPrefix --reads_of, start, buffers--> RecordRead ...
 
 An entry is one KV record or one checkpoint, of any namespace. Entries are columns of arrays: 100,000
 checkpoints load in array operations. A dictionary from ``head`` to entry finds the children of a record;
 children with one head form a list. Checkpoints hang on the KV record that ends at their position.
 
-The index has hashes, not tokens. ``deepest`` therefore finds candidates, and a fetch compares the tokens
-(law L10). An entry that a put has added matches only once it is durable; ``covered`` sees it before, so that
-two puts in a row do not write the same KV twice.
+The index has hashes, not tokens. ``deepest`` therefore finds candidates, and a fetch compares the tokens (law
+L10). An entry that a put has added matches only once it is durable; ``covered`` sees it before, so that two
+puts in a row do not write the same KV twice.
 
-Laws:
-
-* L8: a checkpoint's KV records are its ancestors, and an entry with users is never removed alone.
-* L11: a walk visits at most ``VISITS_MAX`` entries.
+Laws: L8 (a checkpoint's KV records are its ancestors, and an entry with users is never removed alone), L11 (a
+walk visits at most ``VISITS_MAX`` entries).
 
 Rejected: tokens in memory (4 KB for 1,000 tokens); a key for each 16 tokens (6 KB); node objects (500 bytes).
 """
@@ -26,9 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from weft.memory.prefix_store import GRAIN_TOKENS
+from weft.memory.prefix_store import EXACT_FORM, GRAIN_TOKENS, StagingBuffers, StoredPrefix, StoredSpan
+from weft.store.ledger import CHECKPOINT, INEXACT, KV, chain_of, head_of
+from weft.store.reading import RecordRead
 from weft.store.recovery import Int64s, LiveRows
-from weft.store.rows import CHECKPOINT, INEXACT, KV, chain_of, head_of
+from weft.units import ceil_div
 
 NO_ENTRY = -1
 VISITS_MAX = 4096
@@ -309,3 +311,71 @@ class StoreIndex:
         for entry in checkpoints[first[above] != checkpoints].tolist():  # a second one at the same place
             sibling[entry] = sibling[first[parents[entry]]]
             sibling[first[parents[entry]]] = entry
+
+
+def prefix_of(index: StoreIndex, checkpoint: int, path: KvChain, tokens: bytes, salt: str | None, *,
+              remote: bool = False) -> StoredPrefix:
+    c = index.c
+    spans = tuple(StoredSpan(c["number"].item(entry), entry, c["position"].item(entry),
+                             c["position"].item(entry) + c["tokens"].item(entry),
+                             c["payload"].item(entry), c["form"].item(entry)) for entry in path.entries)
+    rounded = any(c["flags"].item(entry) & INEXACT for entry in (*path.entries, checkpoint))
+    return StoredPrefix(c["number"].item(checkpoint), checkpoint, path.end, spans,
+                        c["payload"].item(checkpoint), c["form"].item(checkpoint), not rounded,
+                        tokens[:4 * path.end], remote, salt)
+
+
+def checkpoint_above(index: StoreIndex, path: KvChain, *, exact: bool) -> int:
+    """The position of the deepest checkpoint on ``path``, durable or not; 0 without one."""
+    for at in range(len(path.entries), 0, -1):
+        entry = index.checkpoint_at(KvChain((path.entries[at - 1],), 0, 0), exact=exact, durable=False)
+        if entry != NO_ENTRY:
+            return int(index.c["position"][entry])
+    return 0
+
+
+def entries_of(prefix: StoredPrefix) -> list[tuple[int, int]]:
+    """(entry, number) of the KV records and of the checkpoint."""
+    return [*((span.entry, span.record) for span in prefix.spans), (prefix.entry, prefix.checkpoint)]
+
+
+def is_current(index: StoreIndex, prefix: StoredPrefix) -> bool:
+    """Whether the entries of ``prefix`` still are its records."""
+    c = index.c
+    return all(entry < index.length and c["kind"].item(entry) and c["number"].item(entry) == number
+               for entry, number in entries_of(prefix))
+
+
+def places_of(prefix: StoredPrefix, start: int,
+              page_bytes: int) -> Iterator[tuple[StoredSpan, int, int]]:
+    """The spans that a fetch from ``start`` on reads: each with the byte of the buffer where it begins, and
+    its length there. A new form begins at a multiple of ``page_bytes``."""
+    at, form = 0, EXACT_FORM
+    for span in prefix.spans:
+        if span.end <= start:
+            continue
+        if span.form != form and page_bytes:
+            at = ceil_div(at, page_bytes) * page_bytes
+        grains = ceil_div(span.end - span.start, GRAIN_TOKENS)
+        skipped = max(0, start - span.start) // GRAIN_TOKENS * (span.payload_bytes // grains)
+        yield span, at, span.payload_bytes - skipped
+        at, form = at + span.payload_bytes - skipped, span.form
+
+
+def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int,
+             into: StagingBuffers) -> Iterator[RecordRead]:
+    """Every KV record of the path, those before ``start`` for their tokens alone, and the state."""
+    line = index.c["line"]
+    kv, state = into.kv.cast("B"), into.state.cast("B")
+    places = {span.record: (at, length) for span, at, length in places_of(prefix, start, into.page_bytes)}
+    for span in prefix.spans:
+        target, skip = None, 0
+        if span.record in places:
+            at, length = places[span.record]
+            assert at + length <= len(kv), "the staging buffer of KV is too small"
+            target, skip = kv[at:at + length], span.payload_bytes - length
+        yield RecordRead(span.entry, span.record, line.item(span.entry), span.start, span.end - span.start,
+                         span.payload_bytes, target, skip)
+    assert prefix.state_bytes <= len(state), "the staging buffer of the state is too small"
+    yield RecordRead(prefix.entry, prefix.checkpoint, line.item(prefix.entry), prefix.position, 0,
+                     prefix.state_bytes, state[:prefix.state_bytes])

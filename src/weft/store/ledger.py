@@ -1,20 +1,33 @@
-"""The ledger of a directory: an append-only file of rows beside an append-only file of tokens.
+"""The ledger: rows that name every record, in an append-only file beside an append-only file of tokens.
 
     ledger-00000003.rows      header | row | row | row | ...          144 bytes each
     ledger-00000003.tokens    uint32 uint32 uint32 ...                the tokens of KV records
+
+    row   | kind flags tokens form | number parent | position volume offset payload_bytes checksum |
+          | tokens_at chain head | namespace salt | seconds written uses | row_hash |
+
+* ``KV``: the KV record ``number`` holds ``tokens`` tokens from ``position`` on. ``parent`` is the record that
+  ends there, 0 at the root.
+* ``CHECKPOINT``: the state after ``position`` tokens; ``parent`` is the KV record that ends there.
+* ``RETIRED``: record ``parent`` is gone, and its slot may be used again.
+* ``USED``: checkpoint ``parent`` was restored ``uses`` times more.
 
 A checkpoint is stored in this order, and each arrow is a sync of the disk:
 
     payloads into volumes  ->  tokens  ->  rows of KV records and of the checkpoint
 
-So a row that is on the disk names payloads that are on the disk. After a crash the rows file may end in a
-torn row, which the next append overwrites; tokens that no row names are overwritten as well.
+So a row that is on the disk names payloads that are on the disk. Rows have one length: a damaged row costs
+itself alone, and the next append overwrites a torn one. ``chain`` names a prefix by 64 bits: xxh3 of the
+parent's chain and the tokens. ``head`` is the same over at most 16 tokens; with it a lookup finds a child
+without knowing the child's length.
 
 The generation in the names grows with each compaction: both files are written anew from the live rows,
-synced, and the rename of the rows file makes the new generation the valid one.
+synced, and the rename of the rows file makes the new generation the valid one. docs/store.md has the table of
+bytes.
 
 Rejected: SQLite (its writes are many, and a replay of every prefix of them proves its code, not the format);
-one file for rows and tokens (reading 100,000 rows would then read 400 MB of tokens).
+one file for rows and tokens (reading 100,000 rows would read 400 MB of tokens); JSON lines (a second to
+parse).
 """
 
 from __future__ import annotations
@@ -24,19 +37,108 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
+from weft.memory.prefix_store import GRAIN_TOKENS
 from weft.store.disk import OsDisk
-from weft.store.rows import (
-    ROW,
-    ROW_BYTES,
-    LedgerRows,
-    hash_matches,
-    header_generation,
-    header_row,
-    parse_rows,
-)
+
+ROW = np.dtype([
+    ("kind", "u1"), ("flags", "u1"), ("tokens", "<u2"), ("form", "<u4"), ("number", "<u8"),
+    ("parent", "<u8"), ("position", "<u4"), ("volume", "<u4"), ("offset", "<u8"), ("payload_bytes", "<u8"),
+    ("checksum", "V16"), ("tokens_at", "<u8"), ("chain", "<u8"), ("head", "<u8"), ("namespace", "V16"),
+    ("salt", "V16"), ("seconds", "<f4"), ("written", "<u4"), ("uses", "<u4"), ("reserved", "<u4"),
+    ("row_hash", "<u8"),
+])
+ROW_BYTES = 144
+assert ROW.itemsize == ROW_BYTES
+
+HEADER, KV, CHECKPOINT, RETIRED, USED = 0, 1, 2, 3, 4
+INEXACT = 1
+"""Bit of ``flags``: the bytes were rounded, or computed from rounded ones."""
+REMOTE_VOLUME = 0xFFFF_FFFF
+"""``volume`` of a record that is an object of a bucket."""
+FORMAT_VERSION = 1
+MAGIC = b"weft-store-rows\0"
+NO_SALT = bytes(16)
+
+LedgerRows = npt.NDArray[np.void]
+
+
+def row_of(**fields: Any) -> bytes:
+    """One row with its hash; fields that are not named are 0."""
+    row = np.zeros(1, dtype=ROW)
+    for name, value in fields.items():
+        row[name] = np.void(value) if isinstance(value, bytes) else value
+    body = row.tobytes()[:-8]
+    return body + xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+def header_row(generation: int) -> bytes:
+    """The first row of a rows file: magic, format version, generation."""
+    body = (MAGIC + FORMAT_VERSION.to_bytes(4, "little") + bytes(4)
+            + generation.to_bytes(8, "little")).ljust(ROW_BYTES - 8, b"\0")
+    return body + xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+def header_generation(row: bytes) -> int | None:
+    """The generation in a header row; None where it is no header of this format version."""
+    version = int.from_bytes(row[16:20], "little")
+    if len(row) != ROW_BYTES or not row.startswith(MAGIC) or version != FORMAT_VERSION \
+            or not hash_matches(row):
+        return None
+    return int.from_bytes(row[24:32], "little")
+
+
+def hash_matches(row: bytes | memoryview) -> bool:
+    return xxh3_64_intdigest(row[:-8]) == int.from_bytes(row[-8:], "little")
+
+
+def parse_rows(content: bytes | memoryview) -> tuple[LedgerRows, npt.NDArray[np.bool_]]:
+    """(rows, which of them have the right hash); bytes past the last whole row are left out."""
+    count = len(content) // ROW_BYTES
+    view = memoryview(content)[:count * ROW_BYTES]
+    rows = np.frombuffer(view, dtype=ROW)
+    digest, body = xxh3_64_intdigest, ROW_BYTES - 8
+    hashes = np.fromiter((digest(view[at:at + body]) for at in range(0, len(view), ROW_BYTES)),
+                         dtype=np.uint64, count=count)
+    return rows, hashes == rows["row_hash"]
+
+
+def with_hashes(rows: LedgerRows) -> bytes:
+    """The bytes of ``rows``, each with its hash; the array is changed."""
+    view, body = memoryview(rows.tobytes()), ROW_BYTES - 8
+    rows["row_hash"] = np.fromiter((xxh3_64_intdigest(view[at:at + body])
+                                    for at in range(0, len(view), ROW_BYTES)), np.uint64, len(rows))
+    return rows.tobytes()
+
+
+def token_bytes(tokens: Any) -> bytes:
+    """Tokens as little-endian uint32."""
+    return np.asarray(tokens, dtype="<u4").tobytes()
+
+
+def root_chain(namespace: bytes, salt: bytes) -> int:
+    return xxh3_64_intdigest(namespace + salt)
+
+
+def chain_of(parent_chain: int, tokens: bytes | memoryview) -> int:
+    """The name of the prefix that ``tokens`` extend."""
+    return xxh3_64_intdigest(parent_chain.to_bytes(8, "little") + bytes(tokens))
+
+
+def head_of(parent_chain: int, tokens: bytes | memoryview) -> int:
+    """``chain_of`` of at most the first 16 of ``tokens``."""
+    return chain_of(parent_chain, memoryview(tokens)[:4 * GRAIN_TOKENS])
+
+
+def payload_checksum(payload: bytes | memoryview) -> bytes:
+    """xxh3-128, the canonical (big-endian) 16 bytes."""
+    return xxh3_128_digest(payload)
+
 
 _NAME = re.compile(r"ledger-(\d{8})\.(rows|tokens)")
 

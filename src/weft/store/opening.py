@@ -41,6 +41,8 @@ from weft.errors import ConfigError
 from weft.store.disk import OsDisk
 from weft.store.identity import NAMESPACES_FOLDER, NamespaceIdentity
 from weft.store.ledger import (
+    FORMAT_VERSION,
+    NO_SALT,
     LedgerFiles,
     create_ledger,
     generations,
@@ -49,7 +51,6 @@ from weft.store.ledger import (
     valid_rows,
 )
 from weft.store.recovery import LiveRows, live_rows
-from weft.store.rows import FORMAT_VERSION, NO_SALT
 from weft.store.volumes import VOLUMES_FOLDER, Volumes
 
 STORE_FILE = "store.json"

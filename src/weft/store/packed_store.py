@@ -46,9 +46,9 @@ from weft.memory.prefix_store import (
     Ticket,
 )
 from weft.memory.usage import StoreStats
+from weft.store.index import places_of
+from weft.store.ledger import token_bytes
 from weft.store.packing import CHUNK_BYTES, HEADER_BYTES, PackingError, join_parts, pack_part, unpack
-from weft.store.prefixes import places_of
-from weft.store.rows import token_bytes
 from weft.units import ceil_div
 
 PART_BYTES = 8 * CHUNK_BYTES

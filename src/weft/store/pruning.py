@@ -21,12 +21,11 @@ import numpy as np
 from weft.errors import BusyError, ConfigError
 from weft.store.disk import OsDisk
 from weft.store.eviction import evict
-from weft.store.extents import BLOCK_BYTES, Extents, blocks_for
 from weft.store.index import StoreIndex
-from weft.store.ledger import create_ledger, remove_other_generations
+from weft.store.ledger import KV, create_ledger, remove_other_generations
 from weft.store.opening import PARAM, STORE_FILE, OpenDirectory, open_directory
 from weft.store.recovery import LiveRows
-from weft.store.rows import KV
+from weft.store.space import BLOCK_BYTES, Extents, blocks_for
 from weft.store.upkeep import compacted_rows
 
 PRUNE_ROUNDS = 16

@@ -29,8 +29,7 @@ from typing import Protocol
 import numpy as np
 
 from weft.memory.prefix_store import EventKind, Ticket
-from weft.store.ledger import LedgerError
-from weft.store.rows import payload_checksum
+from weft.store.ledger import LedgerError, payload_checksum
 
 THREADS = 4
 UNREACHABLE = "unreachable"

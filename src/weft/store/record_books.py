@@ -28,12 +28,11 @@ import numpy as np
 from weft.memory.prefix_store import StoreEvent
 from weft.memory.usage import StoreStats
 from weft.store.eviction import EVICTED_SHARE, evict, place_of, subtree
-from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.index import StoreIndex
+from weft.store.ledger import CHECKPOINT, KV
 from weft.store.opening import OpenDirectory, StoreOptions
 from weft.store.reading import RecordFetch
-from weft.store.rows import CHECKPOINT, KV
-from weft.store.space import Space
+from weft.store.space import BLOCK_BYTES, Space, blocks_for
 from weft.store.upkeep import Compacted, Refreshed
 from weft.store.writing import MarkJob, PutJob, WriteOutcome, WriteThread
 

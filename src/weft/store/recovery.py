@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.prefix_store import GRAIN_TOKENS, RECORD_TOKENS_MAX
-from weft.store.extents import BLOCK_BYTES
-from weft.store.rows import CHECKPOINT, KV, REMOTE_VOLUME, RETIRED, ROW, USED, LedgerRows
+from weft.store.ledger import CHECKPOINT, KV, REMOTE_VOLUME, RETIRED, ROW, USED, LedgerRows
+from weft.store.space import BLOCK_BYTES
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]

@@ -1,30 +1,44 @@
-"""What a directory holds, and whether every byte of it is right: ``weft store info`` and ``verify``.
+"""What a directory or a bucket holds, and whether every byte of it is right: ``weft store`` but for
+``prune``.
 
     directory --ledger--> live rows --> totals by model
                                     --> each payload read, each checksum and chain compared
+    bucket    --segments of all writers--> rows --> totals by model
+                                                --> each payload read, its checksum compared with its key
+              prune: payloads that no segment names; with a size, the oldest too; segments without payloads
 
-Both open the directory for reading, so they work beside a server. A server that evicts meanwhile reuses
-blocks; ``verify`` therefore reads the ledger again before it calls a record damaged.
+Everything but ``prune`` and ``rm`` works beside servers. A server that evicts meanwhile reuses blocks;
+``verify`` therefore reads the ledger again before it calls a record damaged. An object that is gone is a
+miss. A payload without a segment may belong to an upload under way, so a prune leaves payloads alone that are
+younger than ``YOUNG_S``. A bucket has no uses of a record, so its size is given back by age.
 
-Rejected: totals by file (a volume has records of every model).
+Rejected: totals by file (a volume has records of every model); to rewrite segments without the rows of
+removed payloads (a writer's next segment names parents in them).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from weft.errors import ConfigError
+from weft.store.bucket import Bucket, Stored
 from weft.store.disk import OsDisk
-from weft.store.extents import BLOCK_BYTES
 from weft.store.identity import NAMESPACES_FOLDER
-from weft.store.opening import LOCK_FILE, OpenDirectory, open_directory, read_ledger
+from weft.store.ledger import CHECKPOINT, INEXACT, KV, LedgerRows, chain_of, payload_checksum, root_chain
+from weft.store.opening import LOCK_FILE, PARAM, OpenDirectory, open_directory, read_ledger
+from weft.store.reading import reason_of
 from weft.store.recovery import LiveRows
-from weft.store.rows import CHECKPOINT, INEXACT, KV, chain_of, payload_checksum, root_chain
+from weft.store.space import BLOCK_BYTES
+from weft.store.uploads import rows_of_segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +96,7 @@ def survey(path: Path, disk: OsDisk | None = None) -> StoreSurvey:
         opened.close()
 
 
-def verify(path: Path, progress: Callable[[int, int], None], disk: OsDisk | None = None) -> VerifyResult:
+def verify(path: Path, progress: Progress, disk: OsDisk | None = None) -> VerifyResult:
     """Reads every payload. ``progress``: (records done, records). Raises ConfigError."""
     opened = open_directory(path, disk or OsDisk(), write=False)
     try:
@@ -100,7 +114,7 @@ def verify(path: Path, progress: Callable[[int, int], None], disk: OsDisk | None
 
 
 def _suspects(opened: OpenDirectory, live: LiveRows, result: VerifyResult,
-              progress: Callable[[int, int], None]) -> list[tuple[int, str]]:
+              progress: Progress) -> list[tuple[int, str]]:
     assert opened.ledger is not None
     suspects: list[tuple[int, str]] = []
     chains: list[int] = []
@@ -133,10 +147,13 @@ def _suspects(opened: OpenDirectory, live: LiveRows, result: VerifyResult,
 def _survey(opened: OpenDirectory) -> StoreSurvey:
     live, ledger = opened.live, opened.ledger
     models: list[ModelTotals] = []
+    folder = opened.path / NAMESPACES_FOLDER
     if live is not None:
         for namespace in np.unique(live.rows["namespace"]):
             mask = live.rows["namespace"] == namespace
-            models.append(_totals(opened, live.rows[mask], live.uses[mask], namespace.tobytes().hex()))
+            name = namespace.tobytes().hex()
+            models.append(_totals(name, partial(opened.disk.read_file, folder / f"{name}.json"),
+                                  live.rows[mask], int(live.uses[mask].sum())))
     payloads = live.rows["payload_bytes"] if live is not None else np.zeros(0, dtype=np.uint64)
     used = int(((payloads + np.uint64(BLOCK_BYTES - 1)) // np.uint64(BLOCK_BYTES)).sum()) * BLOCK_BYTES
     return StoreSurvey(
@@ -146,22 +163,18 @@ def _survey(opened: OpenDirectory) -> StoreSurvey:
         dict(live.dropped) if live is not None else {}, _holder(opened), tuple(opened.notes))
 
 
-def _totals(opened: OpenDirectory, rows: Any, uses: Any, namespace: str) -> ModelTotals:
-    facts = _facts(opened, namespace)
+def _totals(namespace: str, read_facts: Callable[[], bytes], rows: LedgerRows,
+            restores: int = 0) -> ModelTotals:
+    """Of the rows of one namespace; ``read_facts`` reads its JSON."""
+    facts: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        facts = json.loads(read_facts())
     kv = rows["kind"] == KV
     return ModelTotals(
         namespace, str(facts.get("model", "unknown")), int((rows["kind"] == CHECKPOINT).sum()),
         int(kv.sum()), int(rows["tokens"][kv].sum()), int(rows["payload_bytes"].sum()),
         int((rows["salt"] != np.void(bytes(16))).sum()), int((rows["flags"] & INEXACT != 0).sum()),
-        int(uses.sum()), facts)
-
-
-def _facts(opened: OpenDirectory, namespace: str) -> dict[str, Any]:
-    try:
-        facts = json.loads(opened.disk.read_file(opened.path / NAMESPACES_FOLDER / f"{namespace}.json"))
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
+        restores, facts)
 
 
 def _holder(opened: OpenDirectory) -> str:
@@ -173,3 +186,168 @@ def _holder(opened: OpenDirectory) -> str:
         return "" if free else disk.read_file(path).decode("utf-8", "replace").strip()
     except OSError:
         return ""
+
+
+YOUNG_S = 3600.0
+ROOT = "v1/"
+Progress = Callable[[int, int], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSurvey:
+    """``models``: what segments name. ``payloads``, ``payload_bytes``: the objects that are in the bucket."""
+
+    location: str
+    models: tuple[ModelTotals, ...]
+    segments: int
+    payloads: int
+    payload_bytes: int
+
+
+@dataclass(slots=True)
+class BucketVerified:
+    """``damaged``: (key, reason) of each object that is wrong. ``missing``: payloads that a segment names and
+    the bucket has not: a miss, and no damage."""
+
+    objects: int = 0
+    payload_bytes: int = 0
+    damaged: list[tuple[str, str]] = field(default_factory=list)
+    missing: int = 0
+
+    @property
+    def good(self) -> bool:
+        return not self.damaged
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPruned:
+    removed: int
+    removed_bytes: int
+    objects: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """``rows``: by key of their segment. ``payloads``: by key."""
+
+    rows: dict[str, LedgerRows]
+    segments: dict[str, Stored]
+    damaged_segments: tuple[str, ...]
+    payloads: dict[str, Stored]
+
+    def named_by(self, segment: str) -> set[str]:
+        """Keys of the payloads that the rows of ``segment`` name."""
+        namespace = segment.split("/")[2]
+        return {f"{ROOT}records/{namespace}/{row['checksum'].tobytes().hex()}-{int(row['payload_bytes'])}"
+                for row in self.rows[segment] if row["payload_bytes"]}
+
+    def named(self) -> set[str]:
+        """Keys of the payloads that any row names."""
+        return set().union(*map(self.named_by, self.rows))
+
+
+def survey_bucket(bucket: Bucket) -> BucketSurvey:
+    """Raises ConfigError if the bucket does not answer."""
+    contents = _reading(bucket, lambda: _contents(bucket))
+    by_namespace: dict[str, list[LedgerRows]] = {}
+    for key, rows in contents.rows.items():
+        by_namespace.setdefault(key.split("/")[2], []).append(rows)
+    models = [_bucket_totals(bucket, namespace, np.concatenate(parts))
+              for namespace, parts in by_namespace.items()]
+    return BucketSurvey(bucket.location, tuple(sorted(models, key=lambda one: -one.payload_bytes)),
+                        len(contents.segments), len(contents.payloads),
+                        sum(one.nbytes for one in contents.payloads.values()))
+
+
+def verify_bucket(bucket: Bucket, progress: Progress) -> BucketVerified:
+    """Reads every object. Raises ConfigError if the bucket does not answer."""
+    contents = _reading(bucket, lambda: _contents(bucket))
+    result = BucketVerified(damaged=[(key, "segment") for key in contents.damaged_segments])
+    for done, key in enumerate(contents.payloads):
+        progress(done, len(contents.payloads))
+        try:
+            payload = bucket.read_all(key)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"{bucket.location}: {reason_of(error)}", param=PARAM) from None
+        result.objects += 1
+        result.payload_bytes += len(payload)
+        if key.rpartition("/")[2] != f"{payload_checksum(payload).hex()}-{len(payload)}":
+            result.damaged.append((key, "checksum"))
+    progress(len(contents.payloads), len(contents.payloads))
+    result.missing = len(contents.named() - contents.payloads.keys())
+    return result
+
+
+def prune_bucket(bucket: Bucket, *, size_bytes: int | None, progress: Progress,
+                 now: datetime | None = None) -> BucketPruned:
+    """Raises ConfigError if the bucket does not answer or refuses to delete."""
+    contents = _reading(bucket, lambda: _contents(bucket))
+    now, named = now or datetime.now(UTC), contents.named()
+    going = {key for key, one in contents.payloads.items()
+             if key not in named and (now - one.modified).total_seconds() > YOUNG_S}
+    left = sum(one.nbytes for key, one in contents.payloads.items() if key not in going)
+    for key, one in sorted(contents.payloads.items(), key=lambda item: item[1].modified):
+        if size_bytes is None or left <= size_bytes:
+            break
+        if key not in going:
+            going.add(key)
+            left -= one.nbytes
+    result = _removed(bucket, contents, going, progress)
+    left_over = contents.payloads.keys() - going
+    for segment in contents.rows:
+        if contents.named_by(segment).isdisjoint(left_over):
+            _reading(bucket, partial(bucket.delete, segment))
+    return result
+
+
+def remove_from_bucket(bucket: Bucket, namespaces: Collection[str], progress: Progress) -> BucketPruned:
+    """Removes every object of ``namespaces``, segments first. Raises ConfigError."""
+    contents = _reading(bucket, lambda: _contents(bucket))
+    segments = [key for key in contents.segments if key.split("/")[2] in namespaces]
+    for key in [*segments, *(f"{ROOT}namespaces/{one}.json" for one in namespaces)]:
+        _reading(bucket, partial(bucket.delete, key))
+    return _removed(bucket, contents, {key for key in contents.payloads if key.split("/")[2] in namespaces},
+                    progress)
+
+
+def _removed(bucket: Bucket, contents: _Contents, keys: Collection[str], progress: Progress) -> BucketPruned:
+    for done, key in enumerate(sorted(keys)):
+        progress(done, len(keys))
+        _reading(bucket, partial(bucket.delete, key))
+    progress(len(keys), len(keys))
+    removed_bytes = sum(contents.payloads[key].nbytes for key in keys)
+    total = sum(one.nbytes for one in contents.payloads.values())
+    return BucketPruned(len(keys), removed_bytes, len(contents.payloads) - len(keys), total - removed_bytes)
+
+
+def _contents(bucket: Bucket) -> _Contents:
+    segments = {one.key: one for one in bucket.objects(f"{ROOT}ledger/")}
+    rows: dict[str, LedgerRows] = {}
+    damaged = []
+    for key in sorted(segments):
+        parsed = rows_of_segment(bucket.read_all(key))
+        if parsed is None:
+            damaged.append(key)
+        else:
+            rows[key] = parsed
+    return _Contents(rows, segments, tuple(damaged),
+                     {one.key: one for one in bucket.objects(f"{ROOT}records/")})
+
+
+def _bucket_totals(bucket: Bucket, namespace: str, rows: LedgerRows) -> ModelTotals:
+    """Several writers may name one payload: its bytes count once."""
+    _, first = np.unique(rows["checksum"], return_index=True)
+    totals = _totals(namespace, lambda: bucket.read_all(f"{ROOT}namespaces/{namespace}.json"), rows)
+    return replace(totals, payload_bytes=int(rows["payload_bytes"][first].sum()))
+
+
+def _reading(bucket: Bucket, call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except OSError as error:
+        said = bucket.last_error or reason_of(error)
+        raise ConfigError(f"--store {bucket.location}: {said}", param=PARAM) from None

@@ -1,4 +1,8 @@
-"""``TieredStore``: a bucket, with a directory as a cache in front of it, behind the protocol.
+"""``open_store``, and ``TieredStore``: a bucket, with a directory as a cache in front of it.
+
+    /data/prefixes      a directory                                     DirectoryStore
+    s3://bucket/prefix  a bucket, gs:// az:// file:// alike, with a     TieredStore
+                        directory as a cache in front of it
 
     match   the deeper of both; the directory's if they are equally deep
     fetch   from where the match was; what came from the bucket is put into the directory
@@ -8,8 +12,6 @@ Several servers share a bucket: each reads the segments of all writers. The buck
 engine's thread like the directory's. After a failed request, ``match`` passes the bucket by
 for a few seconds. So a bucket that goes away costs a waiting request one timeout at most.
 
-Tickets of the bucket are negative, so both kinds never meet.
-
 Laws: L8, L10 (the same compare and checksum for both), L3 (a bucket that is away is a miss).
 
 Rejected: a bucket without a directory. A restart would read everything again, and a put would wait for the
@@ -18,13 +20,16 @@ network.
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
+from weft.errors import ConfigError
 from weft.memory.prefix_store import (
     KvPiece,
     PrefixTokens,
@@ -35,15 +40,16 @@ from weft.memory.prefix_store import (
     Ticket,
 )
 from weft.memory.usage import StoreStats
-from weft.store.bucket import Bucket, record_key
+from weft.store.bucket import Bucket, is_bucket, record_key
 from weft.store.directory_store import FINAL_WRITES_S, DirectoryStore
+from weft.store.disk import OsDisk
 from weft.store.eviction import subtree
-from weft.store.index import NO_ENTRY, KvChain, StoreIndex
-from weft.store.prefixes import is_current, places_of, prefix_of, reads_of
+from weft.store.identity import NamespaceIdentity
+from weft.store.index import NO_ENTRY, KvChain, StoreIndex, is_current, places_of, prefix_of, reads_of
+from weft.store.ledger import CHECKPOINT, token_bytes
+from weft.store.opening import PARAM, StoreOptions, open_directory, write_namespace
 from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
-from weft.store.rows import CHECKPOINT, token_bytes
-from weft.store.segments import RemoteLedger
-from weft.store.uploads import BucketThread, RemoteIndex, UploadJob
+from weft.store.uploads import BucketThread, RemoteIndex, RemoteLedger, UploadJob
 from weft.units import format_bytes
 
 
@@ -247,3 +253,41 @@ class TieredStore:
         assert checkpoint != NO_ENTRY
         self.uploads.submit(UploadJob(ledger, tuple((c["number"].item(entry), c["line"].item(entry))
                                                     for entry in (*path.entries, checkpoint))))
+
+
+CACHE_FOLDER = "~/.cache/weft/store"
+
+
+def open_store(location: str | Path, identity: NamespaceIdentity, options: StoreOptions, *,
+               disk: OsDisk | None = None) -> DirectoryStore | TieredStore:
+    """Raises ConfigError that names the place and what to change. A directory that another process writes
+    to, or without permission to write, is opened for reading; ``stats().notes`` says so."""
+    if not is_bucket(str(location)):
+        return open_local(Path(location).expanduser(), identity, options, disk=disk)
+    bucket = Bucket(str(location))
+    fault = bucket.check()
+    if fault and options.required:
+        raise ConfigError(f"--store {location} does not answer: {fault}; without --store-required the server "
+                          "starts all the same", param=PARAM)
+    local = open_local(cache_directory(str(location), options), identity, options, disk=disk)
+    return TieredStore(local, bucket, refresh_s=options.refresh_s)
+
+
+def cache_directory(location: str, options: StoreOptions) -> Path:
+    """The directory in front of a bucket: one for each location."""
+    if options.cache_directory is not None:
+        return Path(options.cache_directory).expanduser()
+    return Path(CACHE_FOLDER).expanduser() / hashlib.sha256(location.encode()).hexdigest()[:16]
+
+
+def open_local(directory: Path, identity: NamespaceIdentity, options: StoreOptions, *,
+               disk: OsDisk | None = None) -> DirectoryStore:
+    disk = disk or OsDisk()
+    opened = open_directory(directory, disk)
+    if opened.writable:
+        try:
+            write_namespace(directory, disk, identity)
+        except OSError as error:
+            opened.close()
+            raise ConfigError(f"--store {directory}: {error.strerror}", param=PARAM) from None
+    return DirectoryStore(opened, identity, options)

@@ -23,10 +23,18 @@ import numpy as np
 
 from weft.store.disk import OsDisk
 from weft.store.index import StoreIndex
-from weft.store.ledger import LedgerFiles, create_ledger, generations, remove_other_generations, valid_rows
+from weft.store.ledger import (
+    KV,
+    ROW,
+    LedgerFiles,
+    create_ledger,
+    generations,
+    remove_other_generations,
+    valid_rows,
+    with_hashes,
+)
 from weft.store.opening import OpenDirectory, read_ledger
 from weft.store.recovery import LiveRows, live_rows
-from weft.store.rows import KV, ROW, with_hashes
 
 COMPACT_ROWS_LEAST = 65_536
 COMPACT_RETRY_S = 60.0

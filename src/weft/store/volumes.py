@@ -22,8 +22,8 @@ from pathlib import Path
 from xxhash import xxh3_64_intdigest
 
 from weft.store.disk import OsDisk
-from weft.store.extents import BLOCK_BYTES
-from weft.store.rows import FORMAT_VERSION
+from weft.store.ledger import FORMAT_VERSION
+from weft.store.space import BLOCK_BYTES
 
 VOLUMES_FOLDER = "volumes"
 VOLUME_MAGIC = b"weft-store-vol\0\0"

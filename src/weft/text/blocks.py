@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from weft.text.tools.body_reader import CallDelta
+from weft.text.tools.json_calls import CallDelta
 
 BlockKind = Literal["reasoning", "text", "call", "custom_call"]
 

@@ -46,7 +46,7 @@ import msgspec
 
 from weft.errors import ConfigError, RequestError
 from weft.files import TEMPLATE_BYTES_MAX, read_json, read_text
-from weft.text.tools.custom_calls import function_call
+from weft.text.tools.definitions import function_call
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MARK = "\ue000weft-continues-here\ue001"

@@ -31,13 +31,11 @@ from weft.text.reasoning import (
     reasoning_format,
 )
 from weft.text.tokenizer import Tokenizer
-from weft.text.tools.body_reader import CallDelta
 from weft.text.tools.calling import calls_grammar, strict_grammar
-from weft.text.tools.custom_calls import input_of
-from weft.text.tools.definitions import Tool, ToolChoice
+from weft.text.tools.definitions import Tool, ToolChoice, input_of
 from weft.text.tools.formats import NAMES, ToolFormat, tool_format
-from weft.text.tools.last_calls import LastCalls
-from weft.text.tools.reader import ToolCallReader
+from weft.text.tools.json_calls import CallDelta
+from weft.text.tools.reader import LastCalls, ToolCallReader
 
 _NO_CALLS = ToolChoice("none")
 _MARKER_TOKENS_MAX = 32

@@ -3,23 +3,24 @@
     tokenizer.json         the whole tokenizer (normalizer, pieces, merges, added tokens, decoder)
     tokenizer_config.json  the names of the special tokens, which chat templates use
 
-Owns the only use of the ``tokenizers`` library. What the rest of weft sees is this class and, in the
-engine, the two-argument ``decode`` of the ``TextDecoder`` protocol; nothing here imports torch or
-transformers.
-
-Two things in a tokenizer.json are switched off at load, because they would change prompts silently:
-``truncation`` and ``padding``, which some checkpoints carry from their training scripts.
+Owns the only use of the ``tokenizers`` library. What the rest of weft sees is this class and, in the engine,
+the two-argument ``decode`` of the ``TextDecoder`` protocol. Two things in a tokenizer.json are switched off
+at load, because they would change prompts silently: ``truncation`` and ``padding``.
 
 *Bytes of a token.* Logprobs report each token's bytes. One token may be half a character, so its text alone
-does not determine them. The bytes follow from the decoder that the file declares: a byte-level alphabet
-(each byte drawn as one printable character), byte fallback (``<0xE2>`` pieces), or neither (then the bytes
-are those of the text).
+does not determine them. The bytes follow from the decoder that the file declares: a byte-level alphabet (each
+byte drawn as one printable character), byte fallback (``<0xE2>`` pieces), or neither (then the bytes are
+those of the text).
 
 *Threads.* ``encode_batch`` of the library lets other threads run, ``encode`` does not: a long text goes
 through the first, alone in its batch.
 
-Rejected: ``AutoTokenizer`` (seconds of import, and torch with it, for what this file does); slow
-tokenizers without a tokenizer.json (the error says how to convert one).
+*Bad words.* Both spellings of a text, inside a word and behind a space, become banned sequences of tokens. As
+in other engines, a word that the model spells with other tokens (``c``, ``at``) passes. Law L11
+(``BAD_WORDS_MAX`` words of ``BAD_WORD_CHARS_MAX`` characters).
+
+Rejected: ``AutoTokenizer`` (seconds of import, and torch with it, for what this file does); slow tokenizers
+without a tokenizer.json (the error says how to convert one).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Any
 
 import tokenizers
 
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, RequestError
 from weft.files import TOKENIZER_BYTES_MAX, parse_json, read_json, read_text
 from weft.text.text_parts import PART_CHARS, TextParts, text_parts
 
@@ -198,3 +199,30 @@ def _byte_of_character() -> dict[str, int]:
     others = [byte for byte in range(256) if chr(byte) not in table]
     table.update({chr(256 + n): byte for n, byte in enumerate(others)})
     return table
+
+
+BAD_WORDS_MAX = 512
+BAD_WORD_CHARS_MAX = 256
+
+
+def banned_sequences(words: Sequence[Any] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Raises RequestError that names ``bad_words``."""
+    if not words:
+        return ()
+    if len(words) > BAD_WORDS_MAX:
+        raise RequestError(f"bad_words has {len(words)} texts; the limit is {BAD_WORDS_MAX}",
+                           param="bad_words")
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not isinstance(word, str) or not word.strip():
+            raise RequestError(f"bad_words has {word!r:.60}; each must be a text with a visible character",
+                               param="bad_words")
+        if len(word) > BAD_WORD_CHARS_MAX:
+            raise RequestError(f"bad_words has a text of {len(word)} characters; the limit is "
+                               f"{BAD_WORD_CHARS_MAX}", param="bad_words")
+        bare = word.lstrip()
+        for spelled in (bare, f" {bare}"):
+            tokens = tokenizer.encode(spelled, add_special_tokens=False)
+            if tokens:
+                sequences[tuple(tokens)] = None
+    return tuple(sequences)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.bench import kernels
-from weft.bench.kernel_cases import GROUPS, Bench, Case, _experts, cases_of
+from weft.bench.kernels import GROUPS, Bench, Case, _experts, cases_of
 from weft.bench.machine import Ceiling
 from weft.errors import ConfigError
 from weft.families import read_architecture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from weft.bench.client import Timing
 from weft.bench.metrics import (
     Times,
     busiest_second,
@@ -16,6 +15,7 @@ from weft.bench.metrics import (
     parse_percentiles,
     times_of,
 )
+from weft.bench.serve import Timing
 from weft.errors import ConfigError
 
 QUICK = Timing(10.0, [(10.1, 1), (10.2, 1), (10.4, 2)], ended=10.4, prompt_tokens=5)

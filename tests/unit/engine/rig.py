@@ -13,8 +13,7 @@ from weft.engine.engine import EngineCore
 from weft.engine.executor import LateExecutor
 from weft.engine.sleep_state import Part
 from weft.memory.memory import Memory
-from weft.memory.prefix_store import Store
-from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.prefix_store import Store, TransferBuffers
 from weft.request import Request, SamplingParams, TokenEvent
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy

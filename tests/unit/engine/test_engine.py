@@ -382,22 +382,6 @@ def test_an_ended_request_leaves_nothing_behind() -> None:
     assert core.memory.usage().frames_free == core.memory.usage().frame_count
 
 
-def test_the_short_way_to_an_event_tells_what_the_long_way_tells() -> None:
-    rig = Rig(rows_max=2)
-    rig.submit("a", 40, max_tokens=30)
-    for _ in range(4):
-        rig.step()
-    [stream] = rig.core.streams.by_seq.values()
-    assert stream.plain, "it has said once what is said once"
-    stream.cached_tokens, stream.seq.preemption_count, stream.seq.recomputed_tokens = 3, 2, 5
-    [short] = rig.core.step()
-    assert (short.cached_tokens, short.preemptions, short.recomputed_tokens) == (3, 2, 5)
-    assert short == stream.event(short.tokens)
-    stream.queued_s = 1.5
-    [short] = rig.core.step()
-    assert short != stream.event(short.tokens), "the control: a stream that has more to say"
-
-
 def test_events_are_no_work_for_the_garbage_collector() -> None:
     """A step of 1,024 sequences makes as many, and full collections took longer than the step."""
     rig = Rig(rows_max=2)

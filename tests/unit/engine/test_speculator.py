@@ -10,7 +10,7 @@ from weft.costs.rows import RowCosts
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan
-from weft.speculation.host_budget import BARREN_STEPS
+from weft.speculation.choice import BARREN_STEPS
 from weft.speculation.profile_run import DRAFT_COUNTS, LONG_DRAFT_COUNTS
 from weft.speculation.speculator import Speculator
 

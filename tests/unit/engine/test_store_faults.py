@@ -17,8 +17,8 @@ from tests.unit.store.memory_disk import CHANGES, MemoryDisk
 from weft.store import directory_store
 from weft.store.directory_store import DirectoryStore
 from weft.store.identity import NamespaceIdentity
+from weft.store.ledger import ROW_BYTES
 from weft.store.opening import StoreOptions, open_directory
-from weft.store.rows import ROW_BYTES
 
 PLACE = Path("/store")
 ROWS, TOKENS = PLACE / "ledger-00000001.rows", PLACE / "ledger-00000001.tokens"

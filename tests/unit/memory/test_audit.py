@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from tests.unit.memory.geometry import close_now, open_now, small_memory
-from weft.memory.books import Books
-from weft.memory.frames.owners import of_lease, of_tree
+from weft.memory.frames.arena import of_lease, of_tree
 from weft.memory.memory import Memory
 from weft.memory.prefix.edge import Node
-from weft.memory.transaction import _give_back
+from weft.memory.transaction import Books, _give_back
 from weft.memory.values import Eviction, FrameKind, NodeId
 from weft.units import PAD, FrameId, PageId, SeqId, SlotId
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.memory.geometry import close_now, open_in, open_now, small_memory
 from tests.unit.memory.prefix.test_cache import hit, in_one, opening, remember, tokens_of
-from weft.memory import compaction
+from weft.memory import relief as compaction
 from weft.memory.draft import Draft
 from weft.memory.memory import Memory
 from weft.memory.reservation import Reservation

@@ -123,6 +123,30 @@ def test_a_draft_is_caught_when_another_was_committed_meanwhile() -> None:
             use()
 
 
+def test_a_page_for_each_is_what_extending_one_after_the_other_gives() -> None:
+    memory = lived_in()
+    together, alone = memory.draft(), memory.draft()
+    pages = together.extend_by_page([TWO, ONE])
+    assert alone.extend(TWO, 33)
+    assert alone.extend(ONE, 49)
+    assert pages == [*alone.new_pages(TWO), *alone.new_pages(ONE)]
+    assert together.seal() == alone.seal()
+    memory.commit(together.seal())
+    memory.audit()
+
+
+def test_a_page_for_each_ends_where_the_arena_does() -> None:
+    memory = lived_in()
+    draft = memory.draft()
+    room = memory.usage().pages_available
+    assert open_in(draft, memory, NEW, 16 * (room - 1)), "one page is left"
+    assert len(draft.extend_by_page([TWO, ONE])) == 1
+    assert draft.new_pages(TWO)
+    assert not draft.new_pages(ONE)
+    with pytest.raises(AssertionError, match="sequence 2 was extended in this draft"):
+        draft.extend_by_page([TWO])
+
+
 def test_a_failed_open_takes_nothing() -> None:
     memory = lived_in()
     draft = memory.draft()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.schedule.test_prefix_sharing import AHEAD, WAITER, tokens
-from weft.schedule.checkpoints import AUTO, PROMPT, CheckpointPolicy
+from weft.schedule.checkpoints import AUTO, PROMPT, CheckpointPolicy, on_grid, tail_position, wanted_positions
 from weft.schedule.prefix_sharing import PrefixProducer, PrefixWait, position_in_flight, wait_for
-from weft.schedule.taps import on_grid, tail_position, wanted_positions
 from weft.units import SeqId
 
 

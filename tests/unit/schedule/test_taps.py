@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, parse_checkpoints
-from weft.schedule.taps import (
+from weft.schedule.checkpoints import (
+    AUTO,
+    NONE,
+    PROMPT,
     TAPS_PER_RUN_MAX,
+    CheckpointPolicy,
     decode_distance,
     decodes_due,
     insurance_tokens,
+    parse_checkpoints,
     spare_in_run,
     tail_position,
     taps_in_run,

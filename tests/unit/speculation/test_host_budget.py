@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.speculation.texts import int32s, prose
 from weft.costs.rows import ROWS, RowCosts
+from weft.speculation.choice import BARREN_STEPS, CROWD_SHARE, REST_STEPS, SHARE, HostBudget
 from weft.speculation.drafter import DraftRow
-from weft.speculation.host_budget import BARREN_STEPS, CROWD_SHARE, REST_STEPS, SHARE, HostBudget
 from weft.speculation.mtp import PROBE_LENGTH, PROBE_STEPS, HeadPlan
 from weft.speculation.speculator import Speculator
 

@@ -14,7 +14,7 @@ from weft.store.directory_store import DirectoryStore
 from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
 from weft.store.opening import StoreOptions
-from weft.store.store import open_local
+from weft.store.tiered_store import open_local
 
 GRAIN_BYTES = 640
 STATE_BYTES = 5000

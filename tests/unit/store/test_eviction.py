@@ -12,7 +12,7 @@ from tests.unit.store.contents import opened, prompt, written
 from weft.store.directory_store import DirectoryStore
 from weft.store.eviction import positions_above, ranked_victims
 from weft.store.index import NO_ENTRY, StoreIndex
-from weft.store.rows import CHECKPOINT, KV, token_bytes
+from weft.store.ledger import CHECKPOINT, KV, token_bytes
 
 
 def add_record(index: StoreIndex, parent: int, start: int, tokens: int, number: int) -> int:

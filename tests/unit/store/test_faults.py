@@ -30,8 +30,8 @@ from tests.unit.store.memory_disk import MemoryDisk
 from weft.errors import ConfigError
 from weft.memory.prefix_store import StagingBuffers, StoreEvent
 from weft.store.directory_store import DirectoryStore
+from weft.store.ledger import ROW, ROW_BYTES
 from weft.store.opening import open_directory
-from weft.store.rows import ROW, ROW_BYTES
 
 PLACE = Path("/store")
 ROWS, TOKENS = PLACE / "ledger-00000001.rows", PLACE / "ledger-00000001.tokens"

@@ -3,7 +3,7 @@ from random import Random
 
 import pytest
 
-from weft.text.detokenize import HALF, HELD_TOKENS_MAX, SHOWN_TOKENS_MAX, IncrementalDetokenizer
+from weft.text.choices import HALF, HELD_TOKENS_MAX, SHOWN_TOKENS_MAX, IncrementalDetokenizer
 
 SPECIAL = 256
 TEXT = "naïve café, 東京タワー, \U0001f468‍\U0001f469‍\U0001f467, ok? Ωμέγα."

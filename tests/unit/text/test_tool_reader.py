@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from weft.errors import ConfigError
-from weft.text.tools.body_reader import CallDelta
 from weft.text.tools.definitions import Tool, read_tools
 from weft.text.tools.formats import FORMATS, tool_format
+from weft.text.tools.json_calls import CallDelta
 from weft.text.tools.reader import ToolCallReader
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {

@@ -1,4 +1,4 @@
-"""Geometry: page, slot and frame of one model.
+"""Geometry: page, slot and frame of one model, and the sizes of an engine that fit the arena.
 
     arena   |  frame 0   |  frame 1   |  frame 2   | ...            F bytes each
             |P|P|P|P|P|P|  S'  |  S'  |P|P|P|P|P|P|                 n pages or m slots, never both
@@ -7,22 +7,21 @@
 
 P is the bytes of a KV page: 16 tokens for all attention layers, a K block then a V block per layer. S is the
 bytes of a state slot: the states of all recurrent layers of one sequence. As n x P = m x S', page i is at i x
-P and slot j at j x S' in every frame. Each kind is one plain strided view of the whole arena.
-
-``choose_frame`` picks F. For every m there is one smallest n that can work, because m must divide n x P /
-256. The frame is the smallest such F that loses less than 1 % of itself to slot padding. A state is often
-some hundred pages, and then m = 1. A frame coarser than 1/50 of the arena is traded against padding. Why a
-slot is never split over frames is in decision 0002.
-
-A model without attention has P = 0 and frames of one slot. A model without recurrent layers has S = 0 and
-frames of one page. Both are ordinary. Everything here is integers: no torch, no I/O.
+P and slot j at j x S' in every frame. Each kind is one plain strided view of the whole arena. A model without
+attention has P = 0 and frames of one slot, one without recurrent layers S = 0 and frames of one page.
 
 A *compressed* state is a checkpoint in 8 bits and lies in KV pages: as many as its bytes take, anywhere. So
-does compressed KV, in 8 bits or 4 (decision 0013). Neither is a third kind of
-frame.
+does compressed KV, in 8 bits or 4 (decision 0013). Neither is a third kind of frame.
+
+``fit_sizes`` shrinks what does not fit: the context to what one sequence alone can hold, the rows to the
+sequences that can hold a slot and a page each. A note names the flag and both numbers, and the ``--memory``
+that would hold the value.
+
+Everything here is integers: no torch, no I/O. Why a slot is never split over frames is in decision 0002.
 
 Rejected: F = lcm(P, S), 128 slots for Granite-4.0-H-Small; pages grown to the size of a state, which charges
-a request of 100 tokens for 2,000; two fixed pools, of which one starves while the other is empty.
+a request of 100 tokens for 2,000; two fixed pools, of which one starves while the other is empty; refusing to
+start when a request of full length does not fit (most traffic is shorter).
 """
 
 from __future__ import annotations
@@ -30,6 +29,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
+from weft.config import STEP_TOKENS_CPU, EngineConfig, Sizes
+from weft.config_check import flag_name
+from weft.errors import ConfigError
 from weft.spec import (
     ITEM_BYTES,
     TOKEN_SCALE_BYTES,
@@ -39,7 +41,7 @@ from weft.spec import (
     KvLayoutName,
     ModelSpec,
 )
-from weft.units import ALIGN_BYTES, PAGE_TOKENS, align_up, ceil_div, pages_for
+from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, align_up, ceil_div, format_bytes, pages_for
 
 FRAMES_WANTED = 50
 """An arena of fewer frames than this is coarse: padding is then traded against frame size."""
@@ -48,6 +50,7 @@ COMPRESSED_KV_ALIGN = 64
 """Records of compressed KV begin at multiples of it."""
 COMPRESSED_SCALE_BYTES = 4
 """Bytes of scales for each row of compressed numbers: a float32 or two bfloat16."""
+
 
 @dataclass(frozen=True, slots=True)
 class StateField:
@@ -331,3 +334,94 @@ def _typed(count: int) -> tuple[int, str]:
         if count > 100 * scale:
             return ceil_div(count, scale) * scale, f"--memory {ceil_div(count, scale)}{suffix}"
     return count, f"--memory {count}B"
+
+
+DEFAULT_MEMORY_SHARE = 0.4
+"""Share of the free RAM that the arena takes without ``--memory``."""
+
+WORKSPACE_SHARE = 0.1
+"""Share of the memory beside the weights that no arena takes: the tensors of a step live there."""
+
+
+def default_memory_bytes(available_ram: int, spec: ModelSpec, config: EngineConfig,
+                         kv_dtype: CacheDTypeName | None = None) -> int:
+    """The default of ``--memory``: 40 % of ``available_ram``, at most the bytes that ``max_num_seqs``
+    sequences of full length use."""
+    share = int(available_ram * DEFAULT_MEMORY_SHARE)
+    length = min(config.max_model_len or spec.max_positions, spec.max_positions)
+    return min(share, memory_for(spec, kv_dtype or spec.dtype, config.max_num_seqs, length)[0])
+
+
+def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
+    """The sizes of ``config`` for this model and arena. Values that do not fit are shrunk, and ``notes`` says
+    so.
+
+    ``max_model_len``: one sequence alone fits, with one frame for its slot and the rest for its pages.
+    ``rows_max``: sequences that can hold a slot and a page each. They leave the step's budget room for one
+    chunk of prefill beside all decodes, so decodes never starve a prompt.
+
+    Raises ConfigError for a field that is not positive. Raises ConfigError if ``--memory`` cannot hold one
+    frame of each kind; that error names the exact flag that would do.
+    """
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_model_len"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            flag = flag_name(name)
+            raise ConfigError(f"{flag} is {value}; it must be at least 1", param=flag)
+    if arena.frame_count < arena.frames_min:
+        need, flag = memory_for(spec, arena.kv_dtype, 1, 1)
+        raise ConfigError(
+            f"--memory is too small for one sequence of this {spec.family} model, which takes "
+            f"{format_bytes(need)} at least: use {flag}", param="--memory")
+    notes: list[str] = []
+    max_model_len = _fit_length(config, spec, arena, notes)
+    rows_max, step_tokens_max = _fit_rows(config, arena, notes)
+    return Sizes(max_model_len=max_model_len, rows_max=rows_max, step_tokens_max=step_tokens_max,
+                 queue_max=config.max_queued_requests, memory_bytes=arena.arena_bytes, notes=tuple(notes))
+
+
+def _fit_length(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan, notes: list[str]) -> int:
+    requested = config.max_model_len or spec.max_positions
+    length = min(requested, spec.max_positions)
+    if length < requested:
+        notes.append(f"--max-model-len {requested} shrunk to {length}: the model has no more positions.")
+    if not arena.pages_per_frame:
+        return length
+    slot_frames = int(arena.slots_per_frame > 0)
+    holds = (arena.frame_count - slot_frames) * arena.pages_per_frame * PAGE_TOKENS
+    if holds < length:
+        _, flag = memory_for(spec, arena.kv_dtype, 1, length)
+        notes.append(f"--max-model-len {length} shrunk to {holds}: one sequence of {holds} tokens fills "
+                     f"the arena of {format_bytes(arena.arena_bytes)}; {flag} would hold {length}.")
+    return min(length, holds)
+
+
+def _fit_rows(config: EngineConfig, arena: ArenaPlan, notes: list[str]) -> tuple[int, int]:
+    asked = config.max_num_batched_tokens or STEP_TOKENS_CPU
+    tokens = max(asked, CHUNK_TOKENS + 1)
+    if tokens > asked:
+        notes.append(f"--max-num-batched-tokens {asked} raised to {tokens}: a step "
+                     f"must hold one prefill chunk of {CHUNK_TOKENS} tokens and a decode.")
+    rows = config.max_num_seqs
+    held = _sequences_held(arena)
+    if held is not None and held < rows:
+        notes.append(f"--max-num-seqs {rows} shrunk to {held}: the arena of "
+                     f"{format_bytes(arena.arena_bytes)} holds no more at once; more wait in the queue.")
+        rows = held
+    if rows > tokens - CHUNK_TOKENS:
+        notes.append(f"--max-num-seqs {rows} shrunk to {tokens - CHUNK_TOKENS}: a step of "
+                     f"--max-num-batched-tokens {tokens} must hold every decode and a prefill chunk of "
+                     f"{CHUNK_TOKENS} tokens.")
+        rows = tokens - CHUNK_TOKENS
+    return rows, tokens
+
+
+def _sequences_held(arena: ArenaPlan) -> int | None:
+    """The most sequences of one page each: max over k slot frames of min(k m, (N - k) n). None: unbounded."""
+    n, m, frames = arena.pages_per_frame, arena.slots_per_frame, arena.frame_count
+    if not m:
+        return frames * n if n else None
+    if not n:
+        return frames * m
+    balanced = frames * n // (m + n)
+    return max(min(k * m, (frames - k) * n) for k in (balanced, balanced + 1))

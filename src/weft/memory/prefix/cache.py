@@ -32,16 +32,14 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.arena_work import CompressKv, RestoreKv
-from weft.memory.frames.owners import of_tree
+from weft.memory.frames.arena import of_tree
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.lease import Lease
 from weft.memory.prefix.compressed_kv import CompressedKv
-from weft.memory.prefix.compressed_state import CompressedStates
 from weft.memory.prefix.edge import COMPRESSED, PAGE_KEY_BYTES, TOKEN_BYTES, Node
-from weft.memory.prefix.eviction import Recency
-from weft.memory.prefix.policy import LeastRecentlyUsed, Policy
+from weft.memory.prefix.eviction import CompressedStates, Recency
+from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.tree import Owners, PrefixTree, note_change
-from weft.memory.reservation import Opening, Publication
+from weft.memory.reservation import Lease, Opening, Publication
 from weft.memory.usage import CacheCounts
 from weft.memory.values import (
     NO_NODE,
@@ -78,7 +76,7 @@ class PrefixCache:
     def __init__(self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners,
                  policy: Policy | None = None) -> None:
         self.plan = plan
-        self.policy = policy or LeastRecentlyUsed()
+        self.policy = policy or Policy()
         self.enabled = enabled
         self.stateful = plan.slots_per_frame > 0
         self.tree = PrefixTree(paged=plan.pages_per_frame > 0, page_owners=page_owners,

@@ -1,51 +1,200 @@
-"""What leaves the prefix cache first: two orders, and a choice that is a pure function of them.
+"""What leaves the prefix cache first: how much is short, two orders, and a choice that is a pure function of
+them.
+
+    Room      what a draft can hand out now:  holes in frames of a kind, and frames free for either kind
+    Demand    what would fit if everything were packed tightly:
+                  frames >= ceil(pages / pages per frame) + ceil(slots / slots per frame)
 
     class 0   bare KV         leaves that no checkpoint and no lease needs         oldest first
     class 1   checkpoints     all of them, inside the tree and on the path of      as the policy ranks
                               a lease too: the state alone goes, its KV stays      them (policy.py)
 
-    demand --choose--> [trim a bare leaf] ... [evict a checkpoint, then the KV that becomes bare] ...
+    demand --choose--> [trim a bare leaf] ... [compress] ... [evict a checkpoint, then its bare KV] ...
 
-If KV or states may be compressed (compressed_kv.py, compressed_state.py), that comes between the two classes.
-States are evicted for what is still missing.
+If the demand is met and the room is not, free space is scattered, and items move (relief.py). If the demand
+is not met, cached data is evicted: exactly as much as it takes, wherever it lies. So bytes of the wrong kind
+are never evicted for nothing, and eviction knows no frames.
 
-A lease holds KV, never a checkpoint: it copied the state when it opened. So any checkpoint can go at any
+Bare KV goes first, whatever is short: in a model with states nothing resumes from it. A leaf is cut from its
+end. A lease holds KV, never a checkpoint: it copied the state when it opened. So any checkpoint can go at any
 moment. A sequence that runs alone can have the whole arena except the KV that it reads itself (law L3).
 
-``pressure.Demand`` says what is enough: pages, slots and whole frames, wherever they lie, because compaction
-moves the rest together (compaction.py). Bare KV goes first, whatever is short: in a model with states nothing
-resumes from it. A leaf is cut from its end, so no more is lost than necessary. In a model without states all
-cached data is KV, and class 0 is plain LRU.
-
-If several slots share a frame, evicting one of them frees no frame. So the choice looks at the next states
-that would free a frame together. One at a leaf goes first: its KV goes with it, and that may be enough.
-
-``last`` names what will surely be used: by a preempted sequence, by a request for which a store has read it,
-or by the head of the queue. It goes when nothing else is left, and its KV is not compressed. It is deferred,
-never held, so no request waits for ever because of it.
+**Compressed states.** A checkpoint that no sequence computes on does not need its last bits. Its int8 codes,
+with a scale for each row, take about a quarter of its bytes and lie in k KV pages, anywhere, in order. It
+saves the same seconds for fewer bytes, so compression comes between the two classes, the least recently used
+state first. It takes pages before it gives a slot back, and must reduce the demand in frames, or it is not
+done; so a shortage ends. A compressed state stays so until its eviction: a sequence that resumes there gets
+an unpacked copy in its own slot.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen checkpoint)
-in an overlay. It looks at the nodes that it chooses, those that it must spare, and as many more as a frame
-has slots. It stops at ``EVICTIONS_PER_STEP`` (law L11).
+in an overlay, and stops at ``EVICTIONS_PER_STEP`` (law L11).
 
-Rejected: leases that hold checkpoints (a second slot for each running sequence, and a sequence that fits
-alone might not); evicting whole nodes (a cached prompt of 100,000 tokens for one page); a clock over all
-nodes (work that grows with the tree).
+Rejected: counting the shortage in bytes (eleven states of a frame of twelve free no page); leases that hold
+checkpoints (a second slot for each running sequence); evicting whole nodes (a cached prompt of 100,000 tokens
+for one page); frames of compressed states as a third kind (three of 3.7 fit into a frame of one slot: 19 % is
+lost); compression at once, not under pressure (a cache with room would lose bits for nothing).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 
-from weft.memory.frames.pressure import Demand
+from weft.memory.frames.arena import FrameWalk, Walk
 from weft.memory.prefix.compressed_kv import KvCompression
-from weft.memory.prefix.compressed_state import CompressionRoom
 from weft.memory.prefix.edge import COMPRESSED, Node
-from weft.memory.values import Eviction, NodeId
-from weft.units import PAD
+from weft.memory.values import Eviction, FrameClaim, FrameKind, NodeId
+from weft.units import PAD, PageId, ceil_div
+
+SLOTS_AHEAD_MAX = 24
+SLOTS_AHEAD_SHARE = 64
+"""One slot in 64 is kept free ahead of need."""
+
+
+def slots_ahead(slot_count: int) -> int:
+    """Slots to keep free of ``slot_count``. A checkpoint without a free slot is skipped; a step may want
+    several."""
+    return min(SLOTS_AHEAD_MAX, ceil_div(slot_count, SLOTS_AHEAD_SHARE))
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Holes in frames in use, free frames, and items per frame. A kind with 0 per frame does not exist in the
+    model and is never short."""
+
+    pages: int
+    slots: int
+    frames: int
+    pages_per_frame: int
+    slots_per_frame: int
+
+    def short(self, pages: int, slots: int) -> tuple[int, int]:
+        """How many of ``pages`` and ``slots`` cannot be given, if the slots are given first."""
+        frames = self.frames
+        slots_short = pages_short = 0
+        if self.slots_per_frame:
+            more = max(0, slots - self.slots)
+            claimed = min(frames, ceil_div(more, self.slots_per_frame))
+            slots_short = max(0, more - claimed * self.slots_per_frame)
+            frames -= claimed
+        if self.pages_per_frame:
+            pages_short = max(0, pages - self.pages - frames * self.pages_per_frame)
+        return pages_short, slots_short
+
+    def frames_to_empty(self, pages: int, slots: int) -> tuple[int, int]:
+        """Frames of pages and frames of slots to empty by moves, so that ``pages`` and ``slots`` can be
+        given; limited by the holes to spare."""
+        if not self.pages_per_frame or not self.slots_per_frame:
+            return 0, 0
+        pages_short, slots_short = self.short(pages, slots)
+        of_pages = min(ceil_div(slots_short, self.slots_per_frame),
+                       max(0, self.pages - pages) // self.pages_per_frame)
+        of_slots = min(ceil_div(pages_short, self.pages_per_frame),
+                       max(0, self.slots - slots) // self.slots_per_frame)
+        return of_pages, of_slots
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """``pages`` and ``slots`` are held or wanted and have to fit into ``frames``."""
+
+    frames: int
+    pages_per_frame: int
+    slots_per_frame: int
+    pages: int
+    slots: int
+
+    def met(self, pages_freed: int = 0, slots_freed: int = 0) -> bool:
+        """Whether they fit once ``pages_freed`` and ``slots_freed`` are free."""
+        return self.frames_needed(pages_freed, slots_freed) <= self.frames
+
+    def frames_needed(self, pages_freed: int, slots_freed: int) -> int:
+        """Frames that they need once ``pages_freed`` and ``slots_freed`` are free. Negative arguments are
+        extra demand."""
+        frames = self._frames_of_slots(slots_freed)
+        if self.pages_per_frame:
+            frames += ceil_div(max(0, self.pages - pages_freed), self.pages_per_frame)
+        return frames
+
+    def pages_missing(self, pages_freed: int, slots_freed: int) -> int:
+        """Pages that have to go besides, if no more slots do."""
+        room = (self.frames - self._frames_of_slots(slots_freed)) * self.pages_per_frame
+        return max(0, self.pages - pages_freed - room)
+
+    def slots_to_a_frame(self, slots_freed: int) -> int:
+        """Slots that have to go besides until the slots need one frame less."""
+        per_frame = self.slots_per_frame
+        return max(1, self.slots - slots_freed) % per_frame or per_frame if per_frame else 1
+
+    def _frames_of_slots(self, slots_freed: int) -> int:
+        return ceil_div(max(0, self.slots - slots_freed), self.slots_per_frame) if self.slots_per_frame else 0
+
+
+UNMEETABLE = Demand(frames=-2**60, pages_per_frame=1, slots_per_frame=1, pages=0, slots=0)
+"""No eviction meets it."""
+
+
+COMPRESS_BYTES_PER_STEP = 256 << 20
+"""Bytes of slots, some 0.1 ms on a device that reads 3 TB a second. One state of any size is compressed."""
+
+
+class CompressedStates:
+    """The pages of the compressed states of the tree, by node, in order."""
+
+    __slots__ = ("page_count", "pages")
+
+    def __init__(self) -> None:
+        self.pages: dict[NodeId, list[PageId]] = {}
+        self.page_count = 0
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+    def enter(self, node: Node, pages: Iterable[PageId]) -> None:
+        assert node.id not in self.pages, f"node {node.id} is compressed"
+        self.pages[node.id] = list(pages)
+        self.page_count += len(self.pages[node.id])
+
+    def leave(self, node: Node) -> list[PageId]:
+        pages = self.pages.pop(node.id)
+        self.page_count -= len(pages)
+        return pages
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionRoom:
+    """A draft may compress ``at_once`` states, into ``pages_each`` pages each."""
+
+    pages_each: int
+    at_once: int
+
+    def choose(self, candidates: Iterable[Node], spared: Container[NodeId], demand: Demand, pages: int,
+               slots: int) -> list[Node]:
+        """The first of ``candidates``, as many as meet ``demand`` when ``pages`` and ``slots`` are free
+        besides. If no number does, the number that leaves the least demand; none if none reduces it."""
+        nodes = list(islice((node for node in candidates if node.id not in spared), max(0, self.at_once)))
+        least, best = demand.frames_needed(pages, slots), 0
+        for count in range(1, len(nodes) + 1):
+            needed = demand.frames_needed(pages - count * self.pages_each, slots + count)
+            if needed < least:
+                least, best = needed, count
+            if needed <= demand.frames:
+                break
+        return nodes[:best]
+
+
+def pages_beyond(walk: Walk[PageId], frames: FrameWalk, count: int) -> tuple[list[PageId], list[FrameClaim]]:
+    """The ``count`` pages that ``walk`` would give next, and the frames of ``frames`` that it would claim for
+    them; takes neither. The caller has checked ``walk.room``."""
+    pages = list(islice(walk.ahead(), count))
+    beyond = frames.fork()
+    while len(pages) < count:
+        frame = beyond.claim(FrameKind.PAGES)
+        pages += islice(reversed(walk.items_of(frame)), count - len(pages))
+    return pages, beyond.claims
+
 
 EVICTIONS_PER_STEP = 64
 """Nodes that one reservation may cut or remove, or whose checkpoint it may evict."""

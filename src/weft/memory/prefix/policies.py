@@ -8,14 +8,19 @@ from dataclasses import replace
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.holdings import checkpoint_above, pages_alone
-from weft.memory.prefix.policy import Clock, LeastRecentlyUsed, Policy, PrefillCost
+from weft.memory.prefix.policy import (
+    Clock,
+    Policy,
+    PrefillCost,
+    checkpoint_above,
+    pages_alone,
+)
 from weft.memory.prefix.value.policy import ValuePolicy
 from weft.memory.values import Match, NodeId
 from weft.units import SeqId
 
 
-class Marconi(LeastRecentlyUsed):
+class Marconi(Policy):
     """Recency and FLOP per byte, as published for hybrid models, for comparison.
 
         score = recency + alpha x efficiency        each over its largest among the candidates
@@ -74,7 +79,7 @@ _FLAG = "debug.cache_policy"
 
 POLICIES: dict[str, Callable[[ArenaPlan, PrefillCost, Clock], Policy]] = {
     "value": ValuePolicy,
-    "lru": lambda plan, cost, clock: LeastRecentlyUsed(),
+    "lru": lambda plan, cost, clock: Policy(),
     "marconi": Marconi,
 }
 
@@ -99,4 +104,4 @@ def make_policy(name: str, plan: ArenaPlan, cost: PrefillCost, clock: Clock) -> 
     if plan.compressed_kv_bytes:
         plan = replace(plan, page_bytes=plan.compressed_kv_bytes)
     policy = POLICIES[ALIASES.get(name, name)]
-    return policy(plan, cost, clock) if plan.slots_per_frame else LeastRecentlyUsed()
+    return policy(plan, cost, clock) if plan.slots_per_frame else Policy()

@@ -1,4 +1,5 @@
-"""What leaves the prefix cache first, as a replaceable part: the events and the questions of a policy.
+"""What leaves the prefix cache first, as a replaceable part: the events and questions of a policy, and what a
+checkpoint holds.
 
     events of a commit     opened  published  saved  duplicated  evicted  child_removed  closed
                            committed (once, at the end)
@@ -6,17 +7,17 @@
     questions              recall   what the policy remembers of a prompt; it places checkpoints (``taps``)
                            order    the checkpoints in memory, the first to evict first
 
+    root --[ 0..512 )--+--[ 512..2048 )  state A     A alone holds its own node: 96 pages; [0..512) is B's too
+                       '--[ 512..1024 )--[ 1024..4096 )  state B
+
 A policy ranks and does nothing else. ``eviction.choose`` knows which bytes are short, what goes with a
-checkpoint, what must stay, and how much is enough. It skips nodes without a checkpoint, takes nothing twice,
-and goes on by recency if a policy names too few. So a faulty policy chooses worse and never wrong (laws L1,
-L8, L9).
+checkpoint, what must stay, and how much is enough. So a faulty policy chooses worse and never wrong (laws L1,
+L8, L9). The pure half has no clock. One is passed in, and only commits read it, so two identical plans get
+identical answers.
 
-The pure half has no clock. One is passed in, and only commits read it, so two identical plans get identical
-answers.
-
-    lru        least recently used, in the order of ``Recency``
-    marconi    recency and FLOP per byte (marconi.py)
-    value      seconds saved per byte (value/)
+Two states that share all of their KV hold none of it *alone*: evicting either frees only the state. So the
+one that is cheaper to compute again goes first, and then the other holds all of that KV. These readings look
+at STEPS_MAX nodes at most (law L11): bytes far above a checkpoint carry no weight.
 
 Rejected: a policy that evicts (every policy would have to keep every law); a policy that ranks pages (bare KV
 of a model with states helps no request and goes first; without states it is LRU).
@@ -26,11 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from weft.memory.prefix.edge import Node
+from weft.memory.prefix.edge import TOKEN_BYTES, Node
 from weft.memory.values import NOTHING_RECALLED, Match, NodeId, Recall
-from weft.units import SeqId
+from weft.units import PAD, PAGE_TOKENS, SeqId
 
 Clock = Callable[[], float]
 """Seconds; never decreases."""
@@ -56,97 +56,108 @@ def geometric_cost(*, hidden_size: int, attention_layers: int, parameters: float
     return PrefillCost(1.0, hidden_size * attention_layers / max(1.0, parameters))
 
 
-class Policy(Protocol):
-    @property
-    def name(self) -> str: ...
+class Policy:
+    """Least recently used, with no memory of its own. Others override what they know better."""
+
+    name = "lru"
 
     def recall(self, salt: str, tokens: bytes) -> Recall:
         """What the policy remembers of a prompt (int32 bytes), cached or evicted; reads only."""
-        ...
+        return NOTHING_RECALLED
 
     def costs(self, cost: PrefillCost) -> None:
         """The cost of computing changed; the units did not."""
-        ...
 
     def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
         """``seq`` opened at the checkpoint ``anchor``, or at its first token."""
-        ...
 
     def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
         """``seq`` computed ``tokens`` (int32 bytes) from position ``start`` on, and they entered the tree."""
-        ...
 
     def saved(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
         """``seq`` added a checkpoint at the end of ``node``. ``rest``: its tokens past the whole pages.
         ``ended``: the checkpoint is the running slot of a sequence that closes."""
-        ...
 
     def duplicated(self, node: Node) -> None:
         """A second checkpoint for the end of ``node`` was dropped as a duplicate."""
-        ...
 
     def evicted(self, node: Node) -> None:
         """The checkpoint of ``node`` is evicted, right after this returns."""
-        ...
 
     def closed(self, seq: SeqId, node: Node | None) -> None:
         """``seq`` closed; it read the pages up to ``node``."""
-        ...
 
     def child_removed(self, node: Node) -> None:
         """A child of ``node`` was removed: its checkpoint above, or the only one below, now holds more
         alone."""
-        ...
 
     def committed(self) -> None:
         """The commit is done; bounded upkeep goes here."""
-        ...
 
     def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
         """The checkpoints ``states``, given in order of use, in the order of their eviction. It may name too
         few. Reads only; may be called often."""
-        ...
-
-    def uses_of(self, node: Node) -> float | None:
-        """Uses expected of the checkpoint of ``node`` from now on; None in a policy that does not know."""
-        ...
-
-
-class LeastRecentlyUsed:
-    name = "lru"
-
-    def recall(self, salt: str, tokens: bytes) -> Recall:
-        return NOTHING_RECALLED
-
-    def costs(self, cost: PrefillCost) -> None:
-        pass
-
-    def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
-        pass
-
-    def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
-        pass
-
-    def saved(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
-        pass
-
-    def duplicated(self, node: Node) -> None:
-        pass
-
-    def evicted(self, node: Node) -> None:
-        pass
-
-    def closed(self, seq: SeqId, node: Node | None) -> None:
-        pass
-
-    def child_removed(self, node: Node) -> None:
-        pass
-
-    def committed(self) -> None:
-        pass
-
-    def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
         return iter(states.values())
 
     def uses_of(self, node: Node) -> float | None:
+        """Uses expected of the checkpoint of ``node`` from now on; None in a policy that does not know."""
         return None
+
+
+STEPS_MAX = 64
+
+
+def checkpoint_above(node: Node) -> Node | None:
+    """The nearest checkpoint on the path above ``node``; a tail along its tokens counts. None: no checkpoint
+    is near."""
+    child = node
+    for _ in range(STEPS_MAX):
+        above = child.parent
+        if above is None:
+            return None
+        tail = _tail_towards(above, child) if above.tail_count else None
+        if tail is not None:
+            return tail
+        if above.slot != PAD:
+            return above
+        child = above
+    return None
+
+
+def checkpoint_at_or_above(node: Node) -> Node | None:
+    return node if node.slot != PAD else checkpoint_above(node)
+
+
+def only_checkpoint_below(node: Node) -> Node | None:
+    """The nearest checkpoint below ``node``, if a single path leads down to it."""
+    at = node
+    for _ in range(STEPS_MAX):
+        if len(at.children) != 1:
+            return None
+        at = next(iter(at.children.values()))
+        if at.slot != PAD:
+            return at
+    return None
+
+
+def pages_alone(node: Node) -> int:
+    """Pages that no request could use without the checkpoint of ``node``."""
+    if node.children or node.holds:
+        return 0
+    pages, at = node.page_count, node.parent
+    for _ in range(STEPS_MAX):
+        if at is None or at.parent is None or at.slot != PAD or at.holds or len(at.children) > 1:
+            break
+        pages += at.page_count
+        at = at.parent
+    return pages
+
+
+def _tail_towards(node: Node, child: Node) -> Node | None:
+    """The longest tail of ``node`` along the tokens of its child ``child``."""
+    key = child.key
+    for length in range(min(len(key), PAGE_TOKENS * TOKEN_BYTES) - TOKEN_BYTES, 0, -TOKEN_BYTES):
+        tail = node.children.get(key[:length])
+        if tail is not None:
+            return tail
+    return None

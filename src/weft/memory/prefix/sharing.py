@@ -22,12 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from weft.memory.lease import Lease
 from weft.memory.prefix.compressed_kv import Unpacking
-from weft.memory.prefix.edge import PAGE_KEY_BYTES, Node, common_pages
-from weft.memory.prefix.lookup import path_pages, walk
+from weft.memory.prefix.edge import PAGE_KEY_BYTES, Node, common_pages, path_pages, walk
 from weft.memory.prefix.tree import PrefixTree
-from weft.memory.reservation import Publication, TablePatch
+from weft.memory.reservation import Lease, Publication, TablePatch
 from weft.memory.values import NO_NODE, Checkpoint, NodeId
 from weft.units import PAGE_TOKENS, PageId
 

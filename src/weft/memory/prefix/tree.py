@@ -18,7 +18,7 @@ A lease *holds* the node at whose end its shared pages end. ``holds`` counts the
 the tree knows what is read without a scan, and each page has exactly one owner: the pool, a lease, or an edge
 (law L1). A root is created for the first node of its namespace and goes with the last one.
 
-Tokens and pages lie in *edges* (edge.py), which the nodes cut out of them share. Reading them is lookup.py.
+Tokens and pages lie in *edges* (edge.py), which the nodes cut out of them share, and are read there.
 
 Rejected: hash-chained blocks (equality by hash; a lookup touches every block); a reference count per page
 (6,250 increments to adopt a prefix of 100,000 tokens); cuts at any token (pages straddle nodes and need
@@ -30,14 +30,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weft.memory.frames import owners
-from weft.memory.prefix.edge import NO_EDGE, PAGE_KEY_BYTES, TOKEN_BYTES, Edge, EdgeId, Node
-from weft.memory.prefix.lookup import PrefixMatch, find, walk
+from weft.memory.frames.arena import of_tree, tree_id_of
+from weft.memory.prefix.edge import (
+    NO_EDGE,
+    PAGE_KEY_BYTES,
+    TOKEN_BYTES,
+    Edge,
+    EdgeId,
+    Node,
+    PrefixMatch,
+    find,
+    walk,
+)
 from weft.memory.values import NO_SLOT, NodeId
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Owners = list[int] | dict[int, int]
-"""By page or slot; see ``owners``."""
+"""By page or slot; see ``frames.arena``."""
 
 
 class PrefixTree:
@@ -80,7 +89,7 @@ class PrefixTree:
         self.change_count = 0
         """Changes that a lookup may see: while it stands still, every prompt resumes where it did."""
         self.changed_nodes: set[NodeId] | None = None
-        """Nodes that came, went, were cut, or whose checkpoint did (checkpoint_follower.py); None: not
+        """Nodes that came, went, were cut, or whose checkpoint did (readings.py); None: not
         noted."""
 
     # ------------------------------------------------------------------ reading
@@ -101,7 +110,7 @@ class PrefixTree:
 
     def node_of_page(self, owner: int, index: int) -> Node:
         """The node with page number ``index`` of its path; ``owner`` is the owner number of that page."""
-        edge = self.edges[EdgeId(owners.tree_id_of(owner))]
+        edge = self.edges[EdgeId(tree_id_of(owner))]
         return edge.node_at(index * PAGE_TOKENS)
 
     def nodes(self) -> Iterator[Node]:
@@ -193,18 +202,18 @@ class PrefixTree:
         assert slot != PAD
         assert node.parent is not None
         node.slot, node.epoch = slot, epoch
-        self.slot_owners[slot] = owners.of_tree(node.id)
+        self.slot_owners[slot] = of_tree(node.id)
         self.slot_count += 1
         note_change(self, node)
 
     def replace_page(self, owner: int, index: int, page: PageId) -> None:
         """Page number ``index`` of its path moved to ``page``; ``owner`` is its owner number, an edge."""
-        edge = self.edges[EdgeId(owners.tree_id_of(owner))]
+        edge = self.edges[EdgeId(tree_id_of(owner))]
         edge.pages[index - edge.start // PAGE_TOKENS] = page
 
     def replace_slot(self, owner: int, slot: SlotId, epoch: int) -> None:
         """A checkpoint moved to ``slot``; ``owner`` is its owner number, a node."""
-        node = self.by_id[NodeId(owners.tree_id_of(owner))]
+        node = self.by_id[NodeId(tree_id_of(owner))]
         node.slot, node.epoch = slot, epoch
 
     def take_slot(self, node: Node, to: SlotId = NO_SLOT) -> tuple[SlotId, int]:
@@ -263,7 +272,7 @@ class PrefixTree:
         node = self._new(parent, edge, parent.end, parent.end + len(tokens) // TOKEN_BYTES)
         edge.nodes.append(node)
         self.edges[edge.id] = edge
-        owner = owners.of_tree(edge.id)
+        owner = of_tree(edge.id)
         for page in pages:
             self.page_owners[page] = owner
         self.page_count += len(pages)

@@ -4,6 +4,7 @@
     fp8                  e4m3 with a scale per block           -> codes as they are on GPUs, else widened
     compressed-tensors   int8, int4 in words, or fp8           -> codes as they are; fp8 as above
     gptq, awq            int4 (gptq: also int8) in words       -> codes as they are
+    gguf                 ggml's blocks                         -> widened
 
 What config.json says is settled here; which tensor is stored how is seen from the headers, so lists of
 exceptions (``modules_to_not_convert``, ``ignore``) need not be matched: an excepted tensor is simply there.
@@ -18,6 +19,7 @@ from weft.errors import CheckpointError
 from weft.models.forms.awq import Awq
 from weft.models.forms.compressed import Compressed
 from weft.models.forms.fp8 import BlockFp8
+from weft.models.forms.gguf import Gguf
 from weft.models.forms.gptq import Gptq
 from weft.models.forms.stored_form import Ask, Plain, StoredForm
 from weft.models.safetensors_header import StoredTensor
@@ -25,7 +27,7 @@ from weft.models.safetensors_header import StoredTensor
 __all__ = ["Ask", "Plain", "StoredForm", "stored_form"]
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], StoredForm]] = {
-    "fp8": BlockFp8, "compressed-tensors": Compressed, "gptq": Gptq, "awq": Awq}
+    "fp8": BlockFp8, "compressed-tensors": Compressed, "gptq": Gptq, "awq": Awq, "gguf": Gguf}
 SERVED = tuple(_READERS)
 
 

@@ -42,19 +42,24 @@ class MatrixPiece:
 
 
 class Grouping(NamedTuple):
-    """Of codes that become one matrix: ``columns`` per scale, 0 for whole rows."""
+    """Of codes that become one matrix: ``columns`` per scale, 0 for whole rows. ``minimums``: groups have
+    one."""
 
     bits: int
     columns: int
     fp8: bool = False
+    minimums: bool = False
 
 
 class StoredForm(ABC):
     """``settings``: quantization_config. ``tensors``: of the checkpoint, set once the form is chosen.
-    ``keeps_fp8``: whether matrices in fp8 are given as codes."""
+    ``keeps_fp8``: whether matrices in fp8 are given as codes, ``keeps_minimums``: those whose
+    groups have minimums. ``itemsize``: of a widened value, in memory."""
 
     tensors: Mapping[str, StoredTensor]
     keeps_fp8: bool = False
+    keeps_minimums: bool = True
+    itemsize: int = 4
     left_ends: tuple[str, ...] = ()
     """Ends of names that no model reads and that a checkpoint may have."""
 
@@ -78,6 +83,10 @@ class StoredForm(ABC):
     def piece(self, name: str) -> MatrixPiece | None:
         """How the stored tensor ``name`` belongs to a matrix; None for an ordinary tensor. Raises
         CheckpointError where such a tensor cannot be divided."""
+        return None
+
+    def note(self) -> str | None:
+        """What the user ought to know of the matrices that were read, a sentence."""
         return None
 
     def dtype_of(self, name: str) -> str | None:

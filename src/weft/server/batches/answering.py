@@ -1,4 +1,4 @@
-"""One line of a batch to one answer: the jobs of the endpoints, without HTTP.
+"""Lines of a batch to answers: the jobs of the endpoints, without HTTP.
 
     url, body --the type and ``prepare`` of that endpoint--> Job --start, answer--> status, body
 
@@ -10,17 +10,37 @@ Lines run below interactive requests: without a ``priority`` of their own they g
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+import functools
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 
+from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, QueueFullError, RequestError, WeftError
+from weft.fleet.fleet import Fleet
+from weft.rpc.client import ASSEMBLE
+from weft.server.batches.lines import (
+    IndexedLine,
+    OutputFile,
+    OutputLine,
+    output_line,
+    read_body_of,
+    read_index,
+)
 from weft.server.chat import prepare_chat
 from weft.server.completions import prepare_completion
+from weft.server.config import ServerConfig
 from weft.server.errors import error_body
-from weft.server.exchange import Job
+from weft.server.generation import prepare_turn
 from weft.server.ignored_fields import begin_request
 from weft.server.protocol import (
     UNSERVED_IN_CHAT,
@@ -31,12 +51,17 @@ from weft.server.protocol import (
     read_body,
 )
 from weft.server.responses.answers import ResponsesJob
-from weft.server.responses.items import new_response_id, read_items
-from weft.server.responses.protocol import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields
+from weft.server.responses.items import (
+    UNSERVED_IN_RESPONSES,
+    ResponsesBody,
+    check_fields,
+    new_response_id,
+    read_items,
+)
 from weft.server.responses.turns import responses_turn
-from weft.server.service import Service
+from weft.server.service import Service, load_served_model
+from weft.server.sse import Job
 from weft.server.tenants import Tenant
-from weft.server.turn import prepare_turn
 
 BATCH_PRIORITY = 1_000_000
 
@@ -115,3 +140,148 @@ def error_text(body: bytes) -> str:
     """The message of an error's body, for people."""
     error = msgspec.json.decode(body).get("error", {})
     return str(error.get("message", ""))
+
+
+_PAUSE_S = 0.5
+
+
+def window_of(service: Service) -> int:
+    """How many lines are worked on at once."""
+    assert service.model is not None
+    sizes = service.model.info.sizes
+    return max(1, min(sizes.rows_max + sizes.rows_max // 2 + 4, sizes.queue_max // 2))
+
+
+def in_order(lines: Iterable[IndexedLine]) -> list[IndexedLine]:
+    """Neighbours share as much of their beginning as possible."""
+    return sorted(lines, key=lambda line: (line.url, line.key, line.offset))
+
+
+async def run_lines(service: Service, source: Path, lines: Iterable[IndexedLine],
+                    write: Callable[[OutputLine], None], *, window: int,
+                    tenant: Tenant | None = None) -> None:
+    """``window`` lines at once, in the order of the prefix cache. A line that the engine cannot take now goes
+    back to the front, and the window pauses. ``write`` gets each answer once. Raises WeftError when the
+    engine is lost for good."""
+    waiting = deque(in_order(lines))
+    running: dict[asyncio.Task[tuple[int, bytes]], IndexedLine] = {}
+    ended: asyncio.Queue[asyncio.Task[tuple[int, bytes]]] = asyncio.Queue()
+    try:
+        while waiting or running:
+            while waiting and len(running) < window:
+                line = waiting.popleft()
+                body = read_body_of(source, line)
+                task = asyncio.create_task(answer_line(service, line.url, body, tenant=tenant))
+                task.add_done_callback(ended.put_nowait)
+                running[task] = line
+            done = [await ended.get()]
+            while not ended.empty():
+                done.append(ended.get_nowait())
+            pause = False
+            for task in done:
+                line = running.pop(task)
+                try:
+                    status, body = task.result()
+                except LaterError:
+                    if service.engine.death is not None:
+                        raise service.engine.death from None
+                    waiting.appendleft(line)
+                    pause = True
+                    continue
+                write(output_line(line, status, body))
+            if pause:
+                await asyncio.sleep(_PAUSE_S)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """``earlier`` answers were in the output already; ``failed`` of all are errors. ``seconds``: from the
+    first line to the last answer, without the start of the engine."""
+
+    total: int
+    earlier: int = 0
+    done: int = 0
+    failed: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        return self.earlier + self.done == self.total
+
+
+class RunInterruptedError(Exception):
+    """Ctrl-C; ``counts`` says how far it came."""
+
+    def __init__(self, counts: BatchCounts) -> None:
+        super().__init__()
+        self.counts = counts
+
+
+def run_file(source: Path, output: Path, engine: EngineConfig, server: ServerConfig, *,
+             on_progress: Callable[[str], None], on_answer: Callable[[BatchCounts], None],
+             factory: str = ASSEMBLE) -> BatchCounts:
+    """Raises RequestError, ConfigError, CheckpointError, EngineUnavailableError, RunInterruptedError."""
+    server.check()
+    if output.exists() and output.samefile(source):
+        raise RequestError(f"the output is the input: {output}", param="--output")
+    index = read_index(source, urls=URLS)
+    with contextlib.closing(OutputFile(output, {line.custom_id for line in index})) as answers:
+        counts = BatchCounts(len(index), earlier=len(answers.done), failed=answers.failed_count)
+        missing = [line for line in index if line.custom_id not in answers.done]
+        if missing:
+            run = _Run(source, answers, counts, on_answer)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(run.all(missing, engine, server, on_progress, factory))
+    return counts
+
+
+class _Run:
+    def __init__(self, source: Path, answers: OutputFile, counts: BatchCounts,
+                 on_answer: Callable[[BatchCounts], None]) -> None:
+        self._source = source
+        self._answers = answers
+        self._counts = counts
+        self._on_answer = on_answer
+        self._began_s = 0.0
+
+    async def all(self, lines: list[IndexedLine], engine: EngineConfig, server: ServerConfig,
+                  on_progress: Callable[[str], None], factory: str) -> None:
+        fleet = Fleet(engine, restarts=server.restarts, factory=factory, stall_after_s=server.stall_after,
+                      on_progress=on_progress)
+        service = Service(server, fleet)
+        interrupted = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+        work = asyncio.ensure_future(self._work(service, lines))
+        stop = asyncio.ensure_future(interrupted.wait())
+        try:
+            await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise RunInterruptedError(self._counts)
+            work.result()
+        finally:
+            stop.cancel()
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await fleet.stop("the batch ended")
+
+    async def _work(self, service: Service, lines: list[IndexedLine]) -> None:
+        await service.engine.start()
+        info = await service.engine.ready()
+        service.open(await asyncio.to_thread(load_served_model, info, service.config))
+        self._began_s = time.perf_counter()
+        await run_lines(service, self._source, lines, functools.partial(self._write, service),
+                        window=window_of(service))
+
+    def _write(self, service: Service, line: OutputLine) -> None:
+        self._answers.write(line)
+        self._counts.done += 1
+        self._counts.seconds = time.perf_counter() - self._began_s
+        self._counts.failed = self._answers.failed_count
+        self._counts.tokens = sum(stats.generation_tokens for _, stats in service.engine.engines.stats())
+        self._on_answer(self._counts)

@@ -14,15 +14,17 @@ line that never ran: its batch was cancelled or expired.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import fcntl
+import hashlib
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
+from typing import Any, BinaryIO
 
 import msgspec
 
 from weft.errors import RequestError
-from weft.server.batches.order import prefix_key
-from weft.server.ids import random_id
 
 CUSTOM_ID_CHARS_MAX = 512
 LINE_BYTES_MAX = 64_000_000
@@ -143,14 +145,110 @@ def read_body_of(path: Path, line: IndexedLine) -> bytes:
 
 
 def output_line(line: IndexedLine, status_code: int, body: bytes) -> OutputLine:
-    return OutputLine(id=f"batch_req_{random_id()}", custom_id=line.custom_id,
-                      response=LineAnswer(status_code, random_id(), msgspec.Raw(body)))
+    return OutputLine(id=f"batch_req_{token_hex(16)}", custom_id=line.custom_id,
+                      response=LineAnswer(status_code, token_hex(16), msgspec.Raw(body)))
 
 
 def unanswered_line(line: IndexedLine, code: str, message: str) -> OutputLine:
-    return OutputLine(id=f"batch_req_{random_id()}", custom_id=line.custom_id,
+    return OutputLine(id=f"batch_req_{token_hex(16)}", custom_id=line.custom_id,
                       error=LineError(code, message))
 
 
 def encode_output(line: OutputLine) -> bytes:
     return _output_encoder.encode(line) + b"\n"
+
+
+BLOCK_CHARS = 256
+KEY_BLOCKS_MAX = 512
+_HASH_BYTES = 6
+_FIELDS = ("model", "cache_salt", "tools", "instructions", "system", "messages", "prompt", "input")
+"""Of a body, in the order in which templates write them."""
+
+
+def prefix_key(body: bytes) -> bytes:
+    """Sorts a request beside those with the same beginning: a hash for each block of what shapes its prompt.
+
+        system A, question 3        A1 A2 q3
+        system A, question 7        A1 A2 q7      sorted by key: neighbours
+        system B, question 1        B1 q1
+
+    That is the order in which a depth-first walk visits the tree of prefixes: one is computed once, and used
+    while it is warm. It is the text of the request and not of the template, which costs more to render. Any
+    JSON has a key."""
+    try:
+        fields = msgspec.json.decode(body)
+        text = b"".join(_parts(fields)) if isinstance(fields, dict) else body
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        text = body
+    blocks = range(0, min(len(text), BLOCK_CHARS * KEY_BLOCKS_MAX), BLOCK_CHARS)
+    return b"".join(hashlib.blake2b(text[at:at + BLOCK_CHARS], digest_size=_HASH_BYTES).digest()
+                    for at in blocks)
+
+
+def _parts(fields: dict[str, Any]) -> Iterable[bytes]:
+    for name in _FIELDS:
+        value = fields.get(name)
+        if value is None:
+            continue
+        yield name.encode()
+        yield from (msgspec.json.encode(item) for item in (value if isinstance(value, list) else [value]))
+
+
+_decoder = msgspec.json.Decoder(OutputLine)
+
+
+class OutputFile:
+    """Answers appended line by line. An interrupted run leaves whole lines and at most one torn one: the next
+    run cuts that off and computes only what is missing. A lock on the file keeps other runs away.
+
+    ``known_ids``: the custom_ids of the input; a file with other answers is left alone. Raises RequestError,
+    which names --output, and OSError."""
+
+    def __init__(self, path: Path, known_ids: Collection[str]) -> None:
+        self._path = path
+        self._file: BinaryIO = path.open("ab+")
+        try:
+            self._lock()
+            self.failed_count = 0
+            self.done: frozenset[str] = frozenset(self._read(known_ids))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, line: OutputLine) -> None:
+        """Once it returns, an interruption does not lose the line."""
+        self._file.write(encode_output(line))
+        self._file.flush()
+        self.failed_count += not line.succeeded
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RequestError(f"{self._path}: another run is writing it", param="--output") from None
+
+    def _read(self, known_ids: Collection[str]) -> set[str]:
+        done: set[str] = set()
+        self._file.seek(0)
+        good = 0
+        for number, raw in enumerate(self._file, start=1):
+            if not raw.endswith(b"\n"):
+                break  # torn: only the last line has no end
+            try:
+                line = _decoder.decode(raw)
+            except (msgspec.DecodeError, ValueError, RecursionError):
+                raise RequestError(f"{self._path}: line {number} is no answer of a batch; the file stays as "
+                                   "it is", param="--output") from None
+            if line.custom_id not in known_ids:
+                raise RequestError(f"{self._path}: line {number} answers {line.custom_id[:100]!r}, which is "
+                                   "not in the input; name another output, or remove this one",
+                                   param="--output")
+            done.add(line.custom_id)
+            self.failed_count += not line.succeeded
+            good += len(raw)
+        self._file.truncate(good)
+        self._file.seek(good)
+        return done

@@ -19,11 +19,16 @@ no text (images, files) and items of hosted tools are refused by place and type.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from secrets import token_hex
 from typing import Any, Literal
 
+import msgspec
+
 from weft.errors import RequestError
-from weft.server.ids import random_id
+from weft.request import LOGPROBS_MAX
+from weft.server.protocol import AnswerId, Int, SamplingFields, Unserved
+from weft.server.responses.store import StoredResponse, StoreLimits, UnknownResponseError
 from weft.text.chat import ChatMessage
 
 Item = dict[str, Any]
@@ -46,7 +51,7 @@ def read_items(given: str | list[Item], response_id: str) -> list[Item]:
 
 
 def new_response_id() -> str:
-    return f"resp_{random_id()}"
+    return f"resp_{token_hex(16)}"
 
 
 def item_id(kind: Any, response_id: str, side: Literal["i", "o"], at: int) -> str:
@@ -195,3 +200,167 @@ def _text_of(content: str | list[Item]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content)
+
+
+class _Output(msgspec.Struct):
+    output: list[Item]
+
+
+_decode_output = msgspec.json.Decoder(_Output).decode
+_decode_items = msgspec.json.Decoder(list[Item]).decode
+
+
+def is_reference(item: Item) -> bool:
+    """OpenAI lets the type of a reference be left out."""
+    return item.get("type") == "item_reference" or set(item) == {"id"}
+
+
+async def with_items(given: Sequence[Item], known: Sequence[Item],
+                     get: Callable[[str], Awaitable[StoredResponse]], limits: StoreLimits) -> list[Item]:
+    """``given`` with items for references. The id of an item has that of its response in it, so the store
+    needs no index of items. ``known``: items of the conversation so far, which are looked through first.
+    ``get`` raises UnknownResponseError. Raises RequestError, UnknownResponseError. Responses and bytes of one
+    request are bounded as those of a conversation are (law L11)."""
+    by_id = {item["id"]: item for item in known}
+    responses: set[str] = set()
+    size = 0
+    result = []
+    for at, item in enumerate(given):
+        if not is_reference(item):
+            result.append(item)
+            continue
+        place, name = f"input[{at}].id", item.get("id")
+        if not isinstance(name, str):
+            raise RequestError(f"{place} is missing: the id of a stored item", param=place)
+        response_id = response_of(name)
+        if name not in by_id and response_id is not None and response_id not in responses:
+            responses.add(response_id)
+            if len(responses) > limits.turns:
+                raise RequestError(f"input refers to items of more than {limits.turns} responses "
+                                   "(limits.max_response_turns)", param="input")
+            try:
+                stored = await get(response_id)
+            except UnknownResponseError:
+                raise _unknown(place, name) from None
+            size += stored.size
+            if size > limits.turn_bytes:
+                raise RequestError(f"input refers to responses of {size} bytes; the limit is "
+                                   f"{limits.turn_bytes} (limits.max_body_mb)", param="input")
+            items = [*_decode_items(stored.items), *_decode_output(stored.body).output]
+            by_id.update((one["id"], one) for one in items)
+        if name not in by_id:
+            raise _unknown(place, name)
+        result.append(by_id[name])
+    return result
+
+
+def _unknown(place: str, name: str) -> UnknownResponseError:
+    return UnknownResponseError(f"{place}: there is no stored item {name[:256]!r}", param=place,
+                                code="item_not_found")
+
+
+ITEMS_DEFAULT, ITEMS_MAX = 20, 100
+"""Of one page of input items."""
+METADATA_MAX, METADATA_KEY_CHARS, METADATA_VALUE_CHARS = 16, 64, 512
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = frozenset({
+    LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url"})
+_VERBOSITIES = (None, "medium")
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True):
+    """``summary``: answers have the reasoning itself, in ``content``, and no summary of it."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextOptions(msgspec.Struct, kw_only=True):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class StreamingOptions(msgspec.Struct, kw_only=True):
+    """Deltas are never padded, so ``include_obfuscation`` changes nothing."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesBody(SamplingFields, kw_only=True):
+    """``input``: text, or items as ``weft.server.responses.items`` reads them."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Int | None = None
+    previous_response_id: AnswerId | None = None
+    store: bool | None = None
+    background: bool | None = None
+    metadata: dict[str, str] | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Int | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: Int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    stream_options: StreamingOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+
+UNSERVED_IN_RESPONSES: Unserved = {
+    "conversation": ("use previous_response_id", ()),
+    "prompt": ("this server stores no prompt templates", ()),
+    "context_management": ("prompts are never edited on the server; truncation auto drops old turns", ([],)),
+    "moderation": ("this server moderates nothing", ()),
+    "n": ("a response has one answer", (1,)),
+    "messages": ("it belongs to /v1/chat/completions; use input", ()),
+    "max_tokens": ("use max_output_tokens", ()),
+    "max_completion_tokens": ("use max_output_tokens", ()),
+    "logprobs": (f"use include: [{LOGPROBS!r}]", (False,)),
+    "prompt_logprobs": ("it belongs to /v1/completions and /v1/chat/completions", ()),
+    "reasoning_effort": ("use reasoning.effort", ()),
+    "verbosity": ("it is not served", ("medium",)),
+}
+"""Field -> (why it is refused, values besides null that ask for nothing)."""
+
+
+def check_fields(body: ResponsesBody) -> None:
+    """What a type alone does not say. Raises RequestError that names the field."""
+    if body.max_output_tokens is not None and body.max_output_tokens < 1:
+        raise RequestError(f"max_output_tokens is {body.max_output_tokens}; it must be at least 1",
+                           param="max_output_tokens")
+    if not 0 <= (body.top_logprobs or 0) <= LOGPROBS_MAX:
+        raise RequestError(f"top_logprobs is {body.top_logprobs}; it must be at least 0 and at most "
+                           f"{LOGPROBS_MAX}", param="top_logprobs")
+    for name in body.include or ():
+        if name not in INCLUDES:
+            raise RequestError(f"include has {name[:100]!r}; it takes {', '.join(sorted(INCLUDES))}",
+                               param="include")
+    if body.text is not None and body.text.verbosity not in _VERBOSITIES:
+        raise RequestError("text.verbosity is not supported: it is not served", param="text.verbosity",
+                           code="unsupported_parameter")
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options needs stream to be true", param="stream_options")
+    _check_metadata(body.metadata or {})
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > METADATA_MAX:
+        raise RequestError(f"metadata has {len(metadata)} pairs; the limit is {METADATA_MAX}",
+                           param="metadata")
+    for key, value in metadata.items():
+        if len(key) > METADATA_KEY_CHARS or len(value) > METADATA_VALUE_CHARS:
+            raise RequestError(f"metadata has a key of {len(key)} and a value of {len(value)} characters; "
+                               f"the limits are {METADATA_KEY_CHARS} and {METADATA_VALUE_CHARS}",
+                               param="metadata")

@@ -22,26 +22,43 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from weft.errors import RequestError, WeftError
-from weft.server.exchange import Handler, answer_job, json_response, namespace_of, read_raw, tenant_of
+from weft.server.generation import PreparedTurn
 from weft.server.protocol import read_body
 from weft.server.responses.answers import Keep, ResponsesJob
 from weft.server.responses.background import UNFINISHED, ResponseRuns, status_of
-from weft.server.responses.history import Keeper, RawAnswer, TurnHistory, read_history
-from weft.server.responses.items import Item, new_response_id, read_items
-from weft.server.responses.protocol import (
+from weft.server.responses.items import (
     ITEMS_DEFAULT,
     ITEMS_MAX,
     UNSERVED_IN_RESPONSES,
+    Item,
     ResponsesBody,
     check_fields,
+    is_reference,
+    new_response_id,
+    read_items,
+    with_items,
 )
-from weft.server.responses.references import is_reference, with_items
 from weft.server.responses.store import ResponseStore, StoredResponse, UnknownResponseError
-from weft.server.responses.truncation import prepare_response
-from weft.server.responses.turns import conversation, in_own_words
+from weft.server.responses.turns import (
+    Keeper,
+    RawAnswer,
+    TurnHistory,
+    conversation,
+    in_own_words,
+    prepare_response,
+    read_history,
+)
 from weft.server.service import Service
-from weft.server.sse import EventStream, unless_gone
-from weft.server.turn import PreparedTurn
+from weft.server.sse import (
+    EventStream,
+    Handler,
+    answer_job,
+    json_response,
+    namespace_of,
+    read_raw,
+    tenant_of,
+    unless_gone,
+)
 
 _log = logging.getLogger("weft.server")
 

@@ -24,12 +24,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import TypeVar
 
 import msgspec
 
 from weft.errors import ConfigError, QueueFullError, RequestError, UserError
-from weft.server.ids import random_id
 from weft.server.objects import Bounds, LockFile, NewObject, ObjectDatabase, is_locked
 
 WAITING_MAX = 4096
@@ -124,7 +124,7 @@ class ResponseStore:
         """Stores a response that this process computes in the background. False where it has no place."""
         def put(database: ObjectDatabase) -> bool:
             if self._runner is None:
-                self._runner = LockFile(self.path.with_name(f"{self.path.name}.runner-{random_id()}"))
+                self._runner = LockFile(self.path.with_name(f"{self.path.name}.runner-{token_hex(16)}"))
             return database.put(KIND, unfinished.as_object(owner, self._runner.path.name))
 
         return await self._run(put)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.errors import RequestError
-from weft.server.responses.items import Item, messages_of
-from weft.server.responses.protocol import LOGPROBS, ResponsesBody
-from weft.server.turn import ChatTurn
-from weft.text.chat_request import ConversationFields, KnownPrefix
+from weft.errors import ContextLengthError, RequestError
+from weft.server.generation import ChatTurn, PreparedTurn, Prompt, prepare_turn
+from weft.server.responses.items import LOGPROBS, Item, ResponsesBody, messages_of
+from weft.server.responses.store import StoredResponse
+from weft.server.service import ServedModel, Service
+from weft.text.chat import common_length
+from weft.text.chat_request import ConversationFields, KnownPrefix, text_digest
 
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
 _FORMATS = ("text", "json_object", "json_schema")
@@ -88,3 +91,140 @@ def in_own_words(error: RequestError) -> RequestError:
     if ".custom." in (param or ""):  # chat completions have an object more
         param, message = str(param).replace(".custom.", "."), message.replace(".custom.", ".")
     return type(error)(message, param=param, code=error.code)
+
+
+TURNS_STEP = 4
+_ANSWER_SHARE = 8
+
+
+async def prepare_response(service: Service, body: ResponsesBody, items: Sequence[Item],
+                           known: KnownPrefix | None) -> PreparedTurn:
+    """The turn, with as much of ``items`` as the context has room for if ``truncation`` is auto.
+
+        items:   system | user ... | user ... | user ... | user ...
+        shown:   system |                     | user ... | user ...
+
+    A turn has all that follows its user message, so no output of a tool loses its call. The oldest turns go,
+    TURNS_STEP at a time: the shown beginning is then the same for several turns, and the cache has it. Raises
+    RequestError, UnknownModelError, EngineUnavailableError."""
+    try:
+        return await prepare_turn(service, responses_turn(body, items, known))
+    except ContextLengthError:
+        if body.truncation != "auto":
+            raise
+    leading = next((at for at, item in enumerate(items) if not _is_system(item)), len(items))
+    starts = [at for at in range(leading + 1, len(items)) if _is_user(items[at])]
+    fitting = (await _first_fitting(service, body, items, leading, starts[TURNS_STEP - 1::TURNS_STEP])
+               or await _first_fitting(service, body, items, leading, starts))
+    if fitting is not None:
+        return fitting
+    shortest = items if not starts else [*items[:leading], *items[starts[-1]:]]
+    return await prepare_turn(service, responses_turn(body, shortest))
+
+
+async def _first_fitting(service: Service, body: ResponsesBody, items: Sequence[Item], leading: int,
+                         starts: Sequence[int]) -> PreparedTurn | None:
+    """The longest conversation that begins at one of ``starts`` and fits; by halving."""
+    best: PreparedTurn | None = None
+    low, high = 0, len(starts)
+    while low < high:
+        middle = (low + high) // 2
+        turn = await _fitting(service, body, [*items[:leading], *items[starts[middle]:]])
+        if turn is None:
+            low = middle + 1
+        else:
+            best, high = turn, middle
+    return best
+
+
+async def _fitting(service: Service, body: ResponsesBody, items: Sequence[Item]) -> PreparedTurn | None:
+    try:
+        turn = await prepare_turn(service, responses_turn(body, items))
+    except ContextLengthError:
+        return None
+    context = turn.model.info.max_model_len
+    answer = body.max_output_tokens or context // _ANSWER_SHARE
+    return turn if len(turn.prompt.tokens) + answer <= context else None
+
+
+def _is_system(item: Item) -> bool:
+    return item.get("role") in ("system", "developer")
+
+
+def _is_user(item: Item) -> bool:
+    return bool(item.get("role") == "user")
+
+
+class TurnHistory(msgspec.Struct, frozen=True):
+    """``items`` of all earlier turns, input and output in order. ``tokens``: what the model knows of them."""
+
+    items: list[Item] = []
+    tokens: list[int] = []
+    known: KnownPrefix | None = None
+
+
+class _Answer(msgspec.Struct):
+    """What a turn needs of a response object."""
+
+    output: list[dict[str, Any]]
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
+
+
+def read_history(path: Sequence[StoredResponse], vocabulary: bytes) -> TurnHistory:
+    """``vocabulary``: the tokenizer's; tokens of another one are left out."""
+    items: list[Item] = []
+    tokens: list[int] = []
+    for stored in path:
+        items += _decode_items(stored.items)
+        items += _decode_answer(stored.body).output
+        if stored.vocabulary == vocabulary and stored.shared <= len(tokens):
+            tokens = [*tokens[:stored.shared], *_unpacked(stored.tokens)]
+        else:
+            tokens = []
+    last = path[-1]
+    usable = bool(tokens) and last.vocabulary == vocabulary and bool(last.digest)
+    return TurnHistory(items, tokens, KnownPrefix(tokens, last.chars, last.digest) if usable else None)
+
+
+class RawAnswer(NamedTuple):
+    """All tokens that were generated, and their text as it was read, markers too."""
+
+    tokens: list[int]
+    text: str
+
+
+class Keeper(msgspec.Struct, frozen=True):
+    """Makes the record of a response. ``items``: the request's own; ``before``: the parent's tokens."""
+
+    model: ServedModel
+    prompt: Prompt
+    items: list[Item]
+    before: list[int]
+
+    def record(self, response_id: str, parent: str | None, body: bytes, answer: RawAnswer) -> StoredResponse:
+        """``body``: the response as JSON."""
+        tokenizer = self.model.tokenizer
+        tokens = answer.tokens
+        if tokens and tokens[-1] in tokenizer.special_ids:
+            tokens = tokens[:-1]
+        items = msgspec.json.encode(self.items)
+        written = b"".join(map(tokenizer.token_bytes, tokens)).decode(errors="replace")
+        if self.prompt.text is None or written != answer.text:
+            return StoredResponse(response_id=response_id, parent=parent, body=body, items=items)
+        tokens, text = [*self.prompt.tokens, *tokens], self.prompt.text + written
+        shared = common_length(tokens, self.before) if self.before else 0
+        return StoredResponse(
+            response_id=response_id, parent=parent, body=body, items=items,
+            vocabulary=self.model.vocabulary, shared=shared, tokens=_packed(tokens[shared:]),
+            chars=len(text), digest=text_digest(text))
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(tokens)}i", *tokens)
+
+
+def _unpacked(raw: bytes) -> Sequence[int]:
+    return struct.unpack(f"<{len(raw) // 4}i", raw)

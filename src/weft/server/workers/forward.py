@@ -14,9 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from weft.errors import EngineUnavailableError
-from weft.server.exchange import Handler, uncount
 from weft.server.openapi.endpoints import ENDPOINTS
-from weft.server.sse import ClientGoneError
+from weft.server.sse import ClientGoneError, Handler, uncount
 
 OWN_GROUPS = frozenset({"Generate", "Responses", "Tokens", "Models"})
 OWN_OPERATIONS = frozenset({"version", "openapi"})

@@ -1,4 +1,4 @@
-"""Counts that all HTTP processes share: connections, buffered bytes, quotas of keys. One mapped file.
+"""Counts that all HTTP processes share: connections, requests, bytes, quotas of keys. One mapped file.
 
     tallies   one cell for each process; a process writes its own cell, the sum is the count     no lock
     buckets   level and time of a rate, read and written by all                                  flock
@@ -30,15 +30,11 @@ ADDRESS_CELLS = 8192
 _DOUBLE_BYTES = 8
 _BUCKETS_A_KEY = 2
 _CELLS_A_BUCKET = 2
-_CONNECTIONS, _BUFFERED, _FIRST_FREE = 0, 1, 2
+_CONNECTIONS, _BUFFERED, _REQUESTS, _DRAINS, _FIRST_FREE = 0, 1, 2, 3, 4
 
 
 class Tally(Protocol):
     def add(self, amount: int) -> None: ...
-
-    def own(self) -> int:
-        """Of this process."""
-        ...
 
     def total(self) -> int:
         """Of all processes."""
@@ -54,10 +50,8 @@ class LocalTally:
     def add(self, amount: int) -> None:
         self._count += amount
 
-    def own(self) -> int:
+    def total(self) -> int:
         return self._count
-
-    total = own
 
 
 class SharedTally:
@@ -67,9 +61,6 @@ class SharedTally:
 
     def add(self, amount: int) -> None:
         self._cells[self._process] += float(amount)
-
-    def own(self) -> int:
-        return int(self._cells[self._process])
 
     def total(self) -> int:
         return int(sum(self._cells))
@@ -106,6 +97,16 @@ class SharedCounts:
     @property
     def buffered_bytes(self) -> Tally:
         return self._tally(_BUFFERED)
+
+    @property
+    def requests(self) -> Tally:
+        """That are being answered."""
+        return self._tally(_REQUESTS)
+
+    @property
+    def drains(self) -> Tally:
+        """Above 0 once the server drains."""
+        return self._tally(_DRAINS)
 
     def address(self, address: str) -> Tally:
         """Connections of clients of this address."""

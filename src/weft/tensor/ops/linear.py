@@ -101,7 +101,8 @@ def weight_of(weight: QuantizedWeight) -> Any:
     form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
     return (weight.codes.data_ptr(), form, weight.columns, weight.rows,
             weight.scales.data_ptr(), weight.scales.dtype == torch.float16,
-            0 if weight.zeros is None else weight.zeros.data_ptr(), weight.group, 0)
+            0 if weight.zeros is None else weight.zeros.data_ptr(), weight.group,
+            0 if weight.minimums is None else weight.minimums.data_ptr())
 
 
 def widened(rows: int, dtype: torch.dtype, weight: QuantizedWeight) -> bool:

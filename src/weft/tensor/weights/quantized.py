@@ -1,6 +1,7 @@
 """Weights in 8 or 4 bits, in the order in which the kernels read them.
 
     value[row, column] = (code - zero) * scale        scale, zero: one for each ``group`` columns of a row
+                       = code * scale - minimum       ggml's blocks; minimum: float, one for each 32 columns
                        = e4m3(code) * scale           fp8 (GPUs alone)
 
     codes   tile 0 | columns 0-3 of rows 0..15 | columns 4-7 of rows 0..15 | ...        int8: 64 bytes each
@@ -52,7 +53,7 @@ _ROUNDED_ELEMENTS = 1 << 18
 class Codes:
     """``codes`` uint8 [..., rows, columns]; ``scales`` float32 [..., rows, groups]; ``zeros`` uint8 of the
     same shape, None for the middle code. ``group``: columns per scale. ``fp8``: codes are bytes of e4m3, and
-    there are no zeros."""
+    there are no zeros. ``minimums``: float32 as the scales, subtracted; then zeros are 0 and groups LINE."""
 
     bits: int
     codes: torch.Tensor
@@ -60,6 +61,7 @@ class Codes:
     zeros: torch.Tensor | None
     group: int
     fp8: bool = False
+    minimums: torch.Tensor | None = None
 
     def dense(self) -> torch.Tensor:
         """The values, float32 [..., rows, columns]."""
@@ -68,12 +70,14 @@ class Codes:
             wide = self.codes.view(torch.float8_e4m3fn).float()
             return wide * _per_column(self.scales, self.group, columns)
         zeros = ZERO_POINT[self.bits] if self.zeros is None else _per_column(self.zeros, self.group, columns)
-        return (self.codes.float() - zeros) * _per_column(self.scales, self.group, columns)
+        values = (self.codes.float() - zeros) * _per_column(self.scales, self.group, columns)
+        return values if self.minimums is None else values - _per_column(self.minimums, self.group, columns)
 
     def reordered(self, order: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
         """Rows in another order: ``order`` takes [rows, anything]."""
         return replace(self, codes=order(self.codes), scales=order(self.scales),
-                       zeros=None if self.zeros is None else order(self.zeros))
+                       zeros=None if self.zeros is None else order(self.zeros),
+                       minimums=None if self.minimums is None else order(self.minimums))
 
     def above(self, *others: Codes) -> Codes:
         """These rows with the rows of ``others`` below; all have the same bits and groups."""
@@ -83,8 +87,12 @@ class Codes:
             zeros = torch.cat([torch.full(part.scales.shape, ZERO_POINT[self.bits], dtype=torch.uint8,
                                           device=part.scales.device) if part.zeros is None else part.zeros
                                for part in parts], dim=-2)
+        minimums = None
+        if any(part.minimums is not None for part in parts):
+            minimums = torch.cat([torch.zeros_like(part.scales) if part.minimums is None else part.minimums
+                                  for part in parts], dim=-2)
         return replace(self, codes=torch.cat([part.codes for part in parts], dim=-2), zeros=zeros,
-                       scales=torch.cat([part.scales for part in parts], dim=-2))
+                       scales=torch.cat([part.scales for part in parts], dim=-2), minimums=minimums)
 
 
 def _per_column(of_groups: torch.Tensor, group: int, columns: int) -> torch.Tensor:
@@ -97,7 +105,8 @@ class QuantizedWeight:
     16], or with fp8 also [..., tiles, groups, 1]; ``zeros`` uint8 of the same shape or None. ``exact``:
     inputs are never rounded to int8, whatever the kernels could do. ``byte_inputs``: inputs are rounded to
     int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine. ``fp8``:
-    codes are bytes of e4m3; kernels of CPUs do not read them."""
+    codes are bytes of e4m3; kernels of CPUs do not read them. ``minimums``: float32 as the scales; kernels of
+    GPUs and experts do not read them."""
 
     bits: int
     rows: int
@@ -109,6 +118,7 @@ class QuantizedWeight:
     exact: bool = False
     byte_inputs: bool = False
     fp8: bool = False
+    minimums: torch.Tensor | None = None
 
     @property
     def form(self) -> str:
@@ -119,8 +129,8 @@ class QuantizedWeight:
 
     @property
     def held_bytes(self) -> int:
-        parts = (self.codes, self.scales) if self.zeros is None else (self.codes, self.scales, self.zeros)
-        return sum(part.numel() * part.itemsize for part in parts)
+        parts = (self.codes, self.scales, self.zeros, self.minimums)
+        return sum(part.numel() * part.itemsize for part in parts if part is not None)
 
     @property
     def device(self) -> torch.device:
@@ -149,8 +159,9 @@ class QuantizedWeight:
         plain = codes.transpose(-3, -2).flatten(-2).flatten(-3, -2)          # [..., rows, columns]
         zeros = None if self.zeros is None else _by_row(self.zeros[..., tiles, :, :])
         assert plain.shape[-1] == lines
+        minimums = None if self.minimums is None else _by_row(self.minimums[..., tiles, :, :])
         return Codes(self.bits, plain, _by_row(self.scales[..., tiles, :, :]).float(), zeros, self.group,
-                     self.fp8)
+                     self.fp8, minimums)
 
 
 def _by_row(of_tiles: torch.Tensor) -> torch.Tensor:
@@ -191,7 +202,8 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     return QuantizedWeight(codes.bits, rows, columns, group, large_pages.copied(tiles), scales.contiguous(),
                            None if zeros is None else zeros.contiguous(), exact,
                            byte_inputs and codes.bits == 8 and zeros is None and not codes.fp8
-                           and (group % PART == 0 or group >= columns), codes.fp8)
+                           and (group % PART == 0 or group >= columns), codes.fp8,
+                           None if codes.minimums is None else _by_tile(codes.minimums).contiguous())
 
 
 def _by_tile(of_rows: torch.Tensor) -> torch.Tensor:

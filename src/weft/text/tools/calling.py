@@ -23,9 +23,9 @@ from typing import Any
 from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_grammar, literal, quoted, slashed
+from weft.text.tools.code_calls import fixed_values, followed, types_of
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import ToolFormat
-from weft.text.tools.xml_calls import fixed_values, followed, types_of
 
 
 class _Rules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.memory.frames.pressure import UNMEETABLE, Demand, Room
+from weft.memory.prefix.eviction import UNMEETABLE, Demand, Room
 
 
 @pytest.mark.parametrize(("room", "wanted", "short"), [

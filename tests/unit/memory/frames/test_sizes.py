@@ -20,8 +20,7 @@ from tests.unit.memory.geometry import (
 )
 from weft.config import EngineConfig, Sizes
 from weft.errors import ConfigError
-from weft.memory.frames.plan import plan_arena
-from weft.memory.frames.sizes import default_memory_bytes, fit_sizes
+from weft.memory.frames.plan import default_memory_bytes, fit_sizes, plan_arena
 from weft.memory.memory import Memory
 from weft.spec import ModelSpec, attention, gated_delta, short_conv
 from weft.units import SeqId, parse_bytes

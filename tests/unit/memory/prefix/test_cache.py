@@ -11,9 +11,8 @@ import pytest
 from tests.unit.memory.geometry import close_now, open_now, picture, small_memory
 from weft.memory.arena_work import PageCopy, SlotCopy
 from weft.memory.draft import Draft
-from weft.memory.frames.pressure import Demand
 from weft.memory.memory import Memory
-from weft.memory.prefix.eviction import choose
+from weft.memory.prefix.eviction import Demand, choose
 from weft.memory.reservation import Reservation, TablePatch
 from weft.memory.values import Lost, Match
 from weft.units import SeqId

@@ -19,12 +19,11 @@ from tests.unit.memory.geometry import (
     small_memory,
 )
 from weft.memory.frames.plan import ArenaPlan, plan_arena
-from weft.memory.frames.pressure import Demand
 from weft.memory.memory import Memory
-from weft.memory.prefix.compressed_state import CompressionRoom
 from weft.memory.prefix.edge import Node
+from weft.memory.prefix.eviction import CompressionRoom, Demand
 from weft.memory.prefix.policies import POLICIES, make_policy
-from weft.memory.prefix.policy import LeastRecentlyUsed, PrefillCost
+from weft.memory.prefix.policy import Policy, PrefillCost
 from weft.spec import ModelSpec
 from weft.units import PAGE_TOKENS, SeqId
 
@@ -163,7 +162,7 @@ def test_a_policy_counts_the_bytes_that_a_state_has_compressed(monkeypatch: pyte
     """As it is compressed before it is evicted."""
     found: list[int] = []
 
-    class Told(LeastRecentlyUsed):
+    class Told(Policy):
         def __init__(self, plan: ArenaPlan, *_: object) -> None:
             found.append(plan.slot_stride_bytes)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.memory.frames.pressure import UNMEETABLE, Demand
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, Recency, choose
+from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, UNMEETABLE, Demand, Recency, choose
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.values import Eviction, NodeId
 from weft.units import PageId, SlotId

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.holdings import (
+from weft.memory.prefix.policy import (
     checkpoint_above,
     checkpoint_at_or_above,
     only_checkpoint_below,

@@ -6,9 +6,9 @@ import msgspec
 
 from tests.unit.engine.rig import VOCAB_SIZE, Rig
 from weft.memory.memory import Memory
-from weft.memory.prefix import shape
+from weft.memory.prefix import readings as shape
 from weft.memory.prefix.cache import NAMESPACES_MAX
-from weft.memory.prefix.cache_shape import CacheShape, PrefixShape
+from weft.memory.usage import CacheShape, PrefixShape
 from weft.memory.values import Lost
 from weft.schedule.checkpoints import parse_checkpoints
 

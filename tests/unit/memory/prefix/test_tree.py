@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.memory.prefix.edge import Edge, Node, common_pages
-from weft.memory.prefix.lookup import path_pages
+from weft.memory.prefix.edge import Edge, Node, common_pages, path_pages
 from weft.memory.prefix.tree import PrefixTree
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 

@@ -3,31 +3,28 @@
     records   [ . . . . . . . . . . . . . . . ]      up to tens of thousands
                     |--- sweep ---|                  the next SWEEP_ROWS of them, every SWEEP_EVERY requests
                            v
-    pool      the POOL_ROWS lowest values            valued again with each request
+    pool      the POOL_ROWS lowest values            two sorted lists, valued again with each request
 
 Values change with age, so no order stays right. Sorting all records at each eviction would cost milliseconds.
 So a *sweep* values one slice of the records at a time, as arrays, and the pool keeps the lowest values seen.
 Between two sweeps every request *refreshes* the pool alone. A commit puts the rows that it changed into the
-pool at once.
+pool at once. If fewer than POOL_LOW candidates remain, the next update sweeps early.
 
-If fewer than POOL_LOW candidates remain, the next update sweeps early.
+Law: L11 (a sweep and a refresh touch a bounded number of rows).
 
-Laws: L11 (a sweep and a refresh touch a bounded number of rows).
-
-Rejected: a heap of all records (every record moves at every age bin); no refresh between sweeps (an order
-that was right ten seconds ago evicts the wrong states, decision 0014).
+Rejected: a heap of all records (every record moves at every age bin, and each reader takes a copy apart); no
+refresh between sweeps (an order that was right ten seconds ago evicts the wrong states, decision 0014).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.prefix.value.pool import Pool
-from weft.memory.prefix.value.prospects import Prospects
-from weft.memory.prefix.value.records import Records
+from weft.memory.prefix.value.prospects import Prospects, Records
 
 SWEEP_EVERY = 32
 """Requests between two sweeps."""
@@ -98,3 +95,49 @@ class Candidates:
     def _fill(self, rows: Ints, most: int) -> None:
         rows = rows[self._records.live[rows]]
         self._pool.fill(rows, self._prospects.values(rows), most)
+
+
+class Pool:
+    __slots__ = ("_members", "_rows", "_values")
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._rows: list[int] = []
+        self._members: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def ranked(self) -> Iterator[tuple[float, int]]:
+        """Values and rows, the lowest value first; a snapshot."""
+        return zip(self._values.copy(), self._rows.copy(), strict=True)
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """int64 [rows], the lowest value first."""
+        return np.array(self._rows, np.int64)
+
+    def put(self, row: int, value: float) -> None:
+        """``row`` has ``value`` from now on; it becomes a candidate if it was none."""
+        self.drop(row)
+        self._members.add(row)
+        at = bisect_right(self._values, value)
+        self._values.insert(at, value)
+        self._rows.insert(at, row)
+
+    def drop(self, row: int) -> None:
+        """``row`` is not a candidate any more."""
+        if row in self._members:
+            self._members.remove(row)
+            at = self._rows.index(row)
+            del self._rows[at], self._values[at]
+
+    def fill(self, rows: npt.NDArray[np.int64], values: npt.NDArray[np.float64], most: int) -> None:
+        """The candidates become the ``most`` of ``rows`` with the lowest ``values``; both [rows]."""
+        if values.size > most:
+            low = np.argpartition(values, most)[:most]
+            rows, values = rows[low], values[low]
+        order = np.lexsort((rows, values))
+        self._values = values[order].tolist()
+        self._rows = rows[order].tolist()
+        self._members = set(self._rows)

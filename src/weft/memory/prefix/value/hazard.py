@@ -5,29 +5,39 @@
     rate   = (uses + PRIOR_USES) / (exposure + PRIOR_USES / prior rate)        exposure in seconds x factors
     factor = (uses + PRIOR_FACTOR) / (expected uses + PRIOR_FACTOR)            expected by everything else
 
-This is a Poisson regression. Its coefficients are updated one at a time by observed over expected uses, each
-with a gamma prior. A feature without information stays at 1, a bucket seen twice hardly moves, and nothing
-has a learning rate. Evicted states add exposure like those in memory, as long as they are remembered
-(ghosts). Without that a policy would learn only from what it chose to see.
+    index(age) = max over T of   P(used within T)  /  E[time held until used or given up at T]
 
+    kind      END     where an answer ended: the next turn of a conversation continues there
+              LAST    near the end of a prompt: the same question again, or another answer
+              WAY     on the path through a prompt: shared beginnings
+              USED    any of them after its first use, and places where prompts are known to part
+
+    of a new one     length of the prompt           log2: one-shot requests of a service often share a length
+                     share that was known           eighths: a mostly known prompt is in a conversation
+                     length of the answer           log2, if a request ended there
+    of a used one    times used                     1, 2, 3, 4-7, 8-15, more
+                     mean time between uses         log2 of seconds
+                     kind at its creation           a continued END is seldom asked for again
+                     turn                           answers of the conversation before it
+
+This is a Poisson regression. Its coefficients are updated one at a time by observed over expected uses, each
+with a gamma prior: a feature without information stays at 1, and nothing has a learning rate. Evicted states
+add exposure as long as they are remembered; without that a policy would learn only from what it chose to see.
 Age bins double, from one second to some ten minutes. The prior falls with age like the gaps of anything that
-spans many scales (0.2 / (age + 60 s)); a few dozen uses outweigh it.
+spans many scales (0.2 / (age + 60 s)). Buckets of features are few, because each is learned from scratch on
+live traffic.
+
+``index_table`` is the Gittins index: the best bargain from an age on, over all times at which to give up. Per
+byte and seconds saved, keeping the highest index is the optimal rule for choosing among such waits one at a
+time (Gittins, 1979; its use for caches of known hazards is folklore).
 
 Rejected: a table crossed over all features (each cell sees too little); forgetting old counts (worse, and one
 more constant); finer bins, smoothing over ages (no change); step sizes.
-
-The value of a wait is an index. Over the next moments the chance of a use may rise: no user answers within
-a second. It may also fall: after ten minutes of silence most never return. ``index_table`` is the Gittins
-index: the best bargain from an age on, over all times at which to give up:
-
-    index(age) = max over T of   P(used within T)  /  E[time held until used or given up at T]
-
-A hazard that falls with age is its own index; one that rises is worth more than its present value. Per byte
-and seconds saved, keeping the highest index is the optimal rule for choosing among such waits one at a time
-(Gittins, 1979; its use for caches of known hazards is folklore).
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -157,3 +167,46 @@ def index_table(rates: Floats, widths: Floats, factors: Floats) -> Floats:
     bargains = np.where(later, used, 0.0) / np.where(later, np.maximum(waited, 1e-300), 1.0)
     best: Floats = bargains.max(axis=2)
     return best
+
+
+FEATURES_MAX = 4
+_CODES_PER_KIND = 64
+_FIRST, _SECOND, _THIRD, _FOURTH = 1, 22, 40, 45
+_LENGTH_BITS, _SHARES, _GAP_BITS, _ANSWER_BITS, _TURNS = 20, 8, 16, 20, 15
+
+Codes = tuple[int, int, int, int]
+
+
+class Kind(IntEnum):
+    END = 0
+    LAST = 1
+    WAY = 2
+    USED = 3
+
+
+CODE_COUNT = _CODES_PER_KIND * len(Kind)
+
+
+def codes_of_new(kind: Kind, *, prompt_tokens: int, known_tokens: int, answer_tokens: int | None) -> Codes:
+    """Codes of a state before its first use. ``known_tokens``: how much of the prompt was seen before.
+    ``answer_tokens`` None: the request continues."""
+    first = kind * _CODES_PER_KIND
+    share = min(_SHARES, known_tokens * _SHARES // max(1, prompt_tokens))
+    answer = NO_CODE
+    if answer_tokens is not None:
+        answer = first + _THIRD + min(_ANSWER_BITS, answer_tokens.bit_length())
+    length = first + _FIRST + min(_LENGTH_BITS, prompt_tokens.bit_length())
+    return length, first + _SECOND + share, answer, NO_CODE
+
+
+def codes_of_used(*, uses: int, mean_gap_s: float | None, origin: Kind, turn: int) -> Codes:
+    """Codes of a state after ``uses`` uses. ``mean_gap_s``: mean seconds between them, None if unknown.
+    ``origin``: its kind at creation. ``turn``: the turn of its conversation then, 0 for the first."""
+    first = Kind.USED * _CODES_PER_KIND
+    gap = 0 if mean_gap_s is None else 1 + min(_GAP_BITS, int(mean_gap_s + 1).bit_length())
+    return (first + _FIRST + _uses_bucket(uses), first + _SECOND + gap, first + _THIRD + origin,
+            first + _FOURTH + min(_TURNS, turn))
+
+
+def _uses_bucket(uses: int) -> int:
+    return uses if uses < 4 else min(6, uses.bit_length() + 1)

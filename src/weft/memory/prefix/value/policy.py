@@ -41,13 +41,18 @@ import numpy as np
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.holdings import checkpoint_above, checkpoint_at_or_above, only_checkpoint_below
-from weft.memory.prefix.policy import Clock, PrefillCost
+from weft.memory.prefix.policy import (
+    Clock,
+    Policy,
+    PrefillCost,
+    checkpoint_above,
+    checkpoint_at_or_above,
+    only_checkpoint_below,
+)
 from weft.memory.prefix.value.candidates import Candidates
-from weft.memory.prefix.value.features import Codes, Kind, codes_of_new, codes_of_used
+from weft.memory.prefix.value.hazard import Codes, Kind, codes_of_new, codes_of_used
 from weft.memory.prefix.value.history import History
-from weft.memory.prefix.value.prospects import Prospects
-from weft.memory.prefix.value.records import Records
+from weft.memory.prefix.value.prospects import Prospects, Records
 from weft.memory.values import NOTHING_RECALLED, Match, NodeId, Recall
 from weft.units import PAD, SeqId
 
@@ -86,7 +91,7 @@ class Footprint:
     history_tokens: int
 
 
-class ValuePolicy:
+class ValuePolicy(Policy):
     """See the module. Only commits read ``clock``, and only those in which a sequence opens, closes or
     publishes, or a checkpoint is evicted. All plans between two of them see one time, so a simulation can
     skip steps that change nothing."""
@@ -217,9 +222,6 @@ class ValuePolicy:
         self._touched[row] = None
         self._touch(checkpoint_above(node))
         self._touch(only_checkpoint_below(node))
-
-    def duplicated(self, node: Node) -> None:
-        pass
 
     def evicted(self, node: Node) -> None:
         row = self._rows.pop(node.id, None)

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from weft.memory.prefix.value.pool import Pool
+from weft.memory.prefix.value.candidates import Pool
 
 
 def test_candidates_come_the_lowest_value_first_after_any_changes() -> None:

@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 
 from weft.memory.prefix.policy import PrefillCost, geometric_cost
-from weft.memory.prefix.value.features import CODE_COUNT, Kind, codes_of_new, codes_of_used
 from weft.memory.prefix.value.hazard import (
+    CODE_COUNT,
     EDGES,
     FACTOR_MAX,
     NO_CODE,
     WIDTHS,
     Hazard,
+    Kind,
     bin_of,
     bins_of,
+    codes_of_new,
+    codes_of_used,
     index_table,
     prior_rates,
     seconds_by_bin,

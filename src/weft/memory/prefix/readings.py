@@ -1,0 +1,385 @@
+"""What others see of the prefix cache: a checkpoint for a store, its changes for a router, its shape for an
+operator.
+
+    contents   root --[ pages 3 9 4 )--[ packed 7 2 )o slot 5       tokens [0, position)
+                                                                    rows   3 9 4 exact | 7 2 in 8 bits
+                                                                    state  slot 5
+    follower   what each changed node offers now  -  what was reported of it  -->  CheckpointReport
+    shape      namespaces, depths, lengths, and the places at which requests part or resume
+
+Readings of the tree alone. **Contents**: pages and slot are those of the books at this version. A caller
+names them in the plan of the same version, and looks again for the next one. Codes of compressed KV lie side
+by side in its packed pages, from ``skip_bytes`` of the first on.
+
+**Follower**: a report is a difference between two states of the tree. So a checkpoint that came and went
+between two reports is in none. A step that changes nothing costs nothing. A model with states resumes at
+checkpoints only (law L8). A model without them, or a router that asks for ``pages``, hears of every fourth
+page of a span and its end. Digests go down the tree by sums (``weft.checkpoint_report``). At most OFFERED_MAX
+are reported at once.
+
+**Shape**: namespaces by number, the biggest first, as a salt is a tenant's secret. ``digest`` is a hash of
+the tokens of a prefix, ``head`` the tokens with which the place begins to differ from its siblings. Both stay
+in the server, which drops the head unless its operator asks for text. *Hits* of a prefix include those of all
+nodes below. One walk over at most NODES_MAX nodes, on request, never in a step (law L11).
+
+Rejected: an event at each place that changes a checkpoint (six places, and events that cancel out); a walk of
+the tree at each report (100,000 nodes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from heapq import nlargest
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.checkpoint_report import CheckpointReport, RemovedCheckpoint, ReportedCheckpoint
+from weft.memory.prefix.cache import PrefixCache
+from weft.memory.prefix.edge import COMPRESSED, Node, path_pages
+from weft.memory.prefix.tree import PrefixTree, namespace_of
+from weft.memory.usage import CacheShape, NamespaceShape, PrefixShape, ShapeSum, SizeClass
+from weft.memory.values import NO_SLOT, NodeId
+from weft.prefix_digests import extended_digests, salt_digest
+from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, PageId, SlotId, ceil_div, pages_for
+
+
+class KvPart(NamedTuple):
+    """KV of tokens [``start``, ``end``) in ``row_count`` pages. ``compressed``: codes, from ``skip_bytes`` of
+    the first page on."""
+
+    start: int
+    end: int
+    row_count: int
+    compressed: bool = False
+    skip_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointContents:
+    """``tokens``: int32 [position]. ``pages``: those of all ``parts``, the KV of [``start``, position), and
+    then those of a compressed state. ``slot``: NO_SLOT in a model without recurrent layers, COMPRESSED for a
+    compressed state. ``exact``: no part of it was ever compressed. ``above``: the position of the next
+    checkpoint above, 0 without one. ``hits``: sequences that resumed at it."""
+
+    node: NodeId
+    salt: str
+    tokens: npt.NDArray[np.int32] = field(repr=False)
+    start: int
+    pages: tuple[PageId, ...] = field(repr=False)
+    parts: tuple[KvPart, ...]
+    slot: SlotId
+    exact: bool
+    above: int
+    hits: int
+
+    @property
+    def position(self) -> int:
+        return int(self.tokens.size)
+
+    @property
+    def has_compressed(self) -> bool:
+        return self.slot == COMPRESSED or any(part.compressed for part in self.parts)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What must stay the same while pages are copied in several steps."""
+        return self.position, self.parts, self.slot == COMPRESSED
+
+
+def checkpoint_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> CheckpointContents | None:
+    """The checkpoint of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
+    None if the node or its checkpoint is gone."""
+    node = cache.tree.by_id.get(name)
+    if node is None or node.parent is None or (cache.stateful and node.slot == PAD):
+        return None
+    parts, pages = _parts(cache, node, start)
+    exact, above = not (cache.stateful and node.state_inexact), 0
+    at: Node | None = node
+    while at is not None:
+        exact &= not at.kv_inexact
+        at = at.parent
+        if at is not None and at.slot != PAD and not above:
+            above = at.end
+    slot, salt = node.slot if cache.stateful else NO_SLOT, namespace_of(cache.tree, node)
+    if slot == COMPRESSED:
+        pages += cache.compressed_states.pages[node.id]
+    return CheckpointContents(node.id, salt, _tokens(node), start, tuple(pages), tuple(parts), slot, exact,
+                              above, node.hits)
+
+
+def _parts(cache: PrefixCache, node: Node, start: int) -> tuple[list[KvPart], list[PageId]]:
+    if not cache.tree.paged or start >= node.end:
+        return [KvPart(start, node.end, 0)], []
+    if not cache.compressed_kv.by_node:
+        pages = _pages(node, start)
+        return [KvPart(start, node.end, len(pages))], pages
+    pieces: list[tuple[KvPart, list[PageId]]] = []
+    at: Node | None = node
+    while at is not None and at.parent is not None and at.end > start:
+        pieces.append(_part(cache, at, max(start, at.start)))
+        at = at.parent
+    parts: list[KvPart] = []
+    for part, _ in reversed(pieces):
+        before = parts[-1] if parts else None
+        if before is not None and not before.compressed and not part.compressed:
+            parts[-1] = KvPart(before.start, part.end, before.row_count + part.row_count)
+        else:
+            parts.append(part)
+    return parts, [page for _, pages in reversed(pieces) for page in pages]
+
+
+def _part(cache: PrefixCache, node: Node, start: int) -> tuple[KvPart, list[PageId]]:
+    """The KV of one node from ``start`` on."""
+    packed = cache.compressed_kv.by_node.get(node.id)
+    if packed is None:
+        pages = node.pages[(start - node.start) // PAGE_TOKENS:]
+        return KvPart(start, node.end, len(pages)), pages
+    form = cache.compressed_kv.form
+    passed = (start - node.start) // PAGE_TOKENS
+    row, skip_bytes = divmod(packed.skip_bytes + passed * form.record_bytes, form.page_bytes)
+    count = pages_for(node.end) - start // PAGE_TOKENS
+    pages = packed.pages[row:row + ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes)]
+    return KvPart(start, node.end, len(pages), True, skip_bytes), pages
+
+
+def _pages(node: Node, start: int) -> list[PageId]:
+    if not node.is_tail:
+        return path_pages(node, start, node.end)
+    whole = node.end // PAGE_TOKENS * PAGE_TOKENS
+    above = path_pages(node.parent, start, whole) if node.parent is not None and start < whole else []
+    return [*above, *node.pages]
+
+
+def _tokens(node: Node) -> npt.NDArray[np.int32]:
+    pieces: list[bytes] = []
+    at: Node | None = node
+    while at is not None and at.parent is not None:
+        edge = at.edge
+        pieces.append(edge.tokens_between(edge.start, at.end))
+        at = edge.nodes[0].parent
+    return np.frombuffer(b"".join(reversed(pieces)), dtype=np.int32)
+
+
+OFFERED_MAX = 200_000
+COMPRESSED_RESTORE_S = 1e-3
+"""A guess: unpacking a state takes about as long as writing it."""
+
+_Key = tuple[int, tuple[int, ...]]
+"""Digest and tail."""
+
+
+class CheckpointFollower:
+    """``pages``: every place where KV ends is reported, and not only states. One for a tree."""
+
+    def __init__(self, tree: PrefixTree, *, pages: bool) -> None:
+        self.number = 0
+        """Reports so far."""
+        self.offered_count = 0
+        self._tree = tree
+        self._pages = pages
+        self._digests: dict[NodeId, int] = {}
+        self._offers: dict[NodeId, dict[_Key, ReportedCheckpoint]] = {}
+        """What each node offered at the last report."""
+        tree.changed_nodes = set(tree.by_id)
+        self._changes()
+
+    def take(self) -> CheckpointReport | None:
+        """What changed since the last report or snapshot; None for nothing."""
+        if not self._tree.changed_nodes:
+            return None
+        added, removed = self._changes()
+        if not added and not removed:
+            return None
+        self.number += 1
+        return CheckpointReport(number=self.number, added=added, removed=removed)
+
+    def snapshot(self) -> CheckpointReport:
+        """Everything."""
+        self._changes()
+        self.number += 1
+        everything = [one for offers in self._offers.values() for one in offers.values()]
+        return CheckpointReport(number=self.number, added=everything, is_snapshot=True)
+
+    def stop(self) -> None:
+        """The tree notes no further changes."""
+        self._tree.changed_nodes = None
+
+    def _changes(self) -> tuple[list[ReportedCheckpoint], list[RemovedCheckpoint]]:
+        """In the order of nodes, so equal runs have equal reports."""
+        changed, self._tree.changed_nodes = self._tree.changed_nodes or set(), set()
+        came: dict[_Key, ReportedCheckpoint] = {}
+        went: set[_Key] = set()
+        for node_id in changed:
+            self._digests.pop(node_id, None)
+        for node_id in sorted(changed):
+            old = self._offers.pop(node_id, {})
+            self.offered_count -= len(old)
+            node = self._tree.by_id.get(node_id)
+            new = {} if node is None or self.offered_count >= OFFERED_MAX else self._offered_by(node)
+            if new:
+                self._offers[node_id] = new
+                self.offered_count += len(new)
+            came.update((key, one) for key, one in new.items() if old.get(key) != one)
+            went.update(key for key in old if key not in new)
+        return list(came.values()), [RemovedCheckpoint(*key) for key in went if key not in came]
+
+    def _offered_by(self, node: Node) -> dict[_Key, ReportedCheckpoint]:
+        if node.parent is None:
+            return {}
+        if self._pages:
+            return self._pages_of(node)
+        if node.slot == PAD:
+            return {}
+        tail: tuple[int, ...] = ()
+        at = node
+        if node.is_tail:
+            tail = tuple(np.frombuffer(node.tokens, dtype=np.int32).tolist())
+            at = node.parent
+        digest = self._digest_at(at)
+        if node.slot == COMPRESSED:
+            return {(digest, tail): ReportedCheckpoint(digest, node.end, tail, "compressed",
+                                                       COMPRESSED_RESTORE_S)}
+        return {(digest, tail): ReportedCheckpoint(digest, node.end, tail)}
+
+    def _pages_of(self, node: Node) -> dict[_Key, ReportedCheckpoint]:
+        if node.is_tail or node.parent is None:
+            return {}
+        first = node.start // PAGE_TOKENS
+        digests = extended_digests(self._digest_at(node.parent), np.frombuffer(node.tokens, dtype=np.int32),
+                                   first)
+        if not digests.size:
+            return {}
+        self._digests[node.id] = int(digests[-1])
+        ends = [end for end in range(node.start + PAGE_TOKENS, node.end + 1, PAGE_TOKENS)
+                if end % CHUNK_TOKENS == 0 or end == node.end]
+        offers: dict[_Key, ReportedCheckpoint] = {}
+        for end in ends:
+            digest = int(digests[end // PAGE_TOKENS - first - 1])
+            offers[digest, ()] = ReportedCheckpoint(digest, end)
+        return offers
+
+    def _digest_at(self, node: Node) -> int:
+        """The digest at the end of ``node``, whose end is that of a page."""
+        path: list[Node] = []
+        at = node
+        while at.parent is not None and at.id not in self._digests:
+            path.append(at)
+            at = at.parent
+        if at.parent is None:
+            digest = salt_digest(namespace_of(self._tree, at))
+        else:
+            digest = self._digests[at.id]
+        if path:
+            tokens = np.frombuffer(b"".join(step.tokens for step in reversed(path)), dtype=np.int32)
+            digest = int(extended_digests(digest, tokens, at.end // PAGE_TOKENS)[-1])
+            self._digests[node.id] = digest
+        return digest
+
+
+NODES_MAX = 20_000
+NAMESPACES_MAX = 16
+PREFIXES_MAX = 12
+HEAD_TOKENS = 24
+
+
+def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> CacheShape:
+    """``seconds_since``: how long ago a version of the books was."""
+    plan = cache.plan
+    by_root: dict[NodeId, tuple[bool, ShapeSum]] = {}
+    root_of: dict[NodeId, NodeId] = {}
+    depths: dict[int, SizeClass] = {}
+    lengths: dict[int, SizeClass] = {}
+    walked = list(islice(cache.tree.nodes(), NODES_MAX))
+    salted = {root.id: bool(name) for name, root in cache.tree.roots.items()}
+    uses: dict[NodeId, _Use] = {}
+    for node in walked:
+        if node.parent is None:
+            root_of[node.id] = node.id
+            by_root[node.id] = salted[node.id], ShapeSum()
+            uses[node.id] = _Use()
+            continue
+        root = root_of[node.id] = root_of[node.parent.id]
+        node_bytes = cache.compressed_kv.pages_of(node) * plan.page_bytes
+        if node.slot != PAD:
+            node_bytes += plan.compressed_bytes if node.slot == COMPRESSED else plan.slot_stride_bytes
+        uses[node.id] = _Use(node.hits, node.hits * node.end, node_bytes, node.used_at)
+        age_s = seconds_since(node.used_at)
+        for total in (by_root[root][1], _class_of(depths, node.end, CHUNK_TOKENS).total,
+                      _class_of(lengths, node.end - node.start, PAGE_TOKENS).total):
+            total.add(pages=node.page_count, checkpoint=node.slot != PAD, node_bytes=node_bytes,
+                      inexact=node.kv_inexact or (node.slot != PAD and node.state_inexact),
+                      hits=node.hits, age_s=age_s)
+    biggest = nlargest(NAMESPACES_MAX, by_root, key=lambda root: by_root[root][1].bytes)
+    numbers = {root: number for number, root in enumerate(biggest, start=1)}
+    return CacheShape(
+        namespaces=[NamespaceShape(number, *by_root[root]) for root, number in numbers.items()],
+        namespace_count=len(cache.tree.roots),
+        depths=sorted(depths.values(), key=lambda one: one.tokens_max),
+        lengths=sorted(lengths.values(), key=lambda one: one.tokens_max),
+        prefixes=[PrefixShape(_digest(node), _head(node), node.end, use.tokens_saved, use.bytes, use.hits,
+                              len(node.children), node.holds, node.slot != PAD, seconds_since(use.used_at),
+                              numbers.get(root_of[node.id], 0))
+                  for node, use in _prefixes(walked, uses)],
+        cut_off=len(cache.tree.by_id) > len(walked))
+
+
+def _class_of(classes: dict[int, SizeClass], tokens: int, smallest: int) -> SizeClass:
+    tokens_max = smallest
+    while tokens_max < tokens:
+        tokens_max *= 2
+    return classes.setdefault(tokens_max, SizeClass(tokens_max))
+
+
+@dataclass(slots=True)
+class _Use:
+    """Of a node, and then of all nodes below it too."""
+
+    hits: int = 0
+    tokens_saved: int = 0
+    bytes: int = 0
+    used_at: int = 0
+
+    def add(self, below: _Use) -> None:
+        self.hits += below.hits
+        self.tokens_saved += below.tokens_saved
+        self.bytes += below.bytes
+        self.used_at = max(self.used_at, below.used_at)
+
+
+def _prefixes(walked: list[Node], uses: dict[NodeId, _Use]) -> list[tuple[Node, _Use]]:
+    """Nodes that requests began at or part behind: those that saved most, then the longest; the latest use
+    comes first."""
+    for node in reversed(walked):  # children come after their parents
+        if node.parent is not None:
+            uses[node.parent.id].add(uses[node.id])
+    places = [node for node in walked if node.parent is not None and (node.hits or len(node.children) > 1)]
+    best = nlargest(PREFIXES_MAX, places,
+                    key=lambda node: (uses[node.id].hits * node.end, node.end, -node.id))
+    best.sort(key=lambda node: (-uses[node.id].used_at, -node.end))
+    return [(node, uses[node.id]) for node in best]
+
+
+def _digest(node: Node) -> str:
+    spans = []
+    at: Node | None = node
+    while at is not None:
+        spans.append(at.tokens)
+        at = at.parent
+    digest = blake2b(digest_size=16)
+    for span in reversed(spans):
+        digest.update(span)
+    return digest.hexdigest()
+
+
+def _head(node: Node) -> list[int]:
+    """From the branch above the place: a node without siblings goes on with its parent's text."""
+    while node.parent is not None and node.parent.parent is not None and len(node.parent.children) == 1:
+        node = node.parent
+    end = min(node.end, node.start + HEAD_TOKENS)
+    tokens: list[int] = np.frombuffer(node.edge.tokens_between(node.start, end), dtype=np.int32).tolist()
+    return tokens

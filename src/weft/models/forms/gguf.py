@@ -1,0 +1,164 @@
+"""Tensors of GGUF files: ggml's blocks, and the converter's changes undone (``weft.models.gguf``).
+
+    stored bytes --blocks--> values or codes --rows and columns in our order, log, minus one--> as a model
+    asks
+
+A row of a matrix is whole blocks, so rows are moved before anything is decoded. All other undoing is of
+values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft.errors import CheckpointError
+from weft.models.forms.gguf_blocks import BLOCK_FORMS
+from weft.models.forms.stored_form import FLOATS, Ask, Grouping, StoredForm
+from weft.models.gguf.view import GgufTensor
+from weft.tensor.weights.quantized import LINE, Codes
+from weft.units import format_bytes
+
+_DECODED_BYTES = 8 << 20
+"""Of blocks decoded at once, so that the temporaries of numpy stay small."""
+
+
+class Gguf(StoredForm):
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self._widened: dict[str, tuple[int, int]] = {}
+
+    def note(self) -> str | None:
+        """Which blocks became plain values, and what memory that takes."""
+        if not self._widened:
+            return None
+        stored, held = (sum(sizes) for sizes in zip(*self._widened.values(), strict=True))
+        return (
+            f"{', '.join(sorted(self._widened))} are widened to plain values: {format_bytes(stored)} "
+            f"in the file, up to {format_bytes(held)} in memory; --quantize int8 or int4 keeps them small")
+
+    def holds(self, name: str) -> bool:
+        """All but matrices of bfloat16 that lie as a model has them: those go into 12 bits straight from the
+        file."""
+        stored = self.tensors.get(name)
+        return isinstance(stored, GgufTensor) and not (stored.dtype == "BF16" and stored.undo.is_nothing and
+                                                       len(stored.shape) == 2 and stored.shape[-1] >= LINE)
+
+    def grouping(self, name: str, columns: int) -> Grouping | None:
+        stored = self.tensors[name]
+        form = BLOCK_FORMS.get(stored.dtype)
+        assert isinstance(stored, GgufTensor)
+        if form is None or (form.has_minimums and not self.keeps_minimums) or len(stored.shape) != 2:
+            return None
+        undo = stored.undo
+        if undo.values or (undo.columns is not None and _lines(undo.columns) is None):
+            return None
+        return Grouping(form.bits, LINE, minimums=form.has_minimums)
+
+    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
+        stored = self.tensors[name]
+        assert isinstance(stored, GgufTensor)
+        raw = ask(name, stored.shape if _fits(stored, shape) else shape, (stored.dtype,))
+        as_codes = self.grouping(name, shape[-1]) is not None
+        if raw.is_meta and as_codes:
+            return BLOCK_FORMS[stored.dtype].empty(*shape)
+        if raw.is_meta:
+            return torch.empty(shape, dtype=torch.float32, device=raw.device)
+        undo = stored.undo
+        by_row = raw.reshape(_rows(stored.shape), -1)
+        if undo.rows is not None:
+            by_row = by_row[torch.from_numpy(undo.rows).to(raw.device)]
+        if as_codes:
+            return _finite(_codes(by_row, stored), stored)
+        values = by_row.float() if stored.dtype in FLOATS else self._decoded(by_row, stored)
+        if undo.columns is not None:
+            values = values[:, torch.from_numpy(undo.columns).to(raw.device)]
+        if undo.values == "log":
+            values = torch.log(-values)
+        elif undo.values == "minus_one":
+            values = values - 1
+        return values.reshape(shape)
+
+    def _decoded(self, by_row: torch.Tensor, stored: GgufTensor) -> torch.Tensor:
+        values = _decoded(by_row, stored)
+        sizes = self._widened.get(stored.dtype, (0, 0))
+        self._widened[stored.dtype] = (sizes[0] + stored.stored_bytes,
+                                       sizes[1] + values.numel() * self.itemsize)
+        return values
+
+
+def _codes(by_row: torch.Tensor, stored: GgufTensor) -> Codes:
+    codes = BLOCK_FORMS[stored.dtype].codes(by_row)
+    lines = None if stored.undo.columns is None else _lines(stored.undo.columns)
+    if lines is None:
+        return codes
+    order = torch.from_numpy(lines).to(by_row.device)
+
+    def moved(of_lines: torch.Tensor | None) -> torch.Tensor | None:
+        return None if of_lines is None else of_lines[:, order]
+
+    return replace(codes, codes=codes.codes.view(-1, lines.size, LINE)[:, order].flatten(1),
+                   scales=codes.scales[:, order], zeros=moved(codes.zeros), minimums=moved(codes.minimums))
+
+
+def _lines(columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """The order of whole lines that an order of columns is; None where it cuts a line."""
+    if columns.size % LINE:
+        return None
+    cut = columns.reshape(-1, LINE)
+    whole = bool((cut[:, 0] % LINE == 0).all()) and bool((cut == cut[:, :1] + np.arange(LINE)).all())
+    return cut[:, 0] // LINE if whole else None
+
+
+def _finite(codes: Codes, stored: GgufTensor) -> Codes:
+    for numbers in (codes.scales, codes.minimums):
+        if numbers is not None and not bool(numbers.isfinite().all()):
+            raise _not_finite(stored)
+    return codes
+
+
+def _not_finite(stored: GgufTensor) -> CheckpointError:
+    return CheckpointError(f"{stored.file}: tensor {stored.name} has scales that are no finite numbers",
+                           param="model")
+
+
+def _fits(stored: GgufTensor, shape: tuple[int, ...]) -> bool:
+    """Whether the stored values, with their changes undone, are as many as ``shape`` has, in rows as wide."""
+    rows, undo = _rows(stored.shape), stored.undo
+    width = math.prod(stored.shape) // rows if rows else 0
+    if undo.rows is not None:
+        if undo.rows.size and int(undo.rows.max()) >= rows:
+            return False
+        rows = undo.rows.size
+    if undo.columns is not None and undo.columns.size != width:
+        return False
+    wide = len(stored.shape) > 1 and len(shape) > 1 and 1 not in (stored.shape[-1], shape[-1])
+    return rows * width == math.prod(shape) and (not wide or stored.shape[-1] == shape[-1])
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    """Of a tensor as a matrix; the numbers of a vector are rows of one."""
+    return math.prod(shape[:-1]) if len(shape) > 1 else math.prod(shape)
+
+
+def _decoded(by_row: torch.Tensor, stored: GgufTensor) -> torch.Tensor:
+    """float32 [rows, columns] of blocks uint8 [rows, bytes]."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType[stored.dtype]
+    values = torch.empty((by_row.shape[0], stored.shape[-1]), dtype=torch.float32)
+    step = max(1, _DECODED_BYTES // max(1, by_row.shape[1]))
+    blocks = by_row.cpu().numpy()
+    for first in range(0, by_row.shape[0], step):
+        with np.errstate(all="ignore"):
+            values[first:first + step] = torch.from_numpy(dequantize(blocks[first:first + step], kind))
+    if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
+        raise _not_finite(stored)
+    return values.to(by_row.device)

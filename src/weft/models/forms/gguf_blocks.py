@@ -1,0 +1,154 @@
+"""Blocks of ggml as codes that the kernels multiply with: scales and minimums stay to the bit.
+
+    form                   codes                          scale                    minimum
+    Q8_0                   int8                           d
+    Q4_0                   int4, middle 8                 d
+    Q5_0                   int8: five bits less 16        d
+    IQ4_NL, MXFP4          int8: four bits, looked up     d
+    IQ4_XS                 int8: four bits, looked up     d x six bits less 32
+    Q4_1, Q5_1             int4, int8                     d                        -m
+    Q4_K, Q5_K             int4, int8                     d x six bits             dmin x six bits
+
+All have a scale for 32 columns. Products of a float16 and six bits are exact in float32, so values are those
+of ``gguf.quants``, bit for bit. Forms with groups of 16 columns (Q6_K, Q3_K, Q2_K) and those with codebooks
+(IQ1 to IQ3) are not here.
+
+Source: the block structures of ggml (``ggml-common.h``), as gguf's ``quants`` decodes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
+
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values of e2m1; the scale is half of what the block says."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """``columns`` in ``block_bytes``. ``decode``: blocks uint8 [N, bytes] -> codes uint8 [N, columns], scales
+    float32 [N, lines] and minimums as the scales, or None."""
+
+    bits: int
+    columns: int
+    block_bytes: int
+    has_minimums: bool
+    decode: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
+
+    def codes(self, by_row: torch.Tensor) -> Codes:
+        """Of rows uint8 [rows, bytes]."""
+        rows = by_row.shape[0]
+        codes, scales, minimums = self.decode(by_row.reshape(-1, self.block_bytes))
+        scales = scales.reshape(rows, -1)
+        if minimums is None:
+            return Codes(self.bits, codes.view(rows, -1), scales, None, LINE)
+        return Codes(self.bits, codes.view(rows, -1), scales, torch.zeros_like(scales, dtype=torch.uint8),
+                     LINE, minimums=minimums.reshape(rows, -1))
+
+    def empty(self, rows: int, columns: int) -> Codes:
+        """Without values, for headers."""
+        scales = torch.empty((rows, -(-columns // LINE)), device="meta")
+        return Codes(self.bits, torch.empty((rows, columns), dtype=torch.uint8, device="meta"), scales,
+                     scales.to(torch.uint8) if self.has_minimums else None, LINE,
+                     minimums=scales if self.has_minimums else None)
+
+
+def _half(blocks: torch.Tensor, first: int) -> torch.Tensor:
+    """The float16 at byte ``first`` of each block, float32 [N, 1]."""
+    return blocks[:, first:first + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [N, bytes] -> [N, 2 bytes]: the low halves of 16 bytes are columns, then their high halves."""
+    cut = packed.reshape(len(packed), -1, 16)
+    return torch.cat((cut & 15, cut >> 4), dim=2).flatten(1)
+
+
+def _fifth_bits(blocks: torch.Tensor, first: int) -> torch.Tensor:
+    """Of 32 columns, at byte ``first``: uint8 [N, 32], each 0 or 16."""
+    four = blocks[:, first:first + 4].unsqueeze(2)
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    return ((four >> shifts & 1) << 4).flatten(1)
+
+
+def _looked_up(codes: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
+    numbers = torch.tensor([value + ZERO_POINT[8] for value in table], dtype=torch.uint8, device=codes.device)
+    return numbers[codes.int()]
+
+
+def _q8_0(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    return blocks[:, 2:] ^ 128, _half(blocks, 0), None      # two's complement, and 128 more
+
+
+def _q4_0(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    return _nibbles(blocks[:, 2:]), _half(blocks, 0), None
+
+
+def _q4_1(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _nibbles(blocks[:, 4:]), _half(blocks, 0), -_half(blocks, 2)
+
+
+def _q5_0(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    codes = _nibbles(blocks[:, 6:]) + _fifth_bits(blocks, 2)
+    return codes + (ZERO_POINT[8] - 16), _half(blocks, 0), None
+
+
+def _q5_1(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _nibbles(blocks[:, 8:]) + _fifth_bits(blocks, 4), _half(blocks, 0), -_half(blocks, 2)
+
+
+def _iq4_nl(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    return _looked_up(_nibbles(blocks[:, 2:]), _IQ4), _half(blocks, 0), None
+
+
+def _iq4_xs(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    shifts = torch.arange(0, 16, 2, device=blocks.device)
+    high = blocks[:, 2:4].contiguous().view(torch.int16).int() >> shifts & 3
+    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=2).flatten(1)
+    scales = _half(blocks, 0) * ((low.int() | high << 4) - 32)
+    return _looked_up(_nibbles(blocks[:, 8:]), _IQ4), scales, None
+
+
+def _mxfp4(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The exponent's power of two, halved: for 0 and 1 a denormal number."""
+    exponent = blocks[:, :1].int()
+    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1).clamp(min=0) << 23)
+    return _looked_up(_nibbles(blocks[:, 1:]), _MXFP4), bits.view(torch.float32), None
+
+
+def _six_bits(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of Q4_K and Q5_K: 8 scales and 8 minimums in 12 bytes."""
+    low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = torch.cat((low & 63, high & 15 | (low >> 6) << 4), dim=1)
+    minimums = torch.cat((middle & 63, high >> 4 | (middle >> 6) << 4), dim=1)
+    return _half(blocks, 0) * scales, _half(blocks, 2) * minimums
+
+
+def _halves_of_lines(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [N, 128] -> [N, 8, 32]: the low halves of 32 bytes are a line, their high halves the next."""
+    cut = packed.reshape(-1, 4, 1, LINE)
+    return torch.cat((cut & 15, cut >> 4), dim=2).flatten(1, 2)
+
+
+def _q4_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _halves_of_lines(blocks[:, 16:]).flatten(1), *_six_bits(blocks)
+
+
+def _q5_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(1)
+    fifth = (blocks[:, 16:48].unsqueeze(1) >> shifts & 1) << 4
+    return (_halves_of_lines(blocks[:, 48:]) + fifth).flatten(1), *_six_bits(blocks)
+
+
+BLOCK_FORMS: dict[str, BlockForm] = {
+    "Q8_0": BlockForm(8, 32, 34, False, _q8_0), "Q4_0": BlockForm(4, 32, 18, False, _q4_0),
+    "Q4_1": BlockForm(4, 32, 20, True, _q4_1), "Q5_0": BlockForm(8, 32, 22, False, _q5_0),
+    "Q5_1": BlockForm(8, 32, 24, True, _q5_1), "IQ4_NL": BlockForm(8, 32, 18, False, _iq4_nl),
+    "IQ4_XS": BlockForm(8, 256, 136, False, _iq4_xs), "MXFP4": BlockForm(8, 32, 17, False, _mxfp4),
+    "Q4_K": BlockForm(4, 256, 144, True, _q4_k), "Q5_K": BlockForm(8, 256, 176, True, _q5_k)}

@@ -1,0 +1,77 @@
+"""Typed reading of a GGUF file's keys: each error names the file, the key, its value, and what would be
+right.
+
+    GgufKeys("…/x.gguf": general.architecture "lfm2")       integer("block_count") is the key lfm2.block_count
+
+Some keys have one number for all layers or an array with one for each; ``by_layer`` gives the array.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from weft.errors import CheckpointError
+from weft.families.config_keys import INTEGER_MAX
+from weft.models.gguf.header import FileTensor, Header
+
+_SHOWN_CHARS = 120
+
+
+class GgufKeys:
+    """The keys of one architecture, and which tensors the file has."""
+    def __init__(self, header: Header, architecture: str) -> None:
+        self.header, self.architecture = header, architecture
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.header.keys.get(f"{self.architecture}.{name}", default)
+
+    def integer(self, name: str, default: int | None = None, *, least: int = 0) -> int:
+        """``default`` None means required. Of an array, its largest number."""
+        value = self.get(name, default)
+        if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu":
+            value = int(value.max())
+        if not isinstance(value, int) or isinstance(value, bool):
+            self.fail(name, value, "it must be a whole number")
+        if not least <= value <= INTEGER_MAX:
+            self.fail(name, value, f"it must be from {least} to {INTEGER_MAX}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            self.fail(name, value, "it must be a number")
+        return _shortest(float(value))
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            self.fail(name, value, "it must be true or false")
+        return value
+
+    def tensor(self, name: str) -> FileTensor | None:
+        return self.header.tensors.get(name)
+
+    def layers_with(self, part: str) -> list[bool]:
+        """For each layer, whether it has the tensor ``part``."""
+        return [f"blk.{layer}.{part}" in self.header.tensors for layer in range(self.layers)]
+
+    @property
+    def layers(self) -> int:
+        """Without the heads that predict further tokens, which are blocks behind the last layer."""
+        blocks = self.integer("block_count", least=1)
+        return blocks - min(self.integer("nextn_predict_layers", 0), blocks - 1)
+
+    def fail(self, name: str, value: object, reason: str) -> NoReturn:
+        shown = repr(value)
+        shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
+        place = f"{self.architecture}.{name}"
+        raise CheckpointError(
+            f"{self.header.path}: {place} is {'missing' if value is None else shown}: {reason}",
+            param="model")
+
+
+def _shortest(value: float) -> float:
+    """The decimal number that a float32 of a file was: 1e-5, not 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if np.isfinite(value) else value

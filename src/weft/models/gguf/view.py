@@ -1,0 +1,175 @@
+"""A GGUF file as a checkpoint directory: what everything else of weft reads.
+
+    model.gguf  ->  ~/.cache/weft/gguf/KEY/   config.json   generation_config.json   model.gguf -> the file
+                                              tokenizer.json   tokenizer_config.json   chat_template.jinja
+
+Engine, server and ranks are several processes, and each reads files of a checkpoint by their names. So a view
+is made once, in the cache of the user, and all of them find it by the name of the model. It has no weights,
+only a link to them: the tensors are looked up in the file's own header again, under our names
+(``stored_tensors``).
+
+The key is a digest of where the files lie, their sizes and times, and the form of the view. A file that
+changes has another view. A view takes a few MB, nearly all of it the tokenizer, and may be deleted at any
+time.
+
+Rejected: keeping the texts in memory (every reader would have two ways to get a file); a view beside the
+model (its directory is often not ours to write).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.errors import CheckpointError
+from weft.models.gguf.architectures import NOTHING, FileLayout, Undo, read_layout
+from weft.models.gguf.header import FileTensor, Header, read_header, split_files
+from weft.models.gguf.vocabulary import generation_config, write_tokenizer
+from weft.models.safetensors_header import StoredTensor
+
+METHOD = "gguf"
+"""The ``quant_method`` of a view's config.json."""
+_FORM = 1
+"""Of a view: grows when its texts are made in another way."""
+_FLOATS = ("F32", "F16", "BF16", "F64")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor(StoredTensor):
+    """``dtype``: ggml's name of the form ("Q4_K"), ``shape`` that of its values. ``undo``: what makes it
+    ours."""
+
+    undo: Undo = NOTHING
+
+
+def view_of(path: Path) -> Path:
+    """The directory for the GGUF file ``path``, which may be any part of a split model.
+
+    Raises CheckpointError naming the file and what in it is not served, or the cache that cannot be written.
+    """
+    files = [file.resolve() for file in split_files(path)]
+    facts = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft" / "gguf"
+    directory = root / hashlib.sha256(repr((_FORM, facts)).encode()).hexdigest()[:24]
+    if (directory / "config.json").is_file():
+        return directory
+    header = read_header(files[0])
+    making = root / f"{directory.name}.{os.getpid()}.tmp"
+    try:
+        making.mkdir(parents=True, exist_ok=True)
+        _write_view(header, files, making)
+        if not directory.exists():
+            making.rename(directory)
+    except OSError as error:
+        if not directory.is_dir():  # made by another process at the same time
+            raise CheckpointError(
+                f"{root}: the view of {path.name} cannot be written: {error.strerror}; set "
+                "XDG_CACHE_HOME to a directory that can",
+                param="model") from None
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return directory
+
+
+def _write_view(header: Header, files: Sequence[Path], directory: Path) -> None:
+    layout = read_layout(header)
+    config = layout.config | {"quantization_config": {"quant_method": METHOD} | _sizes(header)}
+    generation = generation_config(header)
+    config["eos_token_id"] = generation["eos_token_id"]
+    write_tokenizer(header, directory)
+    (directory / "generation_config.json").write_text(json.dumps(generation))
+    for file in files:
+        (directory / file.name).symlink_to(file)
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _sizes(header: Header) -> dict[str, Any]:
+    """For ``weft plan``: bits of a weight in the file, and the forms of its matrices, most bytes first."""
+    matrices = [one for one in header.tensors.values() if len(one.shape) > 1 and one.name.startswith("blk.")]
+    weights = sum(8 * one.stored_bytes for one in matrices), sum(one.elements for one in matrices)
+    bytes_of: dict[str, int] = {}
+    for one in matrices:
+        bytes_of[one.type] = bytes_of.get(one.type, 0) + one.stored_bytes
+    return {
+        "bits": weights[0] / max(weights[1], 1), "types": sorted(bytes_of, key=lambda kind: -bytes_of[kind])
+    }
+
+
+def is_view(config: Mapping[str, Any]) -> bool:
+    settings = config.get("quantization_config")
+    return isinstance(settings, Mapping) and settings.get("quant_method") == METHOD
+
+
+def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
+    """The tensors of a view under our names, and the file that lists them."""
+    files = sorted(directory.glob("*.gguf"))
+    if not files:
+        raise CheckpointError(f"{directory}: no .gguf file", param="model")
+    header = read_header(files[0])
+    layout = read_layout(header)
+    tensors: dict[str, StoredTensor] = {}
+    for tensor in header.tensors.values():
+        for ours in our_tensors(tensor, layout):
+            tensors[ours.name] = ours
+    return tensors, files[0]
+
+
+def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
+    """What a stored tensor is for us: one tensor, several parts of it, or one for each expert. A tensor that
+    is not in the table keeps its name, so that it is told of as unused."""
+    place, names, rest = "", layout.whole, tensor.name
+    blocks = layout.config.get("num_hidden_layers") or len(layout.config["layers_block_type"])
+    if tensor.name.startswith("blk.") and tensor.name.count(".") > 1:
+        _, number, rest = tensor.name.split(".", 2)
+        names = layout.names
+        place = f"model.layers.{number}."
+        if number.isdecimal() and int(number) >= blocks:
+            place = f"mtp.layers.{int(number) - blocks}."
+    stem, _, end = rest.rpartition(".")
+    key, end = (rest, "") if rest in names else (stem, f".{end}")
+    wanted = names.get(key)
+    if wanted is None:
+        return [_as(tensor, tensor.name, NOTHING)]
+    targets = (wanted,) if isinstance(wanted, str) else wanted
+    ours: list[GgufTensor] = []
+    for target in targets:
+        undo = layout.undo.get(f"{key}:{target}{end}", layout.undo.get(f"{target}{end}", NOTHING))
+        full = target + end if target.startswith("mtp.") else place + target + end
+        if "{e}" in target:
+            ours += [_expert(tensor, full, expert) for expert in range(tensor.shape[0])]
+        else:
+            ours.append(_as(tensor, full, undo))
+    return ours
+
+
+def _as(tensor: FileTensor, name: str, undo: Undo) -> GgufTensor:
+    return GgufTensor(tensor.file, name, tensor.type, tensor.shape, tensor.stored_bytes, tensor.begin, undo)
+
+
+def _expert(tensor: FileTensor, name: str, expert: int) -> GgufTensor:
+    """One of a stack, where it lies."""
+    size = tensor.stored_bytes // tensor.shape[0]
+    return GgufTensor(tensor.file, name.replace("{e}", str(expert)), tensor.type, tensor.shape[1:], size,
+                      tensor.begin + expert * size)
+
+
+def file_in(directory: Path) -> Path | None:
+    """The one model among the GGUF files of ``directory``; None without one. Projectors of images are left.
+
+    Raises CheckpointError naming the models where there are several.
+    """
+    models = {
+        split_files(file)[0]: None for file in sorted(directory.glob("*.gguf"))
+        if not file.name.lower().startswith("mmproj")
+    }
+    if len(models) > 1:
+        raise CheckpointError(
+            f"{directory}: has several GGUF models; name one of {', '.join(file.name for file in models)}",
+            param="model")
+    return next(iter(models), None)

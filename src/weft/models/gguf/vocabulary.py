@@ -1,0 +1,255 @@
+"""The tokenizer of a GGUF file as the files of a checkpoint: tokenizer.json and tokenizer_config.json.
+
+    tokenizer.ggml.model   gpt2     byte-level BPE: tokens, merges, and the name of a pre-tokenizer
+                           llama    SentencePiece BPE: tokens with scores; all pairs that make one are merges
+    tokenizer.ggml.pre     "lfm2"   how text is cut before merges: a table here, by the names of llama.cpp
+
+A token of type *control* is special; of type *user-defined* it is cut out of text and stays visible. *Unused*
+ones are padding of the embedding, which the original tokenizer does not have.
+
+An answer ends at the tokens that the keys eos, eot and eom name. Control tokens with a well-known name of an
+end of turn end it as well.
+
+Source of the pre-tokenizers: the tokenizer.json of the releases that llama.cpp's names stand for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from weft.errors import CheckpointError
+from weft.models.gguf.header import Header
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>",
+                 "<EOT>", "[EOT]", "<|eom_id|>")
+_NAMED = {
+    "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id"
+}
+_SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+
+_CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_MARKS_OR_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_DIGITS = "digits"
+"""In place of an expression: each digit by itself, then GPT-2's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pre:
+    """``expression``: how text is cut; None is GPT-2's. ``whole``: a piece that is a token needs no merges.
+    ``nfc``: text is composed first. ``bos``: put in front where the file does not say."""
+
+    expression: str | None
+    whole: bool = False
+    nfc: bool = False
+    bos: bool = False
+
+
+_LLAMA3 = _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}", whole=True, bos=True)
+_ANY_CASE = "|".join(f"{cased}{_CONTRACTED}?" for cased in _CASED)
+_QWEN35 = (rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+           rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}")
+_PRE: dict[str, _Pre] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _Pre(_LLAMA3.expression)),
+    "qwen2": _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}|{_MARKS}|{_SPACES}", nfc=True),
+    "qwen35": _Pre(_QWEN35, nfc=True),
+    "tekken": _Pre(rf"{'|'.join(_CASED)}|\p{{N}}|{_MARKS_OR_SLASHES}|{_SPACES}", whole=True, bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4"),
+                    _Pre(rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{_MARKS_OR_SLASHES}|{_SPACES}")),
+    **dict.fromkeys(("refact", "starcoder", "smollm", "codeshell", "command-r"), _Pre(_DIGITS)),
+    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2", "jais", "granite-docling"), _Pre(None))}
+
+
+def write_tokenizer(header: Header, directory: Path) -> None:
+    """tokenizer.json, tokenizer_config.json, and chat_template.jinja where the file has a template.
+
+    Raises CheckpointError naming the key for a tokenizer that is not supported.
+    """
+    vocabulary = Vocabulary(header)
+    (directory / "tokenizer.json").write_text(json.dumps(vocabulary.tokenizer(), ensure_ascii=False))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(vocabulary.special_names(), ensure_ascii=False))
+    template = header.keys.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        (directory / "chat_template.jinja").write_text(template)
+
+
+def generation_config(header: Header) -> dict[str, Any]:
+    """When an answer ends, and how the makers sample."""
+    sampling = {
+        ours: value for ours, theirs in _SAMPLING.items()
+        if isinstance(value := header.keys.get(f"general.sampling.{theirs}"), (int, float))
+    }
+    return {"eos_token_id": Vocabulary(header).ends()} | sampling
+
+
+class Vocabulary:
+    """The keys ``tokenizer.ggml.*``, checked."""
+    def __init__(self, header: Header) -> None:
+        self.path, self.keys = header.path, header.keys
+        tokens = self._get("tokens")
+        if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+            self._fail("tokens", "is no list of texts")
+        self.tokens: list[str] = tokens
+        self.types: list[int] = self._numbers("token_type", "iu", [_NORMAL] * len(tokens))
+
+    def tokenizer(self) -> dict[str, Any]:
+        """The content of tokenizer.json."""
+        makers = {"gpt2": self._byte_level, "llama": self._sentence_piece}
+        kind = self._get("model")
+        if kind not in makers:
+            self._fail("model", f"is {kind!r}; weft reads {', '.join(makers)}")
+        return {
+            "version": "1.0", "truncation": None, "padding": None, "added_tokens": self._added(),
+            "post_processor": None
+        } | makers[kind]()
+
+    def special_names(self) -> dict[str, str]:
+        named = {name: self._token(key) for name, key in _NAMED.items()}
+        return {name: self.tokens[token] for name, token in named.items() if token is not None}
+
+    def ends(self) -> list[int]:
+        """Tokens that end an answer, the file's own one first."""
+        stated = [self._token(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        known = [
+            index for index, text in enumerate(self.tokens)
+            if self.types[index] == _CONTROL and text in _ENDS_OF_TURN
+        ]
+        return list(dict.fromkeys(token for token in (*stated, *known) if token is not None))
+
+    def _byte_level(self) -> dict[str, Any]:
+        name = self._get("pre")
+        if name not in _PRE:
+            self._fail("pre", f"is {name!r}; the pre-tokenizers that weft knows are {', '.join(_PRE)}")
+        pre, byte_level = _PRE[name], {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        merges = self._get("merges")
+        if not isinstance(merges, list) or not all(
+                isinstance(merge, str) and " " in merge for merge in merges):
+            self._fail("merges", "is no list of pairs")
+        cut: list[dict[str, Any]] = (
+            [{"type": "Digits", "individual_digits": True}] if pre.expression == _DIGITS else [{
+                "type": "Split", "pattern": {"Regex": pre.expression}, "behavior": "Isolated", "invert": False
+            }])
+        own = pre.expression is None or pre.expression == _DIGITS
+        pieces = byte_level | {"use_regex": own}
+        return {
+            "normalizer": {"type": "NFC"} if pre.nfc else None, "pre_tokenizer":
+                pieces if pre.expression is None else {"type": "Sequence", "pretokenizers": [*cut, pieces]},
+            "post_processor": self._ends_of_text(pre.bos) or
+                              byte_level | {"use_regex": True, "trim_offsets": False},
+            "decoder": byte_level | {"use_regex": True},
+            "model": self._bpe([merge.split(" ", 1) for merge in merges], ignore_merges=pre.whole)
+        }
+
+    def _sentence_piece(self) -> dict[str, Any]:
+        prefix = self._get("add_space_prefix", True) is not False
+        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        texts = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                 {"type": "Fuse"}]
+        unknown = self._token("unknown_token_id")
+        model = self._bpe(self._pairs(),
+                          byte_fallback=True,
+                          fuse_unk=True,
+                          unk_token=None if unknown is None else self.tokens[unknown])
+        return {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [*([{"type": "Prepend", "prepend": "▁"}] if prefix else []), spaces]
+            }, "pre_tokenizer": None, "post_processor": self._ends_of_text(True), "decoder": {
+                "type": "Sequence", "decoders": [
+                    *texts, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else [])
+                ]
+            }, "model": model
+        }
+
+    def _pairs(self) -> list[list[str]]:
+        """SentencePiece joins the two neighbours whose token has the best score: merges in that order."""
+        scores = self._numbers("scores", "f", None)
+        known = {token: index for index, token in enumerate(self.tokens) if self.types[index] != _UNUSED}
+        normal = [
+            index for index, kind in enumerate(self.types) if kind == _NORMAL and len(self.tokens[index]) > 1
+        ]
+        if normal and len({scores[index] for index in normal}) == 1:
+            self._fail("scores", "has one score for all tokens, which says no order of merges")
+        pairs = []
+        for index in sorted(normal, key=lambda index: -scores[index]):
+            text = self.tokens[index]
+            cuts = [(text[:at], text[at:]) for at in range(1, len(text))]
+            pairs += sorted(([left, right] for left, right in cuts if left in known and right in known),
+                            key=lambda pair: (known[pair[0]], known[pair[1]]))
+        return pairs
+
+    def _bpe(self, merges: Sequence[Sequence[str]], **more: Any) -> dict[str, Any]:
+        vocabulary = {token: index for index, token in enumerate(self.tokens) if self.types[index] != _UNUSED}
+        return {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+            "vocab": vocabulary, "merges": merges
+        } | more
+
+    def _added(self) -> list[dict[str, Any]]:
+        return [{
+            "id": index, "content": self.tokens[index], "single_word": False, "lstrip": False,
+            "rstrip": False, "normalized": False, "special": kind != _USER_DEFINED
+        } for index, kind in enumerate(self.types) if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)]
+
+    def _ends_of_text(self, bos: bool) -> dict[str, Any] | None:
+        """A post-processor for the tokens before and behind each text; None where there are none."""
+        asked = {"bos": self._get("add_bos_token", bos), "eos": self._get("add_eos_token", False)}
+        ids = {name: self._token(f"{name}_token_id") for name, wanted in asked.items() if wanted}
+        known = {name: token for name, token in ids.items() if token is not None}
+        if not known:
+            return None
+
+        def around(sequence: str, type_id: int) -> list[dict[str, Any]]:
+            special = {
+                name: {"SpecialToken": {"id": self.tokens[token], "type_id": type_id}}
+                for name, token in known.items()
+            }
+            text = {"Sequence": {"id": sequence, "type_id": type_id}}
+            return [
+                *([special["bos"]] if "bos" in special else []), text,
+                *([special["eos"]] if "eos" in special else [])
+            ]
+
+        return {
+            "type": "TemplateProcessing", "single": around("A", 0),
+            "pair": [*around("A", 0), *around("B", 1)], "special_tokens": {
+                self.tokens[token]: {
+                    "id": self.tokens[token], "ids": [token], "tokens": [self.tokens[token]]
+                } for token in known.values()
+            }
+        }
+
+    def _get(self, name: str, default: Any = None) -> Any:
+        return self.keys.get(f"tokenizer.ggml.{name}", default)
+
+    def _token(self, name: str) -> int | None:
+        token = self._get(name)
+        if token is not None and (not isinstance(token, int) or not 0 <= token < len(self.tokens)):
+            self._fail(name, f"is {token!r}, and there are {len(self.tokens)} tokens")
+        return token
+
+    def _numbers(self, name: str, kinds: str, default: list[Any] | None) -> list[Any]:
+        value = self._get(name, default)
+        if isinstance(value, np.ndarray) and value.dtype.kind in kinds:
+            value = value.tolist()
+        if not isinstance(value, list) or len(value) != len(self.tokens):
+            self._fail(name, f"is no list of numbers for each of the {len(self.tokens)} tokens")
+        return value
+
+    def _fail(self, name: str, reason: str) -> NoReturn:
+        raise CheckpointError(f"{self.path}: tokenizer.ggml.{name} {reason}", param="model")

@@ -1,0 +1,74 @@
+"""A child of this server: what it is to do comes on its stdin, and the end of stdin is the end of the child.
+
+    parent                                             child: python -m MODULE
+    start_child(module, launch)  ---- one frame ---->  read_launch(type)
+    (the pipe stays open)        ------- end ------->  die_with_parent: leaves at once
+
+A child has a session of its own, so signals of the terminal do not reach it: the parent decides about
+Ctrl-C. It never outlives its parent: a thread waits for the end of stdin, which the kernel delivers however
+the parent ended.
+
+Rejected: ``multiprocessing`` (its spawn imports the caller's ``__main__`` again, and its children share the
+parent's signals).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+_SOCKET_PATH_MAX = 90
+_LENGTH_BYTES = 8
+LaunchType = TypeVar("LaunchType", bound=msgspec.Struct)
+
+
+async def start_child(module: str, launch: msgspec.Struct, *arguments: str, descriptors: Sequence[int] = (),
+                      environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+    """``descriptors``: of files that it inherits; ``environment``: besides that of this process. Raises
+    OSError."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, *arguments, stdin=asyncio.subprocess.PIPE, start_new_session=True,
+        env={**os.environ, **environment}, pass_fds=tuple(descriptors))
+    assert process.stdin is not None
+    body = msgspec.msgpack.encode(launch)
+    process.stdin.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+    return process
+
+
+def read_launch(stream: BinaryIO, launch: type[LaunchType]) -> LaunchType:
+    """Raises EOFError when the parent ended before."""
+    size = stream.read(_LENGTH_BYTES)
+    body = stream.read(int.from_bytes(size, "little"))
+    if len(size) < _LENGTH_BYTES or len(body) < int.from_bytes(size, "little"):
+        raise EOFError("the parent process ended before it said what to do")
+    return msgspec.msgpack.decode(body, type=launch)
+
+
+def die_with_parent(descriptor: int, folder: str) -> None:
+    """Ends this process when the other end of the pipe closes, whatever else runs. It removes the folder
+    first, since the parent no longer can."""
+
+    def wait() -> None:
+        os.read(descriptor, 1)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def private_folder() -> str:
+    """For sockets that no other user can reach (mode 0700). Short enough for a socket's path (about 100 bytes
+    in most systems)."""
+    folder = tempfile.mkdtemp(prefix="weft-")
+    if len(folder) > _SOCKET_PATH_MAX:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="weft-", dir="/tmp")
+    return folder

@@ -1,0 +1,398 @@
+"""GGUF files of checkpoints, made as llama.cpp's converter makes them.
+
+    write_gguf(checkpoint("lfm2"), path)                               every value as it is
+    write_gguf(checkpoint("lfm2"), path, forget={"log"})               one change of the converter left out
+    write_gguf(directory, path, types={"blk.": Q4_K})                  blocks, by gguf's own quantiser
+
+Names come from gguf's own table. What the converter does to values is written here from its documentation, by
+the words that ``forget`` takes. ``bytes_of`` makes a file byte by byte, for headers that no writer would
+write.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, quants
+from safetensors.torch import load_file
+
+from weft.families import text_config
+
+ARCHITECTURES = {
+    "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next", "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h",
+    "falcon_h1": "falcon-h1", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
+    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama"
+}
+QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+"""Forms that gguf makes of values."""
+_SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,), "Q4_1": (0, 2),
+              "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,),
+              "Q2_K": (80, 82)}
+"""Form -> the bytes of a block at which a float16 begins."""
+CHANGES = ("log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers")
+"""What ``forget`` may name. Without one of them, a file of a family that has it says other weights."""
+
+_RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
+
+
+class _Change:
+    """What the converter does to the values of one checkpoint."""
+    def __init__(self, config: Mapping[str, Any], forget: Collection[str]) -> None:
+        self.config, self.forget = config, forget
+        self.type = config["model_type"]
+
+    def __call__(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        if name.endswith("A_log") and "log" not in self.forget:
+            x = -torch.exp(x)
+        if "conv1d" in name or ".conv.conv" in name:
+            x = x.squeeze()
+        if self.type.startswith("qwen3_5") or self.type == "qwen3_next":
+            x = self._qwen(name, x)
+        if self.type in ("llama", "granitemoehybrid") and "interleaved" not in self.forget:
+            for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+                if f".{part}." in name:
+                    x = x.reshape(self.config[heads], 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
+        if self.type == "falcon_h1" and "multipliers" not in self.forget:
+            x = self._falcon(name, x)
+        groups = self.config.get("mamba_n_groups", self.config.get("n_groups"))
+        if name.endswith(("mamba.norm.weight", "mixer.norm.weight")) and groups:
+            x = x.reshape(groups, -1)
+        if name.endswith((".D", "A_log")) and x.ndim == 1 and groups:
+            x = x.unsqueeze(1)
+        return x
+
+    def _qwen(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        if name.endswith("norm.weight") and "linear_attn" not in name and "plus_one" not in self.forget:
+            return x + 1
+        keys, values = self.config["linear_num_key_heads"], self.config["linear_num_value_heads"]
+        width, before = self.config["linear_value_head_dim"], 2 * keys * self.config["linear_key_head_dim"]
+        if self.type == "qwen3_next" or "linear_attn" not in name or "tiled" in self.forget:
+            return x
+
+        def tiled(part: torch.Tensor, each: int, dim: int = 0) -> torch.Tensor:
+            cut = part.unflatten(dim, (keys, values // keys, each))
+            return cut.transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+        if "in_proj_qkv" in name or "conv1d" in name:
+            return torch.cat([x[:before], tiled(x[before:], width)])
+        if "out_proj" in name:
+            return tiled(x, width, 1)
+        return tiled(x, width if "in_proj_z" in name else 1) if "norm" not in name else x
+
+    def _falcon(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """In the order of the converter's own questions, the first that says yes."""
+        read = self.config.get
+        attended = read("attention_in_multiplier", 1.0)
+        factors = {
+            "down_proj": read("mlp_multipliers")
+                         [1], "gate_proj": read("mlp_multipliers")
+                                           [0], "k_proj": read("key_multiplier") * attended,
+            "q_proj": attended, "v_proj": attended, "o_proj": read("attention_out_multiplier"),
+            "out_proj": read("ssm_out_multiplier"), "in_proj": read("ssm_in_multiplier"),
+            "lm_head": read("lm_head_multiplier"), "embed_tokens": read("embedding_multiplier")
+        }
+        part = next((part for part in factors if part in name), None)
+        if part is None or name.endswith("bias"):
+            return x
+        x = x * factors[part]
+        if part == "in_proj":
+            inner, group = read("mamba_d_ssm"), read("mamba_n_groups") * read("mamba_d_state")
+            sizes = [inner, inner, group, group, x.shape[0] - 2 * inner - 2 * group]
+            x = torch.cat(
+                [rows * by for rows, by in zip(x.split(sizes), read("ssm_multipliers"), strict=True)])
+        return x
+
+
+def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[str, torch.Tensor]]:
+    """(architecture, tensors by their names in the file)."""
+    config = text_config(json.loads((directory / "config.json").read_text()))
+    tensors = load_file(directory / "model.safetensors")
+    architecture = ARCHITECTURES[config["model_type"]]
+    if "nemotron" in architecture and any("experts" in name for name in tensors):
+        architecture = "nemotron_h_moe"
+    if architecture == "granitehybrid" and not {"mamba", "linear_attention"} & {*config["layer_types"]}:
+        architecture = "granite"
+    number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    table = gguf.get_tensor_name_map(number, 64)
+    change, stacks, found = _Change(config, forget), {}, {}
+    for name, x in _apart(tensors, config, forget).items():
+        x = change(name, x)
+        for ours, theirs in _RENAMED.items():
+            name = name.replace(ours, theirs)
+        parts = name.split(".experts.")
+        if len(parts) == 2 and parts[1][0].isdigit():
+            expert, _, rest = parts[1].partition(".")
+            stacks.setdefault(f"{parts[0]}.experts.{rest}", {})[int(expert)] = x
+            continue
+        found[_mapped(table, name)] = x
+    for name, experts in stacks.items():
+        merged = (name.removeprefix("model.") if architecture == "lfm2moe" else name.replace(
+            "mixer.experts", "mlp.experts").replace("feed_forward.experts", "mlp.experts").replace(
+                "backbone.", "model."))
+        found[_mapped(table, merged)] = torch.stack([experts[i] for i in range(len(experts))])
+    return architecture, found
+
+
+def _mapped(table: gguf.TensorNameMap, name: str) -> str:
+    if name.endswith("dt_bias"):
+        name = name.replace("dt_bias", "dt_proj.bias")
+    found = table.get_name(name, try_suffixes=(".weight", ".bias"))
+    direct = {
+        "block_sparse_moe.experts.gate_proj.weight": "ffn_gate_exps.weight",
+        "block_sparse_moe.experts.up_proj.weight": "ffn_up_exps.weight",
+        "shared_mlp.gate_proj.weight": "ffn_gate_shexp.weight",
+        "shared_mlp.up_proj.weight": "ffn_up_shexp.weight",
+        "shared_dense.gate_proj.weight": "ffn_gate.weight", "shared_dense.up_proj.weight": "ffn_up.weight",
+        "shared_dense.output_linear.weight": "ffn_down.weight",
+        "linear_attn.in_proj_z.weight": "attn_gate.weight",
+        "linear_attn.in_proj_qkv.weight": "attn_qkv.weight"
+    }
+    for end, theirs in direct.items():
+        if name.endswith(end):
+            return f"blk.{name.split('.layers.')[1].split('.')[0]}.{theirs}"
+    assert found is not None, f"{name} has no name in the file"
+    return found
+
+
+def _apart(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any],
+           forget: Collection[str]) -> dict[str, torch.Tensor]:
+    """Fused tensors as the converter takes them apart; experts in a stack one by one."""
+    out: dict[str, torch.Tensor] = {}
+    for name, x in tensors.items():
+        if name.endswith("input_linear.weight"):
+            sparse = "block_sparse_moe" in name
+            place = name.removesuffix("input_linear.weight") + ("experts." if sparse else "")
+            if not sparse and not config["num_local_experts"]:
+                place = place.replace("shared_mlp", "shared_dense")
+            out |= {
+                f"{place}{part}.weight": half
+                for part, half in zip(("gate_proj", "up_proj"), x.chunk(2, dim=-2), strict=True)
+            }
+        elif name.endswith("shared_mlp.output_linear.weight") and not config["num_local_experts"]:
+            out[name.replace("shared_mlp", "shared_dense")] = x
+        elif name.endswith("in_proj_qkvz.weight"):
+            out |= _ungrouped(name, x, config, forget)
+        else:
+            out[name] = x
+    return out
+
+
+def _ungrouped(name: str, x: torch.Tensor, config: Mapping[str, Any],
+               forget: Collection[str]) -> dict[str, torch.Tensor]:
+    heads, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    value = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+    q, k, v, z = x.unflatten(0, (heads, -1)).split([key, key, value, value], dim=1)
+    qkv = torch.cat([part.flatten(0, 1) for part in (q, k, v)])
+    if "ungrouped" in forget:
+        qkv = x[:len(qkv)]
+    return {name.replace("qkvz", "qkv"): qkv, name.replace("qkvz", "z"): z.flatten(0, 1)}
+
+
+def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The hyper-parameters, under the converter's keys."""
+    read = config.get
+    rope = read("rope_parameters") or {}
+    layers = len(read("layers_block_type") or []) or read("num_hidden_layers")
+    integers: dict[str, Any] = {
+        "block_count": layers, "context_length": read("max_position_embeddings", 1 << 20),
+        "embedding_length": read("hidden_size"), "feed_forward_length": read("intermediate_size", 0),
+        "attention.head_count": read("num_attention_heads", 0), "attention.key_length": read("head_dim"),
+        "expert_count": read("num_experts", read("num_local_experts", read("n_routed_experts"))),
+        "expert_used_count": read("num_experts_per_tok"),
+        "expert_feed_forward_length": read("moe_intermediate_size"),
+        "leading_dense_block_count": read("num_dense_layers"), "expert_shared_feed_forward_length": read(
+            "shared_expert_intermediate_size",
+            read("moe_shared_expert_intermediate_size", read("shared_intermediate_size"))),
+        "expert_group_count": read("n_group"), "expert_group_used_count": read("topk_group"),
+        "moe_latent_size": read("moe_latent_size"), "shortconv.l_cache": read("conv_L_cache")
+    }
+    kinds = read("layer_types") or read("layers_block_type") or ["attention"] * layers
+    kv = read("num_key_value_heads", 0)
+    integers["attention.head_count_kv"] = [
+        kv if "attention" in kind and "linear" not in kind else 0 for kind in kinds
+    ]
+    if len({*integers["attention.head_count_kv"]}) == 1:
+        integers["attention.head_count_kv"] = kv
+    if config["model_type"] == "lfm2" and read("block_auto_adjust_ff_dim", True):
+        multiple = read("block_multiple_of")
+        integers["feed_forward_length"] = -(-int(2 * read("intermediate_size") / 3) // multiple) * multiple
+    if "partial_rotary_factor" in rope or "attn_rotary_emb" in config:
+        integers["rope.dimension_count"] = int(read("head_dim") * rope["partial_rotary_factor"])
+    integers |= _ssm(config)
+    for name, value in integers.items():
+        if value is not None:
+            (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{writer.arch}.{name}",
+                                                                                 value)
+    numbers = {
+        "attention.layer_norm_rms_epsilon": read("layer_norm_epsilon", read("rms_norm_eps",
+                                                                            read("norm_eps"))),
+        "rope.freq_base": rope.get("rope_theta",
+                                   read("rope_theta")), "expert_weights_scale": read("routed_scaling_factor"),
+        "attention.scale": read("attention_multiplier"), "embedding_scale": read("embedding_multiplier"),
+        "residual_scale": read("residual_multiplier"), "logit_scale": read("logits_scaling")
+    }
+    for name, number in numbers.items():
+        if number is not None:
+            writer.add_float32(f"{writer.arch}.{name}", number)
+    if config["model_type"] == "granitemoehybrid":
+        writer.add_bool(f"{writer.arch}.rope.scaling.finetuned", read("position_embedding_type") == "rope")
+    if "norm_topk_prob" in config and "nemotron" in writer.arch:
+        writer.add_bool(f"{writer.arch}.expert_weights_norm", read("norm_topk_prob"))
+    if config["model_type"] == "falcon_mamba":
+        writer.add_bool(f"{writer.arch}.ssm.dt_b_c_rms", True)
+
+
+def _ssm(config: Mapping[str, Any]) -> dict[str, Any]:
+    read = config.get
+    hidden = read("hidden_size")
+    if "linear_num_key_heads" in config:
+        return {
+            "ssm.conv_kernel": read("linear_conv_kernel_dim"), "ssm.state_size": read("linear_key_head_dim"),
+            "ssm.group_count": read("linear_num_key_heads"),
+            "ssm.time_step_rank": read("linear_num_value_heads"),
+            "ssm.inner_size": read("linear_num_value_heads") * read("linear_value_head_dim")
+        }
+    heads = read("mamba_n_heads", read("mamba_num_heads", read("num_heads")))
+    width = read("mamba_d_head", read("mamba_head_dim", read("head_dim")))
+    inner = (heads * width if heads else
+             read("intermediate_size") if "state_size" in config else read("mamba_expand", 0) * hidden)
+    rank = heads or read("mamba_dt_rank") or read("time_step_rank")
+    return {
+        "ssm.conv_kernel": read("mamba_d_conv", read("conv_kernel")), "ssm.inner_size": inner,
+        "ssm.state_size": read("mamba_d_state", read("ssm_state_size", read("state_size"))),
+        "ssm.group_count": read("mamba_n_groups", read("n_groups")), "ssm.time_step_rank": rank
+    }
+
+
+def write_gguf(directory: Path,
+               path: Path,
+               *,
+               types: Mapping[str, GGMLQuantizationType] | None = None,
+               forget: Collection[str] = (),
+               widened: bool = False,
+               change: Callable[[gguf.GGUFWriter], None] | None = None) -> Path:
+    """The checkpoint in ``directory`` as one file. ``types``: by the beginnings of names, for matrices whose
+    rows are whole blocks; forms that gguf does not quantise to have random blocks. ``widened``: the values of
+    those blocks, in float32. ``change``: more keys."""
+    config = text_config(json.loads((directory / "config.json").read_text()))
+    architecture, tensors = converted(directory, forget)
+    writer = gguf.GGUFWriter(path, architecture)
+    _keys(config, writer, tensors)
+    write_vocabulary(directory, writer, config["vocab_size"])
+    if change is not None:
+        change(writer)
+    for name, x in tensors.items():
+        kind = next((kind for begin, kind in (types or {}).items() if name.startswith(begin)), None)
+        numbers = np.ascontiguousarray(x.float().numpy())
+        if kind is None or x.ndim < 2 or "conv" in name or x.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+            writer.add_tensor(name, numbers)
+        else:
+            rows = numbers.reshape(-1, numbers.shape[-1])
+            blocks = (quants.quantize(rows, kind) if kind.name in QUANTISED
+                      else random_blocks(kind.name, len(rows), rows.shape[1], scale=2e-5))
+            if widened:
+                writer.add_tensor(name, quants.dequantize(blocks, kind).reshape(numbers.shape))
+            else:
+                writer.add_tensor(name, blocks.reshape(*numbers.shape[:-1], -1), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_vocabulary(directory: Path, writer: gguf.GGUFWriter, size: int, pre: str = "gpt-2") -> None:
+    """Of a byte-level tokenizer.json, padded to ``size`` tokens."""
+    content = json.loads((directory / "tokenizer.json").read_text())
+    added = {entry["id"]: entry for entry in content["added_tokens"]}
+    by_id = {index: token for token, index in content["model"]["vocab"].items()
+             } | {index: entry["content"] for index, entry in added.items()}
+    kinds = [
+        gguf.TokenType.UNUSED if index not in by_id else gguf.TokenType.NORMAL if index not in added else
+        gguf.TokenType.CONTROL if added[index]["special"] else gguf.TokenType.USER_DEFINED
+        for index in range(size)
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([by_id.get(index, f"[PAD{index}]") for index in range(size)])
+    writer.add_token_types(kinds)
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]]
+        or ["a b"])
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    ids = {token: index for index, token in by_id.items()}
+    for name, add in (("bos_token", writer.add_bos_token_id), ("eos_token", writer.add_eos_token_id),
+                      ("pad_token", writer.add_pad_token_id)):
+        if settings.get(name) in ids:
+            add(ids[settings[name]])
+    template = directory / "chat_template.jinja"
+    if template.is_file():
+        writer.add_chat_template(template.read_text())
+
+
+def random_blocks(name: str, rows: int, columns: int, scale: float = 0.01) -> np.ndarray[Any, Any]:
+    """Blocks of the form ``name`` with scales that a model could have: uint8 [rows, bytes]."""
+    block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    generator = np.random.default_rng(columns)
+    made = generator.integers(0, 256, (rows * columns // block, block_bytes), dtype=np.uint8)
+    if name == "MXFP4":
+        made[:, 0] = generator.integers(0, 130, len(made))  # scales that are denormal too
+    for first in _SCALES_AT.get(name, ()):
+        numbers = generator.normal(0, scale, (len(made), 1)).astype(np.float16)
+        made[:, first:first + 2] = numbers.view(np.uint8)
+    return made.reshape(rows, -1)
+
+
+def bytes_of(keys: list[bytes],
+             tensors: list[bytes],
+             data: bytes = b"",
+             *,
+             version: int = 3,
+             counts: tuple[int, int] | None = None) -> bytes:
+    """A file out of encoded keys and tensors; ``counts``: what it claims instead."""
+    tensor_count, key_count = counts or (len(tensors), len(keys))
+    head = (b"GGUF" + struct.pack("<IQQ", version, tensor_count, key_count) + b"".join(keys) +
+            b"".join(tensors))
+    return head + b"\0" * (-len(head) % 32) + data
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def text_key(name: str, value: str) -> bytes:
+    return text(name) + struct.pack("<I", 8) + text(value)
+
+
+def tensor_entry(name: str, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], kind, offset)
+
+
+def split(whole: Path, count: int) -> list[Path]:
+    """The model in ``count`` files, the keys in the first."""
+    reader = gguf.GGUFReader(whole)
+    parts = [whole.with_name(f"{whole.stem}-{number + 1:05}-of-{count:05}.gguf") for number in range(count)]
+    for number, part in enumerate(parts):
+        writer = gguf.GGUFWriter(part, "none")
+        writer.kv_data[0].clear()
+        for key, field in reader.fields.items():
+            if number == 0 and not key.startswith("GGUF."):
+                kinds = field.types
+                writer.add_key_value(key, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
+        writer.add_uint16("split.count", count)
+        writer.add_uint16("split.no", number)
+        for tensor in reader.tensors[number::count]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return parts

@@ -1,0 +1,81 @@
+"""A GGUF file of a checkpoint gives the checkpoint's logits; without one of the inverses it does not."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint
+from tests.oracle.model_driver import ModelDriver
+from tests.support.gguf_files import write_gguf
+from weft.models.hub import resolve_model
+from weft.models.loading import LoadedModel, load_model
+
+TOLERANCE = 1e-4
+CASES: dict[str, dict[str, Any]] = {
+    "lfm2": {}, "lfm2_bias": {}, "lfm2_moe": {"routed_scaling_factor": 1.0}, "qwen3_5": {}, "qwen3_5_moe": {},
+    "qwen3_next": {"mlp_only_layers": []}, "granite": {}, "granite_moe": {}, "granite_rope": {},
+    "nemotron_h": {}, "nemotron_h_moe": {}, "nemotron_h_latent": {}, "falcon_h1": {},
+    "falcon_h1_plain": {"projectors_bias": False, "mlp_bias": False}, "jamba": {}, "jamba_dense": {},
+    "mamba": {}, "mamba_bias": {}, "falcon_mamba": {}, "mamba2": {}, "qwen3": {}, "qwen3_tied": {},
+    "qwen3_moe": {"mlp_only_layers": []}, "llama": {}, "granite_attention": {}
+}
+"""Checkpoints, and what of them a file has no key for, or the converter refuses."""
+FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
+             ("qwen3_next", "ungrouped"), ("qwen3_next", "plus_one"), ("granite", "log"),
+             ("granite_rope", "interleaved"), ("nemotron_h", "log"), ("falcon_h1", "multipliers"),
+             ("jamba", "log"), ("mamba", "log"), ("mamba2", "log"), ("llama", "interleaved")]
+
+
+@functools.cache
+def original(name: str) -> Path:
+    if name == "granite_attention":  # the architecture without Mamba, which has a name of its own
+        return make_checkpoint(checkpoint("granite").parent / name,
+                               "granite_rope",
+                               layer_types=["attention"] * 4,
+                               mamba_conv_bias=True)
+    if not CASES[name]:
+        return checkpoint(name)
+    return make_checkpoint(checkpoint("lfm2").parent / f"{name}_plainer", name, **CASES[name])
+
+
+def logits(loaded: LoadedModel) -> torch.Tensor:
+    """Of a prompt of 40 tokens and of one token more, in two steps."""
+    tokens = torch.randint(3, VOCAB_SIZE, (41,), generator=torch.Generator().manual_seed(5)).tolist()
+    driver = ModelDriver(loaded.model, sequences=1, length=48)
+    with torch.inference_mode():
+        return torch.cat([driver.step((0, part))[0].clone() for part in (tokens[:40], tokens[40:])])
+
+
+@functools.cache
+def expected(name: str) -> torch.Tensor:
+    return logits(load_model(original(name), "float32"))
+
+
+def distance(name: str, file: Path) -> float:
+    return (logits(load_model(resolve_model(file), "float32")) - expected(name)).abs().max().item()
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_file_gives_the_logits_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    file = write_gguf(original(name), tmp_path / "model.gguf")
+    loaded = load_model(resolve_model(file), "float32")
+    assert (logits(loaded) - expected(name)).abs().max().item() < TOLERANCE
+    assert not loaded.warnings, "a tensor is not used"
+
+
+@pytest.mark.parametrize(("name", "forgotten"), FORGOTTEN)
+def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, forgotten: str,
+                                                                     tmp_path: Path) -> None:
+    """The control: the inverse is then applied to what was never changed."""
+    assert (distance(name, write_gguf(original(name), tmp_path / "model.gguf", forget={forgotten}))
+            > 100 * TOLERANCE)

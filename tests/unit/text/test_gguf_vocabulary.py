@@ -1,0 +1,178 @@
+"""Token ids and rendered chats of a GGUF file are those of the tokenizer that it was made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tests.fixtures.checkpoints import checkpoint
+from tests.support.gguf_files import write_gguf, write_vocabulary
+from weft.models.generation import read_generation_defaults
+from weft.models.gguf import vocabulary
+from weft.models.gguf.header import read_header
+from weft.models.hub import resolve_model
+from weft.text.chat import ChatMessage, load_chat_template
+from weft.text.tokenizer import Tokenizer
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog.", "  two spaces,\ttabs\n\nand\r\n lines  ",
+    "I'VE don't we'll 'tis", "3.14 1234567 12 007", "naïve Ångström e\u0301galité", "你好，世界！ こんにちは",
+    "Привет, как дела?", "🙂👩‍👩‍👧 ok", "def f(x):\n    return x ** 2  # note",
+    "https://example.org/a?b=c&d=%20", "<|im_start|>user\nhi<|im_end|>\n", "a<|endoftext|>b", "कखग हिन्दी",
+    "", " ", "\n", "x" * 70, "CamelCase snake_case", "\u00a0nbsp\u2003em"
+]
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+")
+QWEN2 = LLAMA3.replace("{1,3}", "")
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}"
+    r"\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+RELEASED: dict[str, tuple[str | None, bool]] = {
+    "lfm2": (LLAMA3, False), "llama-bpe": (LLAMA3, False), "qwen2": (QWEN2, True), "qwen35": (QWEN35, True),
+    "tekken": (TEKKEN, False), "gpt-4o": (GPT_4O, False), "refact": ("digits", False), "gpt-2": (None, False)
+}
+"""Pre-tokenizers as tokenizer.json of the releases has them, and whether text is composed (NFC)."""
+
+
+def trained(expression: str | None, nfc: bool) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(models.BPE())
+    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=expression in (None, "digits"))
+    if expression == "digits":
+        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), own])
+    elif expression is not None:
+        cut = pre_tokenizers.Split(tokenizers.Regex(expression), "isolated")
+        inner.pre_tokenizer = pre_tokenizers.Sequence([cut, own])
+    else:
+        inner.pre_tokenizer = own
+    if nfc:
+        inner.normalizer = normalizers.NFC()
+    inner.decoder = decoders.ByteLevel()
+    inner.train_from_iterator(
+        CORPUS * 3,
+        trainers.BpeTrainer(vocab_size=600,
+                            special_tokens=["<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"],
+                            show_progress=False,
+                            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    return inner
+
+
+def from_file(directory: Path, path: Path, pre: str, more: dict[str, Any] | None = None) -> Tokenizer:
+    writer = gguf.GGUFWriter(path, "lfm2")
+    write_vocabulary(directory, writer, 640, pre)
+    for key, value in (more or {}).items():
+        (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    made = path.parent / "made"
+    made.mkdir()
+    vocabulary.write_tokenizer(read_header(path), made)
+    return Tokenizer.load(made)
+
+
+@pytest.mark.parametrize("pre", RELEASED)
+def test_token_ids_are_those_of_the_released_tokenizer(pre: str, tmp_path: Path) -> None:
+    original = trained(*RELEASED[pre])
+    original.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    ours = from_file(tmp_path, tmp_path / "v.gguf", pre)
+    for text in CORPUS:
+        ids = original.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False) == ids
+        assert ours.decode(ids, False) == original.decode(ids, skip_special_tokens=False)
+
+
+def test_another_pre_tokenizer_gives_other_ids(tmp_path: Path) -> None:
+    """The control of the test above."""
+    original = trained(*RELEASED["lfm2"])
+    original.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    ours = from_file(tmp_path, tmp_path / "v.gguf", "qwen2")
+    assert [text for text in CORPUS if ours.encode(text) != original.encode(text).ids]
+
+
+def test_tokens_around_a_text_are_put_there(tmp_path: Path) -> None:
+    trained(LLAMA3, False).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path /
+     "tokenizer_config.json").write_text('{"bos_token": "<|startoftext|>", "eos_token": "<|im_end|>"}')
+    ours = from_file(tmp_path, tmp_path / "v.gguf", "lfm2", {"tokenizer.ggml.add_eos_token": True})
+    inner = ours.encode("hello", add_special_tokens=False)
+    assert ours.encode("hello") == [0, *inner, 2]
+    assert ours.special_tokens == {"bos_token": "<|startoftext|>", "eos_token": "<|im_end|>"}
+
+
+def test_sentence_piece_vocabularies_give_the_ids_of_the_original(tmp_path: Path) -> None:
+    inner = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "),
+         decoders.ByteFallback(),
+         decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)])
+    inner.train_from_iterator(
+        CORPUS * 3,
+        trainers.BpeTrainer(
+            vocab_size=700,
+            show_progress=False,
+            special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]))
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    content = json.loads(inner.to_str())
+    by_id = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    rank = {"".join(merge): -float(number) for number, merge in enumerate(content["model"]["merges"])}
+    kinds = [
+        gguf.TokenType.UNKNOWN if index == 0 else
+        gguf.TokenType.CONTROL if index < 3 else gguf.TokenType.BYTE if index < 259 else gguf.TokenType.NORMAL
+        for index in range(len(by_id))
+    ]
+    writer = gguf.GGUFWriter(tmp_path / "v.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(by_id)
+    writer.add_token_scores([rank.get(token, -1e6) for token in by_id])
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    vocabulary.write_tokenizer(read_header(tmp_path / "v.gguf"), tmp_path)
+    ours = Tokenizer.load(tmp_path)
+    plain = [text for text in CORPUS if "<|" not in text]
+    for text in plain:
+        assert ours.encode(text) == inner.encode(text).ids
+        assert ours.decode(ours.encode(text)) == inner.decode(inner.encode(text).ids)
+
+
+def test_chats_and_ends_are_those_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = checkpoint("lfm2")
+    view = resolve_model(write_gguf(source, tmp_path / "model.gguf"))
+    messages = [ChatMessage(role="user", content="hi"), ChatMessage(role="assistant", content="yo")]
+    found = []
+    for directory in (source, view):
+        tokenizer = Tokenizer.load(directory)
+        template = load_chat_template(directory, special_tokens=tokenizer.special_tokens)
+        assert template is not None
+        rendered = template.render(messages)
+        found.append((rendered, tokenizer.special_tokens, tokenizer.encode(rendered)))
+    assert found[0] == found[1]
+    ends = {
+        read_generation_defaults(directory, json.loads((directory / "config.json").read_text())).eos_ids
+        for directory in (source, view)
+    }
+    assert len(ends) == 1
