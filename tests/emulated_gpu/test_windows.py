@@ -24,12 +24,12 @@ from tests.oracle.test_mtp import EMBEDDED, FREE
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
-from weft.runner.mixed_graphs import MixedGraphs, window_shapes
+from weft.runner.mixed_graphs import WINDOW_TOKENS, MixedGraphs, window_shapes
 from weft.runner.torch_executor import TorchExecutor
 from weft.speculation.speculator import Speculator
 
-PROMPTS = [[300, 20, 411, 5, 123], list(range(3, 43)), [7]]
-LONGER = structs.replace(GREEDY, max_tokens=12)
+PROMPTS = [[300, 20, 411, 5, 123], list(range(3, 43)), [7]][:3 if ALL else 2]
+LONGER = structs.replace(GREEDY, max_tokens=12 if ALL else 7)
 SHORTER = structs.replace(GREEDY, max_tokens=6)
 RECORDINGS_MAX = 20
 """Of windows and of their states, that a start makes."""
@@ -59,7 +59,11 @@ def served(card: Card, family: str, kind: Kind, **more: Any) -> tuple[list[list[
     said = {at: said_by_transformers(family, prompt, LONGER.max_tokens) for at, prompt in enumerate(PROMPTS)}
     drafter = AnswerDrafter(kind, said, 512)
     with started(card, family, drafter=drafter, speculate="auto", **more) as engine:
-        seen = counted(graphs_of(engine)) if "cuda_graphs" not in more else []
+        seen = []
+        if "cuda_graphs" not in more:
+            seen = counted(graphs_of(engine))
+            windows = {shape.window for shape in graphs_of(engine).recorded_shapes}
+            assert windows == {0, *WINDOW_TOKENS}, "some are refused"
         made = answers(engine.core, PROMPTS, LONGER)
     assert drafter.drafted
     return made, seen
@@ -77,16 +81,14 @@ def test_windows_are_replayed_with_the_tokens_of_transformers(family: str, kind:
         assert seen, "windows were launched from Python"
         assert not card.reports, [str(report) for report in card.reports]
     assert_tokens_of_transformers(family, PROMPTS, made)
+    if not ALL:
+        return
     with emulated() as card:
         eager, _ = served(card, family, kind, cuda_graphs="decodes")
     assert made == eager
 
 
 def test_a_start_records_no_more_windows_than_it_says() -> None:
-    checkpoint("qwen3_5")
-    with emulated() as card, started(card, "qwen3_5", speculate="auto") as engine:
-        windows = [shape for shape in graphs_of(engine).recorded_shapes if shape.window]
-    assert {shape.window for shape in windows} == {2, 4, 8, 16}
     for rows in (1, 2, 4, 15, 16, 256):
         shapes = window_shapes(rows)
         assert len(shapes) <= RECORDINGS_MAX
