@@ -62,6 +62,8 @@ class Pool:
 
     recording: bool = False
     users: int = 0
+    stream: Any = None
+    """Of its first recording."""
 
 
 @dataclass

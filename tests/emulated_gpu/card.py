@@ -9,10 +9,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from tests.emulated_gpu.allocator import Allocator, Block, Pool, poison
@@ -22,14 +24,18 @@ from tests.emulated_gpu.streams import Order, Span, StreamQueue, Work, span_of
 CUDA = torch.device("cuda", 0)
 CONTEXT_BYTES = 8 << 20
 """Of the driver; some hundred MiB on a real one."""
+HOST_CACHE_MAX = 1 << 20
+STREAMS_MAX = 2
+"""With products: the one of steps, and the one of recordings."""
 WORKSPACE_BYTES = 4 << 20
 """Of cuBLAS, for each thread and stream; 32 MiB on Hopper."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """``kind``: order, early (the host reads before a copy has ended), reused (the host writes before), wait,
-    compile, workspace, upload, pinning."""
+    """``kind``: order, early (the host reads before a copy has ended), reused (the host writes before), freed
+    (a replay works on memory that is not its own any more), bounds, pool (graphs that cannot share memory),
+    reserve (more memory than the start counted), wait, compile, workspace, upload, pinning."""
 
     kind: str
     text: str
@@ -60,6 +66,15 @@ class Capture:
     """Calls of other threads end it too."""
 
 
+class OnCard(Protocol):
+    """A tensor of the card: the host's view of its bytes, and the memory that holds them."""
+
+    @property
+    def mem(self) -> torch.Tensor: ...
+
+    storage: Storage
+
+
 class Storage:
     """Device memory of tensors that share it. It may shrink to nothing and grow again, elsewhere."""
 
@@ -74,6 +89,10 @@ class Storage:
         self.size = size
         self.block = self.card.allocate(size) if size else None
         self.generation += 1
+
+    @property
+    def span(self) -> Span:
+        return (0, 0) if self.block is None else (self.block.address, self.block.address + self.size)
 
     def resize(self, size: int) -> None:
         self._free()
@@ -119,16 +138,33 @@ class Card:
         """By handle of the library and stream."""
         self._handles: list[int] = []
         self.serving = False
+        self.reserve: Any = None
+        """Of the start (``runner.reserve.Reserve``)."""
+        self.values = True
+        """Without them work is asked for, ordered and waited for, and computes nothing; what comes home is
+        zeros."""
         self.computes = True
         """Without it work is asked for and does nothing: for a start that nobody looks at."""
         self.launches = self.replays = 0
+        self.most_allocated: int | None = None
+        """By torch, while the server serves: what the start counted."""
         self._copies: list[_HostCopy] = []
+        self._host_cached: collections.Counter[int] = collections.Counter()
+        """Pinned blocks that torch's allocator keeps with nothing in them, by size."""
         self._kept: list[Any] = []
 
     def report(self, kind: str, text: str) -> None:
         one = Report(kind, text)
         if one not in self.reports:
             self.reports.append(one)
+
+    def begin_serving(self) -> None:
+        """What belongs to the start is a report from now on, and so is more memory than the start counted."""
+        with self.lock:
+            self.settle_frees()
+        self.serving = True
+        if self.reserve is not None:
+            self.most_allocated = self.allocator.allocated + self.reserve.step_bytes
 
     def late(self, kind: str, text: str) -> None:
         """Something that takes long, and belongs to the start."""
@@ -158,7 +194,11 @@ class Card:
             queue = self.current
             capture = self.captures.get(queue)
             pool = capture.pool if capture is not None else self.caught.get(queue)
-            return self.allocator.take(size, queue, pool)
+            block = self.allocator.take(size, queue, pool)
+            beyond = 0 if self.most_allocated is None else self.allocator.allocated - self.most_allocated
+            if beyond > 0:
+                self.late("reserve", f"{beyond} bytes more than the start counted are taken")
+            return block
 
     def settle_frees(self) -> None:
         """What was freed is poison, and may be given out again."""
@@ -176,28 +216,40 @@ class Card:
 
     # Work
 
-    def enqueue(self, name: str, run: Callable[[], Any], reads: Sequence[torch.Tensor],
-                writes: Sequence[torch.Tensor]) -> None:
-        """``run`` computes, on the host's views of device memory; what it returns are further spans."""
-        memories = [*reads, *writes]
-        segments = [self.allocator.segments.get(one.untyped_storage().data_ptr()) for one in memories]
+    def enqueue(self, name: str, run: Callable[[], Any], reads: Sequence[OnCard],
+                writes: Sequence[OnCard], held: Sequence[OnCard] = (), *, always: bool = False) -> None:
+        """``run`` computes, on the host's views of device memory; what it returns are further spans, read and
+        written. ``held``: memory that it needs beside ``reads`` and ``writes``. ``always``: without values
+        too."""
+        tensors = [*reads, *writes, *held]
+        segments = [self.allocator.segments.get(one.mem.untyped_storage().data_ptr()) for one in tensors]
 
         def checked() -> Any:
             if any(segment is not None and not segment.alive for segment in segments):
                 raise RuntimeError("CUDA error: an illegal memory access was encountered: the memory went "
                                    "back to the driver")
-            return run()
+            return run() if self.values or always else None
 
         with self.lock:
             self.settle_frees()
-            work = Work(name, checked, [span_of(one) for one in reads], [span_of(one) for one in writes],
-                        place=place_of_caller())
+            work = Work(name, checked, [span_of(one.mem) for one in reads],
+                        [span_of(one.mem) for one in writes], place=place_of_caller())
             queue = self.current
             capture = self.captures.get(queue)
             if capture is not None:
+                foreign = [one.storage for one in tensors if one.storage.block is not None
+                           and one.storage.block.key[0] is not capture.pool]
+                work.held = [(weakref.ref(storage), storage.generation) for storage in foreign]
                 capture.works.append(work)
             elif self.computes:
                 self.order.enqueue(queue, work)
+
+    def look_for_freed(self, work: Work) -> None:
+        """``work`` is replayed."""
+        storages = [(ref(), generation) for ref, generation in work.held]
+        if any(storage is None or storage.generation != generation for storage, generation in storages):
+            self.report("freed", f"{work.name}, recorded at {work.place}, is replayed at {place_of_caller()} "
+                                 "on memory that was freed")
 
     def own_capture(self) -> Capture | None:
         """Of this thread."""
@@ -229,11 +281,34 @@ class Card:
 
     # Memory of the host
 
-    def pin(self, memory: torch.Tensor, how: str) -> None:
+    def pin(self, memory: torch.Tensor, how: str, *, kept: bool = True) -> None:
         with self.lock:
             self.pinned.append((span_of(memory), how))
-            self._kept.append(memory)
+            if kept:
+                self._kept.append(memory)
         self.late("pinning", f"{memory.nbytes} bytes of host memory are pinned ({how})")
+
+    def pin_by_torch(self, memory: torch.Tensor) -> torch.Tensor:
+        """``memory`` in a block of torch's allocator: a power of two, which stays pinned for ever, and is
+        taken again for a block of its size."""
+        size = 1 << max(0, memory.nbytes - 1).bit_length()
+        block = np.empty(max(1, memory.nbytes), np.uint8)
+        weakref.finalize(block, self._host_cached.update, [size]).atexit = False
+        made = torch.from_numpy(block)[: memory.nbytes].view(memory.dtype).view(memory.shape).copy_(memory)
+        if self._host_cached[size]:
+            self._host_cached[size] -= 1
+            with self.lock:
+                self.pinned.append((span_of(made), "torch's allocator, again"))
+        else:
+            self.pin(made, f"torch's allocator, {size} bytes for {memory.nbytes}", kept=False)
+        return made
+
+    def look_at_host_memory(self) -> None:
+        """At the end: what is pinned for nothing."""
+        cached = sum(size * count for size, count in self._host_cached.items())
+        if cached > HOST_CACHE_MAX:
+            self.report("pinning", f"{cached} bytes of host memory stay pinned in torch's allocator with "
+                                   "nothing in them")
 
     def unpin(self, address: int) -> None:
         with self.lock:
@@ -275,6 +350,9 @@ class Card:
         key = (self.local.handle, self.current)
         if key not in self.workspaces:
             self.late("workspace", "cuBLAS takes a workspace for a new thread or stream")
+            if sum(handle == key[0] for handle, _ in self.workspaces) >= STREAMS_MAX:
+                self.report("workspace", f"one thread multiplies on more than {STREAMS_MAX} streams, each "
+                                         f"with a workspace, at {place_of_caller()}")
             self.workspaces[key] = Storage(self, WORKSPACE_BYTES)
 
     def end_thread(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,9 +46,12 @@ def quick_start(card: Card) -> Iterator[None]:
         def called(*args: Any, **kwargs: Any) -> Any:
             card.computes = False
             try:
-                return function(*args, **kwargs)
+                made = function(*args, **kwargs)
             finally:
                 card.computes = True
+            if isinstance(made, reserve.Reserve):
+                card.reserve = made
+            return made
         return called
 
     with contextlib.ExitStack() as stack:
@@ -67,12 +71,15 @@ def started(card: Card, family: str, *, drafter: Drafter | None = None, **more: 
         made = assembly.assemble(EngineConfig(model=str(_directory(family)), **SMALL | more))
     engine = Started(made.core, made.info)
     _watch_store(card, engine)
-    card.serving = True
+    card.begin_serving()
     try:
         yield engine
     finally:
         card.serving = False
         engine.core.close()
+        del made, engine
+        gc.collect()   # pinned memory is given back while there is a card
+        card.look_at_host_memory()
 
 
 def _directory(family: str) -> Path:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import torch
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 from tests.emulated_gpu import launches, tensors
 from tests.emulated_gpu.allocator import Pool
-from tests.emulated_gpu.card import CUDA, Capture, Card
+from tests.emulated_gpu.card import CUDA, Capture, Card, Wait
+from tests.emulated_gpu.places import place_of_caller
 from tests.emulated_gpu.streams import Work
 from tests.emulated_gpu.tensors import Emulation, card
+from tests.emulated_gpu.trace import WatchedMemory
 from tests.gpu import quick_interpreter
+from weft.tensor.gpu.host_memory import HostBuffer
 
 CARD_BYTES = 192 << 20
 
@@ -97,10 +102,7 @@ class Stream:
         self.record_event().synchronize()
 
 
-def _wait(kind: str) -> Any:
-    from tests.emulated_gpu.card import Wait
-    from tests.emulated_gpu.places import place_of_caller
-
+def _wait(kind: str) -> Wait:
     return Wait(kind, place_of_caller())
 
 
@@ -121,7 +123,10 @@ class CUDAGraph:
         pool = pool or Pool()
         if pool.recording:
             raise RuntimeError(f"beginAllocateToPool: already recording to mempool_id {id(pool)}")
-        pool.recording, pool.users = True, pool.users + 1
+        if pool.stream is not None and pool.stream is not queue:
+            one.report("pool", "graphs of one pool are recorded on several streams, which share no memory, "
+                               f"at {place_of_caller()}")
+        pool.recording, pool.users, pool.stream = True, pool.users + 1, queue
         self._pool = pool
         self._capture = one.captures[queue] = Capture(
             queue, pool, threading.get_ident(), everywhere=capture_error_mode == "global")
@@ -150,6 +155,7 @@ class CUDAGraph:
         with one.lock:
             one.settle_frees()
             for work in self._works if one.computes else ():
+                one.look_for_freed(work)
                 one.order.enqueue(one.current, work.again())
 
     def reset(self) -> None:
@@ -222,6 +228,15 @@ def _reset_peak(*_: Any) -> None:
     allocator.peak = allocator.allocated
 
 
+def _unpin() -> None:
+    """The card ends, and what is pinned for it, though an engine still lives."""
+    registry: Any = weakref.finalize._registry   # type: ignore[attr-defined]
+    for finalizer in list(registry):
+        held = finalizer.peek()
+        if held is not None and getattr(held[1], "__func__", None) is HostBuffer.close:
+            finalizer()
+
+
 def _names(bytes_total: int) -> dict[str, Any]:
     """Of ``torch.cuda``."""
     return {
@@ -258,8 +273,17 @@ def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None) -> Iterat
     patches.append(mock.patch.object(threading.Thread, "_bootstrap_inner", inner))
     patches += [mock.patch.object(torch, name, tensors.tensor) for name in ("tensor", "as_tensor")]
     patches.append(mock.patch.object(InterpretedFunction, "run", launches.run))
+    memory = WatchedMemory(interpreter._interpreter)   # type: ignore[attr-defined]
+    patches.append(mock.patch.object(interpreter, "_interpreter", memory))
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        with Emulation():
-            yield one
+        try:
+            with Emulation():
+                yield one
+        except Exception as error:
+            for report in one.reports:
+                error.add_note(str(report))
+            raise
+        finally:
+            _unpin()

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
+from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from tests.emulated_gpu.streams import Span
 from tests.emulated_gpu.tensors import DeviceTensor, card
-from tests.emulated_gpu.touched import Touched, is_wide
+from tests.emulated_gpu.trace import IllegalAccessError, Trace, WatchedMemory
 
+GRID_MAX = (2**31 - 1, 65_535, 65_535)
 H100 = GPUTarget("cuda", 90, 32)
 
 
@@ -50,18 +51,32 @@ def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, *
     bound, specialization, options = _binder(kernel)(*args, **kwargs)
     one.compile((kernel.fn, str(specialization), str(sorted(options.items()))), name)
     one.launches += 1
-    every = [value.mem for value in [*args, *kwargs.values()] if isinstance(value, DeviceTensor)]
+    tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, DeviceTensor)]
+    allocations = [span for span in (value.storage.span for value in tensors) if span[0] < span[1]]
     values = [value.mem if isinstance(value, DeviceTensor) else value for value in args]
     named = {key: value.mem if isinstance(value, DeviceTensor) else value for key, value in kwargs.items()}
-    dims = grid(bound) if callable(grid) else grid
+    dims = tuple(grid(bound) if callable(grid) else grid)
+    if not all(0 < count <= most for count, most in zip(dims, GRID_MAX, strict=False)):
+        raise RuntimeError(f"Triton Error [CUDA]: invalid argument (a grid of {dims} for {name})")
 
-    small = [memory for memory in every if not is_wide(memory)]
+    def compute() -> Any:
+        memory, trace = watched(), Trace(name, allocations)
+        memory.current = trace
+        try:
+            _OnTheCard(kernel.rewrite(), kernel.arg_names, dims, kernel.pre_run_hooks)(*values, **named)
+        except interpreter.InterpreterError as error:
+            if isinstance(error.__cause__, IllegalAccessError):
+                one.report("bounds", str(error.__cause__))
+                raise error.__cause__ from None
+            raise
+        finally:
+            memory.current = None
+        return trace.spans()
 
-    def compute() -> tuple[list[Span], list[Span]]:
-        touched = Touched([memory for memory in every if is_wide(memory)])
-        with touched.watched():
-            execute = _OnTheCard(kernel.rewrite(), kernel.arg_names, tuple(dims), kernel.pre_run_hooks)
-            execute(*values, **named)
-        return touched.spans(writes=False), touched.spans(writes=True)
+    one.enqueue(name, compute, (), (), tensors)
 
-    one.enqueue(name, compute, small, small)
+
+def watched() -> WatchedMemory:
+    memory = interpreter._interpreter   # type: ignore[attr-defined]
+    assert isinstance(memory, WatchedMemory)
+    return memory

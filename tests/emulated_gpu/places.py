@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 _OURS = "/tests/emulated_gpu/"
+_LAUNCHER = "/tensor/gpu/launch.py"
 
 
 def place_of_caller() -> str:
@@ -12,7 +13,7 @@ def place_of_caller() -> str:
     frame, other = sys._getframe(1), ""
     while frame is not None:
         path = frame.f_code.co_filename
-        if "/src/weft/" in path:
+        if "/src/weft/" in path and not path.endswith(_LAUNCHER):
             return f"{path.rpartition('/src/')[2]}:{frame.f_lineno}"
         if not other and _is_outside(path):
             other = f"{path.rpartition('/')[2]}:{frame.f_lineno}"

@@ -22,7 +22,7 @@ def make(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembl
         emulated(int(os.environ.get("EMULATED_GPU_BYTES", CARD_BYTES))))
     with quick_start(card):
         made = assemble(config, on_progress=on_progress)
-    card.serving = True
+    card.begin_serving()
 
     def no_reports(*_: Any) -> None:
         assert not card.reports, "; ".join(str(report) for report in card.reports)

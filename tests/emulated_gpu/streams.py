@@ -19,6 +19,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -26,6 +27,9 @@ from tests.emulated_gpu.places import place_of_caller
 
 DEPTH = 1024
 """Works in a queue before the host has to wait for room."""
+
+LOOK_AGAIN = 2000
+"""Touched bytes of a stream before those are forgotten that everything is ordered behind."""
 
 Span = tuple[int, int]
 """Addresses: the first byte, and the one behind the last."""
@@ -43,6 +47,8 @@ class Work:
     after: tuple[StreamQueue, int] | None = None
     place: str = ""
     clock: dict[int, int] = field(default_factory=dict)
+    held: Sequence[tuple[Any, int]] = ()
+    """Of a recorded work: weak references to memory outside of the graph's pool, and its generation."""
 
     def again(self) -> Work:
         """Of a replay."""
@@ -58,12 +64,11 @@ class StreamQueue:
     clock: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Touch:
     first: int
     end: int
     writes: bool
-    stream: int
     number: int
     what: str
 
@@ -78,7 +83,9 @@ class Order:
         self.host_clock: dict[int, int] = {}
         self.error: Exception | None = None
         self._report = report
-        self._touched: list[_Touch] = []
+        self._touched: dict[int, list[_Touch]] = collections.defaultdict(list)
+        """By stream."""
+        self._most = LOOK_AGAIN
         self._running = False
 
     def queue(self) -> StreamQueue:
@@ -144,23 +151,35 @@ class Order:
 
     def _check(self, work: Work, stream: int, number: int, reads: Sequence[Span],
                writes: Sequence[Span]) -> None:
-        kept = []
-        for old in self._touched:
-            ordered = old.stream == stream or work.clock.get(old.stream, 0) >= old.number
-            overlaps = [span for span in writes if span[0] < old.end and old.first < span[1]]
-            if not ordered and (overlaps or (old.writes and any(
-                    first < old.end and old.first < end for first, end in reads))):
-                verb, did = "writes" if overlaps else "reads", "written" if old.writes else "read"
+        for other, touched in self._touched.items():
+            behind = work.clock.get(other, 0)
+            for old in () if other == stream else touched:
+                if behind >= old.number:
+                    continue
+                clash = next((span for span in writes if span[0] < old.end and old.first < span[1]), None)
+                if clash is None and not (old.writes and any(
+                        first < old.end and old.first < end for first, end in reads)):
+                    continue
+                verb, did = "writes" if clash else "reads", "written" if old.writes else "read"
                 self._report("order", f"{work.name} at {work.place} {verb} bytes that {old.what} has {did}, "
                                       "with no event in between")
-            covered = any(first <= old.first and old.end <= end for first, end in writes)
-            if not covered and any(queue.clock.get(old.stream, 0) < old.number for queue in self.queues
-                                   if queue.number != old.stream):
-                kept.append(old)   # some stream is not ordered behind it yet
         what = f"{work.name} at {work.place}"
-        kept += [_Touch(*span, False, stream, number, what) for span in reads]
-        kept += [_Touch(*span, True, stream, number, what) for span in writes]
-        self._touched = kept
+        own = self._touched[stream]
+        own += [_Touch(*span, False, number, what) for span in reads]
+        own += [_Touch(*span, True, number, what) for span in writes]
+        if len(own) > self._most:
+            self._forget()
+
+    def _forget(self) -> None:
+        """What every later work of every stream is ordered behind."""
+        clocks = {queue.number: queue.waiting[0].clock if queue.waiting else queue.clock | {
+            stream: max(number, queue.clock.get(stream, 0)) for stream, number in self.host_clock.items()}
+            for queue in self.queues}
+        for stream, touched in self._touched.items():
+            known = min((clock.get(stream, 0) for other, clock in clocks.items() if other != stream),
+                        default=0)
+            self._touched[stream] = [old for old in touched if old.number > known]
+        self._most = 2 * max(LOOK_AGAIN, *(len(touched) for touched in self._touched.values()))
 
 
 def _join(clock: dict[int, int], other: dict[int, int]) -> None:

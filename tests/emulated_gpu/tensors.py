@@ -22,8 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.emulated_gpu.allocator import poison
 from tests.emulated_gpu.card import CUDA, Card, Storage
-from tests.emulated_gpu.streams import span_of
-from tests.emulated_gpu.touched import BY_ROWS, is_wide, rows_of
+from tests.emulated_gpu.streams import Span, span_of
 
 A = torch.ops.aten
 COPY, TO = A.copy_.default, A._to_copy.default
@@ -31,6 +30,8 @@ SHAPES_BY_VALUE = {A.nonzero.default, A.masked_select.default, A._unique2.defaul
                    A.unique_consecutive.default, A.bincount.default, A.repeat_interleave.Tensor}
 TO_PYTHON = {A._local_scalar_dense.default, A.equal.default, A.is_nonzero.default}
 BY_INDEX = {A.index.Tensor, A.index_put_.default, A.index_put.default, A._index_put_impl_.default}
+BY_ROW = {A.index_select.out, A.index_copy_.default, A.index_fill_.int_Scalar, A.index_add_.default}
+"""(tensor, dim, index, ...): some rows of the first are read or written."""
 PRODUCTS = {A.mm.default, A.addmm.default, A.bmm.default, A.baddbmm.default, A.mm.out, A.addmm.out, A.bmm.out,
             A._int_mm.default, A._scaled_mm.default, A.mv.default, A.addmv.default, A.dot.default}
 ALIASES = {A._unsafe_view.default, A.lift_fresh.default, A.lift.default, A._reshape_alias.default}
@@ -246,8 +247,7 @@ def _on_the_host(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor])
         card().host_touches(span_of(one), writes=any(one is other for other in written))
     made = func(*args, **kwargs)
     if pinned:
-        size = 1 << max(0, made.nbytes - 1).bit_length()
-        card().pin(made, f"torch's allocator, {size} bytes for {made.nbytes}")
+        made = card().pin_by_torch(made)
     return made
 
 
@@ -270,7 +270,7 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
     if func._schema.name not in ("aten::empty", "aten::empty_strided"):
         host = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
         mem = made.mem
-        card().enqueue(func.__name__, lambda: _nothing(mem.copy_(func(*args, **host))), (), [mem])
+        card().enqueue(func.__name__, lambda: _nothing(mem.copy_(func(*args, **host))), (), [made])
     return made
 
 
@@ -290,16 +290,12 @@ def _host_kwargs(kwargs: Any) -> dict[str, Any]:
 def _computed(func: Any, args: Any, kwargs: Any, on_card: list[DeviceTensor]) -> Any:
     written = _written(func, args, kwargs)
     host_args, host_kwargs = tree_map(_to_host, args), _host_kwargs(kwargs)
-    reads = [one.mem for one in on_card if not any(one is other for other in written)]
+    reads = [one for one in on_card if not any(one is other for other in written)]
     name = func.__name__
     if func in SHAPES_BY_VALUE or _masks(func, args):
         card().wait(name)
         results = func(*host_args, **host_kwargs)
         return args[0] if written else tree_map(_brought, results)
-    by_rows = func in BY_ROWS and host_args[1] == 0 and is_wide(host_args[0])
-    base = host_args[0] if by_rows else None
-    if by_rows:
-        reads = [one for one in reads if one is not base]
     meta_kwargs = {key: tree_map(_to_meta, value) for key, value in kwargs.items() if key != "pin_memory"}
     if meta_kwargs.get("device") is not None:
         meta_kwargs["device"] = torch.device("meta")
@@ -308,27 +304,28 @@ def _computed(func: Any, args: Any, kwargs: Any, on_card: list[DeviceTensor]) ->
             shape = func(*tree_map(_to_meta, args), **meta_kwargs)
             made = empty(shape.size(), shape.stride(), shape.dtype)
             host_kwargs["out"], written = made.mem, [made]
-        mems = [one.mem for one in written if not (by_rows and one.mem is base)]
-
-        def write() -> Any:
-            func(*host_args, **host_kwargs)
-            rows = rows_of(base, host_args[2]) if by_rows else []
-            return ([], rows) if by_rows and written[0].mem is base else (rows, [])
-
-        card().enqueue(name, write, reads, mems)
+        if func in BY_ROW:
+            card().enqueue(name, lambda: _by_row(func, host_args, host_kwargs), *_whole(func, args, kwargs),
+                           on_card)
+        else:
+            card().enqueue(name, lambda: _nothing(func(*host_args, **host_kwargs)), reads, written)
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
     shapes = func(*tree_map(_to_meta, args), **meta_kwargs)
     made = tree_map(lambda one: empty(one.size(), one.stride(), one.dtype) if isinstance(one, torch.Tensor)
                     else one, shapes)
-    targets = [one.mem for one in tree_leaves(made) if isinstance(one, DeviceTensor)]
+    tensors = [one for one in tree_leaves(made) if isinstance(one, DeviceTensor)]
+    targets = [one.mem for one in tensors]
+
+    if func is A.index_select.default:
+        reads = [one for one in reads if one is not args[0]]
 
     def run() -> Any:
         results = tree_leaves(func(*host_args, **host_kwargs))
         for target, result in zip(targets, filter(torch.is_tensor, results), strict=True):
             target.copy_(result)
-        return (rows_of(base, host_args[2]), []) if by_rows else None
+        return (_rows(*host_args[:3]), []) if func is A.index_select.default else None
 
-    card().enqueue(name, run, reads, targets)
+    card().enqueue(name, run, reads, tensors, on_card)
     return made
 
 
@@ -398,7 +395,7 @@ def _converted(source: torch.Tensor, kwargs: Any) -> Any:
         return made
     home = torch.empty_strided(size, stride, dtype=dtype)
     if not blocking:
-        card().pin(home, "torch's allocator, for a copy home")
+        home = card().pin_by_torch(home)
     _copy(home, source, not blocking)
     return home
 
@@ -408,13 +405,13 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> Non
         return
     if isinstance(target, DeviceTensor) and isinstance(source, DeviceTensor):
         into, of = target.mem, source.mem
-        card().enqueue("copy_", lambda: _nothing(into.copy_(of)), [of], [into])
+        card().enqueue("copy_", lambda: _nothing(into.copy_(of)), [source], [target])
         return
     to_card = isinstance(target, DeviceTensor)
     host = source if to_card else target
     if to_card and not host.dim():   # a scalar travels with the launch
         value, into = host.clone(), target.mem   # type: ignore[attr-defined]
-        card().enqueue("fill_", lambda: _nothing(into.copy_(value)), (), [into])
+        card().enqueue("fill_", lambda: _nothing(into.copy_(value)), (), [target])
         return
     if not (non_blocking and card().is_pinned(host)):
         card().wait("a copy from pageable memory" if to_card else "a copy to the host")
@@ -423,14 +420,14 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> Non
         else:
             target.copy_(source.mem)   # type: ignore[attr-defined]
         return
-    _copy_later(target.mem if to_card else target,   # type: ignore[attr-defined]
-                source if to_card else source.mem, host, to_card)   # type: ignore[attr-defined]
+    _copy_later(target, source, host, to_card)
 
 
-def _copy_later(into: torch.Tensor, of: torch.Tensor, host: torch.Tensor, to_card: bool) -> None:
+def _copy_later(target: torch.Tensor, source: torch.Tensor, host: torch.Tensor, to_card: bool) -> None:
     """With pinned memory. Until it has ended, its source must not change, and its target is undefined."""
     one = card()
-    spans = ([], [into]) if to_card else ([of], [])
+    into, of = _to_host_view(target), _to_host_view(source)
+    spans: Any = ([], [target]) if to_card else ([source], [])
     if one.own_capture() is not None or not one.computes:
         one.enqueue("copy_", lambda: _nothing(into.copy_(of)), *spans)
         return
@@ -444,9 +441,37 @@ def _copy_later(into: torch.Tensor, of: torch.Tensor, host: torch.Tensor, to_car
         if alone and not torch.equal(_bytes_of(host), before):
             one.report("reused", f"the host wrote to the buffer of the copy at {copy.place} before its end")
         one.end_copy(copy)
-        into.copy_(of)
+        if one.values:
+            into.copy_(of)
+        elif not to_card:
+            into.zero_()
 
-    one.enqueue("copy_", run, *spans)
+    one.enqueue("copy_", run, *spans, always=True)
+
+
+def _to_host_view(one: torch.Tensor) -> torch.Tensor:
+    return one.mem if isinstance(one, DeviceTensor) else one
+
+
+def _whole(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
+    """What ``func`` of BY_ROW reads and writes from end to end: all but the tensor that has the rows."""
+    written = _written(func, args, kwargs)
+    others = [one for one in tree_leaves((args[1:], kwargs)) if isinstance(one, DeviceTensor)]
+    return ([one for one in others if not any(one is other for other in written)],
+            [one for one in written if one is not args[0]])
+
+
+def _by_row(func: Any, args: Any, kwargs: Any) -> tuple[list[Span], list[Span]]:
+    """Computes; the spans of the rows."""
+    func(*args, **kwargs)
+    touched = _rows(*args[:3])
+    return ([], touched) if func._schema.is_mutable and func is not A.index_select.out else (touched, [])
+
+
+def _rows(whole: torch.Tensor, dim: int, index: torch.Tensor) -> list[Span]:
+    if dim not in (0, -whole.dim()):
+        return [span_of(whole)]
+    return [span_of(whole.select(dim, at)) for at in sorted(set(index.reshape(-1).tolist()))]
 
 
 def _bytes_of(host: torch.Tensor) -> torch.Tensor:

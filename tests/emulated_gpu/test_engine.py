@@ -65,7 +65,7 @@ def test_an_engine_that_slept_answers_as_before(level: int) -> None:
         assert torch.cuda.mem_get_info()[0] > used + (32 << 20), "the arena is given back"
         for part in parts:
             executor.wake(part)
-        card.serving = True
+        card.begin_serving()
         assert answers(engine.core, PROMPTS[:2], name="awake") == before
     assert not card.reports, [str(report) for report in card.reports]
 

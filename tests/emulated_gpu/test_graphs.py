@@ -88,6 +88,24 @@ def test_memory_that_was_freed_behind_a_recording_is_poison_at_its_replay(card: 
     del table
     torch.zeros(1, device=CUDA)
     assert replay().isnan().all() or replay().tolist() != [0, 1, 2, 3]
+    assert [report.kind for report in card.reports] == ["freed"]
+
+
+def test_the_control_a_table_that_lives_is_no_report(card: Card) -> None:
+    table = torch.arange(4, dtype=torch.float32, device=CUDA)
+    replay = CudaCapture(CUDA).capture(lambda: table * 1)
+    torch.zeros(1, device=CUDA)
+    assert replay().tolist() == [0, 1, 2, 3]
+    assert not card.reports
+
+
+def test_graphs_of_one_pool_on_several_streams_are_reported(card: Card) -> None:
+    x, pool = torch.ones(4, device=CUDA), torch.cuda.graph_pool_handle()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    for graph in graphs:
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream()):
+            x.add_(1)
+    assert [report.kind for report in card.reports] == ["pool"]
 
 
 def test_memory_that_went_back_to_the_driver_is_an_illegal_access(card: Card) -> None:

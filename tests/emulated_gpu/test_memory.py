@@ -14,6 +14,7 @@ from tests.emulated_gpu.card import Card
 from tests.emulated_gpu.engines import answers, assert_tokens_of_transformers, started
 from tests.fixtures.checkpoints import checkpoint
 from weft.errors import ConfigError
+from weft.runner.reserve import Reserve
 from weft.tensor.gpu.host_memory import room_for
 from weft.tensor.waits import wait_for
 
@@ -66,6 +67,39 @@ def test_a_product_takes_a_workspace_for_each_thread_and_stream(card: Card) -> N
     with torch.cuda.stream(torch.cuda.Stream()):
         x @ x
     assert torch.cuda.memory_allocated() - before == 2 * one
+
+
+def test_products_on_a_third_stream_are_reported(card: Card) -> None:
+    x = torch.ones(4, 4, device=CUDA)
+    for _ in range(2):
+        assert not card.reports
+        x @ x
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x @ x
+    assert [report.kind for report in card.reports] == ["workspace"]
+
+
+def test_memory_beyond_what_the_start_counted_is_reported(card: Card) -> None:
+    card.reserve = Reserve(1 << 20, 0, "a step")
+    card.begin_serving()
+    held = torch.empty(1 << 20, dtype=torch.uint8, device=CUDA)
+    assert not card.reports, "the control: as much as was counted"
+    more = torch.empty(1, device=CUDA)
+    assert [report.kind for report in card.reports] == ["reserve"]
+    assert held.numel() > more.numel()
+
+
+def test_pinned_memory_that_stays_for_nothing_is_reported(card: Card) -> None:
+    held = torch.empty((1 << 20) + 1, dtype=torch.uint8, pin_memory=True)
+    card.look_at_host_memory()
+    assert not card.reports, "the control: it is used"
+    del held
+    card.look_at_host_memory()
+    assert [report.kind for report in card.reports] == ["pinning"]
+    assert str(2 << 20) in card.reports[0].text, "a power of two"
+    before = len(card.pinned)
+    torch.empty(2 << 20, dtype=torch.uint8, pin_memory=True)
+    assert "again" in card.pinned[before][1]
 
 
 def test_pieces_of_one_pinned_mapping_are_free_again_behind_their_copies(card: Card) -> None:

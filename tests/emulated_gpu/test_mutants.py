@@ -15,6 +15,8 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -31,32 +33,35 @@ from tests.emulated_gpu.engines import (
     said_by_transformers,
     started,
 )
+from tests.emulated_gpu.install import CARD_BYTES
 from tests.emulated_gpu.sample import sample
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.drafters import AnswerDrafter
 from weft.request import SamplingParams
-from weft.runner import sampler, transfers
+from weft.runner import reserve, rows, sampler, transfers
 from weft.runner.graphs import CudaCapture, Recordings
+from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.store_tier import StoreTier
+from weft.tensor import device
+from weft.tensor.gpu import prefill_backend
+from weft.tensor.gpu.host_memory import HostBuffer, HostRoom
 
 CUDA = torch.device("cuda", 0)
+GPU_PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
 LONGER = structs.replace(GREEDY, max_tokens=10)
 PROMPTS = [[7], [300, 20, 411, 5, 123]]
 
 
 def serve(family: str = "qwen3", prompts: list[list[int]] = PROMPTS, sampling: SamplingParams = GREEDY,
-          **more: Any) -> list[Report]:
-    """What the card reports. Without a report, streams and tokens are looked at."""
+          card_bytes: int = CARD_BYTES, **more: Any) -> list[Report]:
+    """What the card reports. Without a report, tokens are looked at."""
     checkpoint(family)
-    with emulated() as card, started(card, family, **more) as engine:
+    with emulated(card_bytes) as card, started(card, family, **more) as engine:
         if more.get("drafter") is not None:   # checkpoints are written at once, in steps with drafts
             cast(StoreTier, engine.core.scheduler.store).writes.draining = True
         made = answers(engine.core, prompts, sampling)
-        streams = len(card.order.queues)
     if card.reports:
         return card.reports
-    lanes = 0 if more.get("store") is None else 2   # of transfers
-    assert streams <= 2 + lanes, f"{streams} streams: recordings do not share one"
     assert_tokens_of_transformers(family, prompts, made)
     return []
 
@@ -69,29 +74,88 @@ def store() -> list[Report]:
 
 
 def drafts() -> list[Report]:
-    """Steps with drafts store their checkpoints. Their replays wait for tables, which is known."""
-    prompt = list(range(3, 69))
-    said = said_by_transformers("qwen3_5", prompt, LONGER.max_tokens)
-    drafter = AnswerDrafter("perfect", dict.fromkeys(range(3), said), 512)
+    """Steps with drafts store the checkpoints of another prompt. Their replays wait for tables, which is
+    known."""
+    prompts = [list(range(3, 43)), list(range(50, 182))]
+    said = said_by_transformers("qwen3_5", prompts[0], LONGER.max_tokens)
+    drafter = AnswerDrafter("adversarial", dict.fromkeys(range(3), said), 512)
     with tempfile.TemporaryDirectory() as directory:
-        reports = serve("qwen3_5", [prompt], LONGER, store=directory, drafter=drafter)
+        reports = serve("qwen3_5", prompts, LONGER, store=directory, drafter=drafter)
         assert drafter.drafted
         return [report for report in reports if report.kind != "wait"]
 
 
-def hybrid() -> list[Report]:
+def decodes() -> list[Report]:
+    """In graphs, whose kernels read a table of runs."""
     return serve("qwen3_5")
 
 
-def eager() -> list[Report]:
-    """Prompts beside decodes, launched from Python."""
-    return serve("qwen3_5", [list(range(3, 60)), [7], list(range(3, 40))], cuda_graphs="off")
+def large_card() -> list[Report]:
+    """There is room for a start that wastes memory."""
+    return serve(card_bytes=512 << 20, memory="16MiB")
 
 
-def full_card() -> list[Report]:
-    """The arena takes all but a tenth of what the start leaves; no graph is overestimated."""
+def hybrid() -> list[Report]:
+    """A checkpoint is copied: the second prompt begins as the first."""
+    return serve("qwen3_5", [list(range(3, 69)), list(range(3, 72))])
+
+
+def long_prompt() -> list[Report]:
+    """A step with much to bring and many tokens, launched from Python."""
+    return serve("qwen3", [list(range(3, 69))], cuda_graphs="off", max_num_seqs=1)
+
+
+def small_steps() -> list[Report]:
+    """A prefix comes back that takes more memory than a step."""
     with tempfile.TemporaryDirectory() as directory:
-        return serve("qwen3_5", [list(range(3, 69))], store=directory, cuda_graphs="off")
+        return [report for _ in range(2) for report in serve(
+            "qwen3", [list(range(3, 117))], store=directory, cuda_graphs="off", max_num_seqs=1,
+            max_num_batched_tokens=16)]
+
+
+def sleep() -> list[Report]:
+    """The weights go to the host, and come back."""
+    checkpoint("qwen3")
+    with emulated() as card:
+        with started(card, "qwen3", cuda_graphs="off") as engine:
+            card.serving = False
+            executor = cast(TorchExecutor, engine.core.executor)
+            for part in executor.sleep(1):
+                executor.wake(part)
+        return card.reports
+
+
+def other_versions() -> list[Report]:
+    """A torch that no test ran with."""
+    with emulated() as card, mock.patch.object(torch, "__version__", "2.10.1"):
+        if not any("torch 2.10.1" in remark for remark in device.remarks(CUDA)):
+            card.report("versions", "the start says nothing of torch 2.10.1, which was not tested")
+        return card.reports
+
+
+class LatePlans:
+    """FlashInfer's wrapper, as far as its plans: numbers that it writes to pinned memory of its own, and
+    copies from there."""
+
+    def __init__(self, workspace: torch.Tensor, _: str) -> None:
+        self._numbers = torch.zeros(64, dtype=torch.int64, pin_memory=True)
+        self._there = workspace[:512].view(torch.int64)
+
+    def plan(self, *, numbers: list[int]) -> None:
+        self._numbers.numpy()[:] = numbers
+        self._there.copy_(self._numbers, non_blocking=True)
+
+
+def plans() -> list[Report]:
+    """Three steps of prompts by FlashInfer, launched before the first has run."""
+    library = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=LatePlans)
+    with emulated() as card, mock.patch.object(prefill_backend, "_library", library), \
+            mock.patch.object(prefill_backend, "WORKSPACE_BYTES", 4096):
+        planner = prefill_backend._Planner(CUDA)
+        for step in range(3):
+            planner.plan(numbers=[step] * 64)
+        torch.cuda.synchronize()
+        return card.reports
 
 
 def record() -> list[Report]:
@@ -141,21 +205,69 @@ class Mutant:
 
 
 MUTANTS: dict[str, Mutant] = {
+    "old 1: a table that only a graph reads is freed": Mutant(
+        Recordings, "record", "_Recorded(replay, tensors)", "_Recorded(replay, ())", decodes,
+        "^freed: .* on memory that was freed"),
     "old 2: one step that cannot be recorded ends the start": Mutant(
         Recordings, "record", "except refusals() as error", "except ZeroDivisionError as error", record,
-        "during capture"),
+        "RuntimeError: .*during capture"),
+    "old 3: weights are pinned by torch's allocator": Mutant(
+        HostBuffer, "__init__", "torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)",
+        "torch.empty(size, dtype=torch.uint8, pin_memory=True)", sleep,
+        "^pinning: .* stay pinned in torch's allocator"),
+    "old 4: each graph is recorded on a stream of its own": Mutant(
+        CudaCapture, "capture", "self._stream or cuda.Stream", "cuda.Stream", large_card,
+        "^pool: graphs of one pool are recorded on several streams"),
+    "old 5: a version that was not tested starts silently": Mutant(
+        device, "remarks", "if others:", "if False:", other_versions, "^versions: "),
+    "old 6: a plan of FlashInfer is written while the one before is copied": Mutant(
+        prefill_backend._Planner, "plan", "wait_for(self._copied[turn])", "pass", plans,
+        "^reused: the host wrote"),
+    "old 7: the reserve measures decodes alone": Mutant(
+        reserve._Measurement, "run", "for shape in self._shapes}", "for shape in self._shapes[-1:]}",
+        long_prompt, "^reserve: .* more than the start counted"),
+    "old 8: kernels of the arena's work compile when they are first needed": Mutant(
+        TorchExecutor, "__init__", "warm(self.arena)", "pass", hybrid, "^compile: .* inside of a request"),
+    "old 9: each recording takes a workspace of cuBLAS": Mutant(
+        CudaCapture, "capture", "self._stream or cuda.Stream", "cuda.Stream", large_card,
+        "^workspace: one thread multiplies on more than 2 streams"),
+    "old 10: a usual step does not fit into the staging buffer": Mutant(
+        rows, "step_bytes", "return 1 << (8 *", "return 64 << (0 *", long_prompt,
+        "^wait: a copy from pageable memory"),
     "old 11: another thread ends a recording": Mutant(
         CudaCapture, "capture", 'capture_error_mode="thread_local"', 'capture_error_mode="global"',
-        record_beside_a_thread, "stream is capturing|during capture"),
+        record_beside_a_thread, "operation not permitted when stream is capturing|during capture"),
     "new 1: the sampler takes the card for the host": Mutant(
         sampler.Sampler, "__init__", "is_remote(device)", "False", serve, "same device|convert cuda"),
-    "new 4: a load does not wait for the steps that use its pages": Mutant(
-        transfers._Lane, "behind_steps", "self._stream.wait_stream(", "(lambda _: None)(", store, "order: "),
-    "new 4: pages are handed over before their load has ended": Mutant(
-        transfers.DeviceTransfers, "are_done", "self._ends[0][0] <= step", "False", store, "order: |early: "),
+    "new 2: a step with drafts does not wait for its stores": Mutant(
+        transfers.DeviceTransfers, "are_done", "self._ends[0][0] <= step", "False", drafts,
+        "^early: the host reads at the store's thread"),
+    "new 3: a load takes memory of its own size": Mutant(
+        transfers.DeviceTransfers, "load", "room_B[:host_PB.numel()].view",
+        "torch.empty_like(room_B[:host_PB.numel()]).view", small_steps,
+        "^reserve: .* more than the start counted"),
+    "new 4: a load or store brings its ids from pageable memory": Mutant(
+        transfers.DeviceTransfers, "load", "ids.device[rows, 0]",
+        "torch.from_numpy(ids.host[rows, 0].astype('int64')).to(room_B.device)", store,
+        "^wait: a copy from pageable memory"),
     "new 5: the pool of an invalid recording is used again": Mutant(
         CudaCapture, "capture", "self._stream = self._pool = None", "pass", record,
         "already recording to mempool_id"),
+    "new 6: transfer buffers are pinned when they are needed": Mutant(
+        HostRoom, "take", "piece_bytes = -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES",
+        "return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()", store,
+        "^pinning: .* inside of a request"),
+    "new 7: the steps' thread replays nothing before the first request": Mutant(
+        TorchExecutor, "warm", "self._worker.call(self._warm)", "pass", serve,
+        "^upload: a graph is replayed for the first time"),
+    "new 8: nothing says which versions were tested": Mutant(
+        device, "remarks", 'versions = {"torch": str(torch.__version__)}', "versions = {}", other_versions,
+        "^versions: "),
+    "also: a load does not wait for the steps that use its pages": Mutant(
+        transfers._Lane, "behind_steps", "self._stream.wait_stream(", "(lambda _: None)(", store, "^order: "),
+    "also: pages are handed over before their load has ended": Mutant(
+        transfers.DeviceTransfers, "are_done", "self._ends[0][0] <= step", "False", store,
+        "^order: |^early: "),
 }
 
 
@@ -182,9 +294,16 @@ def test_the_emulated_gpu_finds_a_fault_that_is_put_back(name: str) -> None:
             told = [str(report) for report in mutant.scenario()]
         except Exception as error:
             told = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-    assert re.search(mutant.found, "\n".join(told)), f"not found, or otherwise: {told}"
+    assert re.search(mutant.found, "\n".join(told), re.MULTILINE), f"not found, or otherwise: {told}"
 
 
-@pytest.mark.parametrize("scenario", [record, record_beside_a_thread])
+@pytest.mark.parametrize("scenario", sample(dict.fromkeys(mutant.scenario for mutant in MUTANTS.values()), 3))
 def test_the_control_without_a_mutant_nothing_is_found(scenario: Callable[[], list[Report]]) -> None:
     assert not scenario()
+
+
+def test_the_table_of_the_documentation_has_each_fault_once() -> None:
+    rows = re.findall(r"^\| (old \d+|new \d+|also): (.*?) \|", GPU_PAGE.read_text(), re.MULTILINE)
+    assert [f"{fault}: {words}" for fault, words in rows] == list(MUTANTS)
+    wanted = [*(f"old {number}" for number in range(1, 12)), *(f"new {number}" for number in range(1, 9))]
+    assert [fault for fault, _ in rows if fault != "also"] == wanted

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from msgspec import structs
 
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import Card
-from tests.emulated_gpu.engines import GREEDY, answers, kinds, said_by_transformers, started
-from tests.emulated_gpu.sample import sample
-from tests.fixtures.drafters import AnswerDrafter
+from tests.emulated_gpu.engines import kinds
 
 CUDA = torch.device("cuda", 0)
 
@@ -61,8 +57,18 @@ def two_streams(card: Card, between: Callable[[torch.cuda.Stream, torch.cuda.Str
 def test_streams_without_an_event_are_reported(card: Card) -> None:
     two_streams(card, lambda one, other: None)
     torch.cuda.synchronize()
-    assert [report.kind for report in card.reports] == ["order"]
+    assert kinds(card) == {"order"}
     assert card.reports[0].text.count("test_order.py") == 2, "both places"
+
+
+def test_streams_without_an_event_run_in_any_order() -> None:
+    """By the seed: now and then the other stream is late, and the answer is wrong."""
+    seen = set()
+    for seed in range(40):
+        with emulated(seed=seed) as card:
+            y = two_streams(card, lambda one, other: [torch.zeros(1, device=CUDA) for _ in range(9)])
+            seen.add(y.tolist()[0])
+    assert seen == {0, 2}
 
 
 @pytest.mark.parametrize("between", [
@@ -103,21 +109,3 @@ def test_seeded_orders_of_correct_streams_report_nothing() -> None:
                     total += int(before)
             torch.cuda.synchronize()
             assert (x.item(), card.reports) == (total, [])
-
-
-@pytest.mark.parametrize("kind", sample(["perfect", "adversarial"], 1))
-def test_a_step_with_drafts_waits_for_its_stores(kind: Any, tmp_path: Path) -> None:
-    """Fault 2: the buffer went to the writing thread while it was copied."""
-    family, prompt = "qwen3_5", list(range(3, 69))
-    longer = structs.replace(GREEDY, max_tokens=10)
-    said = said_by_transformers(family, prompt, longer.max_tokens)
-    drafter = AnswerDrafter(kind, dict.fromkeys(range(3), said), 512)
-    with emulated() as card, started(card, family, drafter=drafter, store=str(tmp_path)) as engine:
-        tier = engine.core.scheduler.store
-        assert tier is not None
-        tier.writes.draining = True   # checkpoints are written at once, in steps with drafts
-        made = answers(engine.core, [prompt], longer)
-    assert drafter.drafted
-    assert engine.puts
-    assert not kinds(card) & {"early", "reused", "order"}, card.reports
-    assert made == [said]

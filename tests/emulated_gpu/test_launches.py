@@ -1,0 +1,101 @@
+"""Launches: of device memory alone, inside of their arguments, compiled before the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tests.emulated_gpu import emulated
+from tests.emulated_gpu.card import Card
+from tests.emulated_gpu.engines import kinds
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def card() -> Iterator[Card]:
+    with emulated() as one:
+        yield one
+
+
+@triton.jit
+def _gather(x, index, out, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    tl.store(out + at, tl.load(x + tl.load(index + at)))
+
+
+def gather(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(4, device=x.device)
+    launch: Any = _gather
+    launch[(1,)](x, index, out, COUNT=4)
+    return out
+
+
+def test_a_launch_computes_on_the_card(card: Card) -> None:
+    x, index = torch.arange(8, dtype=torch.float32, device=CUDA), torch.tensor([3, 0, 7, 1], device=CUDA)
+    assert gather(x, index).tolist() == [3, 0, 7, 1]
+    assert not card.reports
+
+
+def test_a_launch_refuses_memory_of_the_host(card: Card) -> None:
+    with pytest.raises(ValueError, match="Pointer argument"):
+        gather(torch.ones(8, device=CUDA), torch.arange(4))
+
+
+def test_a_launch_refuses_a_grid_that_is_too_large(card: Card) -> None:
+    x, launch = torch.ones(8, device=CUDA), _gather
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        launch[(1, 65_536)](x, torch.arange(4, device=CUDA), x, COUNT=4)   # type: ignore[index]
+
+
+@pytest.mark.parametrize("index", [[0, 1, 2, 8], [0, 1, 2, -1]])
+def test_an_address_outside_of_the_arguments_is_reported(card: Card, index: list[int]) -> None:
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        gather(torch.ones(8, device=CUDA), torch.tensor(index, device=CUDA)).tolist()
+    assert kinds(card) == {"bounds"}
+    assert "_gather" in card.reports[0].text
+
+
+def test_an_index_in_freed_memory_is_reported(card: Card) -> None:
+    """Poison is an index far outside: it ends no process."""
+    x, index = torch.ones(8, device=CUDA), torch.empty(4, dtype=torch.int64, device=CUDA)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        gather(x, index).tolist()
+    assert kinds(card) == {"bounds"}
+
+
+def test_only_bytes_that_a_launch_touches_need_an_order(card: Card) -> None:
+    """Two streams in one tensor: halves of it are no clash, the same half is one."""
+    for first, clashes in ((4, False), (0, True)):
+        x, other = torch.zeros(256, device=CUDA), torch.cuda.Stream()
+        index = torch.arange(4, device=CUDA)
+        torch.cuda.synchronize()
+        card.reports.clear()
+        with torch.cuda.stream(other):
+            x[32 * first : 32 * first + 128].fill_(1)
+        gather(x, index)
+        torch.cuda.synchronize()
+        assert ("order" in kinds(card)) is clashes, card.reports
+
+
+def test_a_compilation_inside_of_a_request_is_reported(card: Card) -> None:
+    x, index = torch.ones(8, device=CUDA), torch.arange(4, device=CUDA)
+    gather(x, index)
+    card.serving = True
+    gather(x, index)
+    assert not card.reports, "the control: it is compiled"
+    gather(x, index[:4].to(torch.int32))
+    assert kinds(card) == {"compile"}
+    assert "test_launches.py" in card.reports[0].text
+
+
+def test_a_recording_refuses_to_compile(card: Card) -> None:
+    x, index = torch.ones(8, device=CUDA), torch.arange(4, device=CUDA)
+    with pytest.raises(RuntimeError, match="compiling _gather"), \
+            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
+        gather(x, index)
