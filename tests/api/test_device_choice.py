@@ -202,11 +202,13 @@ class Pooled:
             self.meter.used = 0
 
 
-def measured(rows: int, capture: bool = False, step_tokens: int = 1000) -> tuple[Reserve, Greedy, Pooled]:
+def measured(rows: int, capture: bool = False, step_tokens: int = 1000, *,
+             windows: bool = False) -> tuple[Reserve, Greedy, Pooled]:
     meter = FakeMeter()
     model, pooled = Greedy(meter), Pooled(meter)
     reserve = measure_reserve(model, model.spec, "float32", step_tokens=step_tokens, rows=rows, model_len=400,
-                              device=torch.device("cpu"), meter=meter, capture=pooled if capture else None)
+                              device=torch.device("cpu"), meter=meter, capture=pooled if capture else None,
+                              windows=windows)
     return reserve, model, pooled
 
 
@@ -305,6 +307,8 @@ def test_graphs_are_budgeted_by_recording_two_of_them() -> None:
     decodes, mixed = 5300 + 4 * 300, 5300 + 15 * 300
     assert reserve.graph_bytes == decodes + mixed, "of 1, 2, 4, 8 and 12 decodes; of 16 sizes with prompts"
     assert reserve.total_bytes == reserve.step_bytes + reserve.graph_bytes
+    with_drafts, _, _ = measured(12, capture=True, windows=True)
+    assert with_drafts.graph_bytes == reserve.graph_bytes + 20 * 300, "ten sizes of windows, and their states"
 
 
 def test_steps_with_prompts_may_be_left_out_of_the_graphs() -> None:

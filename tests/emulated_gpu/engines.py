@@ -6,6 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -67,7 +68,7 @@ def started(card: Card, family: str, *, drafter: Drafter | None = None, **more: 
     drafts = mock.patch.object(assembly, "make_drafter", return_value=drafter)
     dear = mock.patch.object(prefix_store, "GPU_FLOPS", 1.0)   # or a tiny model computes what it could load
     with quick_start(card), dear, contextlib.nullcontext() if drafter is None else drafts:
-        made = assembly.assemble(EngineConfig(model=str(checkpoint(family)), **SMALL | more))
+        made = assembly.assemble(EngineConfig(model=str(_directory(family)), **SMALL | more))
     engine = Started(made.core, made.info)
     _watch_store(card, engine)
     card.begin_serving()
@@ -79,6 +80,11 @@ def started(card: Card, family: str, *, drafter: Drafter | None = None, **more: 
         del made, engine
         gc.collect()   # pinned memory is given back while there is a card
         card.look_at_host_memory()
+
+
+def _directory(family: str) -> Path:
+    """Of a family's test checkpoint, or the path itself."""
+    return Path(family) if "/" in family else checkpoint(family)
 
 
 def _watch_store(card: Card, engine: Started) -> None:

@@ -39,7 +39,14 @@ from typing import TYPE_CHECKING
 
 from weft.assemble.identity import engine_identity, weight_files
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
-from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, plan_memory, ram_room
+from weft.assemble.room import (
+    cache_dtypes,
+    measured_gpu_room,
+    mixed_tokens_max,
+    plan_memory,
+    ram_room,
+    records_windows,
+)
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.engine.engine import EngineCore
@@ -202,7 +209,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     group = None if ranks is None else ranks.group
     loaded = load_weights(config, name, directory, tell, device, group)
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
-    capture = choose_capture(config, device, loaded, group)
+    capture = choose_capture(config, device, group)
     room = (measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell) if device.type == "cuda"
             else ram_room(config, spec, kv_dtype))
     if ranks is not None:
@@ -215,7 +222,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     own = TorchExecutor(
         loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
         reload=lambda: load_weights(config, name, directory, lambda line: None, device, group),
-        capture=capture, mixed_tokens_max=mixed_tokens_max(config),
+        capture=capture, mixed_tokens_max=mixed_tokens_max(config), windows=records_windows(config),
         sampler=Sampler if ranks is None else ranks.sampler)
     executor = own if ranks is None else ranks.executor(own)   # every rank has its arena then
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]
@@ -365,10 +372,9 @@ def _weights_cache(config: EngineConfig, directory: Path, device: torch.device,
                         hashlib.sha256(repr(facts).encode()).hexdigest()[:32])
 
 
-def choose_capture(config: EngineConfig, device: torch.device, loaded: LoadedModel,
-                   ranks: RankGroup | None) -> Capture | None:
-    """On a GPU, unless it is turned off or the model has its head. Several ranks record together."""
-    if device.type != "cuda" or config.cuda_graphs == "off" or loaded.model.mtp is not None:
+def choose_capture(config: EngineConfig, device: torch.device, ranks: RankGroup | None) -> Capture | None:
+    """On a GPU, unless it is turned off. Several ranks record together."""
+    if device.type != "cuda" or config.cuda_graphs == "off":
         return None
     from weft.ranks.graph_capture import RankedCapture
     from weft.runner.graphs import CudaCapture

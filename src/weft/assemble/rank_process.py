@@ -35,7 +35,7 @@ from weft.assemble.assembly import (
     prepare_torch,
 )
 from weft.assemble.ranks import group_of, identity_of, identity_with, meet, settings_of
-from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room
+from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room, records_windows
 from weft.errors import ConfigError, UserError
 from weft.ranks.messages import (
     RankBuffer,
@@ -77,7 +77,7 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
 
     loaded = load()
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
-    capture = choose_capture(config, device, loaded, group)
+    capture = choose_capture(config, device, group)
     room = (ram_room(config, spec, kv_dtype) if device.type == "cpu" else
             measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, lambda line: None))
     identity = identity_with(identity_of(launch.directory, settings_of(config)), loaded)
@@ -96,7 +96,7 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
     try:
         executor = TorchExecutor(loaded.model, layout.arena, layout.sizes, kv_scales=loaded.kv_scales,
                                  device=device, reload=load, capture=capture,
-                                 mixed_tokens_max=mixed_tokens_max(config),
+                                 mixed_tokens_max=mixed_tokens_max(config), windows=records_windows(config),
                                  sampler=partial(FollowingSampler, leader))
     except (MemoryError, RuntimeError) as error:
         size = format_bytes(layout.arena.arena_bytes)

@@ -82,7 +82,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     tokens = config.max_num_batched_tokens or STEP_TOKENS_GPU
     measure = partial(
         measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
-        meter=CudaMeter(device), mixed_tokens_max=mixed_tokens_max(config),
+        meter=CudaMeter(device), mixed_tokens_max=mixed_tokens_max(config), windows=records_windows(config),
         model_len=min(config.max_model_len or spec.max_positions, spec.max_positions))
     tell("memory: measuring what a step takes")
     try:
@@ -121,6 +121,11 @@ def _fitting_tokens(measure: Callable[..., Reserve], tokens: int) -> int | None:
             continue
         return tokens
     return None
+
+
+def records_windows(config: EngineConfig) -> bool:
+    """Whether steps with drafts are recorded as graphs."""
+    return config.speculate != "off"
 
 
 def mixed_tokens_max(config: EngineConfig) -> int:

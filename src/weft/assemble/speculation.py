@@ -39,8 +39,8 @@ _NAME = "profile run"
 
 
 def loads_head(config: EngineConfig, device: torch.device) -> bool:
-    """Whether the model's own head is read. On a GPU a model with its head has no CUDA graphs, so ``auto``
-    goes without."""
+    """Whether the model's own head is read. On a GPU it is launched from Python, so ``auto`` goes without
+    there."""
     named = "mtp" in parse_sources(config.speculate)
     return named and (config.speculate != "auto" or device.type == "cpu")
 

@@ -70,7 +70,8 @@ class StepBatch:
     ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], for the runs that sample: the index in
     the plan, the row, and the position of the token to choose. A window has one entry for each of its tokens.
     On the device: ``sample_index_X``, the index in T of the token before it, None if that is every token;
-    ``sample_rows_X``, their rows, None in a steady step."""
+    ``sample_rows_X``, their rows, None in a steady step. ``head_inputs``: for the model's own head, where a
+    graph computes the step."""
 
     inputs: StepInputs | DecodeBlock | MixedBlock
     sample_runs: Int64s
@@ -79,6 +80,7 @@ class StepBatch:
     sample_index_X: torch.Tensor | None
     sample_rows_X: torch.Tensor | None
     prompt_spans: tuple[PromptSpan, ...] = ()
+    head_inputs: StepInputs | None = None
 
     def sampled_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the runs that sample [X, D], of the output of ``forward`` for ``inputs``."""
@@ -193,10 +195,11 @@ class BatchBuilder:
             width = next((width for width in self.decode_widths if width >= decodes), 0)
             if width:
                 return _Padding(width - decodes, graphed=True)
-        elif self.mixed_shapes and not plan.verify_count and plan.mtp_drafts is None:
+        elif self.mixed_shapes and (plan.verify_runs.stop == plan.run_count if plan.verify_count
+                                    else plan.mtp_drafts is None):
             prompts = plan.lengths[decodes:].tolist()
-            shape = next((shape for shape in self.mixed_shapes
-                          if shape.holds(decodes, prompts, len(plan.taps))), None)
+            shape = next((shape for shape in self.mixed_shapes if shape.holds(
+                decodes, prompts, len(plan.taps), windows=plan.verify_count > 0)), None)
             if shape is not None:
                 return _Padding(shape.decodes - decodes, True, shape, shape.prompts + 1 - len(prompts),
                                 shape.tokens - shape.decodes - sum(prompts))
@@ -278,6 +281,8 @@ class BatchBuilder:
         every = len(staged.sample_runs) == staged.token_count
         return StepBatch(
             inputs=self._block(staged) if staged.padding.graphed else self._inputs(staged),
+            head_inputs=(self._inputs(staged) if staged.padding.graphed and plan.mtp_drafts is not None
+                         else None),
             sample_runs=staged.sample_runs,
             sample_rows=plan.rows[staged.sample_runs].astype(np.int64),
             sample_positions=staged.sample_positions,
@@ -294,9 +299,10 @@ class BatchBuilder:
 
     def _inputs(self, staged: _StagedRuns) -> StepInputs:
         run_count, token_count = len(staged.lengths), staged.token_count
+        fields = [stride_of(token_count)] * 2 + [stride_of(run_count)] * 4
         tokens_T, positions_T, starts_R, slots_R, context_R, rows_R = (
             field[:count] for field, count in zip(
-                torch.split(staged.flat.device, [stride_of(token_count)] * 2 + [stride_of(run_count)] * 4),
+                torch.split(staged.flat.device[: sum(fields)], fields),
                 [token_count] * 2 + [run_count] * 4, strict=True))
         _, (starts, slots, contexts, _) = _fields(staged.flat.host, token_count, run_count)
         pages_used = max(1, ceil_div(int(contexts.max(initial=0)), PAGE_TOKENS))

@@ -13,9 +13,21 @@ and PAD fills the rest. All numbers of a step arrive in one block:
 
     int64   tokens | positions [T each] | starts | slots | contexts | rows [R each] | table of runs (int32s)
 
-A step that fits no shape is launched from Python: more prompts, windows of drafts, longer. A PAD token costs
-what a token costs in matrix products, so the table is fine where the device is busy: at most a quarter is PAD
-from 384 tokens on.
+*Windows of drafts* are such steps too: in the place of prompts they have windows, of a few tokens each
+(``MixedShape.window``). Their states follow from the tokens that are chosen, by a second graph for each
+shape. It reads the log that the first one wrote (``tensor.replay_log``), and is recorded right behind it. No
+other graph is replayed between the two, so the log may lie in the memory that all graphs share.
+
+    replay   int64   starts | slots | contexts [windows + 1 each] | table of runs     lengths: what was right
+
+Shapes. Tokens from 64 to 2,048: longer steps hide their launches behind the device's work. Decode rows are 8,
+64 and all rows. Up to 4 prompts. Windows: 1, 4 or 16 of up to 2, 4, 8 or 16 tokens, 64 tokens in all, which
+makes 10 shapes of two graphs. A step that fits no shape is launched from Python: more prompts, prompts beside
+windows, longer. A PAD token costs what a token costs in matrix products, so the table is fine where the
+device is busy: at most a quarter is PAD from 384 tokens on, and no more than the launches cost below.
+
+Memory. All graphs record into the pool of the decode graphs, the largest shape first, so that each further
+graph adds its nodes alone. ``reserve`` measures both before the arena takes the rest.
 
 A recorded step computes the output of all tokens in the last layer, as it cannot know which ones sample. A
 library for prompts that plans on the host (FlashInfer) cannot be recorded; the refusal is reported at start.
@@ -28,7 +40,7 @@ each number of prompts (four times the graphs, to save a few idle programs).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,10 +48,12 @@ import numpy.typing as npt
 import torch
 
 from weft.runner.graphs import Capture, Forward, Recordings, Step, UnreadableList, known_tokens, stride_of
+from weft.runner.staging import Staging
 from weft.tensor import gpu
 from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
-from weft.units import CHUNK_TOKENS, PAD, ceil_div
+from weft.tensor.replay_log import ReplayLog
+from weft.units import CHUNK_TOKENS, PAD, VERIFY_TOKENS_MAX, ceil_div
 
 TOKENS = (64, 128, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 TOKENS_MAX = TOKENS[-1]
@@ -48,18 +62,25 @@ DECODES = (8, 64)
 PROMPTS = 4
 CUTS = 3
 """Chunks of a prompt beyond its tokens by 64. It begins and ends inside of one; a tap may be off the grid."""
+WINDOWS = (1, 4, 16)
+WINDOW_TOKENS = (2, 4, 8, 16)
+"""Windows of a step, and tokens of each."""
 
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MixedShape:
-    """Counts of a recorded step: ``tokens`` of all runs; ``decodes``, ``prompts`` and ``chunks`` at most."""
+    """Counts of a recorded step: ``tokens`` of all runs; ``decodes``, ``prompts`` and ``chunks`` at most.
+    ``window``: tokens of each window, where the prompts are windows. ``forward``: False for the replay of
+    their states."""
 
     tokens: int
     decodes: int
     prompts: int
     chunks: int
+    window: int = 0
+    forward: bool = True
 
     @property
     def runs(self) -> int:
@@ -68,10 +89,15 @@ class MixedShape:
     @property
     def block_numbers(self) -> int:
         """int64 values of a block."""
+        if not self.forward:
+            runs = self.prompts + 1
+            return 3 * stride_of(runs) + device_runs.table_numbers(runs, self.chunks) // 2
         table = device_runs.table_numbers(self.runs, self.chunks)
         return 2 * stride_of(self.tokens) + 4 * stride_of(self.runs) + table // 2
 
-    def holds(self, decodes: int, prompt_lengths: Sequence[int], taps: int) -> bool:
+    def holds(self, decodes: int, prompt_lengths: Sequence[int], taps: int, *, windows: bool = False) -> bool:
+        if windows != bool(self.window) or (windows and max(prompt_lengths) > self.window):
+            return False
         rest = self.tokens - self.decodes - sum(prompt_lengths)
         if rest < 0 or decodes > self.decodes or len(prompt_lengths) > self.prompts:
             return False
@@ -85,6 +111,21 @@ class MixedBlock:
 
     shape: MixedShape
     flat: torch.Tensor
+
+
+def recorded_shapes(rows_max: int, step_tokens_max: int, *, windows: bool) -> tuple[MixedShape, ...]:
+    """Ascending: of steps with prompts and, with ``windows``, of steps with drafts."""
+    with_drafts = window_shapes(rows_max) if windows and step_tokens_max else ()
+    return tuple(sorted([*mixed_shapes(rows_max, step_tokens_max), *with_drafts]))
+
+
+def window_shapes(rows_max: int) -> tuple[MixedShape, ...]:
+    """Ascending: steps with windows of drafts, and behind each the replay of its states."""
+    return tuple(sorted(
+        MixedShape(count * (1 + length), count, count,
+                   2 * count + ceil_div(count * length, CHUNK_TOKENS) + 1, length, forward)
+        for count in {min(count, rows_max) for count in WINDOWS} for length in WINDOW_TOKENS
+        if count * length <= VERIFY_TOKENS_MAX for forward in (False, True)))
 
 
 def mixed_shapes(rows_max: int, step_tokens_max: int) -> tuple[MixedShape, ...]:
@@ -114,8 +155,12 @@ class MixedGraphs:
         self.shapes = tuple(shapes)
         self._table = table
         self._chosen = chosen
-        self._static = torch.zeros(max((shape.block_numbers for shape in shapes), default=0),
-                                   dtype=torch.int64, device=table.device)
+        numbers = max((shape.block_numbers for shape in shapes), default=0)
+        self._static = torch.zeros(numbers, dtype=torch.int64, device=table.device)
+        self._log: ReplayLog | None = None
+        """Of the windows that were recorded last."""
+        self._replays = Staging(table.device, 8 * max((shape.block_numbers for shape in shapes
+                                                       if not shape.forward), default=0))
         self._recordings: Recordings[MixedShape] = Recordings(capture)
 
     @torch.inference_mode()
@@ -123,18 +168,23 @@ class MixedGraphs:
         """``forward`` over ``caches`` at all shapes."""
 
         def step_of(shape: MixedShape) -> Step:
-            self._block(shape).copy_(torch.from_numpy(self._pad_block(shape)))
-            return self._run_of(shape, forward, caches), (self._static,)
+            pad_block = self._pad_block(shape) if shape.forward else _replay_block(shape, [], [], [], [])
+            self._block(shape).copy_(torch.from_numpy(pad_block))
+            run = self._run_of(shape, forward, caches) if shape.forward else self._replay_of(shape)
+            return run, (self._static,)
 
         self._recordings.record(self.shapes, step_of)
+        self._log = None
 
     def forget(self) -> None:
         self._recordings.forget()
 
     @property
     def recorded_shapes(self) -> tuple[MixedShape, ...]:
-        """Ascending."""
-        return self._recordings.keys
+        """Ascending; those with windows whose replay is recorded too."""
+        keys = self._recordings.keys
+        return tuple(shape for shape in keys if shape.forward
+                     and (not shape.window or replace(shape, forward=False) in keys))
 
     @property
     def recorded_s(self) -> float:
@@ -142,16 +192,35 @@ class MixedGraphs:
 
     def refused_in_words(self) -> str | None:
         return self._recordings.refused_in_words(
-            "step", lambda shape: f"of {shape.tokens} tokens with {shape.decodes} decodes")
+            "step", lambda shape: f"of {shape.tokens} tokens with {shape.decodes} decodes"
+            + (f", windows of {shape.window}" if shape.window else "")
+            + ("" if shape.forward else ", its states"))
 
     def replay(self, block: MixedBlock) -> torch.Tensor:
         """hidden [tokens, D] after the final norm, valid until the next replay of any graph."""
         self._block(block.shape).copy_(block.flat)
         return self._recordings.replay(block.shape)
 
+    def replay_states(self, shape: MixedShape, starts: Sequence[int], lengths: Sequence[int],
+                      right: Sequence[int], slots: Sequence[int]) -> None:
+        """The states of the windows of the step that was replayed last, which had ``lengths`` tokens: after
+        ``right`` of them each."""
+        again = replace(shape, forward=False)
+        offsets = [sum(lengths[:window]) for window in range(len(lengths))]
+        self._replays.begin()
+        piece = self._replays.add(_replay_block(again, offsets, list(starts), list(right), list(slots)))
+        self._replays.send()
+        self._block(again).copy_(piece.device)
+        self._recordings.replay(again)
+
     def idle(self, shape: MixedShape) -> torch.Tensor:
-        """A step without a sequence. It reads and writes nothing of the arena."""
-        return self.replay(MixedBlock(shape, torch.from_numpy(self._pad_block(shape)).to(self._table.device)))
+        """A step without a sequence. It reads and writes nothing of the arena, but for the bytes of a slot
+        where it has windows: with what is there."""
+        block = torch.from_numpy(self._pad_block(shape)).to(self._table.device)
+        hidden = self.replay(MixedBlock(shape, block))
+        if shape.window:
+            self.replay_states(shape, [], [], [], [])
+        return hidden
 
     def _block(self, shape: MixedShape) -> torch.Tensor:
         return self._static[: shape.block_numbers]
@@ -192,8 +261,52 @@ class MixedGraphs:
                 lengths=unreadable("lengths", [1] * decodes), slots=unreadable("slots"),
                 fresh=unreadable("fresh"), decode_count=decodes, starts_R=starts_R, slots_R=slots_R,
                 context_R=context_R, page_table_RP=self._table.index_select(0, rows_R),
-                taps=unreadable("taps"), padded=True, memo=dict(memo))
+                taps=unreadable("taps"), padded=True, memo=dict(memo),
+                verify_count=shape.prompts if shape.window else 0,
+                log=ReplayLog(decodes, shape.tokens - decodes) if shape.window else None)
+            self._log = runs.log
             fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self._chosen)
             return forward(StepInputs(torch.cat((fed, tokens_T[decodes:])), positions_T, runs), caches)
 
         return run
+
+    def _replay_of(self, shape: MixedShape) -> Callable[[], torch.Tensor]:
+        """``shape`` is that of a replay."""
+        block, count = self._block(shape), shape.prompts + 1
+        starts_R, slots_R, context_R = block[: 3 * stride_of(count)].view(3, -1)[:, :count].unbind()
+        memo: dict[str, Any] = {}
+        if gpu.fits(self._table):
+            memo["device_runs"] = device_runs.unpack(
+                block[3 * stride_of(count) :].view(torch.int32), count, 0, shape.chunks)
+
+        def unreadable(name: str) -> Any:
+            return UnreadableList(name, count)
+
+        def run() -> torch.Tensor:
+            if self._log is None or replace(shape, forward=True) not in self._recordings.keys:
+                raise RuntimeError("the step before it is not recorded")
+            again = Runs(
+                offsets=unreadable("offsets"), starts=unreadable("starts"), lengths=unreadable("lengths"),
+                slots=unreadable("slots"), fresh=unreadable("fresh"), decode_count=0, starts_R=starts_R,
+                slots_R=slots_R, context_R=context_R, page_table_RP=self._table[:count], padded=True,
+                memo=dict(memo))
+            self._log.replay(slice(0, self._log.rows), again)
+            return starts_R
+
+        return run
+
+
+def _replay_block(shape: MixedShape, offsets: list[int], starts: list[int], lengths: list[int],
+                  slots: list[int]) -> Int64s:
+    """Windows of ``lengths`` right tokens, which begin at ``offsets`` of the log; PAD behind them."""
+    count, pads = shape.prompts + 1, shape.prompts + 1 - len(starts)
+    block = np.full(shape.block_numbers, PAD, np.int64)
+    by_run = block[: 3 * stride_of(count)].reshape(3, -1)
+    by_run[0, : len(starts)] = starts
+    by_run[1, : len(slots)] = slots
+    by_run[2] = 0
+    by_run[2, : len(starts)] = np.add(starts, lengths)
+    packed, _ = device_runs.pack_lists(offsets + [0] * pads, starts + [PAD] * pads, lengths + [0] * pads,
+                                       [False] * count, 0, (), shape.chunks)
+    fill_tables(block, packed)
+    return block

@@ -165,7 +165,7 @@ class HeadRunner:
         return self._table[:, :width].index_select(0, rows)
 
     def _ends(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> _Ends:
-        pads = inputs.runs.run_count - plan.run_count
+        pads = inputs.runs.decode_count - plan.decode_count
         runs, rows, starts = [], [], []
         for run in np.flatnonzero(plan.samples).tolist():
             at = run + (pads if run >= plan.decode_count else 0)
@@ -177,7 +177,7 @@ class HeadRunner:
 
     def _following(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> torch.Tensor:
         """int64 [T]: the token after each of the step; any token behind the wrong drafts of a window."""
-        pads = inputs.runs.run_count - plan.run_count
+        pads = inputs.runs.decode_count - plan.decode_count
         following = np.zeros(inputs.tokens_T.shape[0], np.int64)
         decodes = plan.decode_count
         following[:decodes] = result.tokens[:decodes]

@@ -41,7 +41,7 @@ from weft.request import LOGPROBS_MAX, SamplingParams
 from weft.runner.arena import DeviceArena
 from weft.runner.graphs import Capture, DecodeGraphs, decode_widths, pad_rows
 from weft.runner.kv_scales import one_prompt
-from weft.runner.mixed_graphs import TOKENS_MAX, MixedGraphs, MixedShape, mixed_shapes
+from weft.runner.mixed_graphs import TOKENS_MAX, MixedGraphs, MixedShape, recorded_shapes
 from weft.runner.sampler import Sampler, score
 from weft.runner.verify import replay
 from weft.spec import CacheDTypeName, ModelSpec
@@ -189,13 +189,14 @@ class Reserve:
 @torch.inference_mode()
 def measure_reserve(model: MeasuredModel, spec: ModelSpec, kv_dtype: CacheDTypeName, *, step_tokens: int,
                     rows: int, model_len: int, device: torch.device, meter: Meter,
-                    capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX) -> Reserve:
+                    capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
+                    windows: bool = False) -> Reserve:
     """``spec``: with the dtypes of states; ``step_tokens`` and ``rows``: the most of a step; ``model_len``:
     the longest sequence, which makes the width of the page table of every graph; ``capture``: None without
-    graphs; ``mixed_tokens_max``: of a recorded step with prompts."""
+    graphs; ``mixed_tokens_max``: of a recorded step with prompts; ``windows``: as for the executor."""
     with current(device):
         scratch.home = device
-        shapes = mixed_shapes(rows, min(step_tokens, mixed_tokens_max))
+        shapes = recorded_shapes(rows, min(step_tokens, mixed_tokens_max), windows=windows)
         return _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter).run(
             capture, shapes)
 

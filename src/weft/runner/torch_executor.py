@@ -44,7 +44,7 @@ from weft.runner.graphs import (
 )
 from weft.runner.kv_scales import head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
-from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, mixed_shapes
+from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
 from weft.runner.mtp import HeadRunner
 from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
@@ -92,6 +92,7 @@ class TorchExecutor:
     fp8, and measured for the other layers. ``reload`` reads the checkpoint again,
     after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
     called; None: never. ``mixed_tokens_max``: of a recorded step with prompts; 0: none is recorded.
+    ``windows``: steps with windows of drafts are recorded too.
     ``pad_decode_to`` and the two hooks are described above and in ``weft.runner.batch``. ``sampler`` makes
     the sampler: of one rank of several it is another. Not thread-safe: one step at a time."""
 
@@ -99,7 +100,7 @@ class TorchExecutor:
                  kv_scales: Mapping[int, torch.Tensor] | None = None,
                  reload: Callable[[], LoadedModel] | None = None, device: torch.device | None = None,
                  capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
-                 pad_decode_to: int = 0, observer: Observer | None = None,
+                 windows: bool = False, pad_decode_to: int = 0, observer: Observer | None = None,
                  before_step: BeforeStep | None = None,
                  sampler: MakeSampler = Sampler) -> None:
         device = scratch.home = device or torch.device("cpu")
@@ -117,8 +118,8 @@ class TorchExecutor:
         self.graphs = None if capture is None else DecodeGraphs(
             rows.table, rows.chosen, decode_widths(sizes.rows_max), capture)
         self.mixed_graphs = None if capture is None or capture.reads_host else MixedGraphs(
-            rows.table, rows.chosen,
-            mixed_shapes(sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max)), capture)
+            rows.table, rows.chosen, recorded_shapes(
+                sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max), windows=windows), capture)
         self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device)
         with current(device):
             self.sampler.warm()
@@ -214,14 +215,22 @@ class TorchExecutor:
                   began_s: float) -> LaunchedStep:
         """The rest of a step with windows. It is home at once: the states of the windows follow from its
         tokens."""
-        assert isinstance(batch.inputs, StepInputs)
         room = self._logits_room(len(batch.sample_runs))
         logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
         if self.observer is not None:
             self.observer(plan, logits_XV)
         chosen = choose(self.sampler, logits_XV,
                         SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions), plan)
-        replay(batch.inputs.runs, [len(tokens) for tokens in chosen.windows.values()])
+        right = [len(tokens) for tokens in chosen.windows.values()]
+        if isinstance(batch.inputs, MixedBlock):
+            assert self.mixed_graphs is not None
+            windows = slice(plan.verify_runs.start, plan.verify_runs.stop)
+            self.mixed_graphs.replay_states(batch.inputs.shape, plan.starts[windows].tolist(),
+                                            plan.lengths[windows].tolist(), right,
+                                            plan.slots[windows].tolist())
+        else:
+            assert isinstance(batch.inputs, StepInputs)
+            replay(batch.inputs.runs, right)
         self.batches.store(self.arena)
         prompts, scores = self._score_prompts(batch, hidden)
         # Waited for without scores too: the copies of the store are before it, and end with the step.
@@ -393,8 +402,10 @@ class TorchExecutor:
 
 
 def _step_inputs(batch: StepBatch) -> StepInputs:
-    assert isinstance(batch.inputs, StepInputs), "a step of a graph has no head"
-    return batch.inputs
+    """For the model's own head, which is launched from Python."""
+    inputs = batch.inputs if batch.head_inputs is None else batch.head_inputs
+    assert isinstance(inputs, StepInputs)
+    return inputs
 
 
 class LogitsRoom(NamedTuple):

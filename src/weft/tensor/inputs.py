@@ -65,11 +65,6 @@ class Runs:
     def run_count(self) -> int:
         return len(self.offsets)
 
-    @property
-    def verified_slots(self) -> list[int]:
-        """The slots of the windows."""
-        return self.slots[self.decode_count : self.decode_count + self.verify_count]
-
     def keeps(self, run: int) -> bool:
         """Whether the state behind ``run`` goes to its slot."""
         return not 0 <= run - self.decode_count < self.verify_count

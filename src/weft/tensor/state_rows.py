@@ -83,11 +83,15 @@ def decode_blocks(runs: Runs, state: torch.Tensor) -> list[StateRows]:
 @contextmanager
 def restored(state: torch.Tensor, runs: Runs) -> Iterator[None]:
     """What is written into the slots of windows inside is undone: for kernels that write every slot."""
-    slots = [] if runs.log is None else [slot for slot in runs.verified_slots if slot != PAD]
-    if not slots:
+    if runs.log is None or not runs.verify_count:
         yield
         return
-    index = torch.tensor(slots, dtype=torch.int64, device=state.device)
+    index = runs.memo.get("verified_slots")
+    if index is None:
+        slots_V = runs.slots_R[runs.decode_count : runs.decode_count + runs.verify_count]
+        # PAD, which a recorded step has, is another window's slot: it gets the same bytes once more.
+        other = slots_V.amax().clamp(min=0)
+        index = runs.memo["verified_slots"] = torch.where(slots_V == PAD, other, slots_V)
     # Before the kernel writes: it knows nothing of windows.
     held = state.index_select(0, index)
     yield

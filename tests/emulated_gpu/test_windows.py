@@ -1,0 +1,117 @@
+"""Windows of drafts as graphs, and models with a head of their own: the same tokens, and no wait."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from msgspec import structs
+
+from tests.emulated_gpu import emulated
+from tests.emulated_gpu.card import Card
+from tests.emulated_gpu.engines import (
+    GREEDY,
+    Started,
+    answers,
+    assert_tokens_of_transformers,
+    said_by_transformers,
+    started,
+)
+from tests.emulated_gpu.sample import ALL, sample
+from tests.fixtures.checkpoints import checkpoint
+from tests.fixtures.drafters import AnswerDrafter, Kind
+from tests.oracle.test_mtp import EMBEDDED, FREE
+from weft.assemble import assemble
+from weft.config import EngineConfig
+from weft.costs.rows import RowCosts
+from weft.runner.mixed_graphs import WINDOW_TOKENS, MixedGraphs, window_shapes
+from weft.runner.torch_executor import TorchExecutor
+from weft.speculation.speculator import Speculator
+
+PROMPTS = [[300, 20, 411, 5, 123], list(range(3, 43)), [7]][:3 if ALL else 2]
+LONGER = structs.replace(GREEDY, max_tokens=12 if ALL else 7)
+SHORTER = structs.replace(GREEDY, max_tokens=5)
+RECORDINGS_MAX = 20
+"""Of windows and of their states, that a start makes."""
+
+
+def graphs_of(engine: Started) -> MixedGraphs:
+    graphs = cast(TorchExecutor, engine.core.executor).mixed_graphs
+    assert graphs is not None
+    return graphs
+
+
+def counted(graphs: MixedGraphs) -> list[Any]:
+    """The replays of windows' states, from now on."""
+    seen: list[Any] = []
+    replay = graphs.replay_states
+
+    def counting(shape: Any, *rest: Any) -> None:
+        seen.append(shape)
+        replay(shape, *rest)
+
+    graphs.replay_states = counting  # type: ignore[method-assign]
+    return seen
+
+
+def served(card: Card, family: str, kind: Kind, **more: Any) -> tuple[list[list[int]], list[Any]]:
+    """The tokens of each prompt, and the windows that were replayed."""
+    said = {at: said_by_transformers(family, prompt, LONGER.max_tokens) for at, prompt in enumerate(PROMPTS)}
+    drafter = AnswerDrafter(kind, said, 512)
+    with started(card, family, drafter=drafter, speculate="auto", **more) as engine:
+        seen = []
+        if "cuda_graphs" not in more:
+            seen = counted(graphs_of(engine))
+            windows = {shape.window for shape in graphs_of(engine).recorded_shapes}
+            assert windows == {0, *WINDOW_TOKENS}, "some are refused"
+        made = answers(engine.core, PROMPTS, LONGER)
+    assert drafter.drafted
+    return made, seen
+
+
+@pytest.mark.parametrize(("family", "kind"), sample(
+    [(family, kind) for family in ("qwen3_5", "qwen3", "bamba", "lfm2", "kimi_linear", "jamba")
+     for kind in ("perfect", "adversarial", "random")], 1))
+def test_windows_are_replayed_with_the_tokens_of_transformers(family: str, kind: Kind) -> None:
+    checkpoint(family)
+    for prompt in PROMPTS:
+        said_by_transformers(family, prompt, LONGER.max_tokens)
+    with emulated() as card:
+        made, seen = served(card, family, kind)
+        assert seen, "windows were launched from Python"
+        assert not card.reports, [str(report) for report in card.reports]
+    assert_tokens_of_transformers(family, PROMPTS, made)
+    if not ALL:
+        return
+    with emulated() as card:
+        eager, _ = served(card, family, kind, cuda_graphs="decodes")
+    assert made == eager
+
+
+def test_a_start_records_no_more_windows_than_it_says() -> None:
+    for rows in (1, 2, 4, 15, 16, 256):
+        shapes = window_shapes(rows)
+        assert len(shapes) <= RECORDINGS_MAX
+        assert [shape.forward for shape in shapes] == [False, True] * (len(shapes) // 2)
+
+
+def test_a_model_with_a_head_decodes_by_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def speculator() -> Speculator:
+        return Speculator(("mtp",), costs=RowCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
+
+    expected = assemble(EngineConfig(model=str(EMBEDDED), device="cpu", speculate="off", threads=1,
+                                     max_model_len=256)).core
+    wanted = answers(expected, PROMPTS[:1], SHORTER)
+    expected.close()
+    source = speculator()
+    with emulated() as card, started(card, str(EMBEDDED), drafter=source, speculate="mtp") as engine:
+        seen, before = counted(graphs_of(engine)), card.replays
+        made = answers(engine.core, PROMPTS[:1], SHORTER)
+        replays = card.replays - before
+        kinds = {report.kind for report in card.reports}
+    assert source.stats().sources["mtp"].accepted
+    assert seen
+    assert replays > len(seen)
+    # A head's drafts come home one by one. The profile run compiles its kernels; this test has none.
+    assert not kinds - {"wait", "compile"}
+    assert made == wanted
