@@ -2,8 +2,8 @@
 
 A launch replaces the functions of ``triton.language`` by those of the interpreter, and puts them back at its
 end. The interpreter replaces them again in every call of a function inside the kernel, thousands of times a
-launch. It builds its table of dtypes at each lookup, and the type and the shape of each value anew. Here all of
-it happens once.
+launch. It builds its table of dtypes at each lookup, and the type and the shape of each value anew. Here all
+of it happens once.
 """
 
 from __future__ import annotations

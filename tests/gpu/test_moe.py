@@ -86,14 +86,21 @@ def test_tokens_lie_on_the_grid_axis_without_a_bound(monkeypatch: pytest.MonkeyP
             grids[self.name] = grid
             return lambda *_, **__: None
 
-    for name in ("_align", "_product", "_combine"):
+    for name in ("_count", "_align", "_product", "_combine"):
         monkeypatch.setattr(triton, name, Recorder(name))
     tokens = GRID_YZ_MAX + 1
     triton.moe(torch.zeros(tokens, 16), torch.zeros(tokens, 1, dtype=torch.int64), torch.ones(tokens, 1),
                torch.zeros(2, 32, 16), torch.zeros(2, 16, 16))
     assert grids["_combine"][0] == tokens
-    assert len(grids) == 3
+    assert len(grids) == 4
     assert max(size for grid in grids.values() for size in grid[1:]) <= GRID_YZ_MAX
+
+
+def test_many_pairs_are_counted_first(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two launches, and the same sums."""
+    made = case(600, 5, 3, 24, 16)
+    monkeypatch.setattr(triton, "COUNTED_PAIRS", 1024)
+    torch.testing.assert_close(call(made, device), twin(made), **close(torch.float32))
 
 
 def test_company_changes_no_token(device: torch.device) -> None:
@@ -106,14 +113,22 @@ def test_company_changes_no_token(device: torch.device) -> None:
 
 @pytest.mark.parametrize("chosen", [[0] * 40, [3, 1] * 20, list(range(4)) * 10, [3] * 33 + [0] * 7,
                                     [2], [-1] * 3 + [1] * 17, [-1]])
-def test_tiles_hold_every_pair_once_and_never_two_experts(chosen: list[int], device: torch.device) -> None:
+@pytest.mark.parametrize("counted", [False, True])
+def test_tiles_hold_every_pair_once_and_never_two_experts(chosen: list[int], counted: bool,
+                                                          device: torch.device) -> None:
     """However the pairs fall: all to one expert, none to some, one more than a tile has rows. Blocks are
-    smaller than the pairs, and a program has two experts."""
+    smaller than the pairs, and a program has two experts. With counts of parts as without."""
     rows, experts, pairs = 16, 4, len(chosen)
     ids = torch.tensor(chosen, device=device)
     order = torch.full((pairs,), -7, dtype=torch.int32, device=device)
     tiles = torch.full((6, 3), -7, dtype=torch.int32, device=device)
-    triton._align[(2,)](ids, order, tiles, pairs, 6, EXPERTS=experts, BINS=8, OWN=2, BM=rows, BLOCK=16)
+    parts = -(-pairs // 16)
+    counts = torch.full((parts, 8), -7, dtype=torch.int32, device=device) if counted else None
+    if counts is not None:
+        triton._count[(parts,)](ids, counts, pairs, PART=16, BINS=8, BLOCK=16)
+        assert counts.sum().item() == 16 * parts
+    triton._align[(max(parts, 2),)](ids, counts, order, tiles, pairs, parts, 6, EXPERTS=experts, BINS=8,
+                                    PART=16, BM=rows, BLOCK=16, ROWS=16)
     seen = []
     for expert, first, count in tiles.tolist():
         assert 0 <= count <= rows

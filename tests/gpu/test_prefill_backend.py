@@ -46,7 +46,8 @@ class Paged:
              use_fp16_qk_reduction: bool = False, sm_scale: float | None = None, window_left: int = -1,
              logits_soft_cap: float | None = None, rope_scale: float | None = None,
              rope_theta: float | None = None, q_data_type: Any = "float16", kv_data_type: Any = None,
-             non_blocking: bool = True) -> None:
+             non_blocking: bool = True, disable_split_kv: bool = False) -> None:
+        assert disable_split_kv, "bits would depend on the batch"
         for one in (qo_indptr, paged_kv_indptr, paged_kv_last_page_len):
             assert one.dtype == torch.int32
             assert one.device.type == "cpu", "its planner reads it on the host"
@@ -158,6 +159,13 @@ def test_it_is_an_error_to_ask_for_what_is_not_installed(monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match=r"debug\.attention_backend is flashinfer, which is not installed"):
         prefill_backend.choose("flashinfer")
     prefill_backend.choose("weft")
+
+
+def test_a_version_whose_splits_follow_the_batch_is_an_error(flashinfer: type[Paged],
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flashinfer, "plan", lambda self, qo_indptr: None)
+    with pytest.raises(ConfigError, match="whose version has no disable_split_kv"):
+        prefill_backend.choose("flashinfer")
 
 
 class LateCopies:

@@ -4,12 +4,9 @@
                         ^
                         '-- step(), by the caller that waits for an answer
 
-An engine in a program has no thread of its own. Each step serves every call, so calls may overlap: a stream
-that is half read gains pieces while another prompt is generated. ``Turn`` keeps a second
-thread out.
-
-A call that is dropped (an error, a stream left early) is cancelled. Python may close a stream from inside a
-step, so a drop only notes the call, and the step cancels it at its end.
+Each step serves every call, so a stream that is half read gains pieces while another prompt is generated. A
+call that is dropped is cancelled. Python may close a stream from inside a step, so a drop only notes the
+call, and the step cancels it at its end.
 """
 
 from __future__ import annotations

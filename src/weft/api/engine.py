@@ -5,16 +5,10 @@
       .stream(prompt)               pieces of text as the engine computes them
       .chat(messages, tools=...)    the answer to a conversation; .stream_chat(...): in pieces
 
-                 text --Tokenizer--> Request --> EngineCore --TokenEvent--> Choice --> Piece --> Completion
-
 The same EngineCore that the server runs; the caller that waits for an answer steps it (``weft.api.calls``).
-One thread at a time: a second one gets a BusyError (``weft.api.calls``). Conversations are prepared and
-answers are read as on the server (``weft.api.chat``).
-
-Without ``sampling``, a request samples as the checkpoint recommends (generation_config.json); keywords such
-as ``max_tokens=64`` change single fields. ``guided_json`` (a JSON schema), ``guided_regex``,
-``guided_choice`` and ``guided_grammar`` (lark or GBNF) make the answer match. A call that raises leaves
-nothing running.
+One thread at a time: a second one gets a BusyError. Without ``sampling``, a request samples as the checkpoint
+recommends; keywords such as ``max_tokens=64`` change single fields, and ``guided_json``, ``guided_regex``,
+``guided_choice`` and ``guided_grammar`` make the answer match. A call that raises leaves nothing running.
 """
 
 from __future__ import annotations

@@ -2,12 +2,10 @@
 
     ceiling     copy bandwidth, matrix rate                                 (measured)
     round 1     own  torch  rivals        every side had one uncounted call; the order rotates;
-    round 2     torch  rivals  own        a sample is as many calls as fill some milliseconds;
-    ...                                   medians over the rounds
+    round 2     torch  rivals  own        a sample is as many calls as fill some milliseconds
     share       (the least time at the ceiling) / (own time)
 
-"Own" is Triton on a GPU and C++ on a CPU, "torch" the same op by the torch path on the same numbers. A share
-above 1 on a CPU means that the data lay in a cache, unlike the copy's.
+"Own" is Triton on a GPU and C++ on a CPU. A share above 1 on a CPU means that the data lay in a cache.
 """
 
 from __future__ import annotations

@@ -7,18 +7,9 @@
     decode          steps x max( bytes of the weights / memory read, rows x 2 x parameters / arithmetic )
     share           (prefill + decode at the ceilings) / measured seconds
 
-The ceilings are measured in the run whose figures they stand beside, with the same threads: the best of some
-tries. Parameters are those that a token passes, so experts count by their share. Attention, states and
-sampling are left out of the least time: it is a bound, and a share of 100 % is out of reach.
-
-``weft bench kernels`` compares one kernel with ceilings of the same kind (``Ceiling``): a copy of a tensor
-far larger than any cache, and a square product in the dtype of the weights.
-
-Products are those of torch and, for bfloat16 on a CPU, of weft's tiles if they are faster. So a slow library
-does not flatter weft.
-
-Rejected: a data sheet's numbers (no program reaches them); ceilings for ``weft bench serve`` (its server may
-be another machine).
+The ceilings are measured in the same run, with the same threads. Parameters are those that a token passes.
+Attention, states and sampling are left out of the least time: it is a bound. ``weft bench kernels`` compares
+one kernel with ceilings of the same kind (``Ceiling``).
 """
 
 from __future__ import annotations

@@ -4,14 +4,8 @@
     TPOT   (E2EL - TTFT) / (tokens - 1), for two tokens or more
     ITL    each gap between two tokens (tokens of one chunk share the gap before it)
 
-    request_throughput        answers / duration            output_throughput        output tokens / duration
-    total_token_throughput    input and output tokens / duration
-    request_goodput           answers within every objective / duration
-
-    acceptance_rate       right drafts / verified drafts    accepted_length          tokens of a decode step
-
-The last two are None for a server that reports no drafts. Failed requests count in ``failed`` and nowhere
-else. Percentiles interpolate between neighbours.
+Goodput counts answers within every objective. Failed requests count in ``failed`` and nowhere else.
+Percentiles interpolate between neighbours.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """``weft chat``: a conversation in the terminal, streamed.
 
-    you> ...            a line is a message; three double quotes begin and end one of several lines
-    answer as it comes  Ctrl-C stops it and keeps what was said
-    12 tokens, ...      what it cost, and how much of the prompt came from the cache
-
-One path serves both ways in: ``--url`` names a running server, otherwise one is started for as long as the
-chat lasts (``own_server``). The conversation itself is a function over (read a line, write text), so tests
-drive it without a terminal.
+``--url`` names a running server, otherwise one is started for as long as the chat lasts (``own_server``). The
+conversation is a function over (read a line, write text), so tests drive it without a terminal.
 """
 
 from __future__ import annotations

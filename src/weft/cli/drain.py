@@ -5,7 +5,7 @@
     weft drain all --restart   a rolling restart of all replicas
     weft drain 1 --start       a drained replica serves again, and one that died for good
 
-The server does all of it (``weft.fleet.drain``); the command waits for the answer and shows the replicas.
+The server does all of it (``Fleet.drain``); the command waits for the answer and shows the replicas.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import click
 import httpx
 
 from weft.cli.flags import FlagCommand, build
+from weft.cli.main import CommandGroup
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, UserError
 from weft.eval.score import LENGTHS, score_recall
@@ -43,16 +44,7 @@ class ScoreReport(Protocol):
     def as_table(self) -> str: ...
 
 
-class Tasks(click.Group):
-    """A group whose help shows the first sentence of each task in full: click alone cuts it off."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        tasks = [(name, task.get_short_help_str(limit=1000)) for name, task in self.commands.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(tasks)
-
-
-@click.group("eval", cls=Tasks)
+@click.group("eval", cls=CommandGroup)
 def command() -> None:
     """Score a model on tasks whose answers are known."""
 

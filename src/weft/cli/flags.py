@@ -4,29 +4,13 @@
     ServerConfig.max_body_mb    ->                    WEFT_MAX_BODY_MB     [limits] max_body_mb = 128
                                        1st                 2nd                3rd             then the default
 
-One mechanism serves all three sources: click asks the command line, then the environment, then its
-default map, which is where ``--config FILE`` is loaded. A value is converted by the same type whichever
-way it came, and an error says which way that was.
+click asks the command line, then the environment, then its default map, which is where ``--config FILE`` is
+loaded. A value is converted by the same type whichever way it came, and an error says which way that was. A
+field with a ``table`` is a limit or a debug switch: it has a variable and a key of that table, and no flag.
 
-    field type                flag
-    bool                      --x / --no-x
-    int, float, str           --x VALUE
-    Literal["a", "b"]         --x [a|b]
-    tuple[str, ...]           --x A --x B; the variable is comma-separated, the TOML value a list
-    T | None                  as T; None is "not given"
-    metadata positional       an argument, and --x as well
-
-A field with a ``table`` is a limit or a debug switch: it has a variable and a key of that table, and no flag.
-
-A typo in a config file is an error. A typo in a variable is a warning: variables also come from outside. A
-cluster that runs a service called ``weft`` sets WEFT_SERVICE_HOST in every container, and the command must
-start there. A variable that belongs to another command is known too.
-
-``--help`` fits two screens: the frequent flags in groups, the first sentence of each. ``--help-all`` shows
-every flag and every key of the config file whole.
-
-An unknown flag is looked up among the fields of tables, in ``foreign`` (flags of other engines), then among
-near names. So the answer to a wrong flag names the right one.
+A typo in a config file is an error. A typo in a variable is a warning: a cluster that runs a service called
+``weft`` sets WEFT_SERVICE_HOST in every container, and the command must start there. An unknown flag is
+looked up among the fields of tables, in ``foreign`` (flags of other engines), then among near names.
 """
 
 from __future__ import annotations

@@ -1,18 +1,12 @@
 """The ``weft`` command: which verbs there are, and how every failure looks.
 
-    main() -> Verbs (click group) -> one module per verb, imported only when that verb runs
-
-`weft --help` must feel instant, so this file imports click and nothing else: verbs are a table of
-(module, sentence), and even rich waits until something is drawn. Failures end here, in one line on
-stderr and never in a traceback:
+`weft --help` must feel instant, so this file imports click and nothing else, and a verb's module is imported
+when that verb runs. Failures end here, in one line on stderr and never in a traceback:
 
     UserError, a bad flag     exit code 2     the user can change it
     other WeftError           exit code 1     the engine or the machine failed
     Ctrl-C                    exit code 130
     anything else             a bug: the traceback is wanted, so it is left alone
-
-Rejected: argparse, whose errors cannot be caught one by one. Rejected: typer; flags come from dataclasses
-here, so its decorators would add nothing but its import time.
 """
 
 from __future__ import annotations
@@ -21,7 +15,8 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -50,44 +45,53 @@ EXIT_USER = 2
 EXIT_INTERRUPTED = 130
 
 
-class Verbs(click.Group):
-    """A group whose commands are imported when they are asked for. Each module has ``command``."""
+class CommandGroup(click.Group):
+    """``table``: name -> (module, sentence) of commands that are imported when they are asked for. Help has
+    the first sentence of each command whole, which click alone cuts off."""
+
+    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]] | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._table = table or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return [*self._table, *self.commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        command = importlib.import_module(VERBS[cmd_name][0]).command
+        if cmd_name not in self._table:
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(self._table[cmd_name][0])
+        command = getattr(module, cmd_name, None) or module.command
         assert isinstance(command, click.Command)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        verb = args[0]
-        if not verb.startswith("-") and verb not in VERBS:
-            raise click.UsageError(unknown_verb(verb), ctx)
+        known = self.list_commands(ctx)
+        if not args[0].startswith("-") and args[0] not in known:
+            raise click.UsageError(unknown_command(ctx.command_path, args[0], known), ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, sentence) for name, (_, sentence) in self._table.items()]
+        rows += [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
         with formatter.section("Commands"):
-            formatter.write_dl([(verb, sentence) for verb, (_, sentence) in VERBS.items()])
+            formatter.write_dl(rows)
 
 
-def unknown_verb(verb: str) -> str:
-    """One sentence for a verb that weft does not have: what to type instead."""
-    foreign = FOREIGN_VERBS.get(verb)
+def unknown_command(path: str, name: str, known: Sequence[str]) -> str:
+    """One sentence for a command that ``path`` does not have: what to type instead."""
+    foreign = FOREIGN_VERBS.get(name) if path == "weft" else None
     if foreign is not None:
-        return f"weft has no '{verb}': {foreign}"
-    near = difflib.get_close_matches(verb, VERBS, n=1, cutoff=0.5)
-    hint = f"did you mean `weft {near[0]}`?" if near else f"the commands are {', '.join(VERBS)}"
-    return f"weft has no command '{verb}'; {hint}"
+        return f"weft has no '{name}': {foreign}"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean `{path} {near[0]}`?" if near else f"the commands are {', '.join(known)}"
+    return f"{path} has no command '{name}'; {hint}"
 
 
 @click.group(
-    cls=Verbs,
+    cls=CommandGroup,
+    table=VERBS,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="First steps: `weft serve`, then open another terminal and `weft chat --url "

@@ -1,11 +1,7 @@
 """``weft plan MODEL``: what a model takes of a device's memory and what then fits, before anything is bought.
 
-    MODEL  ->  config.json  ->  planning.make_plan  ->  a screen (plan_view), --json, or a file (--plot)
-
-Where the configuration comes from, in this order: a directory; the table of public geometries, which needs no
-network; the hub, of which only config.json is fetched. No weights are read and torch is never imported.
-
-Exit code 1 when the model does not fit, so that a script can ask.
+The configuration comes from a directory, the table of public geometries, or the hub, of which only
+config.json is fetched. Exit code 1 when the model does not fit, so that a script can ask.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.cli.flags import FlagCommand
+from weft.cli.main import CommandGroup
 from weft.errors import UserError
 from weft.units import format_bytes, parse_bytes
 
@@ -45,16 +46,7 @@ _PATH = click.Argument(["path"], callback=_place)
 _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON.")
 
 
-class StoreCommands(click.Group):
-    """The first sentence of each command in full: click alone cuts it off."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        lines = [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(lines)
-
-
-@click.group("store", cls=StoreCommands)
+@click.group("store", cls=CommandGroup)
 def command() -> None:
     """Look into a store of prefixes (`weft serve --store`), check it, and give space back."""
 

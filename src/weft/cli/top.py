@@ -3,11 +3,7 @@
     /metrics   ---> Reading  (numbers by name and label) --.
     /v1/cache  ---> what is cached, the biggest prefixes    +--> frame(now, before, ...) --> rich
                                                            -'
-Rates are differences of two readings; the first frame, and the one of ``--once``, has totals only. All
-numbers come from two pages that every operator can read, so other tools can show them too.
-
-Rejected: an endpoint of its own (a third place for the same numbers); reading the engine's socket (the server
-may be on another machine).
+Rates are differences of two readings; the first frame, and the one of ``--once``, has totals only.
 """
 
 from __future__ import annotations

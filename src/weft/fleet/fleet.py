@@ -6,13 +6,8 @@
           '---- engines       questions to all of them: cache, sleep, counters (``all_engines``)
 
 The fleet serves once each replica of this machine has been ready; without any, once a joined one is. It dies
-when its last replica is dead, or when one of this machine cannot start for the first time: all streams fail
-with the reason, and ``died`` says so to the server, which exits. A fleet that others can join never dies of a
-lack of replicas.
-
-Rejected: resumption in the engine process (it is what died); a log of tokens on disk (the HTTP process has
-them, and if it dies its clients are gone too); a second copy of each request on a standby engine (twice the
-work to save a pause).
+when its last replica is dead, or when one of this machine cannot start for the first time. A fleet that
+others can join never dies of a lack of replicas.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
-from weft.errors import EngineUnavailableError, WeftError
+from weft.errors import BusyError, EngineUnavailableError, UnknownReplicaError, WeftError
 from weft.fleet.all_engines import AllEngines
 from weft.fleet.placement import Placement
 from weft.fleet.places import divide_machine, start_at_once
@@ -157,16 +152,67 @@ class Fleet:
         replica.start()
         return replica
 
-    async def drain_for_good(self, replica: Replica, timeout_s: float) -> None:
-        """As ``weft.fleet.drain``, the last replica too: its requests wait for the next one."""
+    # ------------------------------------------------------------------ out of service, and back
+
+    async def drain(self, number: int, *, timeout_s: float, restart: bool) -> None:
+        """No further requests for the replica. Those in flight get ``timeout_s``; what is left resumes
+        elsewhere, or here after the restart. Returns when the process has ended, or when its successor is
+        ready. The last replica that serves is drained for a restart only. Raises UnknownReplicaError;
+        BusyError for a replica that does not serve; EngineUnavailableError where the new process does not
+        start."""
+        replica = self.find_replica(number)
+        if replica.state == "dead" and restart:
+            return await self.revive(number)
+        if not replica.ready:
+            raise BusyError(f"replica {number} is {replica.shown_state}; only one that serves can be drained",
+                            code="not_ready")
+        if not restart and not any(other.ready for other in self.replicas if other is not replica):
+            raise BusyError(f"replica {number} is the last one that serves; restart it (restart=true), or "
+                            "stop the server", code="last_replica")
+        if not await self.drain_for_good(replica, timeout_s):  # it died meanwhile, and restarts by itself
+            replica.draining = False
+            raise BusyError(f"replica {number} died while it was drained: {replica.reason}", code="not_ready")
+        if restart:
+            await self.revive(number)
+
+    async def drain_for_good(self, replica: Replica, timeout_s: float) -> bool:
+        """The last replica too: its requests wait for the next one. False for a process that died before."""
         replica.draining = True
         end_s = time.monotonic() + timeout_s
-        while self.requests.count_on(replica.number) and time.monotonic() < end_s:
-            if replica.state != "ready":
-                return
+        while (replica.state == "ready" and self.requests.count_on(replica.number)
+               and time.monotonic() < end_s):
             await asyncio.sleep(_LOOK_EVERY_S)
-        if replica.state == "ready":
-            await replica.retire()
+        if replica.state != "ready":
+            return False
+        await replica.retire()
+        return True
+
+    async def revive(self, number: int) -> None:
+        """Starts a drained or dead replica again, and returns when it is ready. Raises as ``drain``."""
+        replica = self.find_replica(number)
+        if replica.state not in ("drained", "dead"):
+            raise BusyError(f"replica {number} is {replica.shown_state}; only a drained or dead one can be "
+                            "started", code="not_drained")
+        replica.revive()
+        while not replica.ready:
+            if replica.error is not None:
+                raise EngineUnavailableError(f"replica {number} does not start: {replica.reason}")
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def roll(self, *, timeout_s: float) -> None:
+        """Restarts each replica that serves, one after the other. Raises as ``drain``."""
+        for replica in self.replicas:
+            if replica.state not in ("drained", "away", "left"):
+                await self.drain(replica.number, timeout_s=timeout_s, restart=True)
+
+    def find_replica(self, number: int) -> Replica:
+        """Raises UnknownReplicaError."""
+        if not 0 <= number < len(self.replicas) or self.replicas[number].state == "left":
+            raise UnknownReplicaError(f"there is no replica {number}; this server has 0 to "
+                                      f"{len(self.replicas) - 1} (--replicas)", param="replica")
+        return self.replicas[number]
+
+    # ------------------------------------------------------------------ parts
 
     def _new_replica(self, number: int, machine: Machine | None = None) -> Replica:
         return Replica(number, self._engine_maker(number, machine), self._restarts, machine=machine,

@@ -1,22 +1,15 @@
 """``weft join``: engine processes of this machine for a server elsewhere. An agent for each replica.
 
-    server  <== CURVE ==>  Agent  --stdin, ipc-->  engine process  (as under a server on this machine)
-
     connect --> start the engine, or reset a running one --> relay --> lost --> connect again
                                                               |
                                       first Ctrl-C: the server drains the replica and dismisses the agent
                                       second: the engine is ended at once
 
-The agent relays commands and reports without reading them. The engine outlives connections: after a network
-cut its requests are cancelled (they go on elsewhere), its cache stays, and it serves again. Reports of before
-the reset are dropped here, and what is on its way ends with its connection (``weft.rpc.link``).
-
-The server decides the model and its configuration, ``--tp`` too: an engine starts its ranks on its own
-machine. What belongs to a machine (where the model's files are, memory, device, threads, store) may be given
-to `weft join`. The engines of one machine start one after the other, as each chooses its memory from what the
-others left.
-
-Exit codes: 0 drained; 2 refused (token, version, weights); 130 after the second Ctrl-C.
+The agent relays commands and reports without reading them. The engine outlives connections: its requests are
+cancelled (they go on elsewhere), its cache stays, and it serves again. Reports of before the reset are
+dropped here. The server decides the model and its configuration; what belongs to a machine may be given to
+`weft join`. The engines of one machine start one after the other, as each chooses its memory from what the
+others left. Exit codes: 0 drained; 2 refused (token, version, weights); 130 after the second Ctrl-C.
 """
 
 from __future__ import annotations

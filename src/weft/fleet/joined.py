@@ -5,13 +5,9 @@
     Leaving              --> drain --> dismissed, the number is free
     vanished             --> requests resume elsewhere; the replica waits AWAY_MAX_S for its machine
 
-**Identity.** A request may begin on one replica and go on at another, so all replicas must give the same
-tokens. ``ModelInfo.identity`` has what decides that: digests of weights, configuration and tokenizer, dtypes,
-the longest context, and weft's version. A joined replica that differs from those that serve is refused, and
-the reason names what differs. Kernels may differ (a CPU beside a GPU): their logits differ in the last bits.
-
-Rejected: a check of names and paths (the same path has other files elsewhere); a joined replica that counts
-towards --replicas (a server would not start before strangers come).
+A request may begin on one replica and go on at another, so all must give the same tokens. ``ModelInfo.
+identity`` has what decides that: digests of weights, configuration and tokenizer, dtypes, the longest
+context, and weft's version. Kernels may differ: their logits differ in the last bits.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ class Hosting(Protocol):
 
     def add_remote(self, machine: Machine) -> Replica: ...
 
-    async def drain_for_good(self, replica: Replica, timeout_s: float) -> None: ...
+    async def drain_for_good(self, replica: Replica, timeout_s: float) -> bool: ...
 
 
 class JoinedReplicas:

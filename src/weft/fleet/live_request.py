@@ -4,22 +4,13 @@
     resumable()     the request with the tokens so far     -> the next engine
     lost()          its engine ended                       -> a strike, or none
 
-A token is a function of logits, seed and position. The seed is in the request, and the position follows from
-the tokens so far. So an engine that gets ``resumable()`` generates the tokens that the first one would have.
+A token is a function of logits, seed and position, so an engine that gets ``resumable()`` generates the
+tokens that the first one would have. A client learns of a resume by its pause alone.
 
-A client learns of a resume by its pause alone. Facts that are said once (queue time, cached and lost tokens)
-are those of the first engine, if the client has them already. Counts of recomputed tokens and preemptions add
-up over engines.
-
-**Strikes.** A request may be what kills its engines. A death counts against each request that its engine had
-from the fleet and that has had no token from it. A token clears the request. A request with a strike resumes
-alone: no other request with a strike is on the same replica until the first has had a token
-(``weft.fleet.fleet``). So the second strike falls on one request, and STRIKES_MAX of them end it with
-DeadlyRequestError. Random deaths do not end a request that moves on between them. An engine says which
-requests it has taken up before it computes them. A death before that counts half: the request was on its way.
-
-Rejected: counting all deaths (a long answer in a storm of restarts is refused, though it harms no engine);
-refusing all requests of two deaths in a row (one deadly request takes its neighbours with it).
+**Strikes.** A request may be what kills its engines. A death counts against each request that has had no
+token from that engine; a token clears it. A request with a strike resumes alone, so the second strike falls
+on one request, and STRIKES_MAX of them end it. An engine says which requests it has taken up before it
+computes them: a death before that counts half.
 """
 
 from __future__ import annotations

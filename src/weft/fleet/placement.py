@@ -6,16 +6,12 @@
                 |                                                            '--> tokens so far
                 '--------- the requests of a replica whose engine ended ------------'
 
-A request is held while no replica can take it: all of them restart, or it has a strike and must go alone
-(``live_request``). Held requests go out in the order of their arrival. New ones are held up to the bound of
-the engine's own queue (law L11); those that an engine has accepted are never refused for a full queue. A new
-request that one replica refuses for its full queue is offered to the others. If all refuse, it fails (503).
+A request is held while no replica can take it. Held requests go out in the order of their arrival. New ones
+are held up to the bound of the engine's own queue (law L11); those that an engine has accepted are never
+refused for a full queue. A new request that one replica refuses for its full queue is offered to the others.
 
-The seed of a request that names none is split here from the engine's seed, by the number of the request. So
-every engine draws the same tokens. Everything runs on the event loop, and placing is synchronous, so no
-request can be lost between two states.
-
-Rejected: a coroutine for each request that waits for its replica (a thousand wake-ups for each change).
+The seed of a request that names none is split here, so every engine draws the same tokens. Placing is
+synchronous, so no request can be lost between two states.
 """
 
 from __future__ import annotations

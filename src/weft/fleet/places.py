@@ -3,16 +3,10 @@
     --replicas 3 on 2 nodes of 6 cores     replica 0: cores 0-3, replica 1: cores 4-7, replica 2: cores 8-11
     on GPUs                                replica r: GPU r; with --tp 2, GPUs 2 r and 2 r + 1
 
-Cores are divided in the order of NUMA nodes, so a replica spans as few nodes as possible. It allocates its
-arena itself, on the node where it runs. A machine with fewer cores than replicas divides nothing: the system
-schedules. The free RAM is divided by the number of replicas, as each engine chooses its arena from its part.
-Engines with cores of their own start at the same time. They choose their memory one after the other: a file
-that all of them can lock is held from the look at the free RAM until the engine is ready.
-
-Each replica gets a GPU of its own by CUDA_VISIBLE_DEVICES, which libraries read before any code of ours.
-Two engines on one GPU would measure its free memory against each other.
-
-Rejected: one process with a thread per replica (one interpreter lock, and one death for all).
+Cores are divided in the order of NUMA nodes, so a replica spans as few nodes as possible. A machine with
+fewer cores than replicas divides nothing. Engines with cores of their own start at the same time, and choose
+their memory one after the other. Each replica gets a GPU by CUDA_VISIBLE_DEVICES, which libraries read before
+any code of ours: two engines on one GPU would measure its free memory against each other.
 """
 
 from __future__ import annotations

@@ -4,18 +4,10 @@
                                                          actor --stdin--> weft.fleet.ray_member
                                                                              '== CURVE ==> server
 
-An actor starts a joining process beside itself and waits for its end. The process joins the server as
-``weft join`` does, so routing, tokens and resumption know nothing of Ray. Ray decides where: one placement
-group for each replica, one bundle with the CPUs and GPUs of all its ranks: they are on one node, where the
-engine process starts them. If a node goes, its actors die, the server's
-streams resume elsewhere, and the placer asks Ray for another place.
-
-The placer is a process of its own, since Ray brings threads, logs and signal handlers. If it ends, its actors
-end with it, and the server starts another. The keys of the link go through Ray to the actors: a Ray cluster
-runs code of every client, so it is trusted anyway.
-
-Rejected: Ray Serve (a second router and proxy); engines as actors with their tokens through Ray's object
-store (a hop on the path of each token); detached actors (they outlive a server that is gone for good).
+The process beside an actor joins as ``weft join`` does, so routing, tokens and resumption know nothing of
+Ray. One placement group with one bundle for each replica keeps its ranks on one node. The placer is a process
+of its own, since Ray brings threads, logs and signal handlers. The keys of the link go through Ray: a Ray
+cluster runs code of every client, so it is trusted anyway.
 """
 
 from __future__ import annotations

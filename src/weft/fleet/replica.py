@@ -6,22 +6,11 @@
                           |--retire--> drained --revive--> starting        a dead one too
                           '--its machine vanished--> away --it is back--> starting
 
-The first process of a replica has to start; its error is the server's. Later ones get ``restarts`` attempts.
-A start that fails uses one up as a death does. A replica that has served for FORGIVEN_AFTER_S has all its
-attempts again: a server that lives for months does not add up its bad days.
-
-The first restart comes at once. While engines live shorter than SHORT_LIFE_S, the delay doubles up to
-BACKOFF_MAX_S: a broken device or a full disk is not asked a hundred times a second.
-
-A stall (``weft.rpc.heartbeat``) ends the process too: its requests go on elsewhere, and a process that
-comes back after that could only give tokens twice.
-
-A replica on a joined machine (``joined``) is away while that machine cannot be reached. A lost machine uses
-up no restart, as its process may serve again. A replica has *left* once its agent was dismissed; its number
-is free.
-
-Rejected: a restart of the same process by exec (a hung kernel or a stopped process cannot be asked); a shared
-budget for all replicas (one bad GPU would take the good ones down).
+The first process of a replica has to start; its error is the server's. Later ones get ``restarts`` attempts,
+and all of them again after FORGIVEN_AFTER_S of service. The first restart comes at once. While engines live
+shorter than SHORT_LIFE_S, the delay doubles up to BACKOFF_MAX_S. A stall ends the process too: one that comes
+back could only give tokens twice. A lost machine uses up no restart, as its process may serve again. A
+replica has *left* once its agent was dismissed; its number is free.
 """
 
 from __future__ import annotations
@@ -92,6 +81,10 @@ class Replica:
     def ready(self) -> bool:
         """It serves and takes requests."""
         return self.state == "ready" and self.engine.death is None and not self.draining
+
+    @property
+    def shown_state(self) -> str:
+        return "draining" if self.draining else self.state
 
     @property
     def started(self) -> bool:

@@ -4,18 +4,9 @@
     round-robin     the next one
     prefix-hash     by the first tokens of the prompt; another one where that replica has too much in flight
 
-They need no reports, so a replica is a number and a load. ``seconds`` is compared with them.
-
-*Least loaded.* Sequences come first because each one adds a row to every step. Tokens break ties. The counts
-are the fleet's own, so the choice never waits for a report of an engine, which is a tenth of a second old.
-
-*Prefix hash.* Rendezvous hashing: each pair of prefix and replica has a number, and the largest wins. If a
-replica leaves, only its own prefixes move. A replica with more than LOAD_SHARE_MAX of the mean load is passed
-over, as consistent hashing with bounded loads does. So a prefix that all prompts have spreads.
-
-ROUTERS has these and the router with tables by the names of ``debug.router``; a new one is a new row.
-
-Rejected: a random pair of replicas, the less loaded of which wins (all of a few can be compared).
+Sequences come first because each one adds a row to every step. The hash is rendezvous hashing: if a replica
+leaves, only its own prefixes move. A replica with more than LOAD_SHARE_MAX of the mean load is passed over,
+so a prefix that all prompts have spreads. ROUTERS has these and ``seconds`` by the names of ``debug.router``.
 """
 
 from __future__ import annotations

@@ -5,16 +5,9 @@
     snapshot 10             replaces all that is known of it
 
     prompt   d0  d1  d2  d3 ...      match of a replica: its deepest known digest, whose tail agrees too
-             `-- DigestFilter --> the few that may be known
 
-A report that comes twice changes nothing. While a table is stale its entries count all the same, because
-most of them are right. A snapshot that is older than a report that came before it is dropped, and the router
-asks again.
-
-Law L11: a replica has at most CHECKPOINTS_MAX entries here. An engine bounds what it reports too.
-
-Rejected: a tree of tokens (the prompts of all replicas, again, in this process); a table for each replica (a
-thousand lookups for each page of a prompt).
+A stale table counts all the same, because most of it is right. A replica has at most CHECKPOINTS_MAX entries
+(law L11).
 """
 
 from __future__ import annotations

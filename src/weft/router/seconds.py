@@ -1,25 +1,15 @@
 """The router that knows checkpoints: the replica that gives the first token soonest.
 
-    seconds  =  waiting behind other prefills                    prefill_queue
+    seconds  =  waiting behind other prefills                    PrefillQueue
               + a step of the sequences that run there           costs of the replica's engine
               + prefill(position, n) from the deepest checkpoint that the replica has, or will have
               + restore of that checkpoint                       checkpoint_table
               + what that prefill costs others                   SharedCosts
 
-    hot prefix on replica 0     waiting 0.0 + prefill 0.1   against   0.0 + 2.0 on replica 1    -> 0
-    ... with a long queue       waiting 2.5 + prefill 0.1   against   0.0 + 2.0                 -> 1
-
 There is no threshold and no weight. A hot prefix is computed on a second replica once waiting takes longer
-than computing, and from then on two replicas have it. Ties go to the replica with the least in flight, then
-to the one that got the least work lately.
-
-A hybrid model resumes at a checkpoint and not where its KV ends. ``wants`` "pages" believes that it resumes
-where KV ends, as routers of attention models do: it is ``debug.router kv-only``, to compare with.
-
-The clock is passed in. ``benchmarks/router.py`` measures the cost of a route.
-
-Rejected: hit tokens and load as two terms with weights (each deployment needs other weights); affinity of a
-session to a replica (a conversation moves when its replica is busy, and a shared prefix has no session).
+than computing. Ties go to the replica with the least in flight, then to the one that got the least work.
+``wants`` "pages" believes that a model resumes where its KV ends, as routers of attention models do: that is
+``debug.router kv-only``, to compare with.
 """
 
 from __future__ import annotations

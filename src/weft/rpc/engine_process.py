@@ -8,16 +8,8 @@
         (short wait) -> audit -> (wait)             when there is none: no busy loop
 
 Tokenizing, JSON and slow clients live in the other process and never delay a step. It never ends silently: a
-Fatal report says why first.
-
-Nothing of the start is garbage, so the collector of cycles is off until the engine is ready. The objects of
-the start are then frozen: a collection in service would look at all of them, for 60 ms.
-
-The audit (law L1: recount the memory from its owners) runs once after each busy spell, when the engine has
-had nothing to do for a moment. A failed audit is fatal, because memory that does not add up gives wrong
-answers.
-
-Rejected: a thread in the HTTP process (the interpreter lock would make each step wait for JSON).
+Fatal report says why first. The audit (law L1: recount the memory from its owners) runs once after each busy
+spell; a failed one is fatal, because memory that does not add up gives wrong answers.
 """
 
 from __future__ import annotations

@@ -3,22 +3,12 @@
     engine process   loop thread   --- step_began_s --->  beat thread --Beat(step_s)--> events socket
     HTTP process     HeartMonitor  <--- any message from the engine is a sign of life
 
-A thread of its own sends a beat every ``beat_s`` seconds, so a long step does not silence the engine. Each
-beat says for how long the loop has been in the step that it computes. The monitor then knows two kinds of
-stall:
-
     silent    no message for ``stall_after_s``                   the process is stopped, swapped out or frozen
     stuck     one step takes STEP_FACTOR times as long           the device or a kernel hangs
 
-A step that computes for a minute is no stall. Loading, sleeping and waking may take any time: only steps have
-a bound, and the monitor begins with the first report after the start.
-
-The monitor counts silence in ticks of its own event loop. If that loop is held up, or the whole machine
-sleeps, the beats wait in the socket. One late tick then counts as two beats at most.
-
-Rejected: beats from the loop between two steps (a long prefill chunk is silent); a question with a deadline
-(the loop answers between steps only); the age of the last message by the clock alone (a busy HTTP process
-would blame the engine).
+A thread of its own sends beats, so a long step does not silence the engine. Only steps have a bound: loading,
+sleeping and waking may take any time. The monitor counts silence in ticks of its own event loop, and one late
+tick counts as two beats at most: a loop that was held up does not blame the engine.
 """
 
 from __future__ import annotations

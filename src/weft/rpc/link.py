@@ -1,6 +1,7 @@
-"""What a server and a joined machine say to each other, besides what the engine itself says.
+"""What a server and a joined machine say to each other, besides what the engine itself says; the token of
+both; and the machine's end of a connection.
 
-    joined machine (``uplink``)                             server (``listener``)
+    joined machine (``Uplink``)                             server (``listener``)
     ---------------------------                             ---------------------
     Hello          -------------------------------------->  which machine, which weft
                    <--------------------------------------  Welcome, or Dismissal
@@ -11,15 +12,9 @@
                    <--------------------------------------  Dismissal: the connection is over, and what next
     LinkBeat       <------------------------------------->  every BEAT_S, in both directions
 
-Between them pass the messages of ``weft.rpc.messages``, unread: commands to the engine and its reports. A
-message has two parts, its kind and its body.
-
-A connection carries one engine process. TCP delivers it in order, and neither end opens it again: ZeroMQ's
-own reconnection is off. After any loss the agent connects anew, on a socket of its own, and that is another
-connection. So no message of an earlier one can reach a later one, and none needs a number.
-
-Rejected: frames with numbers over connections that ZeroMQ reopens (a second TCP); acknowledgements and
-repetition (a resume costs one prefill and is proven already); a checksum (CURVE authenticates each message).
+Between them pass the messages of ``weft.rpc.messages``, unread. A connection carries one engine process, and
+neither end opens it again: ZeroMQ's own reconnection is off. After any loss the agent connects anew, on a
+socket of its own. So no message of an earlier connection can reach a later one, and none needs a number.
 """
 
 from __future__ import annotations

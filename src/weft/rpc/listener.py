@@ -3,18 +3,11 @@
     zmq ROUTER, CURVE        messages in  --> AgentConnection --reports--> EngineClient
     (``--listen-engines``)   messages out <-- AgentConnection <--commands-- EngineClient
 
-An agent is one replica of a joined machine, for as long as its `weft join` runs. To the client a connection
-is a ``ProcessLink``, as a child process is. It ends with the engine process, or it is lost: nothing came for
-SILENT_S, its queue is full, or its agent says Hello again. A lost connection dies with the reason, and the
-requests resume elsewhere. The engine process lives on: its agent connects again, the engine drops what it
-computed, and serves with a warm cache.
-
-The id of a connection is ZeroMQ's, drawn for each one. A message of an unknown id is dropped. Silence is
-counted in ticks of this event loop (as in ``weft.rpc.heartbeat``), so a late tick blames no machine.
-
-Rejected: a socket for each machine (a port range to open in firewalls); the server connecting to machines
-(they come and go, often behind NAT); ZeroMQ's own heartbeat alone (it closes connections, and says nothing of
-a process that is stopped).
+An agent is one replica of a joined machine. To the client a connection is a ``ProcessLink``, as a child is.
+It ends with the engine process, or it is lost: nothing came for SILENT_S, its queue is full, or its agent
+says Hello again. Then the requests resume elsewhere. The engine process lives on: its agent connects again,
+and it serves with a warm cache. Silence is counted in ticks of this event loop, so a late tick blames no
+machine.
 """
 
 from __future__ import annotations

@@ -8,17 +8,12 @@
     Sleep, Wake, Reset           ------------------------->  questions: each has a number ...
               <-------------------------------------------   ... and a Reply in a StepReport
     Cancel, Follow, Stop         ------------------------->  commands without a reply
-              <-------------------------------------------   StepReport: all that a step brought, at most
-                                                             one message per step
+              <-------------------------------------------   StepReport: at most one message per step
               <-------------------------------------------   Beat: a sign of life, from a thread of its own
               <-------------------------------------------   Fatal: the last message of a dying engine
 
-The engine reads questions and commands between two steps. A StepReport carries the replies to submits as well
-as tokens, so the news of a request arrives in the order of events: accepted or refused, then tokens.
-
-Rejected: pickle (ten times slower for these shapes, and it runs code); one message per token event (256
-wake-ups of the event loop per step instead of one); a list of replies for each kind of question (a new
-question then changes five places).
+The engine reads between two steps. A StepReport carries the replies to submits as well as tokens, so the news
+of a request arrives in the order of events. HTTP workers say the same to the process with the engines.
 """
 
 from __future__ import annotations

@@ -1,20 +1,14 @@
-"""``weft serve --record FILE``: writes down what requests came and how alike they were, for ``weft
-simulate``.
+"""``weft serve --record FILE``: what requests came and how alike they were, for ``weft simulate``.
 
     engine loop    accepted(request)  events(...)  stepped(plan, seconds)      a list append each
                         |  ended sequences
                    bounded queue ---> a thread of its own: hashes (sim.recording), JSON, the file
 
-What is in the file, and why no text can be read out of it, is in ``sim.recording``. The key of the hashes
-is drawn here and forgotten with the process. With ``has_tokens`` the operator asked for the tokens as well.
-
-Nothing waits for the file. When the thread falls behind, sequences are dropped and counted. At its limit
-the recording ends, and one line of the log says so. A line that the disk has no room for is dropped,
-counted and cut off the file again; the log says so once, and later lines are tried. Only the file's owner
-can read it. Steps are thinned: whenever the number of steps has doubled, the share that is written halves.
-Their part of the file stays small however long the engine runs.
-
-Laws: L11 (queue, file and steps are bounded; the message names the flag). """
+``sim.recording`` says what is in the file, and why no text can be read out of it. The key of the hashes is
+drawn here and forgotten with the process. Nothing waits for the file: when the thread falls behind or the
+disk is full, what is dropped is counted. Steps are thinned as their number doubles. Queue, file and steps are
+bounded (law L11).
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ gets worse. The threshold is the largest integer t for which
 
 Both sums grow with t, so t is found digit by digit (11, 11 and 9 bits). A launch adds every token that agrees
 with the digits so far to the histogram of its next digit. The next launch reads the digit off the running
-sums. Each of its programs does that alone, which is cheaper than a launch between them.
+sums. Each of its programs does that alone, which is cheaper than a launch between them. Counts of top-k are
+taken inside a program, and merged by one addition for each digit that it has. Masses are added one by one:
+Triton has no histogram of weights.
 
 Masses are integers: exp(scaled) in units of 2^-44. Integer sums do not depend on the order of the atomic
 additions. So a token depends neither on the batch nor on the order of programs. 2^19 tokens of the largest
@@ -172,11 +174,13 @@ def _histogram(logits, numbers, part_best, histograms, V, rows, logits_row, leve
             most = _most(numbers, histograms, at, rows, V, TOP_K, False)
             amount = _mass(worse, bits, begin, most, float("-inf"), V, BLOCK)
             matches = matches & (amount > 0)
+            of_digit = own + level * BUCKETS + tl.where(matches, (bits - threshold) >> shift, 0)
+            tl.atomic_add(of_digit, amount, mask=matches, sem="relaxed")
         else:
-            amount = tl.full((BLOCK,), 1, tl.int64)
-        digit = (bits - threshold) >> shift
-        of_digit = own + level * BUCKETS + tl.where(matches, digit, 0)
-        tl.atomic_add(of_digit, amount, mask=matches, sem="relaxed")
+            # Counted inside the program: the first digits of all tokens are some twenty.
+            digit = tl.where(matches, (bits - threshold) >> shift, 0)
+            counts, bucket = tl.histogram(digit, BUCKETS, mask=matches), tl.arange(0, BUCKETS)
+            tl.atomic_add(own + level * BUCKETS + bucket, counts.to(tl.int64), mask=counts > 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["rows"])

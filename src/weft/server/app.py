@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from weft.errors import WeftError
 from weft.server.anthropic.answers import conversation, prepare_messages
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody
-from weft.server.batches.routes import BatchRunner, batch_handlers
+from weft.server.batches.routes import BatchHandlers, BatchRunner
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
@@ -44,14 +44,14 @@ from weft.server.protocol import (
     read_tokenize_body,
 )
 from weft.server.replicas import (
+    ReplicaHandlers,
     read_sleep,
     read_tags,
-    replica_handlers,
     sleep_answer,
     state_answer,
     wake_answer,
 )
-from weft.server.responses.routes import response_handlers
+from weft.server.responses.routes import ResponseHandlers
 from weft.server.service import ServedModel, Service
 from weft.server.sse import ClientGoneError, Handler, Job, answer_job, json_response, namespace_of, read_raw
 from weft.server.tenants import Keys
@@ -63,9 +63,6 @@ _CLIENT_CLOSED_REQUEST = 499
 
 def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
     """``forward``: of an HTTP worker, to the process with the engines, which answers what no worker does."""
-    handlers = _Handlers(service)
-    own = {row.operation: getattr(handlers, row.operation) for row in ENDPOINTS
-           if hasattr(handlers, row.operation)}
     config = service.config
     keys = Keys(config.client_keys(), config.operator_key, quotas=config.quotas(),
                 tenant_by_key=config.tenant_by_key, counts=service.counts)
@@ -75,10 +72,13 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
                               age_s=config.file_limits().age_s, keys=keys.has_clients or keys.has_operators,
                               tenant_of=keys.tenant_of)
         service.background.append(batches)
-    forwarded = {} if forward is None else dict.fromkeys(forwarded_operations(), forward)
-    routes = [*endpoint_routes({**own, **response_handlers(service, forward), **replica_handlers(service),
-                                **batch_handlers(service.files, batches), "openapi": _openapi, **forwarded}),
-              *page_routes()]
+    groups = (_Handlers(service), ResponseHandlers(service, forward), ReplicaHandlers(service),
+              BatchHandlers(service.files, batches))
+    handlers: dict[str, Handler] = {row.operation: getattr(group, row.operation) for group in groups
+                                    for row in ENDPOINTS if hasattr(group, row.operation)}
+    if forward is not None:
+        handlers |= dict.fromkeys(forwarded_operations(), forward)
+    routes = [*endpoint_routes(handlers), *page_routes()]
     app = Starlette(routes=routes, exception_handlers={
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
         Exception: on_bug})
@@ -185,6 +185,11 @@ class _Handlers:
 
         return json_response({"version": metadata.version("weft")})
 
+    async def openapi(self, request: Request) -> Response:
+        from weft.server.openapi.document import openapi_json
+
+        return Response(await asyncio.to_thread(openapi_json), media_type="application/json")
+
     async def load(self, request: Request) -> Response:
         running, waiting = self._service.engine.queue_lengths()
         return json_response({"server_load": self._service.active, "running": running,
@@ -261,12 +266,6 @@ def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
     return {"id": name if name in model.names else model.name, "object": "model", "created": model.created_s,
             "owned_by": "weft", "root": model.info.name, "parent": None,
             "max_model_len": model.info.max_model_len, "vocab_size": model.info.vocab_size}
-
-
-async def _openapi(request: Request) -> Response:
-    from weft.server.openapi.document import openapi_json
-
-    return Response(await asyncio.to_thread(openapi_json), media_type="application/json")
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -6,27 +6,12 @@
       |                    |                    |
     closed               408                  408
 
-uvicorn's parser has no bound on a request line, a header or the number of headers. It keeps a connection
-that never finishes a head or body, and it starts pipelined requests of a client that has left. This subclass
-adds:
-
-* sizes: request line (414), headers in bytes and number (431), body (413), the bytes of all bodies (503);
-* clocks: ``sweep`` compares the current phase with its limit; a client that reads nothing is cut after
-  ``write_s``;
-* pipelining: at most ``pipelined`` requests wait; when the client leaves, the running one is cancelled and
-  the waiting ones never start;
-* refusals in OpenAI's shape (``raw_answer``). The refused client may go on sending for LINGER_S, so that
-  it reads the answer.
-
-A value in flight is invisible until the parser has all of it. Hence ``_unparsed_bytes``: the bytes fed
-since the parser last reported progress. One read (at most 256 KB with uvloop) can pass before the check.
-
-A refusal never breaks into an answer that is under way: the connection then takes no more input, and closes
-after the answers to the earlier requests.
-
-Rejected: h11 (bounds its heads, but its Python parser costs several times as much per request); a proxy in
-front (see ``edge``); a parser of our own (request smuggling lives in hand-written parsers).
-decision 0020 has the figures. """
+uvicorn's parser bounds neither a request line nor headers. This subclass adds sizes (414, 431, 413, 503),
+clocks (``sweep``), a limit of pipelined requests, and refusals in OpenAI's shape (``raw_answer``). A refused
+client may go on sending for LINGER_S, so that it reads the answer. A refusal never breaks into an answer that
+is under way: the connection then takes no more input, and closes behind the answers to earlier requests.
+Decision 0020 has what was rejected.
+"""
 
 from __future__ import annotations
 

@@ -4,26 +4,14 @@
                      |      |
               enter, leave  BodyLease.grow, release
                      v      v
-                   HttpEdge: connections by address, buffered bytes, refusals by code
+                   HttpEdge: connections by address, buffered bytes
                      |
                    sweep, twice a second: every connection checks its own clock
 
-The edge refuses before a key is checked and before memory grows. Each limit is a flag of ``ServerConfig``,
-and each refusal is an OpenAI error object that names its flag.
-
-Buffered bytes are those of bodies from their arrival until the request has ended. The first FREE_BYTES of
-each body are not counted: a small request always fits, even while an attack holds the whole budget. The
-connection limit bounds that remainder.
-
-One sweep for all connections replaces a timer per connection and phase: a request sets two fields and
-starts no timer.
-
-Laws: L11 (connections, bytes and time are bounded; the error names the flag).
-
-Rejected: the limits of a proxy in front (a server on a laptop has none, and a proxy buffers on its own
-terms); a reservation of the declared Content-Length (four idle connections could claim the whole budget);
-eviction of the largest unfinished body in favour of a newcomer (a slow honest upload would lose to a fast
-attacker). """
+The edge refuses before a key is checked and before memory grows (law L11: each limit is a flag, and each
+refusal names it). Buffered bytes are those of bodies until their request has ended. The first FREE_BYTES of
+each are not counted: a small request always fits, even while an attack holds the whole budget.
+"""
 
 from __future__ import annotations
 

@@ -2,16 +2,13 @@
 
 * ``origins``: the Host and Origin headers decide whether a web page may send this request at all.
 * ``X-Request-Id``: the client's own is echoed if it is short and printable, else the server draws one.
-  Every answer has it, errors too, and ``X-Content-Type-Options: nosniff``.
-* ``--otlp-endpoint``: a request that generates has a trace (``tracing``), which ends here.
-* ``--api-key``: without a right one only /health, /openapi.json and the files of the page (``page``) are
-  answered. They say nothing of this server. The key also names the tenant (``tenants``).
-* ``--operator-key``: a right one opens everything. If there is one, no other key opens /metrics and
-  /v1/cache: their numbers add up over all clients, and differences tell one client about the others. The
-  same holds for /sleep, /wake_up and /v1/replicas, which every client feels.
+* ``--api-key``: without a right one only paths that say nothing of this server are answered. The key also
+  names the tenant (``tenants``).
+* ``--operator-key``: a right one opens everything. If there is one, no other key opens what adds up over all
+  clients (/metrics, /v1/cache) or what every client feels (/sleep, /wake_up, /v1/replicas).
 
-Plain ASGI rather than Starlette's BaseHTTPMiddleware, which puts a queue and two tasks around every
-response, streams included. """
+Plain ASGI: Starlette's BaseHTTPMiddleware puts a queue and two tasks around every response, streams included.
+"""
 
 from __future__ import annotations
 

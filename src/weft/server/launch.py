@@ -7,15 +7,9 @@
                     at most limits.drain_timeout seconds)
                     second: stop at once
 
-The port is bound first, so that a busy one is said before a model is loaded; without --port the next
-free one is taken and the banner says which.
-
-Exit codes: 0 after a drain, also after one that its time limit cut short: the operator chose the limit.
-130 after the second Ctrl-C. 2 when the flags or the checkpoint cannot work. 1 when the last engine died, 3
-when it stalled.
-
-An engine that dies is restarted, and its requests resume (``weft.fleet``). The server ends when
-limits.restarts are used up, so that a supervisor can start it again or elsewhere.
+The port is bound first, so that a busy one is said before a model is loaded. Exit codes: 0 after a drain,
+also after one that its time limit cut short; 130 after the second Ctrl-C; 2 when the flags or the checkpoint
+cannot work; 1 when the last engine died, 3 when it stalled.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
-"""/metrics in Prometheus text: the rows of ``metric_table``, and what events say as they pass.
+"""/metrics in Prometheus text: a table of rows, and what events say as they pass.
 
     from EngineStats, when scraped       gauges of now, counters since the start
     from events, as they pass            latency and size histograms, one observation per sequence or token
     from the fleet, when scraped         engines that are up, restarts, resumes
     from HTTP workers                    files that prometheus_client reads and adds up
 
-The label ``engine`` is the number of the replica. What the HTTP process measures has the label 0. The
-counters of an engine process begin at 0 with each process, as Prometheus expects of a restart.
-
-With ``debug.metrics_prefix vllm`` published dashboards load as they are.
-
-The registry is this object's, not the library's global one, so that two servers in one process (tests)
-do not meet.
+Every metric is one row: name, kind, help, where its number comes from, how replicas add up. ``weft top``
+reads the rows too, and a test holds docs/server.md against them. The label ``engine`` is the number of the
+replica; what the HTTP process measures has the label 0. With ``debug.metrics_prefix vllm`` published
+dashboards load.
 """
 
 from __future__ import annotations

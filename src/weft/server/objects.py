@@ -3,26 +3,11 @@
     objects   seq, id, kind, owner, parent, root, size, created_s, runner, body
     kinds     count and bytes of each kind, kept by triggers
 
-An object may continue a *parent*. So a conversation is a tree with a *root*, and a turn is a path from the
-root. A parent exists before its child, so no path has a circle. Reading a path is bounded all the same.
-
-*Bounds.* Count, bytes and age of each kind. What goes first is the conversation that was continued the
-longest ago, and in it the last object: a path never loses an object in the middle. ``seq`` grows with each
-insertion, so that object is the first one in the order of ``seq`` with no later one of its root.
-
-*Owners.* Every query of a client names the owner. An object of another one does not exist.
-
-*Crashes.* A change is a transaction: after a crash it is there, or it is not. An object that is not
-finished names its *runner*, a file that a process locks as long as it lives. If the runner is gone, the
-object has failed.
-
-*On disk.* WAL, so readers never wait for the writer, and several processes may use one file. It and its
-directory are for their owner only (0600, 0700). ``secure_delete`` overwrites what is deleted.
-
-Laws: L10 (owners), L11 (the error or the log names the flag).
-
-Rejected: an ORM (two tables); one file for each object (a bound over 100,000 files needs an index); a log
-before the database (a transaction of one response costs no more, see decision 0025).
+An object may continue a *parent*: a conversation is a tree with a *root*, and a turn is a path from it. Every
+query of a client names the owner (law L10). Count, bytes and age of each kind are bounded (law L11): what
+goes first is the conversation that was continued the longest ago, and in it the last object. An object that
+is not finished names its *runner*, a file that a process locks as long as it lives. The file and its
+directory are for their owner only, and ``secure_delete`` overwrites what is deleted.
 """
 
 from __future__ import annotations

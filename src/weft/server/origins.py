@@ -4,16 +4,9 @@
     Origin    absent, this server itself, or an --allowed-origin (not for GET and HEAD)   else 403
     CORS      answered for an --allowed-origin only
 
-A browser sends requests for every page that its user visits. A page of another site can send a POST without
-permission, though it cannot read the answer; the Origin header names that page. A page can also resolve its
-own name to 127.0.0.1 after it was loaded (DNS rebinding); it is then of the same origin, but its Host
-header still has the foreign name. An IP address as Host cannot be rebound, so every one is accepted.
-Programs send no Origin.
-
-``Sec-Fetch-Site`` is a second witness where a browser leaves Origin out.
-
-Rejected: the port of Host (a proxy or a container maps it); the scheme of Origin (a proxy may end TLS);
-cookies and CSRF tokens (this server has no session; keys travel in a header that no foreign page can add).
+A browser sends requests for every page that its user visits, and the Origin header names that page. A page
+can also resolve its own name to 127.0.0.1 (DNS rebinding); its Host header still has the foreign name. An IP
+address cannot be rebound. Programs send no Origin. ``Sec-Fetch-Site`` is a second witness.
 """
 
 from __future__ import annotations

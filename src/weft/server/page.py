@@ -3,14 +3,9 @@
     /                    page_files/index.html
     /docs                page_files/docs.html: what /openapi.json says, for readers
     /page/NAME           the other files of that folder; no other path is looked at
-    (its script)         /metrics and /v1/cache once a second, /v1/chat/completions when asked
 
 The files say nothing of this server, so they need no key; what they ask the server for does (``gate``). The
-page loads nothing from anywhere else, and its policy says so to the browser: no foreign script, no inline
-script, no frame around it.
-
-Rejected: a framework and its build step (five small modules that a browser reads as they are); an endpoint of
-its own for the numbers, a third place for what /metrics and /v1/cache say; a chart library, for three shapes.
+page loads nothing from anywhere else, and its policy says so to the browser.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Bodies of requests: JSON to checked Structs, and Structs to ``SamplingParams``.
+"""Bodies of requests: JSON to checked Structs, and Structs to ``SamplingParams`` and a ``Grammar``.
 
     bytes --JSON--> dict --refuse_unserved--> dict --convert--> Struct --sampling_params--> SamplingParams
 
-What a field means is in docs/server.md. Three rules hold for every body:
-
 * a field that this server serves is checked for its type, and the error names field, expected, got;
-* a known field that this server does not serve is refused, unless its value asks for nothing
-  (``functions: []``): no answer may silently lack a feature of its request;
-* an unknown field is ignored, as clients of every API version send some, and the client is told
-  (``ignored_fields``).
+* a known field that this server does not serve is refused, unless its value asks for nothing: no answer may
+  silently lack a feature of its request;
+* an unknown field is ignored, and the client is told (``ignored_fields``).
 
 ``null`` always means "not given". Refusals are 400 and not 501: clients of the field retry a 5xx.
 """

@@ -22,12 +22,11 @@ from starlette.responses import Response
 
 from weft.engine.sleep_state import Part, SleepState, check_level, check_parts
 from weft.errors import RequestError, UnknownReplicaError
-from weft.fleet.drain import drain, revive, roll, state_of
 from weft.fleet.replica import Replica
 from weft.rpc.messages import SleepMode, SleepOutcome
 from weft.server.protocol import parse_body
 from weft.server.service import Service
-from weft.server.sse import Handler, json_response
+from weft.server.sse import json_response
 
 DRAIN_S = 30.0
 DRAIN_MAX_S = 24 * 3600.0
@@ -54,35 +53,30 @@ class ReplicaList(msgspec.Struct):
     data: list[ReplicaReport]
 
 
-def replica_handlers(service: Service) -> dict[str, Handler]:
-    """By operation of ``weft.server.openapi.endpoints``."""
-    handlers = _ReplicaHandlers(service)
-    return {"replicas": handlers.list, "restart_replicas": handlers.restart,
-            "drain_replica": handlers.drain, "start_replica": handlers.start}
+class ReplicaHandlers:
+    """A public method is an operation of ``openapi.endpoints``."""
 
-
-class _ReplicaHandlers:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def list(self, request: Request) -> Response:
+    async def replicas(self, request: Request) -> Response:
         self._service.engine.check_alive()
         return self._answer()
 
-    async def drain(self, request: Request) -> Response:
+    async def drain_replica(self, request: Request) -> Response:
         self._service.check_open()
-        await drain(self._service.engine, _replica_number(request), timeout_s=_timeout(request),
-                    restart=_flag(request, "restart"))
+        await self._service.engine.drain(_replica_number(request), timeout_s=_timeout(request),
+                                         restart=_flag(request, "restart"))
         return self._answer()
 
-    async def start(self, request: Request) -> Response:
+    async def start_replica(self, request: Request) -> Response:
         self._service.check_open()
-        await revive(self._service.engine, _replica_number(request))
+        await self._service.engine.revive(_replica_number(request))
         return self._answer()
 
-    async def restart(self, request: Request) -> Response:
+    async def restart_replicas(self, request: Request) -> Response:
         self._service.check_open()
-        await roll(self._service.engine, timeout_s=_timeout(request))
+        await self._service.engine.roll(timeout_s=_timeout(request))
         return self._answer()
 
     def _answer(self) -> Response:
@@ -94,7 +88,7 @@ class _ReplicaHandlers:
 
 def _report(replica: Replica, sequences: int) -> ReplicaReport:
     stats = replica.engine.stats
-    return ReplicaReport(replica.number, replica.host, state_of(replica), replica.restart_count,
+    return ReplicaReport(replica.number, replica.host, replica.shown_state, replica.restart_count,
                          replica.reason, sequences, stats.running if stats else 0,
                          stats.waiting if stats else 0)
 

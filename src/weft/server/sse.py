@@ -1,15 +1,13 @@
-"""Answers while the client is still there: server-sent events, and work that ends when it leaves.
+"""One HTTP exchange: the raw body in, an answer out while the client is still there.
+
+    Request --read_raw--> bytes ... job --answer_job--> Response or EventStream
+                 |                            |
+            tenant.admit                 tenant.spend
 
 A client that disconnects must stop costing. uvicorn reports the disconnect only to a task that waits in
-``receive``. Both kinds of answer therefore run beside such a task, and the first to end cancels the other:
-
-    stream:   pump (lines -> send)      | until_gone(receive)
-    whole:    the work of the handler   | until_gone(receive)
-
-Cancelling the work closes its ``Generation``, which cancels the sequences in the engine.
-
-After the headers are out an error can only be a line of the stream: ``data: {"error": ...}``, and then the
-end, so that a client neither waits nor takes half an answer for a whole one.
+``receive``. Both kinds of answer run beside such a task, and the first to end cancels the other. The engine
+accepts a job before the status is sent, so a refusal has a status of its own, for streams too. After
+the headers are out an error can only be a line of the stream.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -25,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from weft.errors import WeftError
+from weft.errors import RequestError, WeftError
 from weft.server.errors import WrongMediaTypeError, bug, error_body
 from weft.server.generation import Generation
 from weft.server.service import BodyChecker
@@ -33,6 +31,7 @@ from weft.server.tenants import Tenant
 from weft.server.tracing import RequestTrace
 
 DONE = b"data: [DONE]\n\n"
+PAGE_DEFAULT, PAGE_MAX = 20, 100
 _KEEP_ALIVE = b": keep-alive\n\n"
 _log = logging.getLogger("weft.server")
 
@@ -218,6 +217,32 @@ def namespace_of(request: Request, salt: str | None) -> str | None:
     """The cache salt of a request that brings ``salt``."""
     tenant = tenant_of(request)
     return salt if tenant is None else tenant.namespace(salt)
+
+
+def owner_of(request: Request) -> str:
+    """Of what the request stores; all requests to a server without keys have one owner."""
+    tenant = tenant_of(request)
+    return "" if tenant is None else tenant.owner
+
+
+def page_of(listed: Sequence[Any], request: Request, id_of: Callable[[Any], str]) -> dict[str, Any]:
+    """The part of ``listed`` that ``after`` and ``limit`` in the query ask for. Raises RequestError."""
+    query = request.query_params
+    given = query.get("limit", str(PAGE_DEFAULT))
+    limit = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0
+    if not 1 <= limit <= PAGE_MAX:
+        raise RequestError(f"limit is {given[:20]!r}; it must be at least 1 and at most {PAGE_MAX}",
+                           param="limit")
+    ids = [id_of(one) for one in listed]
+    after = query.get("after")
+    begin = 0
+    if after is not None:
+        if after not in ids:
+            raise RequestError(f"after is {after[:100]!r}, which is none of the listed ids", param="after")
+        begin = ids.index(after) + 1
+    end = min(begin + limit, len(ids))
+    return {"object": "list", "data": listed[begin:end], "has_more": end < len(ids),
+            "first_id": ids[begin] if begin < end else None, "last_id": ids[end - 1] if begin < end else None}
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -6,17 +6,10 @@
                 buckets:   requests, tokens              limits.key_requests_per_minute,
                 limits.key_tokens_per_minute in flight: bytes of bodies               limits.key_mb_in_flight
 
-With ``--tenant-by-key`` requests of two keys never share a cached prefix. A request may bring a
-``cache_salt``; it names a namespace within its key's. A digest as namespace cannot be guessed by a client
-that has another key.
-
-A bucket holds one minute of its rate and refills all the time. Tokens are known when a request has ended,
-so a bucket may go below zero; the next request then waits until it is above.
-
-Laws: L10 (namespaces), L11 (quotas; the error names the flag).
-
-Rejected: tenants by a header (any client could send it); a queue per key (fair shares are a matter of the
-scheduler; ``priority`` is there for them). """
+With ``--tenant-by-key`` requests of two keys never share a cached prefix (law L10); a ``cache_salt`` names a
+namespace within its key's. A bucket holds one minute of its rate and refills all the time. Tokens are known
+when a request has ended, so a bucket may go below zero; the next request then waits (law L11).
+"""
 
 from __future__ import annotations
 

@@ -2,26 +2,12 @@
 
     received        tokenized      first step       first token            last token
        |--- prepare ---|---- queue ----|--- prefill ----|------ decode ---------|
-       |------------------------- chat MODEL, text_completion MODEL ------------------|
 
-A span begins where the ``Gate`` receives the request and ends behind the last byte of the answer. The
-readings are those of the metrics, so both agree. Attributes have the names of OpenTelemetry's conventions for
-generative AI. No span has text of a prompt or an answer.
+The readings are those of the metrics. Attributes have the names of OpenTelemetry's conventions for generative
+AI, and no span has text of a prompt or an answer. The span joins the trace of a ``traceparent``.
 
-``traceparent`` of the request is honoured: the span joins the trace of the client, and a client that does not
-sample is not sampled here.
-
-    event loop --RequestTrace--> BatchSpanProcessor: at most 2,048 spans --thread--> collector
-
-A request pays for building its spans and never waits. If the collector is gone the queue fills up, and
-further spans replace the oldest ones. The SDK also reads the ``OTEL_*`` variables of the environment: headers
-for the collector, sampling, the name of the service, sizes of batches.
-
-Laws: L11 (spans, their attributes and the time at the end of the server are bounded).
-
-Rejected: spans of an engine (its clock is another one, and its steps serve all requests at once); automatic
-instrumentation of the framework (a span for each message of a stream); gRPC (a large dependency, and each
-collector also takes HTTP).
+A request pays for building its spans and never waits: a thread of the SDK sends them, and a full queue drops
+the oldest (law L11). The SDK also reads the ``OTEL_*`` variables of the environment.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
 """Files of clients on disk: uploads, and the results of batches.
 
     DIRECTORY/                0700, locked by the server that uses it
-        objects.sqlite        records: a file's owner, name, purpose, size, dates; a batch (``jobs``)
+        objects.sqlite        records: a file's owner, name, purpose, size, dates; a batch
         file-ID.data          the bytes of a file, 0600
         batch-ID.*.part       a batch's answers so far
 
-Records are objects (``weft.server.objects``) and belong to the API key that made them, by a hash that leads
-to no key. The number of files, their bytes and their age are bounded (law L11). Files that are too old go
-when the store is next used. A full store refuses an upload and names the flag; the results of a batch are
-always stored.
-
-A record is written after its bytes are complete. Bytes that a crash leaves without a record are removed at
-the next start. Records of an older weft, a JSON file each, are entered then too.
-
-Rejected: bytes in the database (a file may have 64 MB, and a download is sent from the disk).
+Records belong to the API key that made them, by a hash that leads to no key. Number, bytes and age of files
+are bounded (law L11); the results of a batch are always stored. A record is written after its bytes are
+complete; bytes without a record are removed at the next start.
 """
 
 from __future__ import annotations

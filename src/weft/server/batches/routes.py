@@ -17,7 +17,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,10 +40,9 @@ from weft.server.batches.lines import (
 from weft.server.errors import WrongMediaTypeError
 from weft.server.protocol import read_body
 from weft.server.service import Service
-from weft.server.sse import ClientGoneError, Handler, json_response, read_raw, tenant_of
+from weft.server.sse import ClientGoneError, json_response, owner_of, page_of, read_raw, tenant_of
 from weft.server.tenants import Tenant
 
-PAGE_DEFAULT, PAGE_MAX = 20, 100
 PURPOSES = ("batch", "batch_output")
 
 
@@ -81,14 +80,6 @@ class FileStoreOffError(RequestError):
 
     status = 404
     kind = "not_found_error"
-
-
-def batch_handlers(files: FileStore | None, runner: BatchRunner | None) -> dict[str, Handler]:
-    """By operation of ``weft.server.openapi.endpoints``. None: the store is off."""
-    handlers = BatchHandlers(files, runner)
-    names = ("upload_file", "list_files", "retrieve_file", "delete_file", "file_content", "create_batch",
-             "list_batches", "retrieve_batch", "cancel_batch")
-    return {name: getattr(handlers, name) for name in names}
 
 
 WINDOW_S = 24 * 3600
@@ -351,46 +342,47 @@ class BatchHandlers:
                 if purpose != "batch":
                     raise RequestError(f"purpose is {str(purpose)[:50]!r}; this server takes 'batch'",
                                        param="purpose")
-                stored = await asyncio.to_thread(files.add, _owner(request), file.filename or "upload",
+                stored = await asyncio.to_thread(files.add, owner_of(request), file.filename or "upload",
                                                  "batch", file.file)
         except ClientDisconnect:
             raise ClientGoneError from None
         return json_response(stored)
 
     async def list_files(self, request: Request) -> Response:
-        listed = self._files.listed(_owner(request))
+        listed = self._files.listed(owner_of(request))
         purpose = request.query_params.get("purpose")
         if purpose is not None and purpose not in PURPOSES:
             raise RequestError(f"purpose is {purpose[:50]!r}; it is {' or '.join(PURPOSES)}", param="purpose")
-        return json_response(_page([one for one in listed if purpose in (None, one.purpose)], request))
+        chosen = [one for one in listed if purpose in (None, one.purpose)]
+        return json_response(page_of(chosen, request, _id_of))
 
     async def retrieve_file(self, request: Request) -> Response:
-        return json_response(self._files.get(request.path_params["file_id"], _owner(request)))
+        return json_response(self._files.get(request.path_params["file_id"], owner_of(request)))
 
     async def delete_file(self, request: Request) -> Response:
         file_id = request.path_params["file_id"]
-        self._files.delete(file_id, _owner(request))
+        self._files.delete(file_id, owner_of(request))
         return json_response(DeletedFile(file_id, "file", True))
 
     async def file_content(self, request: Request) -> Response:
-        path = self._files.path(request.path_params["file_id"], _owner(request))
+        path = self._files.path(request.path_params["file_id"], owner_of(request))
         return FileResponse(path, media_type="application/octet-stream")
 
     async def create_batch(self, request: Request) -> Response:
         runner = self._runner
         body = await read_body(await read_raw(request), BatchBody, unserved={})
         assert body.endpoint in URLS
-        return json_response(runner.create(_owner(request), endpoint=body.endpoint,
+        return json_response(runner.create(owner_of(request), endpoint=body.endpoint,
                                            input_file_id=body.input_file_id, metadata=body.metadata))
 
     async def list_batches(self, request: Request) -> Response:
-        return json_response(_page(self._runner.listed(_owner(request)), request))
+        return json_response(page_of(self._runner.listed(owner_of(request)), request, _id_of))
 
     async def retrieve_batch(self, request: Request) -> Response:
-        return json_response(self._runner.get(request.path_params["batch_id"], _owner(request)))
+        return json_response(self._runner.get(request.path_params["batch_id"], owner_of(request)))
 
     async def cancel_batch(self, request: Request) -> Response:
-        return json_response(self._runner.cancel(request.path_params["batch_id"], _owner(request)))
+        return json_response(self._runner.cancel(request.path_params["batch_id"], owner_of(request)))
 
     @property
     def _files(self) -> FileStore:
@@ -406,6 +398,10 @@ class BatchHandlers:
         return self._runner_or_none
 
 
+def _id_of(one: FileObject | BatchObject) -> str:
+    return one.id
+
+
 def _admit(request: Request) -> None:
     """Counts an upload for its key by its declared size."""
     tenant = tenant_of(request)
@@ -416,26 +412,3 @@ def _admit(request: Request) -> None:
         refusal = tenant.admit(size)
         if refusal is not None:
             raise refusal
-
-
-def _owner(request: Request) -> str:
-    tenant = tenant_of(request)
-    return "" if tenant is None else tenant.owner
-
-
-def _page(listed: Sequence[FileObject] | Sequence[BatchObject], request: Request) -> dict[str, Any]:
-    query = request.query_params
-    given = query.get("limit", str(PAGE_DEFAULT))
-    limit = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0
-    if not 1 <= limit <= PAGE_MAX:
-        raise RequestError(f"limit is {given[:20]!r}; it must be at least 1 and at most {PAGE_MAX}",
-                           param="limit")
-    after = query.get("after")
-    if after is not None:
-        ids = [one.id for one in listed]
-        if after not in ids:
-            raise RequestError(f"after is {after[:100]!r}, which is none of the listed ids", param="after")
-        listed = listed[ids.index(after) + 1:]
-    page = listed[:limit]
-    return {"object": "list", "data": page, "has_more": len(listed) > limit,
-            "first_id": page[0].id if page else None, "last_id": page[-1].id if page else None}

@@ -4,15 +4,8 @@
         --app.build_app--> Route        operation -> the handler of that name
         --document.openapi--> an operation of /openapi.json
 
-Both readers take every row, so an endpoint cannot be missing from the description. ``body`` is the type that
-decodes the request; of several types, the server chooses one by the fields. ``answer`` is the type that the
-handler encodes; None stands for an object that has no type of its own. ``events`` is what each line of a
-stream has. Rows of one path must stand together.
-
-To add an endpoint: a row here, a handler in ``app``, and a row in ``fields`` for each new field.
-
-Rejected: decorators on the handlers (the table would be spread over files, and importable only with all of
-them); a framework that derives both (it brings another library for validation, see decision 0020).
+Both readers take every row, so an endpoint cannot be missing from the description. Rows of one path stand
+together. To add an endpoint: a row here, a handler in ``app``, and a row in ``document`` for each new field.
 """
 
 from __future__ import annotations
@@ -25,8 +18,6 @@ import msgspec
 from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
 from weft.server.batches.files import FileObject
 from weft.server.batches.routes import (
-    PAGE_DEFAULT,
-    PAGE_MAX,
     PURPOSES,
     BatchBody,
     BatchList,
@@ -45,7 +36,8 @@ from weft.server.protocol import (
 )
 from weft.server.replicas import DRAIN_MAX_S, DRAIN_S, ReplicaList, SleepBody, WakeBody
 from weft.server.responses.answers import ResponseObject
-from weft.server.responses.items import ITEMS_DEFAULT, ITEMS_MAX, ResponsesBody
+from weft.server.responses.items import ResponsesBody
+from weft.server.sse import PAGE_DEFAULT, PAGE_MAX
 
 Access = Literal["open", "client", "operator"]
 """Whose key opens an endpoint, if the server has keys."""
@@ -241,8 +233,6 @@ _FOLLOWED = Parameter("stream", "query", {"type": "string", "enum": ["true", "fa
                       "true: the events of a response that was created with background and stream.")
 _STARTING_AFTER = Parameter("starting_after", "query", {"type": "integer", "minimum": 0},
                             "Only events with larger sequence numbers, with stream.")
-_LIMIT = Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": ITEMS_MAX,
-                                      "default": ITEMS_DEFAULT}, "The most items of one page.")
 _ORDER = Parameter("order", "query", {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
                    "desc: the last item first.")
 _AFTER = Parameter("after", "query", {"type": "string"}, "The id of the item before the page.")
@@ -286,7 +276,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              answer=ResponseObject, parameters=(_RESPONSE,), errors=(404,)),
     Endpoint(operation="response_input_items", method="GET", path="/v1/responses/{response_id}/input_items",
              group="Responses", text="The input items of a response's own request.", answer=ItemList,
-             parameters=(_RESPONSE, _LIMIT, _ORDER, _AFTER), errors=(404,)),
+             parameters=(_RESPONSE, _PAGE, _ORDER, _AFTER), errors=(404,)),
     Endpoint(operation="list_files", method="GET", path="/v1/files", group="Batches",
              text="The files of this key, the newest first.", answer=FileList,
              parameters=(_AFTER, _PAGE, _PURPOSE), errors=(404,)),

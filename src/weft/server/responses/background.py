@@ -5,18 +5,10 @@
     GET, cancel, DELETE ----------------------------------|--> the store: completed, incomplete, failed,
                                                                           cancelled
 
-A run lives in the process that started it (with ``--http-workers``, in the one that owns the engines). The
-store has the response from the beginning, with the name of its runner: a file that the process holds a lock
-on. Every process that shares the store therefore knows whether an unfinished response is still computed. If
-its runner is gone, it has failed, and the next reader stores that.
-
-Events of a run that was created with ``stream: true`` stay in memory. So a client may follow from any
-sequence number, for a while after the end too.
-
-Laws: L11 (RUNS_MAX; ENDED_MAX and ENDED_BYTES_MAX of events).
-
-Rejected: a queue on disk that the next server computes (batches are for that; a run that kills its server
-would kill the next one); events in the store (a transaction for each token).
+A run lives in the process that started it (with ``--http-workers``, the one that owns the engines). The store
+names its runner, a file that the process locks. If that is gone, the response has failed, and the next reader
+stores that. Events of a run that was created with ``stream: true`` stay in memory for a while after its end.
+Runs and events are bounded (law L11).
 """
 
 from __future__ import annotations

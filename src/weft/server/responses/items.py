@@ -259,8 +259,6 @@ def _unknown(place: str, name: str) -> UnknownResponseError:
                                 code="item_not_found")
 
 
-ITEMS_DEFAULT, ITEMS_MAX = 20, 100
-"""Of one page of input items."""
 METADATA_MAX, METADATA_KEY_CHARS, METADATA_VALUE_CHARS = 16, 64, 512
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = frozenset({

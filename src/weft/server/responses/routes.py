@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -27,8 +26,6 @@ from weft.server.protocol import read_body
 from weft.server.responses.answers import Keep, ResponsesJob
 from weft.server.responses.background import UNFINISHED, ResponseRuns, status_of
 from weft.server.responses.items import (
-    ITEMS_DEFAULT,
-    ITEMS_MAX,
     UNSERVED_IN_RESPONSES,
     Item,
     ResponsesBody,
@@ -55,6 +52,8 @@ from weft.server.sse import (
     answer_job,
     json_response,
     namespace_of,
+    owner_of,
+    page_of,
     read_raw,
     tenant_of,
     unless_gone,
@@ -63,21 +62,15 @@ from weft.server.sse import (
 _log = logging.getLogger("weft.server")
 
 
-def response_handlers(service: Service, forward: Handler | None = None) -> dict[str, Handler]:
-    """By operation of ``weft.server.openapi.endpoints``. ``forward``: to the process that computes responses
-    in the background, if that is another one."""
-    handlers = ResponseHandlers(service, forward)
-    return {"create_response": handlers.create, "response_input_tokens": handlers.input_tokens,
-            "retrieve_response": handlers.retrieve, "delete_response": handlers.delete,
-            "cancel_response": handlers.cancel, "response_input_items": handlers.input_items}
-
-
 class ResponseHandlers:
+    """A public method is an operation of ``openapi.endpoints``. ``forward``: to the process that computes
+    responses in the background, if that is another one."""
+
     def __init__(self, service: Service, forward: Handler | None) -> None:
         self._service = service
         self._forward = forward
 
-    async def create(self, request: Request) -> Response:
+    async def create_response(self, request: Request) -> Response:
         self._service.check_open()
         raw = await read_raw(request)
         body = await self._body(request, raw)
@@ -95,7 +88,7 @@ class ResponseHandlers:
         return await answer_job(request, job, stream=bool(body.stream),
                                 keep_alive_s=self._service.config.sse_keep_alive)
 
-    async def input_tokens(self, request: Request) -> Response:
+    async def response_input_tokens(self, request: Request) -> Response:
         self._service.check_open()
         body = await self._body(request, await read_raw(request))
         model = self._service.model_for(body.model)
@@ -107,8 +100,8 @@ class ResponseHandlers:
         encoded = await model.encode_chat(prompt, add_special_tokens=False, known=history.known)
         return json_response({"object": "response.input_tokens", "input_tokens": len(encoded.tokens)})
 
-    async def retrieve(self, request: Request) -> Response:
-        response_id, owner = request.path_params["response_id"], _owner(request)
+    async def retrieve_response(self, request: Request) -> Response:
+        response_id, owner = request.path_params["response_id"], owner_of(request)
         is_streamed = _flag(request, "stream")
         starting_after = _starting_after(request)
         run = self._runs().get(response_id, owner)
@@ -126,16 +119,16 @@ class ResponseHandlers:
         stored = await self._runs().checked(stored, owner)
         return Response(stored.body, media_type="application/json")
 
-    async def delete(self, request: Request) -> Response:
+    async def delete_response(self, request: Request) -> Response:
         return await self._once_ended(request, self._delete)
 
-    async def cancel(self, request: Request) -> Response:
+    async def cancel_response(self, request: Request) -> Response:
         return await self._once_ended(request, self._cancel)
 
     async def _once_ended(self, request: Request, answer: Callable[[str, str], Awaitable[Response]]
                           ) -> Response:
         """Ends the response in the process that computes it. ``answer`` takes its id and its owner."""
-        response_id, owner = request.path_params["response_id"], _owner(request)
+        response_id, owner = request.path_params["response_id"], owner_of(request)
         stored = await self._store().get(response_id, owner)
         if self._forward is not None and status_of(stored) in UNFINISHED:
             return await self._forward(request)
@@ -158,10 +151,14 @@ class ResponseHandlers:
                                code="not_cancellable")
         return Response(stored.body, media_type="application/json")
 
-    async def input_items(self, request: Request) -> Response:
-        stored = await self._store().get(request.path_params["response_id"], _owner(request))
+    async def response_input_items(self, request: Request) -> Response:
+        stored = await self._store().get(request.path_params["response_id"], owner_of(request))
         items: list[Item] = msgspec.json.decode(stored.items)
-        return json_response(_page(items, request))
+        order = request.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise RequestError(f"order is {order[:20]!r}; it is asc or desc", param="order")
+        listed = items if order == "asc" else items[::-1]
+        return json_response(page_of(listed, request, lambda item: str(item["id"])))
 
     async def _begin(self, request: Request, body: ResponsesBody, job: ResponsesJob,
                      items: list[Item]) -> Response:
@@ -175,7 +172,7 @@ class ResponseHandlers:
         runs.check_room()
         await unless_gone(job.generation.start(), request.receive)
         try:
-            run = await runs.begin(job, _owner(request), body.previous_response_id,
+            run = await runs.begin(job, owner_of(request), body.previous_response_id,
                                    msgspec.json.encode(items), has_events=bool(body.stream), on_end=end)
         except BaseException:
             job.generation.close()
@@ -208,7 +205,7 @@ class ResponseHandlers:
     async def _history(self, request: Request, body: ResponsesBody) -> TurnHistory:
         if body.previous_response_id is None:
             return TurnHistory()
-        path = await self._store().path_to(body.previous_response_id, _owner(request))
+        path = await self._store().path_to(body.previous_response_id, owner_of(request))
         if any(status_of(stored) in UNFINISHED for stored in path):
             raise RequestError(f"{body.previous_response_id!r} is not finished, and cannot be continued yet",
                                param="previous_response_id", code="response_not_finished")
@@ -219,7 +216,7 @@ class ResponseHandlers:
         """Of the request's own ``input``. Raises RequestError, UnknownResponseError."""
         given = body.input
         if not isinstance(given, str) and any(map(is_reference, given)):
-            owner, store = _owner(request), self._store()
+            owner, store = owner_of(request), self._store()
             given = await with_items(given, history.items, lambda name: store.get(name, owner), store.limits)
         return read_items(given, response_id)
 
@@ -236,7 +233,7 @@ class ResponseHandlers:
         if store is None or body.store is False:
             return None
         keeper = Keeper(turn.model, turn.prompt, items, history.tokens)
-        owner, parent = _owner(request), body.previous_response_id
+        owner, parent = owner_of(request), body.previous_response_id
 
         async def keep(response_id: str, response: bytes, answer: RawAnswer) -> bool:
             def make() -> StoredResponse:
@@ -251,12 +248,6 @@ class ResponseHandlers:
                 return False
 
         return keep
-
-
-def _owner(request: Request) -> str:
-    """All requests to a server without keys have one owner."""
-    tenant = tenant_of(request)
-    return "" if tenant is None else tenant.owner
 
 
 def _with_raw(request: Request, raw: bytes) -> Request:
@@ -280,31 +271,3 @@ def _starting_after(request: Request) -> int:
     if given != "-1" and not (given.isascii() and given.isdigit() and len(given) < 10):
         raise RequestError(f"starting_after is {given[:20]!r}; it must be at least 0", param="starting_after")
     return int(given)
-
-
-def _page(items: list[Item], request: Request) -> dict[str, Any]:
-    query = request.query_params
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise RequestError(f"order is {order[:20]!r}; it is asc or desc", param="order")
-    limit = _limit(query.get("limit"))
-    listed = items if order == "asc" else items[::-1]
-    after = query.get("after")
-    if after is not None:
-        ids = [item["id"] for item in listed]
-        if after not in ids:
-            raise RequestError(f"after is {after[:100]!r}, which is no item of this response", param="after")
-        listed = listed[ids.index(after) + 1:]
-    page = listed[:limit]
-    return {"object": "list", "data": page, "has_more": len(listed) > limit,
-            "first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-
-
-def _limit(given: str | None) -> int:
-    if given is None:
-        return ITEMS_DEFAULT
-    limit = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0
-    if not 1 <= limit <= ITEMS_MAX:
-        raise RequestError(f"limit is {given[:20]!r}; it must be at least 1 and at most {ITEMS_MAX}",
-                           param="limit")
-    return limit

@@ -4,14 +4,9 @@
     get, delete, path_to --------> the thread
 
 SQLite blocks, for milliseconds as a rule and for seconds when another process writes or a disk is slow. So
-its calls run in one thread of their own, and the loop serves other clients. One thread is enough: SQLite has
-one writer. Responses that come during a transaction share the next one. A response is on disk when ``put``
-returns, and every process reads it.
-
-Without ``--response-store`` the file is in the user's state directory, and it is opened when the first
-response is stored or asked for: a server without requests for responses writes no file.
-
-Laws: L11 (WAITING_MAX calls, whose error names the flag).
+its calls run in one thread of their own. A response is on disk when ``put`` returns. Without
+``--response-store`` the file is opened when the first response is stored or asked for. At most WAITING_MAX
+calls wait (law L11).
 """
 
 from __future__ import annotations

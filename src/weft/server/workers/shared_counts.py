@@ -3,15 +3,9 @@
     tallies   one cell for each process; a process writes its own cell, the sum is the count     no lock
     buckets   level and time of a rate, read and written by all                                  flock
 
-A limit holds for the server, not for each process, so a client cannot multiply it by the number of processes.
-A cell is written by one process alone, so a tally needs no lock. If a process dies, the supervisor clears its
-cells. The kernel frees the lock of a process that dies; a lock is held for microseconds.
-
-Addresses of clients share ADDRESS_CELLS cells by their hash. Two addresses in one cell count together, which
-matters only if both are near the limit of connections of one address.
-
-Rejected: a question to the supervisor for each request (a round trip on every request, for limits that are
-rarely set); the limit divided by the processes (connections are not spread evenly).
+A limit holds for the server, not for each process. If a process dies, the supervisor clears its cells.
+Addresses of clients share ADDRESS_CELLS cells by their hash, which matters only near the limit of one
+address.
 """
 
 from __future__ import annotations

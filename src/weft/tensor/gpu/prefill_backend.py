@@ -12,8 +12,11 @@ it reads the arena in place. K and V have equal strides, as it asks. Its kernels
 beyond the context as zeros. Decodes always use our kernels. Gates are applied to its rounded output, one
 rounding more than in our kernels.
 
-It is not the default, because it splits a context by the batch. The bits of a token's sums then depend on the
-other sequences of the batch. A prefix that is computed again may differ from the cached one.
+By itself it splits a context by the batch. The bits of a token's sums would then depend on the other
+sequences. A prefix that is computed again would differ from the cached one. So splits are turned off: a
+tile of queries walks over its whole context, as in our kernels. Splits of one size need room for the float32
+outputs of each: some 270 MB for 8,192 tokens of 32 heads of 256. It is not the default, because no GPU has
+measured it.
 
 A shape of layer is planned once a step, from lists of the host. The plan lies in a pinned buffer of its
 wrapper and is copied asynchronously: planning again while that copy is under way would overwrite its source.
@@ -29,6 +32,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -45,6 +49,8 @@ HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
 WORKSPACE_BYTES = 256 << 20
 _MEMO = "prefill_backend"
+_WHOLE = "disable_split_kv"
+"""The parameter that keeps a context whole."""
 
 _library: Any = None
 _planners: dict[tuple[object, ...], _Planner] = {}
@@ -67,10 +73,15 @@ def choose(choice: Choice) -> None:
                           "flashinfer-python, or use debug.attention_backend weft",
                           param="debug.attention_backend")
     try:
-        _library = importlib.import_module("flashinfer")
+        library = importlib.import_module("flashinfer")
     except Exception as error:  # the library finds no compiler, no driver, or another torch
         raise ConfigError(f"debug.attention_backend is flashinfer, which cannot be imported: {error}",
                           param="debug.attention_backend") from error
+    if _WHOLE not in inspect.signature(library.BatchPrefillWithPagedKVCacheWrapper.plan).parameters:
+        raise ConfigError(f"debug.attention_backend is flashinfer, whose version has no {_WHOLE}: tokens "
+                          "would depend on the batch; pip install -U flashinfer-python, or use "
+                          "debug.attention_backend weft", param="debug.attention_backend")
+    _library = library
 
 
 def fits(q_dtype: torch.dtype, page_dtype: torch.dtype, head_dim: int) -> bool:
@@ -145,7 +156,7 @@ def _planned(q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs, scale: floa
         paged_kv_last_page_len=torch.tensor(last, dtype=torch.int32), num_qo_heads=q_THD.shape[1],
         num_kv_heads=cache_k.shape[1], head_dim_qk=q_THD.shape[2], page_size=PAGE_TOKENS, causal=True,
         window_left=-1 if window is None else window - 1, sm_scale=scale, q_data_type=q_THD.dtype,
-        kv_data_type=cache_k.dtype)
+        kv_data_type=cache_k.dtype, disable_split_kv=True)
 
 
 def _begins(counts: list[int]) -> torch.Tensor:

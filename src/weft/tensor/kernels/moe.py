@@ -3,8 +3,9 @@
     pairs by expert   [ e0 e0 e0 | e3 | e7 e7 e7 e7 e7 ]        choices of PAD are in no tile
     tiles of 2 rows   [e0 e0][e0][e3][e7 e7][e7 e7][e7]  -  -   the most tiles that the pairs can need
 
-    _align     a program: some experts                counts all pairs; then writes the places of its experts'
-                                                      pairs and their tiles: expert, first place, rows
+    _count     a program: some pairs                  its pairs of each expert; only where there are many
+    _align     a program: some pairs, some experts    the places of its pairs, and the tiles of its experts:
+                                                      expert, first place, rows
     _product   a program: (tile, block of columns)    act(gate) x up, to the pair's row; then down, to the
                                                       pair's own place
     _add       a program: (tile, block of columns)    adds the parts of a product whose columns are split
@@ -17,9 +18,10 @@ the same tokens get the same sums whatever else is in the batch.
 A rank of several has a share of each expert, and one token then some twenty programs. So the columns of its
 first product are split (``tensor.gpu.column_splits``). The second has a program for each 64 channels.
 
-``_align`` is a counting sort. Each of its programs counts the pairs of every expert, which takes as long as
-reading 8 bytes a pair from the cache. So no launch and no wait lies between counts and places. A program with
-pairs of its own experts then reads all pairs once more, and numbers its own.
+``_align`` is a counting sort, and keeps the order of the pairs of an expert. Up to 4,096 pairs each program
+counts all of them itself, so no launch lies between counts and places. Above, ``_count`` counts each part of
+1,024 pairs, and a program adds up the counts of all parts: each launch reads the pairs once. With 65,536
+pairs and 256 experts that is 1 MB of pairs, and 128 KB of counts for each of 64 programs, from the cache.
 
 Rows of a tile follow the expected tokens per expert: 16 in decodes, which are bound by reading each expert's
 matrix once; 64 to 128 in prefills. Tiles are the fast axis of the grid, so that the tiles of an expert share
@@ -54,6 +56,10 @@ SPLIT_TOKENS, SPLIT_PROGRAMS = 64, 128
 """The most tokens whose first product is split, and the programs that one token should have. Eighty of them
 keep enough bytes in flight; a share of an expert has some twenty."""
 ALIGN = Blocks(1024)
+COUNTED_PAIRS = 4096
+"""Above it pairs are counted in a launch of their own: all decodes are below."""
+RANKED = 64
+"""Pairs that ``_align`` compares with one another at once."""
 VALUES = {"BITS": 0, "GROUP": 1, "GROUPS": 1, "TILES": 1, "LINES": 1, "ZEROS": False, "FP8": 0, "LANES": 1}
 """The constants of weights that are not quantised."""
 
@@ -76,9 +82,9 @@ def tile_rows(pairs: int, experts: int) -> int:
     return min(128, padded(-(-pairs // experts)))
 
 
-def experts_of_program(experts: int) -> int:
-    """Of ``_align``: as many programs as an H100 has multiprocessors."""
-    return max(1, experts // 128)
+def pairs_of_program(pairs: int) -> int:
+    """Of ``_align``. Up to 128 programs have a part each; more would read more counts."""
+    return RANKED if pairs <= COUNTED_PAIRS else max(ALIGN.width, -(-pairs // 128 // RANKED) * RANKED)
 
 
 def up_splits(tokens: int, rows: int, choices: int, columns: int, depth: int, block: int) -> ColumnSplits:
@@ -101,43 +107,72 @@ def _activated(x, ACTIVATION: tl.constexpr):
         return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
 
 
-@triton.jit(do_not_specialize=["pairs", "tile_count"], do_not_specialize_on_alignment=["order", "tiles"])
-def _align(ids, order, tiles, pairs, tile_count, EXPERTS: tl.constexpr, BINS: tl.constexpr, OWN: tl.constexpr,
-           BM: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["pairs"])
+def _count(ids, counts, pairs, PART: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr):
+    """``counts`` int32 [programs, BINS]: how many of a program's PART pairs each expert has; bin 0 is PAD."""
+    place, first = tl.arange(0, BLOCK), tl.program_id(0) * PART
+    own = tl.zeros((BINS,), tl.int32)
+    for begin in range(first, tl.minimum(first + PART, pairs), BLOCK):
+        own += _bins(ids, begin + place, pairs, BINS)
+    tl.store(counts + tl.program_id(0) * BINS + tl.arange(0, BINS), own)
+
+
+@triton.jit
+def _bins(ids, pair, end, BINS: tl.constexpr):
+    """int32 [BINS]: pairs of each expert among ``pair``, those from ``end`` on as PAD."""
+    expert = tl.load(ids + pair, mask=pair < end, other=-1)
+    return tl.histogram((expert + 1).to(tl.int32), BINS)
+
+
+@triton.jit(do_not_specialize=["pairs", "parts", "tile_count"],
+            do_not_specialize_on_alignment=["order", "tiles"])
+def _align(ids, counts, order, tiles, pairs, parts, tile_count, EXPERTS: tl.constexpr, BINS: tl.constexpr,
+           PART: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """``ids`` int64 [pairs]: the expert of each pair or PAD; ``order`` int32 [pairs]: the pairs by expert;
     ``tiles`` int32 [tile_count, 3]: expert, first place in ``order``, rows (0: an empty tile).
 
-    A program has OWN experts. BINS: of a histogram; bin 0 is PAD."""
-    first, place = tl.program_id(0) * OWN, tl.arange(0, BLOCK)
-    bin_ = tl.arange(0, BINS)
-    counts = tl.zeros((BINS,), tl.int32)
-    for begin in range(0, pairs, BLOCK):
-        expert = tl.load(ids + begin + place, mask=begin + place < pairs, other=-1)
-        counts += tl.histogram((expert + 1).to(tl.int32), BINS)
-    counts = tl.where((bin_ > 0) & (bin_ <= EXPERTS), counts, 0)
-    tile_counts = (counts + (BM - 1)) // BM
+    A program places PART pairs, and writes the tiles of some experts. ``counts``: of ``_count``, of ``parts``
+    parts; None: every program counts all pairs itself. ROWS: of pairs that are ranked at once."""
+    part, programs = tl.program_id(0), tl.num_programs(0)
+    place, bin_, row = tl.arange(0, BLOCK), tl.arange(0, BINS), tl.arange(0, ROWS)
+    total, before = tl.zeros((BINS,), tl.int32), tl.zeros((BINS,), tl.int32)
+    if counts is None:
+        for begin in range(0, pairs, BLOCK):
+            total += _bins(ids, begin + place, pairs, BINS)
+            before += _bins(ids, begin + place, tl.minimum(part * PART, pairs), BINS)
+    else:
+        for other in range(parts):
+            own = tl.load(counts + other * BINS + bin_)
+            total += own
+            before += tl.where(other < part, own, 0)
+    is_expert = (bin_ > 0) & (bin_ <= EXPERTS)
+    total = tl.where(is_expert, total, 0)
+    at = tl.cumsum(total, 0) - total
+    tile_counts = (total + (BM - 1)) // BM
     used = tl.sum(tile_counts, 0)
-    step, mine = tl.num_programs(0) * BLOCK, tl.program_id(0) * BLOCK + place
-    for begin in range(0, tile_count, step):
-        empty = (begin + mine >= used) & (begin + mine < tile_count)
-        tl.store(tiles + (begin + mine) * 3 + 2, tl.zeros((BLOCK,), tl.int32), mask=empty)
-    for expert in range(first, tl.minimum(first + OWN, EXPERTS)):
-        count = tl.sum(tl.where(bin_ == expert + 1, counts, 0), 0)
+    for begin in range(0, tile_count, programs * BLOCK):
+        mine = begin + part * BLOCK + place
+        empty = (mine >= used) & (mine < tile_count)
+        tl.store(tiles + mine * 3 + 2, tl.zeros((BLOCK,), tl.int32), mask=empty)
+    for expert in range(part, EXPERTS, programs):
+        count = tl.sum(tl.where(bin_ == expert + 1, total, 0), 0)
         if count > 0:
-            at = tl.sum(tl.where(bin_ <= expert, counts, 0), 0)
+            begin = tl.sum(tl.where(bin_ == expert + 1, at, 0), 0)
             tile = tl.sum(tl.where(bin_ <= expert, tile_counts, 0), 0)
             for done in range(0, count, BM * BLOCK):
                 rest = count - done - place * BM
-                row = (tile + done // BM + place) * 3
-                tl.store(tiles + row, tl.full((BLOCK,), 0, tl.int32) + expert, mask=rest > 0)
-                tl.store(tiles + row + 1, at + done + place * BM, mask=rest > 0)
-                tl.store(tiles + row + 2, tl.minimum(rest, BM), mask=rest > 0)
-            for begin in range(0, pairs, BLOCK):
-                pair = begin + place
-                own = tl.load(ids + pair, mask=pair < pairs, other=-1) == expert
-                rank = tl.cumsum(own.to(tl.int32), 0)
-                tl.store(order + at + rank - 1, pair, mask=own)
-                at += tl.max(rank, 0)
+                one = (tile + done // BM + place) * 3
+                tl.store(tiles + one, tl.full((BLOCK,), 0, tl.int32) + expert, mask=rest > 0)
+                tl.store(tiles + one + 1, begin + done + place * BM, mask=rest > 0)
+                tl.store(tiles + one + 2, tl.minimum(rest, BM), mask=rest > 0)
+    at += before
+    for begin in range(part * PART, tl.minimum(part * PART + PART, pairs), ROWS):
+        pair = begin + row
+        own_bin = (tl.load(ids + pair, mask=pair < pairs, other=-1) + 1).to(tl.int32)
+        same = (own_bin[:, None] == own_bin[None, :]) & (row[None, :] < row[:, None])
+        target = tl.gather(at, own_bin, 0) + tl.sum(same.to(tl.int32), 1)
+        tl.store(order + target, pair, mask=own_bin > 0)
+        at += tl.histogram(own_bin, BINS)
 
 
 @triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["order", "tiles"])
@@ -258,10 +293,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     tiles = torch.empty((min(pairs, (pairs + hit * (rows - 1)) // rows), 3), dtype=torch.int32,
                         device=ids.device)
-    own = experts_of_program(experts)
-    launch(_align, (triton.cdiv(experts, own),))(
-        ids, order, tiles, pairs, len(tiles), EXPERTS=experts, BINS=triton.next_power_of_2(experts + 1),
-        OWN=own, BM=rows, BLOCK=ALIGN.width, num_warps=ALIGN.warps)
+    _align_pairs(ids, order, tiles, experts, rows)
     between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
     pair_out = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
     common = {"CHOICES": choices, "ACTIVATION": activation, "BM": rows, "BK": depth_of(x_TD.itemsize)}
@@ -286,6 +318,22 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
         pair_out, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices,
         BN=COMBINE.width, num_warps=COMBINE.warps)
     return out_TD
+
+
+def _align_pairs(ids: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, experts: int,
+                 rows: int) -> None:
+    """Fills ``order`` and ``tiles``. ``rows``: of a tile."""
+    pairs, bins = ids.numel(), triton.next_power_of_2(experts + 1)
+    part = pairs_of_program(pairs)
+    parts, counts = triton.cdiv(pairs, part), None
+    if pairs > COUNTED_PAIRS:
+        counts = torch.empty((parts, bins), dtype=torch.int32, device=ids.device)
+        launch(_count, (parts,))(ids, counts, pairs, PART=part, BINS=bins, BLOCK=ALIGN.width,
+                                 num_warps=ALIGN.warps)
+    # Few pairs: programs without any write tiles.
+    launch(_align, (max(parts, min(experts, 128)) if counts is None else parts,))(
+        ids, counts, order, tiles, pairs, parts, len(tiles), EXPERTS=experts, BINS=bins, PART=part, BM=rows,
+        BLOCK=ALIGN.width, ROWS=RANKED, num_warps=ALIGN.warps)
 
 
 def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -333,9 +381,12 @@ def add_gated(y_TD: torch.Tensor, x_TD: torch.Tensor, gate_T1: torch.Tensor) -> 
 
 def compilations() -> list[Compilation]:
     """Decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
-    variants = [compilation_of("moe align", _align, {"ids": "*i64", "order": "*i32", "tiles": "*i32"},
-                               {"EXPERTS": 512, "BINS": 1024, "OWN": experts_of_program(512), "BM": 16,
-                                "BLOCK": ALIGN.width}, ALIGN)]
+    aligned = {"ids": "*i64", "counts": "*i32", "order": "*i32", "tiles": "*i32"}
+    shape = {"BINS": 1024, "PART": ALIGN.width, "BLOCK": ALIGN.width}
+    variants = [compilation_of("moe count", _count, aligned, shape, ALIGN)]
+    variants += [compilation_of(f"moe align{few}", _align, aligned, shape | more | {
+        "EXPERTS": 512, "BM": 16, "ROWS": RANKED}, ALIGN) for few, more in (
+            ("", {}), (" few", {"counts": None, "PART": RANKED}))]
     tables = {"order": "*i32", "tiles": "*i32", "ids": "*i64", "weights": "*fp32"}
     for name, dtype in TYPES.items():
         pointers = tables | dict.fromkeys(("x", "weight", "out", "pair_out"), dtype)
