@@ -45,7 +45,7 @@ from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.replay_log import ReplayLog
 from weft.tensor.scratch import scratch
-from weft.units import PAD, format_bytes
+from weft.units import PAD, VERIFY_TOKENS_MAX, format_bytes
 
 Key = TypeVar("Key")
 SCORED_TOKENS = 128
@@ -138,6 +138,7 @@ class _Measurement:
         self._model, self._spec, self._meter, self._rows, self._device = model, spec, meter, rows, device
         plan = plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype,
                           kv_layout=gpu.page_layout(device))
+        self._step_tokens = step_tokens
         self._caches = DeviceArena(plan, device).layer_caches(len(spec.layers))
         if kv_dtype == "float8_e4m3":   # kernels compile for caches with scales
             for cache, layer in zip(self._caches, spec.layers, strict=True):
@@ -185,8 +186,11 @@ class _Measurement:
         hidden_TD = self._model.forward(inputs, self._caches)
         if windows:
             replay(inputs.runs, range(1, 1 + windows))
-        sampled_XD = hidden_TD[: min(self._rows, shape.inputs.runs.run_count)]
-        rows = np.arange(len(sampled_XD))
+        sampled = min(self._rows, shape.inputs.runs.run_count)
+        if windows:   # each token of a window chooses one, beside those of the other decodes
+            sampled = min(self._rows + VERIFY_TOKENS_MAX, self._step_tokens)
+        sampled_XD = hidden_TD[torch.arange(sampled, device=self._device) % len(hidden_TD)]
+        rows = np.arange(sampled) % self._rows
         self._sampler.sample(self._model.logits(sampled_XD), rows, np.ones_like(rows))
         if not shape.decodes:
             scored_ND = hidden_TD[:SCORED_TOKENS]
