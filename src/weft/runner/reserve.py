@@ -179,10 +179,9 @@ class _Measurement:
 
     def _step(self, shape: StepShape) -> None:
         inputs, windows = shape.inputs, shape.inputs.runs.verify_count
-        if windows:
-            log = ReplayLog(0, len(inputs.tokens_T))
-            # A memo of its own: the other one has the addresses of the first step's log.
-            inputs = replace(inputs, runs=replace(inputs.runs, log=log, memo={}))
+        # A memo of its own: that of the step before has tables, and addresses of its log.
+        log = ReplayLog(0, len(inputs.tokens_T)) if windows else None
+        inputs = replace(inputs, runs=replace(inputs.runs, log=log, memo={}))
         hidden_TD = self._model.forward(inputs, self._caches)
         if windows:
             replay(inputs.runs, range(1, 1 + windows))
