@@ -27,24 +27,31 @@ constexpr int64_t kFewCodeRows = 2;  // by vectors. A unit takes 16 rows in the 
 // Bytes ahead that the L2 and the L1 cache are asked for.
 constexpr int64_t kCodesAhead = 2048, kCodesNext = 256;
 
-// What is subtracted of a code's number, for 16 rows of a group.
-template <int BITS, bool ZEROS>
+// What is subtracted of a code: the middle, a number of its group, or nothing, as minimums are taken off the totals.
+enum class Zero { middle, of_group, none };
+
+Zero zero_of(const Weight& weight) {
+  return minimums_of(weight) ? Zero::none : weight.zeros ? Zero::of_group : Zero::middle;
+}
+
+// The same as floats, for 16 rows of a group.
+template <int BITS, Zero ZERO>
 WEFT_INLINE f32x16 code_base(const Weight& weight, int64_t at) {
-  const f32x16 zero =
-      ZEROS ? __builtin_convertvector(tile_zeros(weight, at), f32x16) : splat(static_cast<float>(kMiddle<BITS>));
+  f32x16 zero = splat(ZERO == Zero::middle ? static_cast<float>(kMiddle<BITS>) : 0.0f);
+  if constexpr (ZERO == Zero::of_group) zero = __builtin_convertvector(tile_zeros(weight, at), f32x16);
   return BITS == 8 ? zero + 8388608.0f : zero;  // 2^23: see below
 }
 
 // The codes at bit ``shift`` of 16 lanes, without their zero. int8: the last bits of 2^23 + code; int4: looked up.
-template <int BITS, bool ZEROS>
+template <int BITS, Zero ZERO>
 WEFT_INLINE f32x16 code_numbers(u32x16 bytes, int shift, f32x16 base) {
   if constexpr (BITS == 8) {
     return (f32x16)(((bytes >> shift) & 255u) | 0x4B000000u) - base;
   } else {
     const f32x16 numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const f32x16 table = ZEROS ? numbers : numbers - static_cast<float>(kMiddle<BITS>);
+    const f32x16 table = ZERO == Zero::middle ? numbers - static_cast<float>(kMiddle<BITS>) : numbers;
     const f32x16 looked_up = (f32x16)_mm512_permutexvar_ps((__m512i)(bytes >> shift), (__m512)table);  // of 4 bits
-    return ZEROS ? looked_up - base : looked_up;
+    return ZERO == Zero::of_group ? looked_up - base : looked_up;
   }
 }
 
@@ -64,7 +71,7 @@ WEFT_INLINE void fetch_codes(const uint8_t* from) {
 }
 
 // One tile of W times ROWS rows of x -> totals [ROWS].
-template <int BITS, int ROWS, bool ZEROS>
+template <int BITS, int ROWS, Zero ZERO>
 void few_code_rows(const Weight& weight, int64_t tile, const float* x, int64_t x_stride, f32x16* totals) {
   const int64_t steps = steps_of(weight);
   const Groups groups(weight);
@@ -72,7 +79,7 @@ void few_code_rows(const Weight& weight, int64_t tile, const float* x, int64_t x
   f32x16 total[ROWS] = {};
   for (int64_t group = 0, step = 0; group < groups.count; ++group) {
     const int64_t at = groups.scales_at(tile, group), end = step + groups.steps < steps ? step + groups.steps : steps;
-    const f32x16 base = code_base<BITS, ZEROS>(weight, at);
+    const f32x16 base = code_base<BITS, ZERO>(weight, at);
     f32x16 sums[ROWS] = {};
     for (; step < end; ++step, x += kStepColumns) {
       f32x16 halves[2][ROWS] = {};  // even columns, odd columns
@@ -85,7 +92,7 @@ void few_code_rows(const Weight& weight, int64_t tile, const float* x, int64_t x
         for (int nibble = 0; nibble < 8 / BITS; ++nibble)
 #pragma GCC unroll 4
           for (int j = 0; j < 4; ++j) {
-            const f32x16 w = code_numbers<BITS, ZEROS>(bytes, 8 * j + 4 * nibble, base);
+            const f32x16 w = code_numbers<BITS, ZERO>(bytes, 8 * j + 4 * nibble, base);
             const float* const column = x + (vector * (8 / BITS) + nibble) * 4 + j;
             for (int r = 0; r < ROWS; ++r) halves[j % 2][r] = fused(w, splat(column[r * x_stride]), halves[j % 2][r]);
           }
@@ -98,44 +105,52 @@ void few_code_rows(const Weight& weight, int64_t tile, const float* x, int64_t x
   for (int r = 0; r < ROWS; ++r) totals[r] = total[r];
 }
 
-template <int BITS, bool ZEROS>
+template <int BITS, Zero ZERO>
 void few_code_rows_of(const LinearArgs& args, const float* x, int64_t tile, f32x16* totals) {
   const int64_t width = steps_of(args.weight) * kStepColumns;
-  if (args.rows == 1) return few_code_rows<BITS, 1, ZEROS>(args.weight, tile, x, width, totals);
-  return few_code_rows<BITS, 2, ZEROS>(args.weight, tile, x, width, totals);
+  if (args.rows == 1) return few_code_rows<BITS, 1, ZERO>(args.weight, tile, x, width, totals);
+  return few_code_rows<BITS, 2, ZERO>(args.weight, tile, x, width, totals);
 }
 
 // ``sums``: of x, [rows][steps], where the weight has minimums; else null.
 void few_code_rows_piece(const LinearArgs& args, const float* x, const float* sums, int64_t tile, int64_t end) {
-  const bool eight = args.weight.form == WeightForm::int8, zeros = args.weight.zeros;
+  const auto of_bits = [&]<int BITS>() {
+    const Zero zero = zero_of(args.weight);
+    return zero == Zero::none ? few_code_rows_of<BITS, Zero::none>
+                              : zero == Zero::middle ? few_code_rows_of<BITS, Zero::middle> : few_code_rows_of<BITS, Zero::of_group>;
+  };
+  const auto multiply = args.weight.form == WeightForm::int8 ? of_bits.template operator()<8>() : of_bits.template operator()<4>();
   f32x16 totals[kFewCodeRows];
   for (; tile < end; ++tile) {
     {
       const FlushDenormals flushed;
-      if (eight) (zeros ? few_code_rows_of<8, true> : few_code_rows_of<8, false>)(args, x, tile, totals);
-      else (zeros ? few_code_rows_of<4, true> : few_code_rows_of<4, false>)(args, x, tile, totals);
+      multiply(args, x, tile, totals);
     }
     for (int64_t r = 0; r < args.rows; ++r) write_sum(args, r, tile, totals[r], sums);
   }
 }
 
 // 4 columns of 16 rows, a byte each, as two lines of pairs. Floats of whole numbers below 2^8 end in 16 zeros.
-template <int BITS, bool ZEROS>
+template <int BITS, Zero ZERO>
 WEFT_INLINE void unpack_four(u32x16 bytes, int nibble, f32x16 base, uint16_t* to) {
   for (int pair = 0; pair < 2; ++pair) {
-    const u32x16 first = (u32x16)code_numbers<BITS, ZEROS>(bytes, 16 * pair + 4 * nibble, base);
-    const u32x16 second = (u32x16)code_numbers<BITS, ZEROS>(bytes, 16 * pair + 8 + 4 * nibble, base);
+    const u32x16 first = (u32x16)code_numbers<BITS, ZERO>(bytes, 16 * pair + 4 * nibble, base);
+    const u32x16 second = (u32x16)code_numbers<BITS, ZERO>(bytes, 16 * pair + 8 + 4 * nibble, base);
     const u32x16 both = (first >> 16) | (second & 0xFFFF0000u);
     std::memcpy(to + pair * kPairWords, &both, sizeof both);
   }
 }
 
-// int4 without zeros: lower and upper bytes of 64 numbers from two tables, as 12 bits have them.
+// int4 without zeros of groups: lower and upper bytes of 64 numbers from two tables, as 12 bits have them.
+template <Zero ZERO>
 WEFT_INLINE void unpack_nibbles(__m512i bytes, uint16_t* to) {
-  alignas(16) static constexpr uint8_t kLows[16] = {0x00, 0xE0, 0xC0, 0xA0, 0x80, 0x40, 0x00, 0x80,
-                                                    0x00, 0x80, 0x00, 0x40, 0x80, 0xA0, 0xC0, 0xE0};
-  alignas(16) static constexpr uint8_t kHighs[16] = {0xC1, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xBF,
-                                                     0x00, 0x3F, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40};
+  alignas(16) static constexpr uint8_t kLows[2][16] = {
+      {0x00, 0xE0, 0xC0, 0xA0, 0x80, 0x40, 0x00, 0x80, 0x00, 0x80, 0x00, 0x40, 0x80, 0xA0, 0xC0, 0xE0},
+      {0x00, 0x80, 0x00, 0x40, 0x80, 0xA0, 0xC0, 0xE0, 0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70}};
+  alignas(16) static constexpr uint8_t kHighs[2][16] = {
+      {0xC1, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xBF, 0x00, 0x3F, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40},
+      {0x00, 0x3F, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41}};
+  constexpr int kTable = ZERO == Zero::none ? 1 : 0;  // 0 to 15, or -8 to 7
   // Of 4 rows: their columns 0 and 1, then their columns 2 and 3.
   alignas(16) static constexpr uint8_t kOrder[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
   const auto four_times = [](const uint8_t* from) {
@@ -144,15 +159,15 @@ WEFT_INLINE void unpack_nibbles(__m512i bytes, uint16_t* to) {
   const __m512i ordered = _mm512_shuffle_epi8(bytes, four_times(kOrder)), low = _mm512_set1_epi8(15);
   for (int nibble = 0; nibble < 2; ++nibble, to += 2 * kPairWords) {
     const __m512i codes = _mm512_and_si512(nibble ? _mm512_srli_epi16(ordered, 4) : ordered, low);
-    const __m512i lows = _mm512_shuffle_epi8(four_times(kLows), codes);
-    const __m512i highs = _mm512_shuffle_epi8(four_times(kHighs), codes);
+    const __m512i lows = _mm512_shuffle_epi8(four_times(kLows[kTable]), codes);
+    const __m512i highs = _mm512_shuffle_epi8(four_times(kHighs[kTable]), codes);
     _mm512_storeu_si512(to, _mm512_unpacklo_epi8(lows, highs));
     _mm512_storeu_si512(to + kPairWords, _mm512_unpackhi_epi8(lows, highs));
   }
 }
 
 // Steps [first, first + count) of one tile, as an operand of the unit.
-template <int BITS, bool ZEROS>
+template <int BITS, Zero ZERO>
 void unpack_codes(const Weight& weight, int64_t tile, int64_t first, int64_t count, uint16_t* to) {
   const Groups groups(weight);
   const uint8_t* from =
@@ -160,17 +175,17 @@ void unpack_codes(const Weight& weight, int64_t tile, int64_t first, int64_t cou
   f32x16 base = splat(0);
   for (int64_t step = first; step < first + count; ++step) {
     if (step == first || step % groups.steps == 0)
-      base = code_base<BITS, ZEROS>(weight, groups.scales_at(tile, step / groups.steps));
+      base = code_base<BITS, ZERO>(weight, groups.scales_at(tile, step / groups.steps));
     for (int vector = 0; vector < BITS; ++vector, from += 64) {
       fetch_codes(from);
       u32x16 bytes;
       std::memcpy(&bytes, from, sizeof bytes);
-      if constexpr (BITS == 4 && !ZEROS) {
-        unpack_nibbles((__m512i)bytes, to);
+      if constexpr (BITS == 4 && ZERO != Zero::of_group) {
+        unpack_nibbles<ZERO>((__m512i)bytes, to);
         to += 4 * kPairWords;
       } else {
         for (int nibble = 0; nibble < 8 / BITS; ++nibble, to += 2 * kPairWords)
-          unpack_four<BITS, ZEROS>(bytes, nibble, base, to);
+          unpack_four<BITS, ZERO>(bytes, nibble, base, to);
       }
     }
   }
@@ -196,8 +211,12 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
   float* const sums = reinterpret_cast<float*>(room_of_sums.data());
   float* const totals = sums + pairs * kPairSums;
   const uint16_t* const numbers = x->numbers + first / kTileSide * steps * kStepNumbers;
-  const auto unpack = weight.form == WeightForm::int8 ? (weight.zeros ? unpack_codes<8, true> : unpack_codes<8, false>)
-                                                      : (weight.zeros ? unpack_codes<4, true> : unpack_codes<4, false>);
+  const auto of_bits = [&]<int BITS>() {
+    const Zero zero = zero_of(weight);
+    return zero == Zero::none ? unpack_codes<BITS, Zero::none>
+                              : zero == Zero::middle ? unpack_codes<BITS, Zero::middle> : unpack_codes<BITS, Zero::of_group>;
+  };
+  const auto unpack = weight.form == WeightForm::int8 ? of_bits.template operator()<8>() : of_bits.template operator()<4>();
   const TileKernels& unit = tile_kernels();
   // The rows of block ``block`` that are there.
   const auto rows_of = [&](int64_t block) {

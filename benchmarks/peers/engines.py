@@ -185,8 +185,10 @@ class Setting:
 
 
 @contextmanager
-def _weft(bench: Bench, **choices: Any) -> Iterator[Side]:
-    config = EngineConfig(model=str(bench.checkpoint.directory), dtype=bench.checkpoint.dtype,
+def _weft(bench: Bench, gguf: str | None = None, **choices: Any) -> Iterator[Side]:
+    """``gguf``: the file that llama.cpp gets, with weights stored so, in place of the checkpoint."""
+    model = bench.checkpoint.directory if gguf is None else _as_gguf(bench, gguf)
+    config = EngineConfig(model=str(model), dtype=bench.checkpoint.dtype,
                           threads=bench.threads, max_model_len=MAX_MODEL_LEN,
                           memory=f"{MEMORY_GIB}GiB", **choices)
     try:
@@ -250,7 +252,10 @@ SETTINGS: dict[str, Setting] = {
     "transformers-continuous": Setting("transformers", lambda bench: _transformers(bench, "continuous"),
                                        lines="a"),
     "llama": Setting("llama", _llama),
-    "llama-q8": Setting("llama", lambda bench: _llama(bench, "q8_0"), lines="b", weight_bits=8),
+    "llama-q8": Setting("llama", lambda bench: _llama(bench, "q8_0"), lines="abd", weight_bits=8),
+    "llama-q4": Setting("llama", lambda bench: _llama(bench, "q4_k_m"), lines="abd", weight_bits=5),
+    "weft-gguf-q8": Setting("weft", lambda bench: _weft(bench, "q8_0"), lines="abd", weight_bits=8),
+    "weft-gguf-q4": Setting("weft", lambda bench: _weft(bench, "q4_k_m"), lines="abd", weight_bits=5),
 }
 
 
@@ -259,7 +264,14 @@ def _as_gguf(bench: Bench, kind: str) -> Path:
     checkpoint, environment = bench.checkpoint.directory.resolve(), bench.environment
     environment.llama_server()
     made = checkpoint / f"{kind}.gguf"
-    if not made.exists():
+    if not made.exists() and kind == "q4_k_m":
+        building = made.with_suffix(".building")
+        done = subprocess.run([environment.llama_quantize(), _as_gguf(bench, "bf16"), building, kind.upper()],
+                              capture_output=True, text=True, env=clean_variables())
+        if done.returncode:
+            raise Absent(f"llama-quantize failed: {done.stderr.strip().splitlines()[-1:]}")
+        building.rename(made)
+    elif not made.exists():
         building = made.with_suffix(".building")
         done = subprocess.run(
             [environment.python(), Path(__file__).with_name("to_gguf.py"), environment.llama_sources(),

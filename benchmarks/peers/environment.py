@@ -35,6 +35,10 @@ class Environment:
         """llama.cpp's server. Raises Absent."""
         return self._there(self.directory / "bin" / "llama-server", f"{MAKE_IT} --llama")
 
+    def llama_quantize(self) -> Path:
+        """What makes blocks of a GGUF file. Raises Absent."""
+        return self._there(self.directory / "bin" / "llama-quantize", f"{MAKE_IT} --llama")
+
     def llama_sources(self) -> Path:
         """The folder with llama.cpp's conversion scripts. Raises Absent."""
         return self._there(self.directory / "llama.cpp", f"{MAKE_IT} --llama")

@@ -78,12 +78,14 @@ def make_llama(directory: Path, jobs: int) -> None:
     tree = next(building.glob("*/vendor/llama.cpp"))
     off = [f"-D{name}=OFF" for name in _CMAKE_OFF]
     _run("cmake", "-S", str(tree), "-B", str(building / "out"), "-DCMAKE_BUILD_TYPE=Release", *off)
-    _run("cmake", "--build", str(building / "out"), "--target", "llama-server", "--parallel", str(jobs))
+    _run("cmake", "--build", str(building / "out"), "--target", "llama-server", "llama-quantize",
+         "--parallel", str(jobs))
     sources.mkdir(exist_ok=True)
     for part in ("conversion", "gguf-py"):
         shutil.copytree(tree / part, sources / part, dirs_exist_ok=True)
     shutil.copy(tree / "convert_hf_to_gguf.py", sources)
-    shutil.copy(building / "out" / "bin" / "llama-server", server)
+    for name in ("llama-quantize", "llama-server"):
+        shutil.copy(building / "out" / "bin" / name, directory / "bin" / name)
     shutil.rmtree(building)
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.checkpoints import checkpoint
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import split, write_gguf
 from weft.api.engine import Engine
+from weft.assemble import find_model
+from weft.config import EngineConfig
 from weft.errors import CheckpointError, ConfigError
 from weft.request import SamplingParams
 
@@ -39,6 +41,13 @@ def test_ranks_are_refused_with_the_flag(tmp_path: Path) -> None:
     file = write_gguf(checkpoint("lfm2"), tmp_path / "model.gguf")
     with pytest.raises(ConfigError, match=r"--tp is 2, and .*model\.gguf is a GGUF file"):
         Engine(str(file), tp=2)
+
+
+def test_a_model_is_served_by_the_name_that_its_files_share(tmp_path: Path) -> None:
+    parts = split(write_gguf(checkpoint("lfm2"), tmp_path / "small.gguf"), 2)
+    (tmp_path / "small.gguf").unlink()
+    assert find_model(EngineConfig(model=str(parts[1])), lambda text: None)[0] == "small"
+    assert find_model(EngineConfig(model=str(tmp_path)), lambda text: None)[0] == tmp_path.name
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

@@ -66,6 +66,30 @@ def test_a_later_frame_has_what_came_since_per_second() -> None:
     assert "found since the last frame: 91.4%" in text
 
 
+def test_a_bucket_that_was_away_and_what_waits_for_it_are_shown() -> None:
+    stored = {"store_capacity_bytes": 1000.0, "store_bytes": 10.0, "store_checkpoints": 1.0}
+    quiet = reading(0.0, 2)
+    quiet = dataclasses.replace(quiet, values={**quiet.values, **stored})
+    assert "bucket" not in shown(quiet)
+    away = dataclasses.replace(
+        quiet, values={**quiet.values, "store_uploads_waiting": 3.0, "store_unreachable_seconds_total": 34.0,
+                       "store_requests_waiting": 2.0},
+        by_label={**quiet.by_label, "store_uploads_total": {"uploaded": 9.0, "lost": 2.0}})
+    text = shown(away)
+    assert "to the bucket: 9 uploaded, 2 lost; 3 wait; unreachable for 34 s so far" in text
+    assert "2 requests wait for it" in text
+
+
+@pytest.mark.parametrize(("saved_s", "said"), [
+    (2.04, "2.0 s saved"), (-0.14, "0.1 s slower than without drafts"), (-0.01, "no time saved yet")])
+def test_drafts_that_cost_time_save_no_negative_seconds(saved_s: float, said: str) -> None:
+    before = reading(0.0, 2)
+    drafted = {"spec_decode_num_draft_tokens_total": {"tree": 4.0}}
+    now = dataclasses.replace(before, values={**before.values, "spec_decode_saved_seconds": saved_s},
+                              by_label={**before.by_label, **drafted})
+    assert f"verified window, {said}" in shown(now)
+
+
 def test_a_server_that_was_started_anew_has_no_rates() -> None:
     assert reading(4.0, 1).rate("generation_tokens_total", reading(2.0, 3)) is None
 

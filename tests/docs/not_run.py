@@ -53,6 +53,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/gpu.md", "PYTHONPATH=src python -m benchmarks.gpu_first_run"): GPU,
     ("docs/gpu.md", "TRITON_INTERPRET=1 WEFT_GPU_KERNELS=triton"): LONG,
     ("docs/gguf.md", "weft "): GGUF,
+    ("docs/gguf.md", "python -m benchmarks."): LONG,
     ("docs/gguf.md", "with weft.Engine("): GGUF,
     ("docs/kernels.md", "weft bench kernels"): LOAD,
     ("docs/kernels.md", "tests/aarch64.sh"): LONG,

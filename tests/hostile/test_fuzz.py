@@ -22,6 +22,11 @@ import pytest
 from tests.unit.text.test_grammar_sandbox import new_compiler, reference_chain, rule_chain
 from tests.unit.text.test_template_sandbox import PLAIN, sandbox, turns
 from weft.errors import WeftError
+from weft.families import read_architecture
+from weft.models.gguf.architectures import read_layout
+from weft.models.gguf.header import read_header
+from weft.models.gguf.view import our_tensors
+from weft.models.gguf.vocabulary import Vocabulary
 from weft.request import Grammar
 from weft.server.protocol import ChatBody, CompletionBody, grammar_of, parse_body, sampling_params
 from weft.text.grammars import grammar_from
@@ -147,3 +152,56 @@ def test_mutated_templates_are_rendered_or_refused() -> None:
             asyncio.run(template.write(turns("hi"), chars_cut=10_000))
 
     check([PLAIN, *(path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))[:6])], run)
+
+
+def gguf_corpus(directory: Path) -> list[str]:
+    """Small files, a character for each byte: of three architectures, with vocabularies of six tokens."""
+    import gguf
+    import numpy as np
+
+    texts = []
+    for name, shapes in (("lfm2", {"blk.0.attn_q.weight": (8, 8)}),
+                         ("jamba", {"blk.0.ffn_gate_inp.weight": (2, 8)}),
+                         ("qwen35", {"blk.0.ssm_a": (4,), "blk.1.attn_q.weight": (32, 8)})):
+        writer = gguf.GGUFWriter(directory / "made.gguf", name)
+        numbers = {
+            "block_count": 2, "embedding_length": 8, "context_length": 64, "feed_forward_length": 16,
+            "attention.head_count": 2, "attention.key_length": 4, "shortconv.l_cache": 3, "expert_count": 2,
+            "expert_used_count": 1, "expert_feed_forward_length": 4, "expert_shared_feed_forward_length": 4,
+            "ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.state_size": 4, "ssm.inner_size": 16,
+            "ssm.conv_kernel": 4}
+        for key, value in numbers.items():
+            writer.add_uint32(f"{name}.{key}", value)
+        writer.add_array(f"{name}.attention.head_count_kv", [0, 1])
+        writer.add_float32(f"{name}.attention.layer_norm_rms_epsilon", 1e-5)
+        writer.add_tokenizer_model("llama" if name == "jamba" else "gpt2")
+        writer.add_tokenizer_pre("lfm2")
+        writer.add_token_list(["<s>", "a", "b", "ab", "<|im_end|>", "[PAD5]"])
+        writer.add_token_types([3, 1, 1, 1, 3, 5])
+        writer.add_token_scores([0.0, -1.0, -2.0, -3.0, 0.0, 0.0])
+        writer.add_token_merges(["a b"])
+        writer.add_eos_token_id(4)
+        for tensor, shape in {"token_embd.weight": (6, 8), **shapes}.items():
+            writer.add_tensor(tensor, np.zeros(shape, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        texts.append((directory / "made.gguf").read_bytes().decode("latin-1"))
+    return texts
+
+
+def test_mutated_gguf_files_become_a_configuration_or_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mutated.gguf"
+
+    def run(text: str) -> None:
+        file.write_bytes(text.encode("latin-1", "replace"))
+        header = read_header(file)
+        layout = read_layout(header)
+        json.dumps(layout.config)
+        for tensor in header.tensors.values():
+            our_tensors(tensor, layout)
+        json.dumps(Vocabulary(header).tokenizer())
+        read_architecture(layout.config)
+
+    check(gguf_corpus(tmp_path), run)

@@ -41,6 +41,15 @@ def test_a_size_over_its_limit_is_refused(server: RunningServer, data: bytes, st
         assert client.is_closed()
 
 
+def test_a_message_over_the_limit_is_refused_in_the_shape_of_its_dialect(server: RunningServer) -> None:
+    with RawClient(server.url) as client:
+        client.send(b"POST /v1/messages HTTP/1.1\r\n%sContent-Length: 60000001\r\n\r\n" % HEAD)
+        answer = client.answer()
+        assert answer is not None
+        assert (answer.status, answer.error["type"]) == (413, "request_too_large")
+        assert "limits.max_body_mb" in answer.error["message"]
+
+
 def test_what_is_just_within_its_limit_is_served(server: RunningServer) -> None:
     with RawClient(server.url) as client:
         client.send(b"GET /health?%s HTTP/1.1\r\nHost: localhost\r\n" % (b"a" * 8000))

@@ -26,6 +26,8 @@ def test_every_query_of_the_dashboard_names_a_metric_of_the_server(server: Runni
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"weft:(\w+)", query)}
     assert len(asked) > 15
+    assert asked >= {"store_bytes", "store_writes_total", "store_uploads_waiting", "store_uploads_total",
+                     "store_unreachable_seconds_total"}
     server.client(api_key="secret-key").completions.create(model="default", prompt="say:a")
 
     def missing() -> set[str]:

@@ -27,6 +27,22 @@ def test_without_a_key_nothing_is_answered(server: RunningServer, path: str) -> 
     assert "x-request-id" in response.headers
 
 
+@pytest.mark.parametrize(("headers", "status", "kind", "said"), [
+    ({}, 401, "authentication_error", "x-api-key: KEY"),
+    ({"x-api-key": "wrong"}, 401, "authentication_error", "not one of the server's"),
+    ({"x-api-key": "first-key", "Origin": "http://evil.example"}, 403, "permission_error", "evil.example"),
+    ({"x-api-key": "first-key", "Host": "evil.example"}, 421, "permission_error", "--allowed-host"),
+])
+def test_a_refusal_at_the_gate_has_the_shape_of_its_path(
+        server: RunningServer, headers: dict[str, str], status: int, kind: str, said: str) -> None:
+    response = server.post("/v1/messages", headers=headers, content=b"")
+    assert response.status_code == status
+    body = response.json()
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    assert said in body["error"]["message"]
+    assert body["request_id"] == response.headers["x-request-id"]
+
+
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer first-keyx", "Bearer", "Basic first-key",
                                     "first-key", "Bearer first-key,second-key", "Bearer fïrst"])
 def test_a_wrong_key_is_refused(server: RunningServer, header: str) -> None:

@@ -19,4 +19,4 @@ def test_a_bug_says_where_to_look_and_that_its_connection_ends() -> None:
     assert "ZeroDivisionError" in message
     assert "log" in message
     assert "secret" not in message
-    assert "connection" not in error_response(RequestError("n is 0")).headers
+    assert "connection" not in error_response(RequestError("n is 0"), {}).headers

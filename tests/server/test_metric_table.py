@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.server.test_page import FILES
 from tests.unit.engine.rig import Rig
 from weft.cli import top
 from weft.memory.usage import StoreStats
@@ -44,10 +45,12 @@ def test_the_terminal_asks_for_metrics_that_there_are() -> None:
     assert asked - {"store_busy"} <= set(combines())
 
 
-def replica(number: int, *, path: str, writable: bool, stored_bytes: int = 0) -> EngineReport:
+def replica(number: int, *, path: str, writable: bool, stored_bytes: int = 0,
+            host: str = "") -> EngineReport:
     store = StoreStats(path, writable, 7, 8, stored_bytes, 1000, fetched_bytes=5)
     tier = TierStats(RestoreCounts(), WriteCounts(), store, 0, 0, 0)
-    return EngineReport(number, True, 0, msgspec.structs.replace(Rig(cache=True).core.stats(), store=tier))
+    stats = msgspec.structs.replace(Rig(cache=True).core.stats(), store=tier)
+    return EngineReport(number, True, 0, stats, host)
 
 
 def read(*engines: EngineReport) -> top.Reading:
@@ -70,6 +73,20 @@ def test_a_store_that_replicas_share_is_counted_once(writer: int) -> None:
 def test_a_store_that_all_replicas_only_read_is_counted_once() -> None:
     now = read(*(replica(number, path="/s", writable=False) for number in range(3)))
     assert now.values["store_checkpoints"] == 7
+
+
+def test_readers_of_one_path_on_two_machines_have_two_stores() -> None:
+    now = read(*(replica(number, path="/s", writable=False, host=host)
+                 for number, host in enumerate(("", "", "b.lan", "c.lan", "c.lan"))))
+    assert now.values["store_checkpoints"] == 3 * 7
+
+
+def test_the_page_combines_replicas_as_the_table_says() -> None:
+    """What adds up is the default there; the page names what is a mean."""
+    named = re.search(r"const MEANS = \[(.*?)\]", FILES["readings.js"], re.S)
+    assert named is not None
+    assert set(re.findall(r'"(\w+)"', named[1])) == {
+        name for name, combine in combines().items() if combine == "mean"}
 
 
 def test_stores_of_their_own_add_up() -> None:

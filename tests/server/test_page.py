@@ -80,7 +80,7 @@ def test_every_part_that_the_script_asks_for_is_in_the_page() -> None:
 
 def test_every_number_that_the_script_reads_is_one_that_the_server_has(metrics: str) -> None:
     asked = set(re.findall(r'(?:values|byLabel)\??\.([a-z_]+)', SCRIPTS))
-    asked |= {f"{name}_count" if "seconds" in name else name
+    asked |= {f"{name}_count" if name.endswith("seconds") else name
               for name in re.findall(r'"([a-z_]+_(?:total|seconds))"', SCRIPTS)}
     assert {"num_requests_running", "memory_bytes", "time_to_first_token_seconds_count"} <= asked
     assert asked <= set(re.findall(r"^weft:(\w+)", metrics, re.MULTILINE))
@@ -160,6 +160,21 @@ def test_prompt_tokens_are_found_lost_or_new_and_add_up(readings: MiniRacer) -> 
     now["byLabel"] = {"prefix_cache_lost_tokens_total": {"evicted_kv": 15.0, "not_ready": 0.0}}
     parts = call(readings, "promptTokens", now)
     assert [(name, tokens) for name, _, tokens in parts] == [("found", 60), ("evicted_kv", 15), ("new", 25)]
+
+
+def test_drafts_that_cost_time_save_no_negative_seconds(readings: MiniRacer) -> None:
+    for seconds, said in ((2.04, "2.0 s saved"), (-0.14, "0.1 s slower than without drafts"),
+                          (-0.01, "no time saved yet")):
+        assert call(readings, "speculation", reading(1, spec_decode_saved_seconds=seconds))["saved"] == said
+
+
+def test_shares_of_replicas_are_a_mean_on_the_page(readings: MiniRacer) -> None:
+    text = "".join(f'weft:{name}{{engine="{engine}"}} {value}\n'
+                   for engine, share in ((0, 0.5), (1, 0.7))
+                   for name, value in (("engine_up", 1), ("kv_cache_usage_perc", share)))
+    values = call(readings, "parse", text, 1)["values"]
+    assert values["kv_cache_usage_perc"] == pytest.approx(0.6)
+    assert values["engine_up"] == 2
 
 
 def test_the_page_says_that_a_bucket_was_away_and_what_waits(readings: MiniRacer) -> None:

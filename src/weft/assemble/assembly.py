@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -301,7 +302,9 @@ def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = Fals
     tell(f"model: {config.model}")
     directory = resolve_model(config.model, config.revision, text_only=text_only)
     path = Path(config.model).expanduser()
-    return (directory.name if path.is_dir() else path.stem if path.is_file() else config.model), directory
+    if path.is_file():  # of a model in several files, what their names share
+        return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem), directory
+    return (path.resolve().name if path.is_dir() else config.model), directory
 
 
 def _check_text_files(directory: Path) -> None:

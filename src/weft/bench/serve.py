@@ -1,13 +1,13 @@
-"""A bounded load on a running server of any engine.
+"""A bounded load on a running server of any engine, and the arrival time of each part of its answers.
 
     /v1/models   models and context length  (unreachable, unknown model, too long: reported before the load)
     one request  not counted                (an error of every request is reported once)
     warm-ups     not counted
-    the load     requests at their arrival times, at most --max-concurrency open
-        '-> figures (``metrics``)
+    the load     requests at their arrival times, at most --max-concurrency open  --> figures (``metrics``)
 
-The load ends with its last request; a request without data for ``request_timeout_s`` has failed. Rejected:
-the ``openai`` package (its parsing hides when a chunk arrived).
+Streaming is always on: without it a client cannot tell a first token from a last. Tokens of one chunk share
+the gap before it, so a server that sends many at once is not rewarded. Errors go into the timing and are
+never raised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``weft doctor``: the machine's facts, and for each what it means for speed or for getting started.
 
-Facts come from ``machine``; this file only judges them. A judgement is a pure function of the facts, so
-that every sentence can be tested with facts of machines that are not here. Exit code 1 when something
-must be mended before weft can run, else 0.
+A judgement is a pure function of the facts, so every sentence can be tested with facts of machines that are
+not here. torch is asked in a child process: a broken one must not break the command. Exit code 1 when
+something must be mended before weft can run, else 0.
 """
 
 from __future__ import annotations

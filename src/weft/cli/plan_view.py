@@ -1,18 +1,8 @@
 """The screen of ``weft plan``: a bar of the device's memory, what things cost, what fits, and the comparison.
 
-    name and shape            one line each
-    [ weights | arena | free ]
-    costs                     a token, a sequence, a frame, a checkpoint
-    length   a sequence  at once
-    --store: a prefix restored and computed
-    --compare: a table of layouts, then for each length a bar per layout
-    how the memory is split, and the `weft serve` command that splits it so
-
-Everything drawn is a figure of ``planning``; here is only what it looks like. It must read well at 80 columns
-without colours: bars differ by their fill. The same screen goes to a file when asked, by rich's own export.
-
-The command is planned again on the same bytes, with the arena rounded down to what ``--memory`` names. If the
-weights leave too little, int8 and then int4 are tried, which ``--quantize`` rounds to on loading.
+Everything drawn is a figure of ``planning``. It must read well at 80 columns without colours: bars differ by
+their fill. The command is planned again on the same bytes, with the arena rounded down to what ``--memory``
+names. If the weights leave too little, int8 and then int4 are tried.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""A client of any OpenAI-compatible server, as small as the terminal needs: models, and a streamed chat.
+"""A client of any OpenAI-compatible server, as small as the terminal needs; and a server of one's own.
 
-``weft chat`` uses it for its own server and for others alike. Stopping an answer is always the same act:
-closing the stream. Rejected: the ``openai`` package, a dependency ten times this size for two requests.
+    with own_server(config, on_wait=...) as url:   # http://127.0.0.1:PORT
+
+The server is ``weft serve`` itself, so what chat and eval exercise is what a user would deploy. It is in a
+session of its own: Ctrl-C in the terminal stops an answer, not the server. Its log is shown only when it
+fails to start. Stopping an answer is always the same act: closing the stream.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""``weft simulate TRACE``: what the cache would find on this traffic, by policy and by memory, without a
-device.
+"""``weft simulate TRACE``: what the cache would find on this traffic, without a device.
 
     TRACE        a file (Mooncake's form, or a recording of `weft serve --record`), or `sample`
     --model      a directory, a public model by name, or a hub name: its geometry; a recording has its own
     seconds      a roofline of --device x --tp; or fitted from a recording: --fit, or the trace itself
 
-Everything is computed by ``weft.sim``; here are the flags, the progress bar, and what is shown
-(simulate_view, simulate_plot). Torch is never imported.
+Everything is computed by ``weft.sim``. Torch is never imported.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The screen of ``weft simulate``: what was replayed, a row for each policy and memory size, what was lost
-and why.
-
-    trace, model, cost                 one line each
-    memory  policy  hit rate ...       oracle under each size, and the cache without end under all
-    lost tokens by reason
+"""The screen of ``weft simulate``: a row for each policy and memory size, what was lost and why.
 
 Every number is one of the study's; nothing is computed here but shares. It must read well at 80 columns.
 """

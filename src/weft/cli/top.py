@@ -159,9 +159,11 @@ def _speculation(now: Reading) -> list[RenderableType]:
         table.add_row(source, _count(count), _count(right), f"{right / count:.0%}" if count else "")
     windows = now.values.get("spec_decode_num_drafts_total", 0.0)
     length = 1 + sum(accepted.values()) / windows if windows else 1.0
-    saved = now.values.get("spec_decode_saved_seconds", 0.0)
-    return [Text(), table, Text(f"{length:.2f} tokens for each verified window, {saved:,.1f} s saved",
-                                "bright_black")]
+    saved_s = now.values.get("spec_decode_saved_seconds", 0.0)
+    size = f"{abs(saved_s):,.1f}"
+    saved = "no time saved yet" if size == "0.0" else (
+        f"{size} s slower than without drafts" if saved_s < 0 else f"{size} s saved")
+    return [Text(), table, Text(f"{length:.2f} tokens for each verified window, {saved}", "bright_black")]
 
 
 def _memory(now: Reading) -> RenderableType:
@@ -223,7 +225,20 @@ def _store(now: Reading) -> list[str]:
             f"from the store: {restored:,} tokens, {saved_s:,.1f} s saved, "
             f"{int(values.get('store_damaged_total', 0)):,} damaged",
             f"to the store: {int(writes.get('written', 0)):,} written, "
-            f"{int(writes.get('dropped', 0)):,} dropped"]
+            f"{int(writes.get('dropped', 0)):,} dropped; "
+            f"{int(values.get('store_requests_waiting', 0)):,} requests wait for it", *_bucket(now)]
+
+
+def _bucket(now: Reading) -> list[str]:
+    """What the bucket behind the store got; nothing while no upload was tried and it answers."""
+    uploads = now.by_label.get("store_uploads_total", {})
+    waiting = int(now.values.get("store_uploads_waiting", 0))
+    away_s = now.values.get("store_unreachable_seconds_total", 0.0)
+    if not (waiting or away_s or any(uploads.values())):
+        return []
+    said = ", ".join(f"{int(count):,} {outcome}" for outcome, count in uploads.items())
+    return [f"to the bucket: {said or 'nothing yet'}; {waiting:,} wait; "
+            f"unreachable for {away_s:,.0f} s so far"]
 
 
 def _recent_hit_rate(now: Reading, before: Reading | None) -> float | None:

@@ -4,8 +4,7 @@
        ^                                                                        |
        '------------------- waiting, admitted, ready ---------------------------'
 
-A placer that ends (its Ray cluster went, or it failed) is started again with a growing delay. Its members end
-with it, and requests wait for new ones.
+A placer that ends is started again with a growing delay. Its members end with it.
 """
 
 from __future__ import annotations

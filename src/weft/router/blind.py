@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.checkpoint_report import CheckpointReport
 from weft.errors import ConfigError
-from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, Router, RouterCounts, Wants
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, Router, Wants
 from weft.units import PAGE_TOKENS
 
 PREFIX_TOKENS = 2048
@@ -24,44 +23,14 @@ _WORD = (1 << 64) - 1
 _MIX = 0xBF58476D1CE4E5B9
 
 
-class BlindRouter:
-    """Everything of a ``Router`` but ``choose``, for routers without tables."""
-
-    @property
-    def wants(self) -> Wants:
-        return "nothing"
-
-    def placed(self, request: RoutedRequest, route: Route) -> None:
-        """The fleet counts what is in flight."""
-
-    def admitted(self, request_id: str, cached_tokens: int) -> None:
-        """Caches do not count."""
-
-    def ended(self, request_id: str) -> None:
-        """The fleet counts what is in flight."""
-
-    def joined(self, replica: int) -> None:
-        """It is a candidate from now on."""
-
-    def left(self, replica: int) -> None:
-        """It is no candidate any more."""
-
-    def reported(self, replica: int, report: CheckpointReport) -> bool:
-        """Not asked for."""
-        return False
-
-    def counts(self) -> dict[int, RouterCounts]:
-        return {}
-
-
-class LeastLoaded(BlindRouter):
+class LeastLoaded(Router):
     """A ``Router``."""
 
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         return Route(least_loaded(candidates).replica)
 
 
-class RoundRobin(BlindRouter):
+class RoundRobin(Router):
     """A ``Router``."""
 
     def __init__(self) -> None:
@@ -75,7 +44,7 @@ class RoundRobin(BlindRouter):
         self._last = route.replica
 
 
-class PrefixHash(BlindRouter):
+class PrefixHash(Router):
     """A ``Router``. ``prefix_tokens``: the part of the prompt that is hashed."""
 
     def __init__(self, prefix_tokens: int = PREFIX_TOKENS) -> None:

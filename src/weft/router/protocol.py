@@ -16,9 +16,6 @@ with the tokens of its answer behind its prompt.
 
 Law L10: the digest of a prefix begins with its salt, so two salts share no prefix. Law L11: a router forgets
 a request at its end and a replica when it leaves, and every other table has a bound.
-
-Rejected: a router that owns queues (the engines have queues with ranks, and a held request is the fleet's);
-a coroutine (a choice must cost microseconds).
 """
 
 from __future__ import annotations
@@ -94,27 +91,34 @@ class RouterCounts:
 
 
 class Router(Protocol):
-    """One for a fleet; called by one thread."""
+    """One for a fleet; called by one thread. The bodies are those of a router without tables."""
 
     @property
-    def wants(self) -> Wants: ...
+    def wants(self) -> Wants:
+        return "nothing"
 
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         """One of ``candidates``, which are never empty and in the order of their numbers."""
         ...
 
-    def placed(self, request: RoutedRequest, route: Route) -> None: ...
+    def placed(self, request: RoutedRequest, route: Route) -> None:
+        return None
 
-    def admitted(self, request_id: str, cached_tokens: int) -> None: ...
+    def admitted(self, request_id: str, cached_tokens: int) -> None:
+        return None
 
-    def ended(self, request_id: str) -> None: ...
+    def ended(self, request_id: str) -> None:
+        return None
 
-    def joined(self, replica: int) -> None: ...
+    def joined(self, replica: int) -> None:
+        return None
 
-    def left(self, replica: int) -> None: ...
+    def left(self, replica: int) -> None:
+        return None
 
-    def reported(self, replica: int, report: CheckpointReport) -> bool: ...
+    def reported(self, replica: int, report: CheckpointReport) -> bool:
+        return False
 
     def counts(self) -> dict[int, RouterCounts]:
         """By replica; empty for a router that predicts nothing."""
-        ...
+        return {}

@@ -27,7 +27,7 @@ from weft.server.batches.routes import BatchHandlers, BatchRunner
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
-from weft.server.errors import EdgeError, on_bug, on_weft_error, refused
+from weft.server.errors import EdgeError, error_response, on_bug, on_weft_error
 from weft.server.gate import Gate
 from weft.server.ignored_fields import did_you_mean, note_ignored
 from weft.server.metrics import CONTENT_TYPE
@@ -292,7 +292,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
                                  f"{headers.get('Allow', 'another method')}", code="method_not_allowed")
     else:
         failure = EdgeError(error.status_code, error.detail)
-    return refused(request, failure, headers)
+    return error_response(failure, request.scope, headers)
 
 
 def _slip(path: str, base_url: str) -> str:

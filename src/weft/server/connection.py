@@ -7,9 +7,10 @@
     closed               408                  408
 
 uvicorn's parser bounds neither a request line nor headers. This subclass adds sizes (414, 431, 413, 503),
-clocks (``sweep``), a limit of pipelined requests, and refusals in OpenAI's shape (``raw_answer``). A refused
-client may go on sending for LINGER_S, so that it reads the answer. A refusal never breaks into an answer that
-is under way: the connection then takes no more input, and closes behind the answers to earlier requests.
+clocks (``sweep``), a limit of pipelined requests, and refusals in the path's dialect (``raw_answer``). A
+refused client may go on sending for LINGER_S, so that it reads the answer. A refusal never breaks into an
+answer that is under way: the connection then takes no more input, and closes behind the answers to earlier
+requests.
 Decision 0020 has what was rejected.
 """
 
@@ -27,7 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from weft.server.edge import LINGER_S, EdgeLimits, HttpEdge
-from weft.server.errors import EdgeError, error_body, error_headers
+from weft.server.errors import EdgeError, dialect_body, error_headers
 
 _BODY_GRACE_S = 5.0
 """Before ``body_rate_min`` counts."""
@@ -71,13 +72,14 @@ def headers_too_large(limits: EdgeLimits) -> EdgeError:
         code="headers_too_large")
 
 
-def raw_answer(refusal: EdgeError) -> bytes:
-    """The whole HTTP answer; the connection closes behind it. It leaves before the request reaches the
-    application."""
-    body = error_body(refusal)
+def raw_answer(refusal: EdgeError, path: str = "") -> bytes:
+    """The whole HTTP answer to a request at ``path``, if so much of it came; the connection closes behind
+    it. It leaves before the request reaches the application."""
+    request_id = token_hex(16)
+    body = dialect_body(refusal, path, request_id)
     headers = {**error_headers(refusal), "content-type": "application/json",
                "content-length": str(len(body)), "connection": "close",
-               "x-content-type-options": "nosniff", "x-request-id": token_hex(16)}
+               "x-content-type-options": "nosniff", "x-request-id": request_id}
     lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}",
              *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
@@ -242,7 +244,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Takes no more input. Answers if that breaks into no other answer."""
         self._edge.on_refusal(refusal.code or "")
         active = self._active
-        answer = raw_answer(refusal)
+        answer = raw_answer(refusal, (self.url or b"").decode("latin-1"))
         if active is not None and self._phase is _Phase.BODY and self.cycle is active:
             if active.response_complete:
                 answer = b""  # it was answered before its body was complete

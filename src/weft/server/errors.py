@@ -1,6 +1,7 @@
-"""Every failure as OpenAI's error object, over HTTP and inside a stream.
+"""Every failure as the error object of the request's dialect, over HTTP and inside a stream.
 
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}       OpenAI's
+    {"type": "error", "error": {"type": ..., "message": ...}, "request_id"}   Anthropic's, under /v1/messages
 
 The status and type come from the exception (``weft.errors``); ``code`` is a word or null, as clients
 compare it with strings. A bug is a 500 that says where to look, and its traceback goes to the log only.
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from weft.errors import UserError, WeftError
 from weft.server.anthropic.protocol import error_json
@@ -65,28 +67,26 @@ def error_headers(error: WeftError) -> dict[str, str]:
     return {"www-authenticate": "Bearer"} if error.status == 401 else {}
 
 
-def error_response(error: WeftError) -> Response:
-    return Response(error_body(error), error.status, error_headers(error), media_type="application/json")
+def dialect_body(error: WeftError, path: str, request_id: str | None) -> bytes:
+    """In the shape of the dialect that ``path`` speaks: Anthropic's for Messages, else OpenAI's."""
+    return error_json(error, request_id) if "/messages" in path else error_body(error)
 
 
-async def on_weft_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, WeftError)
-    return refused(request, error)
-
-
-def refused(request: Request, error: WeftError, headers: Mapping[str, str] | None = None) -> Response:
-    """In the shape of the dialect that the path speaks."""
-    body = error_body(error)
-    if "/messages" in request.url.path:
-        body = error_json(error, request.scope["state"].get("request_id"))
+def error_response(error: WeftError, scope: Scope, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer to the request of ``scope``."""
+    body = dialect_body(error, scope.get("path", ""), scope.get("state", {}).get("request_id"))
     return Response(body, error.status, {**error_headers(error), **(headers or {})},
                     media_type="application/json")
 
 
+async def on_weft_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, WeftError)
+    return error_response(error, request.scope)
+
+
 async def on_bug(request: Request, error: Exception) -> Response:
-    response = error_response(bug(error))
-    response.headers["connection"] = "close"  # the exception goes on up to the connection and ends it
-    return response
+    # The exception goes on up to the connection and ends it.
+    return error_response(bug(error), request.scope, {"connection": "close"})
 
 
 def bug(error: Exception) -> WeftError:

@@ -106,7 +106,7 @@ class Gate:
             key = headers.get("x-api-key")  # where clients of the Messages API have it
             authorization = headers.get("authorization") or (f"Bearer {key}" if key else "")
             refusal = self._key_refusal(scope, authorization)
-        return self._app if refusal is None else error_response(refusal)
+        return self._app if refusal is None else error_response(refusal, scope)
 
     def _key_refusal(self, scope: Scope, authorization: str) -> WeftError | None:
         """None for a right key, with its tenant in the state of the request."""
@@ -120,8 +120,10 @@ class Gate:
         if not self._keys.has_clients and not for_operators:
             return None
         if not authorization:
-            return AuthenticationError("this server wants an API key: send the header 'Authorization: Bearer "
-                                       "KEY' (api_key= in the openai client)", code="missing_api_key")
+            header = ("'x-api-key: KEY' (api_key= in the anthropic client)" if "/messages" in path
+                      else "'Authorization: Bearer KEY' (api_key= in the openai client)")
+            return AuthenticationError(f"this server wants an API key: send the header {header}",
+                                       code="missing_api_key")
         if tenant is not None:
             return EdgeError(403, f"{path} is for the operator of this server (--operator-key)",
                              code="operator_only")

@@ -1,14 +1,19 @@
 """One HTTP request as work for the engine: prompts x n sequences, from submit to the last piece.
 
+    ChatBody       \\                                        / ChatJob
+    ResponsesBody   >--> ChatTurn --prepare_turn--> PreparedTurn --> ResponsesJob
+    MessagesBody   /                      |                 \\ MessagesJob
+                                      Generation
+
     Generation.start()      submit all prompts; the engine accepts all or rejects one (then none run)
     Generation.pieces()     [Piece, ...] as steps bring them, until every choice has finished
     Generation.whole()      one Piece for each choice, once all have finished
     Generation.close()      always, however it ended: what still runs is cancelled
 
-A choice whose text met a stop string is cancelled in the engine by itself; the others go on.
-
-It also measures latencies, because the events of one sequence pass here in order. A client gets all waiting
-pieces at once: a slow one gets fewer, larger pieces, not a longer queue.
+A dialect is a mapping at the edge: its body becomes a ``ChatTurn``, and a job writes the pieces of the answer
+in the dialect's own words. A field that every dialect takes is added to ``SamplingFields``, one that shapes
+the prompt to ``ConversationFields``. Latencies are measured here, as the events of one sequence pass in
+order. A slow client gets fewer, larger pieces, not a longer queue.
 """
 
 from __future__ import annotations

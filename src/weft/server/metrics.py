@@ -220,12 +220,14 @@ Combine = Literal["sum", "mean", "once"]
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """One replica, as /metrics shows it. ``restarts``: processes after its first."""
+    """One replica, as /metrics shows it. ``restarts``: processes after its first. ``host``: its joined
+    machine, empty for the server's own."""
 
     number: int
     up: bool
     restarts: int
     stats: EngineStats | None
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,11 +472,11 @@ def combines() -> dict[str, Combine]:
 
 def shares_a_store(engine: EngineReport, engines: list[EngineReport]) -> bool:
     """Whether another replica shows the directory of ``engine``'s store: the one that writes to it, or the
-    first of those that only read. Replicas that write to the same path are on machines of their own."""
+    first of those that only read. On two machines, one path names two directories."""
     if engine.stats is None or engine.stats.store is None or engine.stats.store.store.writable:
         return False
     alike = [other for other in engines if other.stats is not None and other.stats.store is not None
-             and other.stats.store.store.path == engine.stats.store.store.path]
+             and (other.host, other.stats.store.store.path) == (engine.host, engine.stats.store.store.path)]
     writers = [other for other in alike if other.stats and other.stats.store
                and other.stats.store.store.writable]
     return (writers or alike)[0] is not engine

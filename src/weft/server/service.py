@@ -322,7 +322,7 @@ class Service:
         """For /metrics."""
         fleet = self.engine
         return FleetReport([EngineReport(replica.number, replica.ready, replica.restart_count,
-                                         replica.engine.stats) for replica in fleet.replicas
+                                         replica.engine.stats, replica.host) for replica in fleet.replicas
                             if replica.state != "left"],
                            fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts())
 

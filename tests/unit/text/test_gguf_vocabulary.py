@@ -106,6 +106,18 @@ def test_another_pre_tokenizer_gives_other_ids(tmp_path: Path) -> None:
     assert [text for text in CORPUS if ours.encode(text) != original.encode(text).ids]
 
 
+def test_pairs_of_what_is_no_token_are_left_out(tmp_path: Path) -> None:
+    """llama.cpp ignores them; the tokenizers library would refuse the whole file."""
+    original = trained(*RELEASED["lfm2"])
+    content = json.loads(original.to_str())
+    content["model"]["merges"].insert(0, ["Ġ", "nowhere"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    ours = from_file(tmp_path, tmp_path / "v.gguf", "lfm2")
+    for text in CORPUS:
+        assert ours.encode(text, add_special_tokens=False) == original.encode(text).ids
+
+
 def test_tokens_around_a_text_are_put_there(tmp_path: Path) -> None:
     trained(LLAMA3, False).save(str(tmp_path / "tokenizer.json"))
     (tmp_path /

@@ -62,6 +62,8 @@ CALLED = [
     ("hermes", f"Let me see.\n<tool_call>{JSON_PARIS}</tool_call>\n<tool_call>\n{JSON_TIME}</tool_call>",
      "Let me see.", BOTH),
     ("hermes", f"<tool_call>{JSON_PARIS}", "", PARIS),
+    ("hermes", f"<tool_call>{JSON_PARIS[:-1]}\n</tool_call> Done.", " Done.", PARIS),
+    ("hermes", f"<tool_call>{JSON_PARIS[:-1]}</tool_call>\n<tool_call>{JSON_TIME}</tool_call>", "", BOTH),
     ("hermes", f"<tool_call>[{JSON_PARIS}, {JSON_TIME}]</tool_call> Done.", " Done.", BOTH),
     ("hermes", '<tool_call>{"arguments": {"city": "Paris", "days": 3}, "name": "get_weather"}</tool_call>',
      "", PARIS),
@@ -107,6 +109,7 @@ CALLED = [
 CONTENT = [
     ("hermes", "No call. 1 < 2, <tool, <tool_cal"),
     ("hermes", "<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": </tool_call> so"),
+    ("hermes", f"<tool_call>{JSON_PARIS[:-2]}</tool_call>"),
     ("hermes", "<tool_call>not json</tool_call>\n"),
     ("hermes", "<tool_call>{\"no\": \"name\"}</tool_call>"),
     ("hermes", "<tool_call></tool_call>"),

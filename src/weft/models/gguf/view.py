@@ -35,7 +35,7 @@ from weft.models.safetensors_header import StoredTensor
 
 METHOD = "gguf"
 """The ``quant_method`` of a view's config.json."""
-_FORM = 1
+_FORM = 2
 """Of a view: grows when its texts are made in another way."""
 _FLOATS = ("F32", "F16", "BF16", "F64")
 

@@ -151,8 +151,13 @@ class Vocabulary:
             "post_processor": self._ends_of_text(pre.bos) or
                               byte_level | {"use_regex": True, "trim_offsets": False},
             "decoder": byte_level | {"use_regex": True},
-            "model": self._bpe([merge.split(" ", 1) for merge in merges], ignore_merges=pre.whole)
+            "model": self._bpe(self._known_pairs(merges), ignore_merges=pre.whole)
         }
+
+    def _known_pairs(self, merges: Sequence[str]) -> list[list[str]]:
+        """Without pairs of what is no token, which never meet."""
+        known, pairs = set(self.tokens), [merge.split(" ", 1) for merge in merges]
+        return [[left, right] for left, right in pairs if {left, right, left + right} <= known]
 
     def _sentence_piece(self) -> dict[str, Any]:
         prefix = self._get("add_space_prefix", True) is not False

@@ -1,16 +1,13 @@
-"""An answer as a Messages object, or as its events: the blocks of ``weft.text.blocks`` renamed.
+"""From a Messages body to the turn of every dialect, and an answer as a Messages object or its events.
 
-    message_start
-      content_block_start  content_block_delta ...  content_block_stop     thinking | text | tool_use
-    message_delta          stop_reason, usage
-    message_stop
+    user: tool_result            -> a tool message for each result, before the text that follows
+    assistant: text, tool_use    -> an assistant message with tool calls; thinking -> its reasoning
+    a final assistant message    -> the beginning of the answer (``continue_final_message``)
 
-``message_start`` waits for the first piece: only then does the server know how much of the prompt came from
-the cache.
+    message_start, content_block_start ... delta ... stop, message_delta, message_stop
 
-Usage counts every prompt token once: ``cache_read_input_tokens`` came from the cache,
-``cache_creation_input_tokens`` are computed tokens in front of the client's last ``cache_control``, and
-``input_tokens`` are the rest.
+``message_start`` waits for the first piece: only then does the server know how much came from the cache.
+``cache_creation_input_tokens`` are computed tokens in front of the client's last ``cache_control``.
 """
 
 from __future__ import annotations

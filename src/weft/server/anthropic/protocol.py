@@ -49,7 +49,7 @@ UNSERVED_IN_MESSAGES: Unserved = {
 """Field -> (why it is refused, values besides null that ask for nothing)."""
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-          413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+          413: "request_too_large", 421: "permission_error", 429: "rate_limit_error", 503: "overloaded_error"}
 
 
 def error_json(error: WeftError, request_id: str | None = None) -> bytes:

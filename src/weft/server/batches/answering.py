@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvloop
 
 from weft.config import EngineConfig
@@ -134,12 +133,6 @@ async def _job(service: Service, url: str, raw: bytes, tenant: Tenant | None) ->
         body.cache_salt = tenant.namespace(body.cache_salt)
     job: Job = await way.prepare(service, body)
     return job
-
-
-def error_text(body: bytes) -> str:
-    """The message of an error's body, for people."""
-    error = msgspec.json.decode(body).get("error", {})
-    return str(error.get("message", ""))
 
 
 _PAUSE_S = 0.5

@@ -1,18 +1,10 @@
 """/openapi.json: the table of endpoints and the types of bodies, as OpenAPI 3.1.
 
-    ENDPOINTS --types--> msgspec.json.schema_components --fields: words, defaults, limits--> components
+    ENDPOINTS --types--> msgspec.json.schema_components --FIELDS: words, defaults, limits--> components
               --rows---> paths: parameters, body, answers, errors of each operation
 
-The document depends on weft's code alone. It says nothing of this server or its model, so it needs no key.
-Limits that a flag sets are named by their flag.
-
-What the schema cannot say is an error with a code: a grammar that cannot be compiled, a prompt longer than
-the context, two fields that exclude each other. Unknown fields are ignored, so objects allow them. Fields
-that are known but not served are refused (docs/server.md lists them).
-
-Laws: L11 (every limit has a number or a flag).
-
-Rejected: a document that is written by hand (it drifts); 422 for a schema error (clients expect 400).
+The document depends on weft's code alone, so it needs no key. Every limit has a number or a flag (law L11).
+What the schema cannot say is an error with a code. Unknown fields are ignored, so objects allow them.
 """
 
 from __future__ import annotations

@@ -12,11 +12,14 @@ export const LOSSES = [
   ["stored", "lost: slower to read from the store"], ["damaged", "lost: damaged in the store"],
   ["store_busy", "lost: the store was too slow"],
 ];
+// Shares, and seconds of one bucket: of several engines their mean is told, not their sum.
+const MEANS = ["kv_cache_usage_perc", "state_cache_usage_perc", "store_unreachable_seconds_total"];
 const COMMON_LABELS = ["model_name", "engine"];
 const LINE = /^([^\s{]+?):([^\s{]+)(?:\{(.*)\})?\s+(\S+)/;
 const LABEL = /([a-z_]+)="((?:[^"\\]|\\.)*)"/g;
 
-// values[name] where a number has no label of its own, else byLabel[name][label]; both add up over the engines.
+// values[name] where a number has no label of its own, else byLabel[name][label]; both add up over the engines,
+// except MEANS.
 // engines[number] has the values of each engine. Buckets are left out.
 export function parse(text, at) {
   const reading = {at, model: "", values: {}, byLabel: {}, engines: {}};
@@ -36,6 +39,8 @@ export function parse(text, at) {
     numbers[key] = (numbers[key] ?? 0) + Number(found[4]);
     if (!own.length) (reading.engines[engine] ??= {})[found[2]] = Number(found[4]);
   }
+  const engines = Object.values(reading.engines);
+  for (const name of MEANS) if (name in reading.values) reading.values[name] /= engines.filter((numbers) => name in numbers).length;
   for (const [number, numbers] of Object.entries(reading.engines)) if (!("engine_up" in numbers)) delete reading.engines[number];
   return reading;
 }
@@ -73,7 +78,7 @@ export function promptTokens(reading) {
   return [["found", "found", found], ...lost.filter(([, , tokens]) => tokens), ["new", "new", Math.max(0, asked - known)]];
 }
 
-// Drafts by source, [source, drafted, accepted], empty before the first one; tokens for each verified window; seconds saved.
+// Drafts by source, [source, drafted, accepted], empty before the first one; tokens for each verified window; time saved, in words.
 export function speculation(reading) {
   const drafted = reading.byLabel.spec_decode_num_draft_tokens_total ?? {};
   const accepted = reading.byLabel.spec_decode_num_accepted_tokens_total ?? {};
@@ -81,7 +86,13 @@ export function speculation(reading) {
   const right = Object.values(accepted).reduce((sum, count) => sum + count, 0);
   const any = Object.values(drafted).some((count) => count);
   return {rows: any ? Object.entries(drafted).map(([source, count]) => [source, count, accepted[source] ?? 0]) : [],
-          length: windows ? 1 + right / windows : 1, savedSeconds: reading.values.spec_decode_saved_seconds ?? 0};
+          length: windows ? 1 + right / windows : 1, saved: savedWords(reading.values.spec_decode_saved_seconds ?? 0)};
+}
+
+function savedWords(seconds) {
+  const size = Math.abs(seconds).toFixed(1);
+  if (size === "0.0") return "no time saved yet";
+  return seconds < 0 ? `${size} s slower than without drafts` : `${size} s saved`;
 }
 
 // What the store holds and did, in one sentence; empty without a store.

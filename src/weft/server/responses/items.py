@@ -1,4 +1,4 @@
-"""Items of a conversation: as clients send them, as they are stored, and as messages for the template.
+"""The body of /v1/responses, and the items of a conversation: as sent, stored, and shown to the template.
 
     input --read_items--> items, checked, each with an id --messages_of--> ChatMessage ...
 
@@ -7,13 +7,10 @@
     function_call         call_id, name, arguments         a call of the assistant message before, or its own
     function_call_output  call_id, output                  a tool message
     custom_tool_call and its output                        the same for a custom tool, with ``input``
-    item_reference        id                               a stored item (``references``)
+    item_reference        id                               a stored item (``with_items``)
 
-An answer of the model is several items and one assistant message: reasoning, then content, then calls. An
-item that cannot follow in this order begins another message.
-
-Items are plain dicts here: they are stored as they are, and ``/input_items`` gives them back. Parts that are
-no text (images, files) and items of hosted tools are refused by place and type.
+An item that cannot follow in the order of an answer (reasoning, content, calls) begins another message.
+Parts that are no text and items of hosted tools are refused by place and type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""From a Responses body to the turn that every dialect shares (``ChatTurn``)."""
+"""From a Responses body to the turn that every dialect shares (``ChatTurn``), and what a turn leaves.
+
+    path of StoredResponse --read_history--> TurnHistory: items, and the tokens that the model knows
+    response + answer's tokens --Keeper--> StoredResponse
+
+The next turn begins where the answer ended. A model may write a text in other tokens than the tokenizer
+makes of it. Text alone would lose the cache at the first token that differs. So a response keeps the tokens
+of its prompt and its answer, with the digest of their text. If the next prompt begins with this text,
+these tokens stand for it (``KnownPrefix``). Tokens are stored as a difference to the parent's.
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,6 @@ which prometheus_client adds up.
 A worker that dies takes its clients' connections with it. Its requests are cancelled, its counts cleared, and
 another starts. Workers never outlive the supervisor.
 
-Rejected: a router in each worker (strikes, loads and held requests would be shared state with a protocol of
-their own); SO_REUSEPORT (a second server could take the port without an error, and connections queued at a
-worker that dies are lost).
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ it has become calls. Text that turns out to be no call is shown as content, so n
 
 Where an object begins with its name and its arguments, as nearly all do, the arguments are given out while
 they come: the text of the value itself, with line ends inside strings escaped, as models forget to. Any other
-order of the keys is read when the object is complete. An object that is no call is broken. Kimi's head is the
+order of the keys is read when the object is complete. An object that is no call is broken; one that lacks its
+last brace alone, behind whole arguments and before the envelope's end, is a call. Kimi's head is the
 id of the call; the name is what stands between its prefix and its number.
 """
 
@@ -201,6 +202,9 @@ class JsonCalls(BodyReader):
         scanner.scan(self.text)
         if scanner.copy_from is not None:
             self._give_copied(scanner, deltas)
+        if self._lacks_only_its_end(scanner):
+            deltas.append(CallDelta(complete=True))
+            return self._object_ended(scanner.copy_end)
         if scanner.end is None:
             return False
         call = read_call(self.text[scanner.start:scanner.end])
@@ -211,10 +215,20 @@ class JsonCalls(BodyReader):
             deltas.append(CallDelta(name=call[0], arguments=call[1], complete=True))
         else:
             deltas.append(CallDelta(complete=True))
-        self._at = scanner.end
+        return self._object_ended(scanner.end)
+
+    def _object_ended(self, at: int | None) -> bool:
+        assert at is not None
+        self._at = at
         self._object, self._name = None, None
-        self._completed(self._at)
+        self._completed(at)
         return True
+
+    def _lacks_only_its_end(self, scanner: ObjectScanner) -> bool:
+        """Whether the envelope closes right behind the arguments: small models forget the last brace."""
+        if self.close is None or scanner.copy_end is None:
+            return False
+        return self.text[scanner.copy_end:].lstrip().startswith(self.close)
 
     def _give_copied(self, scanner: ObjectScanner, deltas: list[CallDelta]) -> None:
         fresh = "".join(scanner.escaped[self._given:])
