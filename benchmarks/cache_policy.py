@@ -37,7 +37,7 @@ from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.memory import Memory
 from weft.memory.prefix.value.policy import ValuePolicy
 from weft.planning.geometries import find_geometry
-from weft.planning.model_plan import Asked, make_plan
+from weft.planning.model_plan import PlanOptions, make_plan
 from weft.sim.arms import Arm, find_arm
 from weft.sim.oracle import Hindsight
 from weft.sim.recording import SAMPLE, read_trace
@@ -78,7 +78,8 @@ def traffics(trace: str, limit: int, start: int = 0) -> Iterator[tuple[str, Call
 def hardware(sizes: list[int]) -> tuple[list[ArenaPlan], CostModel]:
     geometry = find_geometry(MODEL)
     assert geometry is not None
-    plan = make_plan(geometry.name, geometry.config, Asked(arena_bytes=max(sizes), tp=TP, quantize="fp8"))
+    options = PlanOptions(arena_bytes=max(sizes), tp=TP, quantize="fp8")
+    plan = make_plan(geometry.name, geometry.config, options)
     load = model_load(plan.architecture, parameters=plan.weights.parameters, eight_bit=True, weight_bytes=1.0,
                       kv_bytes=plan.kv_token_bytes * TP, state_bytes=plan.state_bytes * TP)
     return [plan_arena(plan.spec, size, compress=True) for size in sizes], roofline(load, DEVICE, count=TP)
@@ -101,7 +102,7 @@ class Stopwatch:
     def timed(self, arm: Arm) -> Arm:
         def make(plan: ArenaPlan, cost: CostModel, clock: Callable[[], float]) -> Memory:
             memory = arm.make_memory(plan, cost, clock)
-            policy: Any = memory._books.cache.policy  # a benchmark may look inside
+            policy: Any = memory._state.cache.policy  # a benchmark may look inside
             if isinstance(policy, ValuePolicy):
                 for name in HOOKS:
                     setattr(policy, name, self._around(getattr(policy, name)))

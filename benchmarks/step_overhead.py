@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.support.scripted import LateExecutor
 from tests.support.workload import small_arena
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
-from weft.engine.executor import LateExecutor
-from weft.engine.sleep_state import PARTS, Part
+from weft.engine.stats import PARTS, Part
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams

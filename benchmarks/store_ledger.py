@@ -35,7 +35,7 @@ from weft.store.ledger import (
     row_of,
 )
 from weft.store.opening import StoreOptions, open_directory
-from weft.store.volumes import VOLUMES_FOLDER, Volumes
+from weft.store.space import VOLUMES_FOLDER, Volumes
 
 IDENTITY = NamespaceIdentity("ledger", "0" * 64, {}, {}, "bfloat16", "float32", "none", "native", 4096, 4096)
 RECORD_TOKENS = 256

@@ -104,7 +104,7 @@ class Parts:
         from weft.schedule.store_tier import StoreTier
         from weft.store import writing
         from weft.store.ledger import LedgerFiles
-        from weft.store.volumes import Volumes
+        from weft.store.space import Volumes
 
         self.seconds: dict[str, float] = defaultdict(float)
         for name, owner, function in (

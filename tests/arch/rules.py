@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
 """Group -> groups it may import besides itself."""
 
 EXTRA_MODULES: dict[str, set[str]] = {
-    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep_state",
+    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.stats",
                "weft.memory.frames.plan", "weft.memory.arena_work", "weft.memory.prefix_store"},
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""

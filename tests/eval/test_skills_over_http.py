@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from weft.eval.skills import CONTROLS, Skill, make_questions, score_skill
+from weft.eval.score import CONTROLS, Skill, make_questions, score_skill
 from weft.eval.tool_calls import read_calls
 
 SEED, LENGTH, QUESTIONS = 5, 256, 40
@@ -29,7 +29,7 @@ class Server:
                     for call in read_calls(turn.reply)
                 ]
                 message = {"content": None, "tool_calls": calls}
-            self.answers[self.key(question.body(None))] = message
+            self.answers[self.key(question.body())] = message
 
     @staticmethod
     def key(body: dict[str, Any]) -> str:

@@ -27,8 +27,8 @@ with atheris.instrument_imports(include=["weft.server.protocol", "weft.text", "w
     from weft.families import read_spec
     from weft.server.body_worker import value_count
     from weft.server.protocol import ChatBody, CompletionBody, grammar_of, parse_body, sampling_params
-    from weft.text.gbnf import lark_of
     from weft.text.grammar_limits import check_shape
+    from weft.text.grammar_worker import lark_of
     from weft.text.tools.definitions import read_choice, read_tools
     from weft.text.tools.formats import FORMATS, ToolFormat
     from weft.text.tools.reader import ToolCallReader

@@ -286,9 +286,9 @@ class Serving:
             self._break(self, plan)
 
     def _held_now(self) -> tuple[set[int], set[int]]:
-        books = self.core.memory._books
+        memory = self.core.memory._state
         pages, slots = ({item for item, count in enumerate(kind.owners) if count}
-                        for kind in (books.pages, books.slots))
+                        for kind in (memory.pages, memory.slots))
         return pages, slots
 
     def _spoil_what_is_free(self, held: tuple[set[int], set[int]]) -> None:

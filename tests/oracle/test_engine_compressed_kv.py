@@ -40,7 +40,7 @@ def all_kv_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen, moves = choose(relief)
         if chosen or moves or relief._flushed:
             return chosen, moves
-        kv, in_use = relief._books.cache.compressed_kv, relief._nodes_in_use()
+        kv, in_use = relief._memory.cache.compressed_kv, relief._nodes_in_use()
         return [Eviction(name, "pages") for name, node in kv.idle.items()
                 if name not in in_use and kv.gain(node) and not node.bare], moves
     monkeypatch.setattr(Relief, "choose", choosing)

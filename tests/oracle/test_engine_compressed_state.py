@@ -39,11 +39,11 @@ def everything_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:
         chosen, moves = choose(relief)
-        if chosen or moves or relief._flushed or not relief._books.plan.compressed_pages:
+        if chosen or moves or relief._flushed or not relief._memory.plan.compressed_pages:
             return chosen, moves
         busy = relief._opened_on | relief._sharing.visited
-        room = relief._page_walk.room // relief._books.plan.compressed_pages
-        nodes = [node for node in relief._books.cache.order.in_slots if node not in busy]
+        room = relief._page_walk.room // relief._memory.plan.compressed_pages
+        nodes = [node for node in relief._memory.cache.order.in_slots if node not in busy]
         return [Eviction(node, "slot") for node in nodes[:room]], moves
     monkeypatch.setattr(Relief, "choose", choosing)
 

@@ -126,7 +126,7 @@ def test_a_cached_prefix_that_is_damaged_is_noticed(family: str) -> None:
     trunk, spec = text(7, 200), loaded(family).spec
     wanted = alone(family, tuple(trunk[:129] + text(129, 9 + 129 % 40)))
     serving.run([trunk], GREEDY)
-    nodes = list(serving.core.memory._books.cache.tree.nodes())
+    nodes = list(serving.core.memory._state.cache.tree.nodes())
     if spec.recurrent_layers:
         serving.executor.arena.fill_slots([node.slot for node in nodes if node.slot != -1], 0)
     else:

@@ -329,11 +329,11 @@ def test_everything_at_once_changes_nothing(family: str) -> None:
 # ---------------------------------------------------------------------- negative controls
 
 def cached_slots(serving: Serving) -> list[int]:
-    return [node.slot for node in serving.core.memory._books.cache.tree.nodes() if node.slot != -1]
+    return [node.slot for node in serving.core.memory._state.cache.tree.nodes() if node.slot != -1]
 
 
 def cached_pages(serving: Serving) -> list[int]:
-    return [page for node in serving.core.memory._books.cache.tree.nodes() for page in node.pages]
+    return [page for node in serving.core.memory._state.cache.tree.nodes() for page in node.pages]
 
 
 def nan_states(serving: Serving) -> None:

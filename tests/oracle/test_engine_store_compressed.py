@@ -43,7 +43,7 @@ def all_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen, moves = choose(relief)
         if chosen or moves or relief._flushed:
             return chosen, moves
-        cache, plan, in_use = relief._books.cache, relief._books.plan, relief._nodes_in_use()
+        cache, plan, in_use = relief._memory.cache, relief._memory.plan, relief._nodes_in_use()
         kv = [Eviction(name, "pages") for name, node in cache.compressed_kv.idle.items()
               if name not in in_use and cache.compressed_kv.gain(node) and not node.bare]
         if kv or not plan.compressed_pages:
@@ -78,9 +78,9 @@ def written(family: str, path: Path, dtype: CompressedKvName) -> Answer:
     assert usage.pages_compressed >= 16
     assert usage.states_compressed >= 1
     engine.core.write_all(20.0)
-    books = tier.store.books  # type: ignore[attr-defined]
-    assert {*books.index.c["form"][:books.index.length].tolist()} & {INT8_KV, INT4_KV}
-    assert INT8_STATE in books.index.c["form"]
+    memory = tier.store.records  # type: ignore[attr-defined]
+    assert {*memory.index.c["form"][:memory.index.length].tolist()} & {INT8_KV, INT4_KV}
+    assert INT8_STATE in memory.index.c["form"]
     [answer] = engine.run([[*PROMPT, *NEXT_TURN]], ONE)
     engine.core.close(write_s=0.0)
     assert answer.cached_tokens > 256

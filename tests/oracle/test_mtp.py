@@ -18,7 +18,7 @@ from weft.costs.rows import RowCosts
 from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
 from weft.runner.mtp import HeadRunner
-from weft.speculation.proposal import SourceName
+from weft.speculation.drafter import SourceName
 from weft.speculation.speculator import Speculator
 from weft.text.tokenizer import Tokenizer
 

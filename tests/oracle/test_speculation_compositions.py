@@ -19,7 +19,7 @@ from tests.oracle.test_engine_speculation import Speculating, in_tiles
 from tests.server.scripted_engine import _FreeRows
 from weft.engine.grammars import GrammarCompiler
 from weft.request import SamplingParams
-from weft.speculation.proposal import SOURCES, SourceName
+from weft.speculation.drafter import SOURCES, SourceName
 from weft.speculation.speculator import Speculator
 
 KINDS: tuple[Kind, ...] = ("perfect", "random", "adversarial")

@@ -153,7 +153,7 @@ class World:
             assert draft.seal() == sealed
             if reclaim and "reclaim" in self.verbs:
                 if seq % 2:  # what it would begin on, and what another began on, go last, or not for it
-                    others = [lease.held for lease in self.memory._books.leases.values()]
+                    others = [lease.held for lease in self.memory._state.leases.values()]
                     draft.evict_last([match.anchor, *others])
                 draft.reclaim(pages=self.memory.plan.pages_for(len(tokens) + room), slots=1,
                               sparing=[match.anchor] if seq % 4 == 1 else ())
@@ -225,9 +225,9 @@ class World:
             self.seen["dropped"] += 1
             return
         assert flush or len(reservation.evicted) <= EVICTIONS_PER_STEP
-        evicted = [(eviction, *self.place(self.memory._books.cache.tree.by_id[eviction.node]))
+        evicted = [(eviction, *self.place(self.memory._state.cache.tree.by_id[eviction.node]))
                    for eviction in reservation.evicted]
-        compressed = set(self.memory._books.cache.compressed_states.pages)
+        compressed = set(self.memory._state.cache.compressed_states.pages)
         self.memory.commit(reservation)
         self.draft = None
         self.execute(reservation)
@@ -318,8 +318,8 @@ class World:
         if self.m and start:
             before = running.salt, running.tokens[:start]
             assert self.states[running.slot] == before, "the state to go on from"
-        read_only = {page for node in self.memory._books.cache.tree.nodes() for page in node.pages}
-        cache = self.memory._books.cache
+        read_only = {page for node in self.memory._state.cache.tree.nodes() for page in node.pages}
+        cache = self.memory._state.cache
         read_only |= {page for pages in cache.compressed_states.pages.values() for page in pages}
         read_only |= {page for one in cache.compressed_kv.by_node.values() for page in one.pages}
         for position in range(start, end):
@@ -380,7 +380,7 @@ class World:
         root = node
         while root.parent is not None:
             root = root.parent
-        [salt] = [salt for salt, at in self.memory._books.cache.tree.roots.items() if at is root]
+        [salt] = [salt for salt, at in self.memory._state.cache.tree.roots.items() if at is root]
         return salt, tokens_to(node), node.start
 
     # ------------------------------------------------------------------ what must be true
@@ -390,7 +390,7 @@ class World:
         memory.audit()
         if self.draft is not None:
             return
-        assert set(memory._books.leases) == set(self.seqs)
+        assert set(memory._state.leases) == set(self.seqs)
         for seq, running in self.seqs.items():
             lease = memory.lease(seq)
             assert lease.pages == running.table, "patches and openings tell the device everything"
@@ -405,12 +405,12 @@ class World:
                 assert self.states[lease.slot] == (running.salt, running.tokens[:running.computed])
             self.seen["shared"] += lease.shared_tokens > 0
         states, kv = set(), set()
-        for node in memory._books.cache.tree.nodes():
+        for node in memory._state.cache.tree.nodes():
             salt, tokens, start = self.place(node)
             self.holds_node(node, start, salt, tokens)
             if node.slot != PAD:
                 state = (self.states[node.slot] if node.slot != COMPRESSED
-                         else self.compressed_in(memory._books.cache.compressed_states.pages[node.id]))
+                         else self.compressed_in(memory._state.cache.compressed_states.pages[node.id]))
                 assert state == (salt, tokens), "a checkpoint is the state of its path"
                 states.add((salt, tokens))
             if self.n and not node.is_tail:
@@ -420,13 +420,13 @@ class World:
         assert kv == self.kv
         usage = memory.usage()
         private = sum(len(lease.pages) - plan.pages_for(lease.shared_tokens)
-                      for lease in memory._books.leases.values())
+                      for lease in memory._state.leases.values())
         assert usage.pages_held == private + usage.pages_cached
         taps = sum(len(running.taps) for running in self.seqs.values())
         assert usage.slots_held == len(self.seqs) * (self.m > 0) + taps + usage.slots_cached
 
     def holds_node(self, node: Node, start: int, salt: str, tokens: Tokens) -> None:
-        packed = self.memory._books.cache.compressed_kv.by_node.get(node.id)
+        packed = self.memory._state.cache.compressed_kv.by_node.get(node.id)
         if packed is None:
             self.holds(node.pages, start, salt, tokens)
             assert node.kv_inexact or self.rounded.pages.isdisjoint(node.pages), "inexact KV, not marked"

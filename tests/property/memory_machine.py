@@ -3,7 +3,7 @@
 The model knows nothing of stacks, buckets or walks. It keeps who owns what, and for each frame the kind
 of bytes it last held, and recomputes from that whatever it has to say: what fits, which frames must be
 zeroed, which page may be next. ``Pair`` applies each verb to both and compares what they answer;
-``Pair.check`` audits and compares what they hold, and that while a draft is open the books equal, in
+``Pair.check`` audits and compares what they hold, and that while a draft is open memory's state is equal, in
 every list and counter, what they were when it began (law L2).
 
 Two drivers: ``MemoryMachine`` gives hypothesis the choices, which shrinks what it finds to a few steps;
@@ -223,7 +223,7 @@ class Pair:
         assert set(to_zero) <= self.dull.free_frames, "never under what somebody holds"
         self.peak_pages = max(self.peak_pages, len(model.owned))
         self.peak_slots = max(self.peak_slots, len(model.slots))
-        epochs = list(self.memory._books.slots.epochs)
+        epochs = list(self.memory._state.slots.epochs)
         self.memory.commit(reservation)
         model.bytes_of |= claimed
         for seq in self.closing:
@@ -251,15 +251,15 @@ class Pair:
         self.usage_is_what_the_model_counts()
         for slot, epoch in self.old_claims[-5:]:
             with pytest.raises(AssertionError, match="stale claim"):
-                self.memory._books.slots.check(slot, epoch)
+                self.memory._state.slots.check(slot, epoch)
 
     def leases_are_what_the_model_says(self) -> None:
-        leases = self.memory._books.leases
+        leases = self.memory._state.leases
         assert {seq: lease.pages for seq, lease in leases.items()} == self.dull.pages
         assert {seq: lease.slot for seq, lease in leases.items() if lease.slot != PAD} == self.dull.slots
         for lease in leases.values():
             if lease.slot != PAD:
-                self.memory._books.slots.check(lease.slot, lease.epoch)
+                self.memory._state.slots.check(lease.slot, lease.epoch)
 
     def usage_is_what_the_model_counts(self) -> None:
         usage, plan, model = self.memory.usage(), self.memory.plan, self.dull

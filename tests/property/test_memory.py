@@ -15,7 +15,7 @@ from weft.memory import transaction
 from weft.memory.draft import Draft
 from weft.memory.frames import arena
 from weft.memory.frames.arena import Arena, Packing, Pages, Slots, Walk
-from weft.memory.transaction import Books
+from weft.memory.transaction import MemoryState
 from weft.memory.values import FrameClaim, FrameKind
 from weft.units import FrameId, PageId
 
@@ -60,7 +60,7 @@ def a_page_is_leaked_on_close(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pages, "drop", lambda self, items: drop(self, items[:-1]))
 
 
-def a_draft_writes_the_books(patch: pytest.MonkeyPatch) -> None:
+def a_draft_writes_the_state(patch: pytest.MonkeyPatch) -> None:
     take = Walk.take
 
     def taking(self: Walk[PageId], count: int) -> list[PageId]:
@@ -126,9 +126,9 @@ def a_failed_open_keeps_its_slot(patch: pytest.MonkeyPatch) -> None:
 def versions_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     applying = transaction.apply
 
-    def apply(books: Books, reservation: transaction.Reservation) -> None:
-        applying(books, reservation)
-        books.version = 0
+    def apply(memory: MemoryState, reservation: transaction.Reservation) -> None:
+        applying(memory, reservation)
+        memory.version = 0
     patch.setattr("weft.memory.memory.apply", apply)
 
 
@@ -142,7 +142,7 @@ def a_frame_is_released_as_the_other_kind(patch: pytest.MonkeyPatch) -> None:
 
 
 BROKEN: list[Break] = [
-    a_page_is_leaked_on_close, a_draft_writes_the_books, the_epoch_never_moves, nothing_is_ever_zeroed,
+    a_page_is_leaked_on_close, a_draft_writes_the_state, the_epoch_never_moves, nothing_is_ever_zeroed,
     only_untouched_frames_are_zeroed, every_claim_is_zeroed, the_emptiest_frame_comes_first,
     the_other_kinds_frames_come_first, room_is_one_page_too_much, headroom_is_ignored,
     a_failed_open_keeps_its_slot, versions_are_not_counted, an_emptied_frame_is_kept,

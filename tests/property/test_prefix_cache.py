@@ -160,7 +160,7 @@ def a_table_is_not_patched(patch: pytest.MonkeyPatch) -> None:
 
 def _moving(patch: pytest.MonkeyPatch, change: Callable[[Reservation], Reservation],
             when: Callable[[Reservation], object] = lambda r: r.moves) -> None:
-    """Reservations with moves are handed on as ``change`` makes them; the books do what was drafted."""
+    """Reservations with moves are handed on as ``change`` makes them; memory does what was drafted."""
     seal, apply = Draft.seal, transaction.apply
     drafted: dict[Reservation, Reservation] = {}
 
@@ -170,7 +170,7 @@ def _moving(patch: pytest.MonkeyPatch, change: Callable[[Reservation], Reservati
         drafted[changed] = reservation
         return changed
     patch.setattr(Draft, "seal", sealing)
-    patch.setattr("weft.memory.memory.apply", lambda books, reservation: apply(books, drafted[reservation]))
+    patch.setattr("weft.memory.memory.apply", lambda memory, reservation: apply(memory, drafted[reservation]))
 
 
 def a_compressed_state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
@@ -341,7 +341,7 @@ def a_draft_evicts_at_once(patch: pytest.MonkeyPatch) -> None:
     def reclaiming(self: Draft, **needs: int) -> bool:
         done = reclaim(self, **needs)
         for eviction in self.seal().evicted:
-            self._books.cache.evict(eviction)
+            self._memory.cache.evict(eviction)
         return done
     patch.setattr(Draft, "reclaim", reclaiming)
 

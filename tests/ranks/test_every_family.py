@@ -25,7 +25,7 @@ from weft.models.rotary import RotaryTable
 from weft.models.safetensors_header import StoredTensor
 from weft.models.sharding import Shard
 from weft.models.stored_values import MappedFiles
-from weft.planning.model_plan import Asked, make_plan
+from weft.planning.model_plan import PlanOptions, make_plan
 from weft.runner.arena import DeviceArena
 
 TOLERANCE = 1e-5
@@ -81,7 +81,7 @@ def check(directory: Path, size: int, whole: LoadedModel, expected: torch.Tensor
         ranks = load_ranks(directory, size)
     holds = [held_bytes(loaded.model) for loaded in ranks]
     config = json.loads((directory / "config.json").read_text())
-    plan = make_plan("", config, Asked(arena_bytes=ARENA_BYTES, tp=size))
+    plan = make_plan("", config, PlanOptions(arena_bytes=ARENA_BYTES, tp=size))
     gap = float((logits_of(ranks) - expected).abs().max() / expected.abs().max())
     assert gap < TOLERANCE
     planned = plan.weights.rank_bytes

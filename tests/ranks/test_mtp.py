@@ -19,7 +19,7 @@ from weft.memory.frames.plan import plan_arena
 from weft.models import mtp
 from weft.models.decoder import CausalModel
 from weft.models.weights import TensorSource
-from weft.planning.model_plan import Asked, make_plan
+from weft.planning.model_plan import PlanOptions, make_plan
 from weft.ranks.peers import Peers
 from weft.schedule.plan import StepPlan
 from weft.speculation.speculator import Speculator
@@ -64,7 +64,7 @@ def test_drafts_and_tokens_are_those_of_one_rank(two: Peers, four: Peers,
 def test_the_head_of_a_rank_is_that_of_the_plan() -> None:
     """Weights and the layout of its keys, with ``weft plan --tp 2 --speculate mtp``."""
     config = json.loads((EMBEDDED / "config.json").read_text())
-    asked = [Asked(arena_bytes=3 << 20, tp=2, mtp=mtp) for mtp in (True, False)]
+    asked = [PlanOptions(arena_bytes=3 << 20, tp=2, mtp=mtp) for mtp in (True, False)]
     plan, without = (make_plan("", config, one) for one in asked)
     assert plan.weights.rank_bytes > without.weights.rank_bytes
     for loaded in load_ranks(EMBEDDED, 2, mtp=True):

@@ -33,7 +33,7 @@ from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
-from weft.engine.sleep_state import PARTS, Part
+from weft.engine.stats import PARTS, Part
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo
 from weft.memory.frames.plan import fit_sizes, plan_arena
@@ -41,7 +41,7 @@ from weft.memory.memory import Memory
 from weft.request import Request
 from weft.schedule.plan import Admission, StepPlan, StepResult
 from weft.spec import ModelSpec, attention, gated_delta
-from weft.speculation.proposal import parse_sources
+from weft.speculation.drafter import parse_sources
 from weft.speculation.speculator import Speculator
 from weft.text.grammar_sandbox import GrammarSandbox
 from weft.units import PAD

@@ -11,10 +11,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.sim.failing import assert_fails
+from tests.support.scripted import LateExecutor
 from tests.support.sharing import sharing_scenario
 from tests.support.simulator import Outcome, Simulation
 from tests.support.workload import Scenario, scenario_from_seed
-from weft.engine.executor import LateExecutor
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.reuse import Reuse
 from weft.schedule.rows import RowTable

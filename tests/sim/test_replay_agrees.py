@@ -178,9 +178,9 @@ def test_the_embedded_model_and_its_replay_have_the_same_hits_and_evictions(poli
     core = assemble(EngineConfig(memory="3MB", threads=1, cache_policy=policy)).core
     clock = VirtualClock()
     core.parts.clock = clock
-    assert core.memory._books.cache.policy.name == policy
+    assert core.memory._state.cache.policy.name == policy
     # The engine's own has the clock of the machine: ages, and so choices, would depend on its speed.
-    core.memory._books.cache.policy = make_policy(policy, core.memory.plan, prefill_cost(COST), clock)
+    core.memory._state.cache.policy = make_policy(policy, core.memory.plan, prefill_cost(COST), clock)
     ran = run_engine(core, clock, tmp_path / "r.jsonl", conversations(core.vocab_size))
     ran = replace(ran, policy=policy)
     assert ran.counts.hits > 0
@@ -195,7 +195,7 @@ def test_an_engine_learns_what_its_prompts_cost_from_its_own_steps(
     monkeypatch.setattr(fit, "PAIRS_SHARE_MIN", 0.0)
     core = assemble(EngineConfig(memory="3MB", threads=1, cache_policy="value")).core
     told: list[PrefillCost] = []
-    monkeypatch.setattr(core.memory._books.cache.policy, "costs", told.append, raising=False)
+    monkeypatch.setattr(core.memory._state.cache.policy, "costs", told.append, raising=False)
     clock = VirtualClock()
     core.parts.clock = clock
     run_engine(core, clock, tmp_path / "r.jsonl", conversations(core.vocab_size))

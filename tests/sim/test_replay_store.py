@@ -13,7 +13,7 @@ from weft.costs.step import StepCost
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.prefix_store import KvPiece, StagingBuffers
 from weft.planning.geometries import find_geometry
-from weft.planning.model_plan import Asked, make_plan
+from weft.planning.model_plan import PlanOptions, make_plan
 from weft.schedule.reuse import Reuse
 from weft.sim.replay import replay
 from weft.sim.report import Report
@@ -28,7 +28,7 @@ GB = 1e9
 def arena() -> ArenaPlan:
     geometry = find_geometry("Qwen3.5-0.8B")
     assert geometry is not None
-    plan = make_plan(geometry.name, geometry.config, Asked(arena_bytes=1_200_000_000))
+    plan = make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=1_200_000_000))
     return plan_arena(plan.spec, 1_200_000_000)
 
 

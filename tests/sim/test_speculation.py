@@ -17,9 +17,9 @@ from tests.support.scripted import ScriptedExecutor, hashed_token
 from tests.support.sharing import sharing_scenario
 from tests.support.simulator import Simulation
 from tests.support.workload import VOCAB_SIZE, Scenario, scenario_from_seed
-from weft.schedule.plan import StepPlan
+from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.verify_runs import VerifyPlanner
-from weft.speculation.drafter import DraftRow, Int32s
+from weft.speculation.drafter import DraftRow
 
 
 class GreedyDrafter(AnswerDrafter):

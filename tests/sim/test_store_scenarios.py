@@ -63,7 +63,7 @@ def test_wrong_bytes_that_are_called_right_break_a_law() -> None:
 
 
 def test_a_buffer_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the books of transfer buffers."""
+    """The control of the count of transfer buffers."""
     freed = [0]
 
     def free(buffers: TransferBuffers, buffer: BufferId) -> None:

@@ -29,6 +29,8 @@ Rejected: a mock that returns canned tokens by step (it would pass whatever the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,8 +38,7 @@ import numpy as np
 
 from tests.support.digests import EMPTY, MASK, PlanViolation, digest, digest_of, require
 from tests.support.scripted_arena import ScriptedArena
-from weft.engine.executor import LateExecutor
-from weft.engine.sleep_state import PARTS, Part
+from weft.engine.stats import PARTS, Part
 from weft.engine.stopping import stop_rule
 from weft.memory.frames.plan import ArenaPlan
 from weft.request import FinishReason, SamplingParams, TokenLogprobs
@@ -87,6 +88,25 @@ class _Row:
 
     def state_at(self, position: int) -> int:
         return self.digests[position - 1] if position else EMPTY
+
+
+class LateExecutor(ABC):
+    """An executor that computes in ``finish``: ``begin`` and ``finish`` by way of ``execute``."""
+
+    def __init__(self) -> None:
+        self._begun: deque[StepPlan] = deque()
+
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+    def begin(self, plan: StepPlan) -> None:
+        self._begun.append(plan)
+
+    def finish(self) -> StepResult:
+        return self.execute(self._begun.popleft())
+
+    def transfers_done(self, step: int) -> bool:
+        return True
 
 
 class ScriptedExecutor(LateExecutor):

@@ -24,7 +24,7 @@ from tests.support.trace import Trace, plan_bytes
 from tests.support.workload import EOS_IDS, VOCAB_SIZE, Scenario, ScriptedCancel
 from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
-from weft.engine.sleep_state import Part
+from weft.engine.stats import Part
 from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
 from weft.memory.prefix_store import Store, TransferBuffers

@@ -32,9 +32,8 @@ from weft.api.completion import (
 )
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
-from weft.engine.sleep_state import Flushed, Part, check_level
 from weft.engine.sleeper import Sleeper
-from weft.engine.stats import EngineStats
+from weft.engine.stats import EngineStats, Flushed, Part, check_level
 from weft.errors import RequestError
 from weft.request import Request, SamplingParams
 from weft.text.choices import Piece

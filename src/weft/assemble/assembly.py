@@ -55,7 +55,7 @@ from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
 from weft.schedule.store_tier import StoreTier
 from weft.spec import ITEM_BYTES, ModelSpec
-from weft.speculation.proposal import parse_sources
+from weft.speculation.drafter import parse_sources
 from weft.store.identity import weights_digest
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox

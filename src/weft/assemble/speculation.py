@@ -25,9 +25,9 @@ from weft.engine.executor import Executor
 from weft.errors import ConfigError, EngineUnavailableError
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
+from weft.speculation.drafter import SWITCHES, parse_sources
 from weft.speculation.mtp import HEAD_DRAFTS_MAX
 from weft.speculation.profile_run import PROFILE_TOKENS, ProfileRun
-from weft.speculation.proposal import SWITCHES, parse_sources
 from weft.speculation.speculator import Speculator
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@
     tools     tool calls and answers from their results
     json      structured output over facts in the conversation
 
-The scorers (``weft.eval.score``, ``weft.eval.skills``) talk HTTP only, so the same command scores a running
+The scorers (``weft.eval.score``, ``weft.eval.score``) talk HTTP only, so the same command scores a running
 server (``--url``), or starts one on a model and scores that. Wrong memory shows as a wrong answer: these are
 tests that a user can run on their own machine.
 """
@@ -24,8 +24,7 @@ from weft.cli.flags import FlagCommand, build
 from weft.cli.main import CommandGroup
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, UserError
-from weft.eval.score import LENGTHS, score_recall
-from weft.eval.skills import SKILL_LENGTHS, score_skill
+from weft.eval.score import LENGTHS, SKILL_LENGTHS, score_recall, score_skill
 
 
 class ScoredRow(Protocol):

@@ -20,7 +20,7 @@ from weft.config import DTypeChoice, KvDTypeChoice, StateDTypeChoice
 from weft.errors import CheckpointError, ConfigError
 from weft.planning.weights import FORMS
 from weft.spec import KV_DTYPES
-from weft.speculation.proposal import parse_sources
+from weft.speculation.drafter import parse_sources
 from weft.units import parse_bytes
 
 DTYPES = SpelledChoice(get_args(DTypeChoice))
@@ -86,14 +86,13 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     if model is None:
         return _list_known(as_json)
 
-    from weft.planning.model_plan import Asked, make_plan
-    from weft.planning.report import plan_data
+    from weft.planning.model_plan import PlanOptions, make_plan, plan_data
 
     sizes, from_here = _sizes(memory, arena)
     name, config = find_config(model, revision)
     mtp = "mtp" in parse_sources(speculate) and (from_here or speculate != "auto")
     packed = from_here and _packs_bfloat16() if twelve_bit is None else twelve_bit
-    asked = Asked(**sizes, lengths=lengths, mtp=mtp, twelve_bit=packed, **stored_as(more))
+    asked = PlanOptions(**sizes, lengths=lengths, mtp=mtp, twelve_bit=packed, **stored_as(more))
     plan = make_plan(name, config, asked)
     from weft.cli.plan_view import serve_command
 
@@ -118,7 +117,7 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
 
 
 def stored_as(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """``flags`` as ``Asked`` names dtypes and forms: None for auto and none."""
+    """``flags`` as ``PlanOptions`` names dtypes and forms: None for auto and none."""
     return {name: KV_DTYPES.get(value) if name.endswith("dtype") else None if value == "none" else value
             for name, value in flags.items()}
 
@@ -175,7 +174,7 @@ def _embedded_directory() -> Path:
 
 
 def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]:
-    """(the bytes asked for, as fields of Asked; whether they are this machine's)."""
+    """(the bytes asked for, as fields of PlanOptions; whether they are this machine's)."""
     if memory is not None and arena is not None:
         raise ConfigError("--memory and --arena are two ways to say it: give one of them", param="--arena")
     if arena is not None:
@@ -205,10 +204,10 @@ def _positive(text: str, flag: str) -> int:
 def _list_known(as_json: bool) -> int:
     """The table of public geometries, each planned by itself."""
     from weft.planning.geometries import GEOMETRIES
-    from weft.planning.model_plan import Asked, make_plan
-    from weft.planning.report import plan_data
+    from weft.planning.model_plan import PlanOptions, make_plan, plan_data
 
-    plans = [make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 40)) for geometry in GEOMETRIES]
+    options = PlanOptions(arena_bytes=1 << 40)
+    plans = [make_plan(geometry.name, geometry.config, options) for geometry in GEOMETRIES]
     if as_json:
         click.echo(json.dumps([plan_data(plan, compare=False) for plan in plans], indent=2))
     else:

@@ -22,8 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.planning.layouts import Load
-from weft.planning.model_plan import Asked, Fit, ModelPlan, make_plan
-from weft.planning.report import SHORT_TOKENS, loads
+from weft.planning.model_plan import SHORT_TOKENS, Fit, ModelPlan, PlanOptions, loads, make_plan
 from weft.spec import KV_DTYPES
 from weft.units import ceil_div, format_bytes
 
@@ -336,7 +335,7 @@ def _split(served: ModelPlan, memory: int | None) -> str:
             f"{format_bytes(arena)} for --memory")
 
 
-def _rounded(config: Mapping[str, Any], asked: Asked) -> ModelPlan | None:
+def _rounded(config: Mapping[str, Any], asked: PlanOptions) -> ModelPlan | None:
     """The plan of the arena that ``--memory`` will name, or None where it does not fit."""
     plan = make_plan("", config, asked)
     if not plan.enough:

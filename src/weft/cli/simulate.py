@@ -26,7 +26,7 @@ from weft.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
 from weft.sim.fleet_replay import REPLICAS_MAX, RESTART_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
 from weft.sim.roofline import DEVICES
-from weft.speculation.proposal import parse_sources
+from weft.speculation.drafter import parse_sources
 
 if TYPE_CHECKING:
     from weft.sim.recording import Recording

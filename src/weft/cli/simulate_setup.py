@@ -44,13 +44,13 @@ def setup_of(memory: str | None, recording: Recording | None, more: dict[str, An
     if more["model"] is None:
         return _as_recorded(memory, recording, more)
     from weft.memory.frames.plan import plan_arena
-    from weft.planning.model_plan import Asked, make_plan
+    from weft.planning.model_plan import PlanOptions, make_plan
     from weft.sim.roofline import model_load, roofline
     from weft.sim.store_tier import packing_of
 
     name, config = find_config(more["model"], more["revision"])
     sizes = _sizes(memory or DEFAULT_MEMORY)
-    asked = Asked(arena_bytes=max(sizes),
+    asked = PlanOptions(arena_bytes=max(sizes),
                   **stored_as({flag: more[flag] for flag in ("tp", "kv_dtype", "quantize")}))
     tp, kv_dtype = asked.tp, asked.kv_dtype
     plan = make_plan(name, config, asked)

@@ -6,24 +6,21 @@
         '--> long     half after 16,384 steps    quadratic  the cache's currency: pairs against tokens
 
 The relative error is what is least, stored as the sums of the five normal equations: a step costs 25
-multiplications and no memory. Terms that would be negative are left out, the worst first.
+multiplications and no memory. Terms that would be negative are left out, the worst first. An engine whose
+device became slow must be known to be slow within some 200 steps. The ratio of the two terms of a prompt
+needs long prompts, which are rare, and a slow device does not change it.
 
-**Two horizons.** An engine whose device became slow must be known to be slow within some 200 steps. The ratio
-of the two terms of a prompt needs long prompts, which are rare, and a slow device does not change it.
-
-**The pace.** A limit on the time of the next step cannot wait for 200. The least relative error also believes
-short steps more than long ones. So each step moves one factor by a share of its error (_PACE_SHARE). A
-stalled step counts as _RATIO_MAX times its estimate, and is forgotten within some six.
+**The pace.** A limit on the time of the next step cannot wait for 200. So each step moves one factor by a
+share of its error (_PACE_SHARE). A stalled step counts as _RATIO_MAX times its estimate, and is forgotten
+within some six.
 
 **The guess.** The first steps are often prefills of one length, and say little about anything else. So the
 fit begins with steps as the geometry of the model expects them, in the unit of the first step. They count a
-hundredth: they decide what measurements leave open, and nothing else. Until 8 steps with a prefill were
-measured there is no report, and a router guesses. Steps that verify drafts are left out: their rows cost what
-``weft.costs.rows`` says, which is no straight line.
+hundredth: they decide what measurements leave open. Until 8 steps with a prefill were measured there is no
+report, and a router guesses. Steps that verify drafts are left out (``weft.costs.rows``).
 
 Rejected: a list of the last steps (memory, and a fit that visits all of them); terms that each step corrects
-by its share of the estimate (up to twice the error, decision 0063); a fit of 8 steps without a
-pace (it notices a slow machine later, and steps of one length leave its terms open).
+by its share of the estimate (up to twice the error, decision 0063); a fit of 8 steps without a pace.
 """
 
 from __future__ import annotations

@@ -9,21 +9,17 @@
     write when     expected uses x (compute - restore) > write
 
 The currency is seconds of waiting, summed over requests. A prefill keeps the device from every *other*
-request that decodes or waits, and each of them is later by its length. A fetch delays its own request alone:
-the disk works beside the device. So under load a slower disk pays too.
+request that decodes or waits. A fetch delays its own request alone: the disk works beside the device. So
+under load a slower disk pays too.
 
 Until something is measured, guesses decide: the first prompt after a restart is the one that a store is for.
-Measurements fade, so a disk or a GPU that others use counts as slow while it is slow. The disk writes beside
-the engine, so a write costs the copy alone. What ``--store-write`` cannot take waits, the most valuable first
-(``store_writes``).
-
-A prefill token is charged the mean of whole steps, wherever it lies. So a long prompt on an attention model
-is charged too little, and its restore is chosen a little too seldom, never too often. It is not the fit of
-``weft.costs.fit``, which says what a prefill adds to a step that runs anyway: a restore spares whole steps.
+Measurements fade, so a disk or a GPU that others use counts as slow while it is slow. A prefill token is
+charged the mean of whole steps, wherever it lies: a restore spares whole steps, where ``weft.costs.fit`` says
+what a prefill adds to a step that runs anyway. So the restore of a long prompt on an attention model is
+chosen a little too seldom, never too often.
 
 Rejected: bytes / --store-write as the price of a write (a GPU would never store what a disk of 200 MB/s
-writes for free); the time of the own request alone (a disk of 3 GB/s then stays unused beside eight GPUs that
-others wait for).
+writes for free); the time of the own request alone (a disk of 3 GB/s then stays unused beside eight GPUs).
 """
 
 from __future__ import annotations

@@ -5,15 +5,13 @@
     verify           27.4  28.9  32.2  40.1              decodes and drafted tokens of a step together
 
 A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more
-than the reading. Where that begins depends on the machine, the weights and the kernels: it is measured. A
-figure between two measured ones lies on a straight line. Beyond them it follows the last two, and rises at
-least as the guess does.
+than the reading. Where that begins is measured. A figure between two measured ones lies on a straight line.
+Beyond them it follows the last two, and rises at least as the guess does.
 
-Steps that verify drafts have figures of their own. Their states are computed again, and they leave the path
-of steady decodes or of CUDA graphs. On a model of a few MB that costs more than their rows. A curve without a
-measurement borrows the other one. The profile run has one sequence. Drafts of several are dearer, as each
-verify run is computed by itself: they cost up to CROWD times what as many cost one sequence, on top of a
-plain step.
+Steps that verify drafts have figures of their own: their states are computed again, and they leave the path
+of steady decodes or of CUDA graphs. A curve without a measurement borrows the other one. The profile run has
+one sequence. Drafts of several are dearer, as each verify run is computed by itself: they cost up to CROWD
+times what as many cost one sequence, on top of a plain step.
 
     32 sequences    plain 2.8 ms    1 draft 3.8    4 drafts 4.0    16 drafts 5.1    32 drafts 6.3
     estimate                                3.9             4.1              5.0              6.5
@@ -29,9 +27,8 @@ A correction has the same size however far off a step is. So a figure goes to th
 and a step that waited for another process counts once.
 
 Rejected: terms of ``StepCost`` for verified rows (the kink is what decides how many drafts pay); one curve
-for both kinds (32 plain rows are one step of steady decodes, 32 verified rows are not); averages (one step
-that waits 10 ms spoils the figure of a model whose steps take 1 ms); figures apart from each other (plain
-steps become rare, their figure grows old, and a slower machine makes drafts look bad).
+for both kinds; averages (one step that waits 10 ms spoils the figure of a model whose steps take 1 ms);
+figures apart from each other (plain steps become rare, and a slower machine makes drafts look bad).
 """
 
 from __future__ import annotations

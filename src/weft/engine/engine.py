@@ -37,8 +37,7 @@ from weft.engine.grammars import GrammarCompiler
 from weft.engine.loop import Ages, CacheFlush, PlainLoop, StepLoop, StepParts
 from weft.engine.overlap import OverlapLoop
 from weft.engine.settlement import Settlement
-from weft.engine.sleep_state import AWAKE
-from weft.engine.stats import EngineCounters, EngineStats
+from weft.engine.stats import AWAKE, EngineCounters, EngineStats
 from weft.engine.streams import Stream, StreamTable
 from weft.engine.submission import Submission
 from weft.errors import EngineUnavailableError, QueueFullError, RequestError
@@ -50,8 +49,7 @@ from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import StepPlan, work_of
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.store_tier import StoreTier
-from weft.speculation.drafter import Drafter
-from weft.speculation.proposal import SpeculationStats
+from weft.speculation.drafter import Drafter, SpeculationStats
 from weft.speculation.speculator import Speculator
 
 STORE_PAUSE_S = 1e-3

@@ -7,12 +7,10 @@ the same under all three.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from weft.engine.sleep_state import Part
+from weft.engine.stats import Part
 from weft.schedule.plan import StepPlan, StepResult
 
 
@@ -67,22 +65,3 @@ class ProcessWatch(Protocol):
     def check(self) -> None:
         """Raises the WeftError that names the process that ended or failed."""
         ...
-
-
-class LateExecutor(ABC):
-    """An executor that computes in ``finish``: ``begin`` and ``finish`` by way of ``execute``."""
-
-    def __init__(self) -> None:
-        self._begun: deque[StepPlan] = deque()
-
-    @abstractmethod
-    def execute(self, plan: StepPlan) -> StepResult: ...
-
-    def begin(self, plan: StepPlan) -> None:
-        self._begun.append(plan)
-
-    def finish(self) -> StepResult:
-        return self.execute(self._begun.popleft())
-
-    def transfers_done(self, step: int) -> bool:
-        return True

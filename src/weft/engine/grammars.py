@@ -5,21 +5,17 @@
                                                           a cache bounded in bytes
 
 A grammar is text from a client, and the compiler is native code that a grammar can crash. So the sandbox
-compiles it first, in a process that may die; what it refuses is the request's error, in the compiler's
-words. What passed is compiled again here, by the same code on a larger stack (``weft.text.grammar_sandbox``,
-passed in).
+compiles it first, in a process that may die; what it refuses is the request's error. What passed is compiled
+again here, by the same code on a larger stack.
 
-Compiling takes from less than a millisecond to seconds. A loop that must not wait calls ``build`` in a
-thread and ``keep``s the result before it submits the request; ``compile`` is both at once. A matcher is a
-copy of the compiled grammar, which costs microseconds. All copies share the work of the first mask, so
-``build`` asks for it too.
+Compiling takes from less than a millisecond to seconds. A loop that must not wait calls ``build`` in a thread
+and ``keep``s the result before it submits the request; ``compile`` is both at once. A matcher is a copy of
+the compiled grammar. All copies share the work of the first mask, so ``build`` asks for it too. The
+tokenizer's own form takes some tenths of a second, in which Python stands still: the first grammar builds it,
+or ``warm`` when a server starts.
 
-The tokenizer's own form (a trie of all tokens' bytes) costs a few dozen MB. Building it takes some tenths of
-a second, in which Python stands still. The first grammar builds it, or ``warm`` when a server starts.
-
-The bytes of a compiled grammar are what the sandbox measured. The cache drops the least recently used
-grammars above its limit; running answers may hold as much again, and a grammar beyond that is refused (law
-L11).
+The cache drops the least recently used grammars above its limit; running answers may hold as much again, and
+a grammar beyond that is refused (law L11).
 
 Rejected: compiling in the HTTP process (a second tokenizer in memory); xgrammar (masks are faster, compiling
 is dozens of times slower, and it brings its own torch extensions).

@@ -47,7 +47,7 @@ class Ages:
         self._samples: deque[tuple[int, float]] = deque(maxlen=SAMPLES_MAX)
 
     def note(self, version: int, now_s: float) -> None:
-        """The books are at ``version`` now."""
+        """Memory is at ``version`` now."""
         samples = self._samples
         if not samples or now_s - samples[-1][1] >= SAMPLE_EVERY_S:
             samples.append((version, now_s))

@@ -10,7 +10,7 @@
 
 ``execute`` has two halves, ``Executor.begin`` and ``finish``. Steps are computed in the order in which they
 began, and that order is the whole argument. The copies, patches, zeroing and reads of a plan come after all
-writes of earlier plans, on the device as in the books. At most one step is in flight while another is
+writes of earlier plans, on the device as in memory. At most one step is in flight while another is
 planned.
 
 **The planner does not know** which tokens step k chooses. It knows that each decode chooses one, so the

@@ -3,7 +3,7 @@
     sleep(level)     live sequences? -> flush the prefix cache -> executor.sleep(level)
     wake_up(parts)   executor.wake(part) for each part -> audit, once no part is missing
 
-Counters, seeds, compiled grammars and what the cache policy has learned survive. ``Memory`` keeps its books
+Counters, seeds, compiled grammars and what the cache policy has learned survive. ``Memory`` keeps its state
 and loses its contents (``Memory.lose``), so its counters never go back. After the flush no sequence holds a
 page or a slot, which is asserted, and every frame counts as never used. A new arena has unspecified bytes, as
 at the start: each frame is zeroed before its first use (law L6).
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from weft.engine.engine import EngineCore
-from weft.engine.sleep_state import AWAKE, PARTS, Flushed, Part, SleepState, check_level, check_parts
+from weft.engine.stats import AWAKE, PARTS, Flushed, Part, SleepState, check_level, check_parts
 from weft.errors import BusyError, EngineUnavailableError
 
 STORE_SLEEP_S = 20.0

@@ -1,7 +1,7 @@
 """The JSON task: facts in the conversation, and answers that are JSON objects over these facts.
 
-What it owns: the conversations that `train/` learns from and that `weft eval json` asks. A scored question
-names a person. The answer is an object: a schema gives its keys, and its values stand in the facts.
+The conversations that `train/` learns from and that `weft eval json` asks. A scored question names a person.
+The answer is an object: a schema gives its keys, and its values stand in the facts.
 
     user       Bemo: age 34, city Tarlik              facts as lines, as sentences, or as a table
                Oshan: age 51, city Fuza
@@ -11,10 +11,8 @@ names a person. The answer is an object: a schema gives its keys, and its values
 
 A model does not see the schema of `response_format`: the grammar holds the answer to it. So many questions
 name no keys, and a reply marks what only the schema decides as `free`: the opening brace, and the keys.
-Training gives these characters little weight, and scoring leaves them to the grammar.
-
-Some conversations hold no facts ("Invent a person."): then only the form of the answer is learned. Values are
-short, so that an answer under a grammar comes to its end. Such answers are never scored.
+Training gives these characters little weight, and scoring leaves them to the grammar. Some conversations hold
+no facts ("Invent a person."): only the form of the answer is learned, and they are never scored.
 
 Rejected: the schema in the prompt. Clients of OpenAI's API send it beside the messages.
 """

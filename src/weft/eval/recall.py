@@ -1,8 +1,7 @@
 """The recall task: a list of made-up names and numbers, other text, then questions about the list.
 
-What it owns: the conversations that `train/` learns from and that `weft eval recall` asks. One generator
-serves both, so every scored form of question was also trained. The names of the two sides never meet
-(`words.py`).
+The conversations that `train/` learns from and that `weft eval recall` asks. One generator serves both, so
+every scored form of question was also trained. The names of the two sides never meet (`words.py`).
 
     [system]                                     sometimes
     user       list, maybe with text in between, maybe with the first question
@@ -11,16 +10,14 @@ serves both, so every scored form of question was also trained. The names of the
     user       question            \\
     assistant  name: number        / until the length is full, or the questions are used up
 
-The answer repeats the name, as a person would ("Bemo: 4821"). Name and number then stand side by side in
-the answer, as they do in the list. A small model learns this lookup far sooner than an answer of the
-number alone (train/README.md).
+The answer repeats the name ("Bemo: 4821"), so name and number stand side by side as they do in the list. A
+small model learns this lookup far sooner than an answer of the number alone (train/README.md).
 
-Why a memory bug shows: the answer is four to six random digits that occur once, far back. Nothing in
-the weights and nothing near the question helps. Wrong KV, a page of another request or a lost page is
-a wrong digit, and a wrong digit is a wrong answer: scoring is exact match, no partial credit.
+Why a memory bug shows: the answer is four to six random digits that occur once, far back. Nothing in the
+weights and nothing near the question helps. Wrong KV, a page of another request or a lost page is a wrong
+digit, and scoring is exact match, no partial credit.
 
-The caller passes `count_tokens`, which fits the length: the generator knows no tokenizer, and this package
-imports no torch.
+The caller passes `count_tokens`, which fits the length: the generator knows no tokenizer.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from weft.engine.sleep_state import AWAKE, Flushed, Part, SleepState
-from weft.engine.stats import EngineStats
+from weft.engine.stats import AWAKE, EngineStats, Flushed, Part, SleepState
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.replica import Replica
 from weft.memory.usage import CacheShape

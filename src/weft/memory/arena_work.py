@@ -1,33 +1,23 @@
 """Work on the arena: what a step does to stored bytes before it computes, and the one order of it.
 
-    committed books -> zero_frames -> loads -> restores -> compressions -> copies -> runs -> stores
+    committed memory -> zero_frames -> loads -> restores -> compressions -> copies -> runs -> stores
                        frames that    from     states, KV  states, KV      slots,    of the  into
                        changed kind   buffers                              pages     step    buffers
 
 A draft asks for this work, the reservation and the step plan carry it, and an arena performs it: the device's
-(``weft.runner.arena``), or the scripted one that stands in for it (``tests.support.scripted``). All of them
-take the order from ``ArenaWork.ordered``, so the order that is checked is the order that ships.
+(``weft.runner.arena``), or the scripted one of the tests. All of them take the order from
+``ArenaWork.ordered``, so the order that is checked is the order that ships.
 
-Why this order:
-
-* Zeros come first (law L6). Every later kind may write into a frame that was claimed in this step.
-* Loads come next. They write pages and slots that the draft has just handed out, from buffers of the host.
+* Zeros come first (law L6), then loads: both write what the draft has just handed out.
 * Restores come before compressions. A restore only reads codes that older steps wrote. A compression writes
-  codes, into free pages or over the KV that it encodes, and its source holds nothing afterwards. The books
-  use the same order (``transaction.apply``: what is taken comes before what is given back), so an id means
-  the same bytes in both.
+  codes, into free pages or over the KV that it encodes, and its source holds nothing afterwards. The
+  commit uses the same order, so an id means the same bytes in both.
 * Copies come last. A copy reads a checkpoint, a shared page or a running slot. The draft never compresses
   what it opens on, and the destination of a copy is new. So no earlier kind writes what a copy reads (L7).
 * Within a kind, all sources are read before any destination is written, except for KV records. Those go row
   by row, because each row may overwrite what an earlier row has read.
-
-In a plan of the scheduler no two kinds but the zeros touch the same page or slot: a draft hands out only what
-was free before the step. So their order never shows in an answer. It is fixed all the same, so that a device
-never depends on this.
-
-* Stores come after the runs. They copy pages and slots of checkpoints into buffers of the host. A page that
-  the step evicts is free from the next draft on, so its bytes are still in place. A page that the step
-  compresses in place is never stored by the same step.
+* Stores come after the runs. A page that the step evicts is free from the next draft on, so its bytes are
+  still in place. A page that the step compresses in place is never stored by the same step.
 
 A new kind is one member of ``WorkKind``, its value class and its field here, and the arenas that perform it.
 

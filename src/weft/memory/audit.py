@@ -33,48 +33,48 @@ from weft.memory.prefix.cache import PrefixCache
 from weft.memory.prefix.edge import COMPRESSED, TOKEN_BYTES, Node, path_pages
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Lease
-from weft.memory.transaction import Books
+from weft.memory.transaction import MemoryState
 from weft.memory.values import NodeId
 from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div
 
 
-def audit(books: Books) -> None:
-    """Raises AssertionError if the books do not add up."""
-    page_owners, slot_owners = _Recount("page", books.pages.owners), _Recount("slot", books.slots.owners)
-    for seq, lease in books.leases.items():
+def audit(memory: MemoryState) -> None:
+    """Raises AssertionError if memory's state does not add up."""
+    page_owners, slot_owners = _Recount("page", memory.pages.owners), _Recount("slot", memory.slots.owners)
+    for seq, lease in memory.leases.items():
         assert lease.seq == seq, f"the lease of sequence {seq} says {lease.seq}"
         assert len(set(lease.pages)) == len(lease.pages), f"sequence {seq} holds a page twice"
-        for index in range(books.plan.pages_for(lease.shared_tokens), len(lease.pages)):
-            page_owners.add(lease.pages[index], of_lease(seq), index, books.pages.indexes)
-        if books.plan.slots_per_frame:
-            books.slots.check(lease.slot, lease.epoch)
+        for index in range(memory.plan.pages_for(lease.shared_tokens), len(lease.pages)):
+            page_owners.add(lease.pages[index], of_lease(seq), index, memory.pages.indexes)
+        if memory.plan.slots_per_frame:
+            memory.slots.check(lease.slot, lease.epoch)
             slot_owners.add(lease.slot, of_lease(seq))
         else:
             assert lease.slot == PAD, f"sequence {seq} holds slot {lease.slot} of a model without states"
         for tap in lease.taps:
-            books.slots.check(tap.slot, tap.epoch)
+            memory.slots.check(tap.slot, tap.epoch)
             slot_owners.add(tap.slot, of_lease(seq))
-    for node in books.cache.tree.nodes():
-        packed = books.cache.compressed_kv.by_node.get(node.id)
+    for node in memory.cache.tree.nodes():
+        packed = memory.cache.compressed_kv.by_node.get(node.id)
         for index, page in enumerate(node.pages, start=node.start // PAGE_TOKENS):
             if packed is None:
-                page_owners.add(page, of_tree(node.edge.id), index, books.pages.indexes)
+                page_owners.add(page, of_tree(node.edge.id), index, memory.pages.indexes)
         for index, page in enumerate(packed.pages if packed is not None else (),
                                      start=packed.cut if packed is not None else 0):
-            page_owners.add(page, of_compressed_kv(node.id), index, books.pages.indexes)
+            page_owners.add(page, of_compressed_kv(node.id), index, memory.pages.indexes)
         if node.slot == COMPRESSED:
-            for index, page in enumerate(books.cache.compressed_states.pages.get(node.id, ())):
-                page_owners.add(page, of_compressed_state(node.id), index, books.pages.indexes)
+            for index, page in enumerate(memory.cache.compressed_states.pages.get(node.id, ())):
+                page_owners.add(page, of_compressed_state(node.id), index, memory.pages.indexes)
         elif node.slot != PAD:
-            books.slots.check(node.slot, node.epoch)
+            memory.slots.check(node.slot, node.epoch)
             slot_owners.add(node.slot, of_tree(node.id))
     page_owners.compare()
     slot_owners.compare()
-    _audit_packing("page", books.pages.packing, page_owners.owners)
-    _audit_packing("slot", books.slots.packing, slot_owners.owners)
-    _audit_frames(books.arena, books.pages.packing, books.slots.packing)
-    _audit_tree(books.cache)
-    _audit_holds(books.cache, books.leases)
+    _audit_packing("page", memory.pages.packing, page_owners.owners)
+    _audit_packing("slot", memory.slots.packing, slot_owners.owners)
+    _audit_frames(memory.arena, memory.pages.packing, memory.slots.packing)
+    _audit_tree(memory.cache)
+    _audit_holds(memory.cache, memory.leases)
 
 
 class _Recount:

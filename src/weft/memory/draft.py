@@ -17,7 +17,7 @@
 A draft walks the free frames, pages and slots in the order of allocation and records what each sequence gets.
 The pools do not change, so dropping the draft is the rollback. What it closes, adopts from the tree, moves or
 evicts is free from the next draft on: the step in flight may still read it. Each use checks the version of
-the books: a draft of an older version is a bug that is caught (law L5).
+memory's state: a draft of an older version is a bug that is caught (law L5).
 
 A load copies codes into some of the pages that the lease gets, and the same step unpacks them there. A
 compressed state takes pages of the lease too. These *spare* pages hold nothing once the step is computed.
@@ -58,7 +58,7 @@ from weft.memory.prefix.sharing import Sharing
 from weft.memory.prefix_store import EXACT_FORM, KvRows
 from weft.memory.relief import Relief
 from weft.memory.reservation import Extension, Lease, Opening, Reservation, Saving
-from weft.memory.transaction import Books
+from weft.memory.transaction import MemoryState
 from weft.memory.values import NO_NODE, NO_SLOT, Checkpoint, FrameClaim, Match, NodeId
 from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div, pages_for
 
@@ -128,11 +128,11 @@ class Draft:
     """One step's wishes. ``Memory.draft`` creates it; it ends in ``seal`` or is dropped."""
 
     __slots__ = (
-        "_books",
         "_closed",
         "_frames",
         "_gained",
         "_loads",
+        "_memory",
         "_opened",
         "_opened_on",
         "_page_copies",
@@ -148,25 +148,25 @@ class Draft:
         "_version",
     )
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
-        self._version = books.version
-        self._frames = FrameWalk(books.arena)
-        self._page_walk = Walk(books.pages.packing, self._frames)
-        self._slot_walk = Walk(books.slots.packing, self._frames)
+    def __init__(self, memory: MemoryState) -> None:
+        self._memory = memory
+        self._version = memory.version
+        self._frames = FrameWalk(memory.arena)
+        self._page_walk = Walk(memory.pages.packing, self._frames)
+        self._slot_walk = Walk(memory.slots.packing, self._frames)
         self._opened: dict[SeqId, tuple[Lease, Match]] = {}
         self._gained: dict[SeqId, list[PageId]] = {}
         self._closed: dict[SeqId, None] = {}
         self._saved: list[Saving] = []
         self._published: dict[SeqId, list[Checkpoint]] = {}
-        self._unpacking = Unpacking(books.cache.compressed_kv)
-        self._sharing = Sharing(books.cache.tree, self._unpacking)
+        self._unpacking = Unpacking(memory.cache.compressed_kv)
+        self._sharing = Sharing(memory.cache.tree, self._unpacking)
         self._page_copies: list[PageCopy] = []
         self._slot_copies: list[SlotCopy] = []
         self._restored: list[RestoreState] = []
         self._loads: list[LoadWork] = []
         self._opened_on: set[NodeId] = set()
-        self._relief = Relief(books, self._frames, self._page_walk, self._slot_walk, self._sharing,
+        self._relief = Relief(memory, self._frames, self._page_walk, self._slot_walk, self._sharing,
                               self._opened, self._gained, self._closed, self._opened_on)
 
     # ------------------------------------------------------------------ the verbs
@@ -181,9 +181,9 @@ class Draft:
         This step loads its state and the pages that ``match`` lacks; a later draft closes it with
         ``keep``."""
         self._check_current()
-        assert seq not in self._books.leases, f"sequence {seq} has a lease"
+        assert seq not in self._memory.leases, f"sequence {seq} has a lease"
         assert seq not in self._opened, f"sequence {seq} was opened in this draft"
-        plan = self._books.plan
+        plan = self._memory.plan
         shared_tokens = match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS
         page_count = plan.pages_for(tokens) - plan.pages_for(shared_tokens)
         if load is not None:
@@ -195,7 +195,7 @@ class Draft:
         slot, epoch = NO_SLOT, 0
         if plan.slots_per_frame:
             [slot] = self._slot_walk.take(1)
-            epoch = self._books.slots.epochs[slot]
+            epoch = self._memory.slots.epochs[slot]
         lease = Lease(seq, [], slot, epoch, match.cached_tokens, match.salt, loads=load is not None,
                       inexact=load is not None and not load.exact)
         gained = self._page_walk.take(page_count)
@@ -215,7 +215,7 @@ class Draft:
             return None
         assert match.version == self._version, (
             f"a match of version {match.version} was used on version {self._version}")
-        return self._books.cache.tree.by_id[match.anchor]
+        return self._memory.cache.tree.by_id[match.anchor]
 
     def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId], *,
                  copies: bool) -> None:
@@ -229,7 +229,7 @@ class Draft:
         if anchor.is_tail and anchor.pages:
             self._page_copies.append(PageCopy(anchor.pages[0], gained[0]))
         if anchor.slot == COMPRESSED:
-            compressed = self._books.cache.compressed_states.pages[anchor.id]
+            compressed = self._memory.cache.compressed_states.pages[anchor.id]
             self._restored.append(RestoreState(tuple(compressed), lease.slot))
         elif lease.slot != NO_SLOT:
             self._slot_copies.append(SlotCopy(anchor.slot, lease.slot))
@@ -240,7 +240,7 @@ class Draft:
         lease = self._lease(seq)
         gained = self._gained.get(seq)
         held = len(lease.pages) + (len(gained) if gained is not None else 0)
-        if tokens <= held * PAGE_TOKENS or not self._books.plan.pages_per_frame:
+        if tokens <= held * PAGE_TOKENS or not self._memory.plan.pages_per_frame:
             return True
         missing = pages_for(tokens) - held
         if self._page_walk.room < missing + headroom_pages:
@@ -258,7 +258,7 @@ class Draft:
         page is one call of this."""
         self._check_current()
         for seq in seqs:
-            assert seq in self._books.leases, f"sequence {seq} has no lease"
+            assert seq in self._memory.leases, f"sequence {seq} has no lease"
             assert seq not in self._closed, f"sequence {seq} was closed in this draft"
             assert seq not in self._gained, f"sequence {seq} was extended in this draft"
         pages = self._page_walk.take(min(len(seqs), self._page_walk.room))
@@ -272,18 +272,18 @@ class Draft:
         Best effort (law L9): None, and nothing taken, if it would cost another request anything. ``spare``
         more slots must stay free, and if it claims a frame, a page for each lease."""
         self._lease(seq)
-        cache, slots = self._books.cache, self._slot_walk
+        cache, slots = self._memory.cache, self._slot_walk
         if not cache.enabled or not cache.stateful:
             return None
         assert position > 0, "there is no state after no tokens"
         assert position % PAGE_TOKENS == 0, f"a checkpoint at {position} is inside a page"
         if slots.room <= spare:
             return None
-        per_frame = self._books.plan.pages_per_frame
+        per_frame = self._memory.plan.pages_per_frame
         if per_frame and not slots.left and self._page_walk.room - per_frame < self._relief.reserve_pages():
             return None
         [slot] = slots.take(1)
-        self._saved.append(Saving(seq, Checkpoint(position, slot, self._books.slots.epochs[slot])))
+        self._saved.append(Saving(seq, Checkpoint(position, slot, self._memory.slots.epochs[slot])))
         return slot
 
     def publish(self, seq: SeqId, tokens: Int32s) -> None:
@@ -291,7 +291,7 @@ class Draft:
         with the checkpoints saved up to there in earlier steps. The sequence continues and reads the tree's
         pages from then on. ``table_patches`` has the entries that change."""
         lease = self._lease(seq)
-        assert seq in self._books.leases, f"sequence {seq} was opened in this draft"
+        assert seq in self._memory.leases, f"sequence {seq} was opened in this draft"
         assert seq not in self._published, f"sequence {seq} published in this draft"
         whole = len(tokens) // PAGE_TOKENS * PAGE_TOKENS
         self._publish(lease, tokens[:whole], self._taps_up_to(lease, whole), patch=True)
@@ -302,8 +302,8 @@ class Draft:
         ``keep``: exactly the computed tokens; the running slot holds the state after the last of them. They
         enter the tree with that state and with those saved before."""
         lease = self._lease(seq)
-        if keep is not None and len(keep) and self._books.cache.enabled:
-            assert seq in self._books.leases, f"sequence {seq} was opened in this draft"
+        if keep is not None and len(keep) and self._memory.cache.enabled:
+            assert seq in self._memory.leases, f"sequence {seq} was opened in this draft"
             saves = self._taps_up_to(lease, len(keep))
             if lease.slot != NO_SLOT:
                 saves = (*saves, Checkpoint(len(keep), lease.slot, lease.epoch))
@@ -317,7 +317,7 @@ class Draft:
         return tuple(tap for tap in lease.taps if tap.position <= position and tap not in done)
 
     def _publish(self, lease: Lease, tokens: Int32s, saves: tuple[Checkpoint, ...], *, patch: bool) -> None:
-        cache = self._books.cache
+        cache = self._memory.cache
         new_kv = cache.tree.paged and len(tokens) > lease.shared_tokens
         if not cache.enabled or not (new_kv or saves):
             return
@@ -362,8 +362,8 @@ class Draft:
     def slot_of(self, seq: SeqId) -> SlotId:
         """The slot of ``seq``, PAD in a model without recurrent layers."""
         lease = self._lease(seq)
-        if seq in self._books.leases and self._books.plan.slots_per_frame:
-            self._books.slots.check(lease.slot, lease.epoch)
+        if seq in self._memory.leases and self._memory.plan.slots_per_frame:
+            self._memory.slots.check(lease.slot, lease.epoch)
         return lease.slot
 
     def seal(self) -> Reservation:
@@ -380,7 +380,7 @@ class Draft:
             return Reservation(self._version, frames, tuple(self._page_walk.items), (), (), extended, (),
                                arena_work=ArenaWork(_to_zero(frames)) if frames else NO_WORK)
         state_compressions, state_pages, state_frames = self._relief.compress_states(chosen)
-        tree, compressed_kv = self._books.cache.tree, self._books.cache.compressed_kv
+        tree, compressed_kv = self._memory.cache.tree, self._memory.cache.compressed_kv
         frames = (*self._frames.claims, *state_frames)
         patches = tuple(patch for patch in self._sharing.patches if patch.seq not in self._closed)
         return Reservation(
@@ -416,15 +416,15 @@ class Draft:
     def _lease(self, seq: SeqId) -> Lease:
         self._check_current()
         assert seq not in self._closed, f"sequence {seq} was closed in this draft"
-        lease = self._books.leases.get(seq)
+        lease = self._memory.leases.get(seq)
         if lease is None and seq in self._opened:
             lease = self._opened[seq][0]
         assert lease is not None, f"sequence {seq} has no lease"
         return lease
 
     def _check_current(self) -> None:
-        assert self._version == self._books.version, (
-            f"a draft of version {self._version} was used on version {self._books.version}")
+        assert self._version == self._memory.version, (
+            f"a draft of version {self._version} was used on version {self._memory.version}")
 
 
 def _to_zero(frames: Iterable[FrameClaim]) -> tuple[FrameId, ...]:

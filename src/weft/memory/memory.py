@@ -32,7 +32,7 @@ from weft.memory.prefix.policy import Policy, pages_alone
 from weft.memory.prefix.readings import CheckpointContents, CheckpointFollower, checkpoint_contents, shape_of
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Lease, Reservation
-from weft.memory.transaction import Books, apply
+from weft.memory.transaction import MemoryState, apply
 from weft.memory.usage import CacheShape, MemoryUsage, MoveCounts
 from weft.memory.values import NOTHING_RECALLED, CheckpointOutlook, Match, NodeId
 from weft.units import SeqId
@@ -50,7 +50,7 @@ class Memory:
         ``count_salt``: count tokens that only another namespace has as lost (see ``namespaces``)."""
         self.plan = plan
         self.counts_salt = count_salt
-        self._books = Books(plan, cache=cache, policy=policy)
+        self._state = MemoryState(plan, cache=cache, policy=policy)
         self._pages_held_max = 0
         self._slots_held_max = 0
         self._frames_used_max = 0
@@ -59,41 +59,41 @@ class Memory:
     @property
     def caches(self) -> bool:
         """Whether prefixes are cached for later sequences."""
-        return self._books.cache.enabled
+        return self._state.cache.enabled
 
     @property
     def prefix_tree(self) -> PrefixTree:
         """What is cached, to be read between two steps; only a commit changes it."""
-        return self._books.cache.tree
+        return self._state.cache.tree
 
     def match(self, tokens: Sequence[int] | npt.NDArray[np.int32], *, salt: str) -> Match:
         """What the cache has of ``tokens`` for ``salt``; reads only. At least the last token is left to
         compute. With the cache off the match is empty, and nothing is lost."""
-        books = self._books
+        state = self._state
         asked = np.asarray(tokens, dtype=np.int32)
-        match = books.cache.match(asked, salt, books.version)
+        match = state.cache.match(asked, salt, state.version)
         if self.caches:
-            recall = books.cache.policy.recall(salt, asked[:-1].tobytes())
+            recall = state.cache.policy.recall(salt, asked[:-1].tobytes())
             match = match if recall is NOTHING_RECALLED else replace(match, recall=recall)
-        return with_lost_to_salt(books.cache, asked, match) if self.counts_salt else match
+        return with_lost_to_salt(state.cache, asked, match) if self.counts_salt else match
 
     def hit_tokens(self, tokens: npt.NDArray[np.int32], *, salt: str) -> int:
         """``match(tokens).cached_tokens`` alone; the same until ``prefix_tree.change_count`` grows."""
-        return self._books.cache.match(tokens, salt, self._books.version).cached_tokens
+        return self._state.cache.match(tokens, salt, self._state.version).cached_tokens
 
     def draft(self) -> Draft:
         """A transaction to fill; see ``Draft`` for open, extend, save, close and seal."""
-        return Draft(self._books)
+        return Draft(self._state)
 
     def commit(self, reservation: Reservation) -> None:
-        """Write ``reservation`` into the books. AssertionError if it was drafted on another version."""
-        books = self._books
+        """Write ``reservation`` into memory's state. AssertionError if it was drafted on another version."""
+        state = self._state
         # New items and those of closed leases are held at once: the peak of a step is before it frees.
-        pages_held = books.pages.packing.held_count + len(reservation.pages)
-        slots_held = books.slots.packing.held_count + len(reservation.slots)
-        frames_used = self.plan.frame_count - books.arena.free_count + len(reservation.frames)
-        apply(books, reservation)
-        books.cache.policy.committed()
+        pages_held = state.pages.packing.held_count + len(reservation.pages)
+        slots_held = state.slots.packing.held_count + len(reservation.slots)
+        frames_used = self.plan.frame_count - state.arena.free_count + len(reservation.frames)
+        apply(state, reservation)
+        state.cache.policy.committed()
         self._count_moves(reservation)
         self._pages_held_max = max(self._pages_held_max, pages_held)
         self._slots_held_max = max(self._slots_held_max, slots_held)
@@ -117,15 +117,15 @@ class Memory:
         one is zeroed before its next use (law L6). Counters and the memory of the policy stay. No lease may
         exist."""
         self.flush()
-        books = self._books
-        held = (len(books.leases), books.pages.packing.held_count, books.slots.packing.held_count)
+        state = self._state
+        held = (len(state.leases), state.pages.packing.held_count, state.slots.packing.held_count)
         assert held == (0, 0, 0), f"leases, pages and slots are held while the arena goes: {held}"
-        books.arena.forget()
+        state.arena.forget()
 
     def take_new_checkpoints(self) -> list[NodeId]:
         """Nodes whose checkpoint was computed, and not loaded, since the last call. The first call has none:
         it begins the list."""
-        cache = self._books.cache
+        cache = self._state.cache
         nodes = list(cache.new_checkpoints or ())
         cache.new_checkpoints = deque(maxlen=NEW_CHECKPOINTS_MAX)
         return nodes
@@ -133,11 +133,11 @@ class Memory:
     def checkpoint_contents(self, node: NodeId, start: int = 0) -> CheckpointContents | None:
         """The checkpoint of ``node`` with its pages from position ``start`` on; None if a store cannot have
         it (``weft.memory.prefix.readings``). Reads only."""
-        return checkpoint_contents(self._books.cache, node, start)
+        return checkpoint_contents(self._state.cache, node, start)
 
     def checkpoint_outlook(self, node: NodeId) -> CheckpointOutlook | None:
         """What is expected of the checkpoint of ``node``; None for one that is gone. Reads only."""
-        cache, plan = self._books.cache, self.plan
+        cache, plan = self._state.cache, self.plan
         known = cache.tree.by_id.get(node)
         if known is None:
             return None
@@ -147,35 +147,35 @@ class Memory:
     def follow_checkpoints(self, *, pages: bool) -> CheckpointFollower:
         """Reports of what the cache gets and loses from now on; the last follower is the only one. ``pages``:
         of KV pages too. A model without states is always reported by pages."""
-        return CheckpointFollower(self.prefix_tree, pages=pages or not self._books.cache.stateful)
+        return CheckpointFollower(self.prefix_tree, pages=pages or not self._state.cache.stateful)
 
     @property
     def version(self) -> int:
         """Commits so far."""
-        return self._books.version
+        return self._state.version
 
     @property
     def cached_tokens(self) -> int:
         """Tokens of the cached prefixes, each counted once. Visits every node."""
-        return sum(node.end - node.start for node in self._books.cache.tree.nodes())
+        return sum(node.end - node.start for node in self._state.cache.tree.nodes())
 
     def cache_shape(self, seconds_since: Callable[[int], float]) -> CacheShape:
         """The shape of the prefix tree: sizes, uses, and few tokens of few prefixes. ``seconds_since``: the
         age of a version. Visits each node once, up to a bound."""
-        return shape_of(self._books.cache, seconds_since)
+        return shape_of(self._state.cache, seconds_since)
 
     def lease(self, seq: SeqId) -> Lease:
         """The lease of ``seq``. AssertionError without one."""
-        lease = self._books.leases.get(seq)
+        lease = self._state.leases.get(seq)
         assert lease is not None, f"sequence {seq} has no lease"
         return lease
 
     def usage(self) -> MemoryUsage:
-        plan, books, tree = self.plan, self._books, self._books.cache.tree
-        compressed_states, compressed_kv = books.cache.compressed_states, books.cache.compressed_kv
-        pages_cached = books.cache.page_count
-        pages, slots = books.pages.packing, books.slots.packing
-        free = books.arena.free_count
+        plan, state, tree = self.plan, self._state, self._state.cache.tree
+        compressed_states, compressed_kv = state.cache.compressed_states, state.cache.compressed_kv
+        pages_cached = state.cache.page_count
+        pages, slots = state.pages.packing, state.slots.packing
+        free = state.arena.free_count
         page_bytes = pages.held_count * plan.page_bytes
         slot_bytes = slots.held_count * plan.slot_stride_bytes
         return MemoryUsage(
@@ -192,7 +192,7 @@ class Memory:
             slots_held=slots.held_count,
             pages_available=pages.free_count + free * plan.pages_per_frame,
             slots_available=slots.free_count + free * plan.slots_per_frame,
-            leases=len(books.leases),
+            leases=len(state.leases),
             pages_held_max=self._pages_held_max,
             slots_held_max=self._slots_held_max,
             frames_used_max=self._frames_used_max,
@@ -205,12 +205,12 @@ class Memory:
             compressed_kv_bytes=compressed_kv.page_count * plan.page_bytes,
             compressed_kv_dtype=plan.compressed_kv_dtype if plan.compressed_kv_bytes else None,
             cached_bytes=pages_cached * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
-            evictable_bytes=books.cache.evictable_bytes,
+            evictable_bytes=state.cache.evictable_bytes,
             cache_nodes=len(tree.by_id),
-            cache=replace(books.cache.counts),
+            cache=replace(state.cache.counts),
             moves=replace(self._moved),
         )
 
     def audit(self) -> None:
         """Recount everything from the owners (law L1). AssertionError names the first difference."""
-        audit(self._books)
+        audit(self._state)

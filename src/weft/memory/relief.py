@@ -66,7 +66,7 @@ from weft.memory.prefix.eviction import (
 )
 from weft.memory.prefix.sharing import Sharing
 from weft.memory.reservation import Lease, Moves, SlotPatch, TablePatch
-from weft.memory.transaction import Books
+from weft.memory.transaction import MemoryState
 from weft.memory.values import NO_SLOT, Eviction, FrameClaim, Match, NodeId
 from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId
 
@@ -167,13 +167,14 @@ class _Emptying(Generic[Item]):
 
 
 class Compaction:
-    """The moves of one draft. It reads ``books`` and the walks, and changes neither."""
+    """The moves of one draft. It reads ``memory`` and the walks, and changes neither."""
 
-    def __init__(self, books: Books, page_walk: Walk[PageId], slot_walk: Walk[SlotId], fixed: Fixed) -> None:
-        self._books = books
+    def __init__(self, memory: MemoryState, page_walk: Walk[PageId], slot_walk: Walk[SlotId],
+                 fixed: Fixed) -> None:
+        self._memory = memory
         self._fixed = fixed
         self._readers: dict[NodeId, list[SeqId]] = {}
-        pages, slots, plan = books.pages, books.slots, books.plan
+        pages, slots, plan = memory.pages, memory.slots, memory.plan
         self._pages = _Emptying(pages.packing, page_walk, plan.page_bytes, self._page_cost,
                                 lambda page: (pages.owners[page] == FREE
                                               or fixed.leaves(pages.owners[page])))
@@ -193,7 +194,7 @@ class Compaction:
     # ------------------------------------------------------------------ tables
 
     def _page_cost(self, page: PageId) -> int | None:
-        owner = self._books.pages.owners[page]
+        owner = self._memory.pages.owners[page]
         seq = lease_of(owner)
         if seq is not None:
             return None if seq in self._fixed.published else 1
@@ -204,15 +205,15 @@ class Compaction:
         return None if node.id in self._fixed.nodes else len(self._readers_of(node))
 
     def _slot_cost(self, slot: SlotId) -> int | None:
-        owner = self._books.slots.owners[slot]
+        owner = self._memory.slots.owners[slot]
         seq = lease_of(owner)
         if seq is not None:
             return None if seq in self._fixed.published else 0
         return None if NodeId(tree_id_of(owner)) in self._fixed.nodes else 0
 
     def _node_of(self, page: PageId) -> Node:
-        pages = self._books.pages
-        return self._books.cache.tree.node_of_page(pages.owners[page], pages.indexes[page])
+        pages = self._memory.pages
+        return self._memory.cache.tree.node_of_page(pages.owners[page], pages.indexes[page])
 
     def _readers_of(self, node: Node) -> list[SeqId]:
         """Sequences with the pages of ``node`` in their page table, except those that close. One look at each
@@ -223,14 +224,14 @@ class Compaction:
             if node.holds:
                 index = node.start // PAGE_TOKENS
                 [first] = node.edge.pages_between(node.start, node.start + PAGE_TOKENS)
-                readers += [lease.seq for lease in self._books.leases.values()
+                readers += [lease.seq for lease in self._memory.leases.values()
                             if lease.shared_tokens > node.start and lease.pages[index] == first
                             and lease.seq not in self._fixed.closed]
         return readers
 
     def _table_patches(self) -> Iterator[TablePatch]:
         """By sequence; adjacent entries form one patch."""
-        pages = self._books.pages
+        pages = self._memory.pages
         by_seq: dict[SeqId, dict[int, PageId]] = {}
         for src, dst in self._pages.moved:
             seq = lease_of(pages.owners[src])
@@ -252,8 +253,8 @@ class Compaction:
 
     def _slot_patches(self) -> Iterator[SlotPatch]:
         for src, dst in self._slots.moved:
-            seq = lease_of(self._books.slots.owners[src])
-            if seq is not None and self._books.leases[seq].slot == src:
+            seq = lease_of(self._memory.slots.owners[src])
+            if seq is not None and self._memory.leases[seq].slot == src:
                 yield SlotPatch(seq, dst)
 
 
@@ -264,14 +265,27 @@ class Relief:
     """``opened``, ``gained``, ``closed`` and ``opened_on`` are those of the draft, which fills them.
     ``frames``, ``page_walk`` and ``slot_walk`` are its walks."""
 
-    __slots__ = ("_books", "_closed", "_compacting", "_flushed", "_frames", "_gained", "_last", "_needed",
-                 "_opened", "_opened_on", "_page_walk", "_sharing", "_slot_walk")
+    __slots__ = (
+        "_closed",
+        "_compacting",
+        "_flushed",
+        "_frames",
+        "_gained",
+        "_last",
+        "_memory",
+        "_needed",
+        "_opened",
+        "_opened_on",
+        "_page_walk",
+        "_sharing",
+        "_slot_walk",
+    )
 
-    def __init__(self, books: Books, frames: FrameWalk, page_walk: Walk[PageId], slot_walk: Walk[SlotId],
-                 sharing: Sharing, opened: Mapping[SeqId, tuple[Lease, Match]],
-                 gained: Mapping[SeqId, list[PageId]], closed: Mapping[SeqId, None],
-                 opened_on: set[NodeId]) -> None:
-        self._books = books
+    def __init__(self, memory: MemoryState, frames: FrameWalk, page_walk: Walk[PageId],
+                 slot_walk: Walk[SlotId], sharing: Sharing,
+                 opened: Mapping[SeqId, tuple[Lease, Match]], gained: Mapping[SeqId, list[PageId]],
+                 closed: Mapping[SeqId, None], opened_on: set[NodeId]) -> None:
+        self._memory = memory
         self._frames = frames
         self._page_walk = page_walk
         self._slot_walk = slot_walk
@@ -287,14 +301,14 @@ class Relief:
     # ------------------------------------------------------------------ wishes
 
     def evict_last(self, nodes: Iterable[NodeId]) -> None:
-        self._last = tuple(dict.fromkeys(node for node in nodes if node in self._books.cache.tree.by_id))
+        self._last = tuple(dict.fromkeys(node for node in nodes if node in self._memory.cache.tree.by_id))
 
     def reclaim(self, pages: int, slots: int, sparing: Iterable[NodeId]) -> bool:
         wanted = self._needed[0] + pages, self._needed[1] + slots
         if not any(self.room().short(*wanted)):
             return False
         demand = self._demand(*wanted)
-        if not demand.met(*self._books.cache.evictable_except(sparing)):
+        if not demand.met(*self._memory.cache.evictable_except(sparing)):
             return False
         if not demand.met() and not self._choose(demand):
             return False
@@ -311,29 +325,29 @@ class Relief:
 
     def room(self) -> Room:
         """What the draft can hand out now."""
-        plan = self._books.plan
+        plan = self._memory.plan
         return Room(self._page_walk.left, self._slot_walk.left, self._frames.left,
                     plan.pages_per_frame, plan.slots_per_frame)
 
     def reserve_pages(self) -> int:
         """A page for each sequence that runs: all of them may cross into a new page in the same step."""
-        return len(self._books.leases) + len(self._opened)
+        return len(self._memory.leases) + len(self._opened)
 
     def _demand(self, pages: int, slots: int) -> Demand:
         """``pages`` and ``slots`` have to fit beside everything that is held after this draft."""
-        plan, books = self._books.plan, self._books
+        plan, memory = self._memory.plan, self._memory
         pages_freed, slots_freed = self._freed()
         return Demand(plan.frame_count, plan.pages_per_frame, plan.slots_per_frame,
-                      books.pages.packing.held_count + len(self._page_walk.items) - pages_freed + pages,
-                      books.slots.packing.held_count + len(self._slot_walk.items) - slots_freed + slots)
+                      memory.pages.packing.held_count + len(self._page_walk.items) - pages_freed + pages,
+                      memory.slots.packing.held_count + len(self._slot_walk.items) - slots_freed + slots)
 
     def _freed(self) -> tuple[int, int]:
         """Pages and slots that closings and publications of this draft free; a lower bound."""
         pages, slots = self._sharing.freed_count, 0
         publications = {publication.seq: publication for publication in self._sharing.publications}
         for seq in self._closed:
-            lease = self._books.leases.get(seq) or self._opened[seq][0]
-            own = len(lease.pages) + len(self._gained.get(seq, ())) - self._books.plan.pages_for(
+            lease = self._memory.leases.get(seq) or self._opened[seq][0]
+            own = len(lease.pages) + len(self._gained.get(seq, ())) - self._memory.plan.pages_for(
                 lease.shared_tokens)
             publication = publications.get(seq)
             if publication is not None:
@@ -347,7 +361,7 @@ class Relief:
         """Nodes that this draft opens on or publishes through."""
         nodes = self._opened_on | self._sharing.visited
         for _, match in self._opened.values():
-            nodes |= self._books.cache.tree.path_ids(match.anchor)
+            nodes |= self._memory.cache.tree.path_ids(match.anchor)
         return nodes
 
     # ------------------------------------------------------------------ the choice
@@ -357,8 +371,8 @@ class Relief:
         if self._flushed:
             return self._choose(UNMEETABLE), _NO_MOVES  # perhaps between steps, where nothing makes copies
         room = self.room()
-        most = max(self._needed[0], self.reserve_pages()) + self._books.plan.compressed_pages
-        if not (self._compacting or any(room.short(most, self._needed[1] + self._books.slots_ahead))):
+        most = max(self._needed[0], self.reserve_pages()) + self._memory.plan.compressed_pages
+        if not (self._compacting or any(room.short(most, self._needed[1] + self._memory.slots_ahead))):
             return [], _NO_MOVES  # room for the most that can be wanted, as in nearly every step
         pages, slots = self._wanted()
         frames, evictions = (0, 0), []
@@ -373,15 +387,15 @@ class Relief:
         if any(eviction.compresses for eviction in evictions):
             return evictions, _NO_MOVES  # both would take the next pages, or name the same ones
         if self._compacting:
-            frames = (self._books.plan.frame_count,) * 2
+            frames = (self._memory.plan.frame_count,) * 2
         return evictions, self._moves(*frames)
 
     def compress_states(self, chosen: Iterable[Eviction]) -> tuple[tuple[CompressState, ...], list[PageId],
                                                                    list[FrameClaim]]:
         """The states that go from a slot into pages, those pages, and frames to claim for them."""
-        by_id = self._books.cache.tree.by_id
+        by_id = self._memory.cache.tree.by_id
         nodes = [by_id[eviction.node] for eviction in chosen if eviction.what == "slot"]
-        each = self._books.plan.compressed_pages
+        each = self._memory.plan.compressed_pages
         pages, frames = pages_beyond(self._page_walk, self._frames, each * len(nodes))
         return tuple(CompressState(node.id, node.slot, tuple(pages[at * each:(at + 1) * each]))
                      for at, node in enumerate(nodes)), pages, frames
@@ -390,12 +404,12 @@ class Relief:
         """Pages and slots that were reclaimed, and a reserve ahead of need: pages, and slots for the next
         sequence and its checkpoints. The reserve applies only if it needs none of what goes last. A draft
         that closes something frees memory anyway."""
-        cache = self._books.cache
+        cache = self._memory.cache
         pages, slots = self._needed
         if self._closed or not any(cache.evictable):
             return pages, slots
-        reserve, ahead = max(pages, self.reserve_pages()), self._books.slots_ahead
-        to_compress_in = self._books.plan.compressed_pages if cache.order.in_slots else 0
+        reserve, ahead = max(pages, self.reserve_pages()), self._memory.slots_ahead
+        to_compress_in = self._memory.plan.compressed_pages if cache.order.in_slots else 0
         evictable = cache.evictable_except(self._last)
         for wanted in ((reserve + to_compress_in, slots + ahead), (reserve, slots + ahead), (reserve, slots)):
             if not any(self.room().short(*wanted)) or self._demand(*wanted).met(*evictable):
@@ -407,11 +421,11 @@ class Relief:
             return _NO_MOVES
         published = {publication.seq for publication in self._sharing.publications}
         fixed = Fixed(published, self._nodes_in_use(), self._closed)
-        compaction = Compaction(self._books, self._page_walk, self._slot_walk, fixed)
+        compaction = Compaction(self._memory, self._page_walk, self._slot_walk, fixed)
         return compaction.moves(frames_of_pages, frames_of_slots)
 
     def _choose(self, demand: Demand) -> list[Eviction]:
-        cache, plan = self._books.cache, self._books.plan
+        cache, plan = self._memory.cache, self._memory.plan
         at_once = 0
         if plan.compressed_pages and not self._flushed:
             room = self._page_walk.room - self.reserve_pages()

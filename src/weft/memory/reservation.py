@@ -10,12 +10,12 @@
                                           | arena_work table_patches   what the device must do (arena_work.py)
 
 A lease is everything that one running sequence holds, and its receipt for giving it back. Only commits write
-one. ``transaction.apply`` writes a reservation into the books and decides nothing. The step plan takes
+one. ``transaction.apply`` writes a reservation into memory's state and decides nothing. The step plan takes
 ``arena_work`` and the patches from it. Ids and epochs are part of it, so it can be printed, compared and
 replayed.
 
 Laws: L2 (all or nothing: whatever is not in the reservation does not happen), L5 (``version``: a reservation
-for other books is caught), L6 (frames that change kind are in ``arena_work.zero_frames``).
+for another state of memory is caught), L6 (frames that change kind are in ``arena_work.zero_frames``).
 
 Rejected: references to leases and nodes (they change with the commit that reads them).
 """
@@ -138,11 +138,11 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Everything that one step changes in the books, from the version it was drafted on.
+    """Everything that one step changes in memory's state, from the version it was drafted on.
 
     ``pages`` and ``slots`` are allocated, in this order; openings, extensions, savings and moves assign them.
     ``frames`` are claimed first. ``closed`` leases and what is ``evicted`` are freed last. Compressions and
-    restores are in ``arena_work`` only: the books follow what the device does.
+    restores are in ``arena_work`` only: memory's state follows what the device does.
     """
 
     version: int

@@ -2,15 +2,15 @@
 
     match --> Match ----.
                          v
-    draft: open, extend, save, publish, close, evict --> Reservation --> commit: the books
+    draft: open, extend, save, publish, close, evict --> Reservation --> commit: memory's state
                                                              '---------> ArenaWork: the device
 
 These values cross boundaries. The tree, eviction, leases and the policies read and make them, and the step
 plan carries them. So this file imports nothing of ``weft.memory``, and every other file there may import it.
-``arena_work`` (what the device does) and ``reservation`` (what a step changes in the books) stand on it.
+``arena_work`` (what the device does) and ``reservation`` (what a step changes in memory's state) stand on it.
 
 Values are plain numbers in tuples. A node has its id and tokens are bytes. So a value can be compared, hashed
-and printed, and it keeps no part of the books alive.
+and printed, and it keeps no part of memory's state alive.
 
 Law: L8 (a lost token has its reason).
 
@@ -32,8 +32,6 @@ NodeId = NewType("NodeId", int)
 NO_NODE = NodeId(PAD)
 NO_SLOT = SlotId(PAD)
 
-LostReason = Literal["no_checkpoint", "evicted_state", "evicted_kv", "not_ready", "salt", "stored", "damaged",
-                     "store_busy"]
 StoreLoss = Literal["stored", "damaged", "store_busy"]
 """Why tokens that a store has were computed all the same."""
 
@@ -112,17 +110,6 @@ class Match:
     @property
     def lost_tokens(self) -> int:
         return self.lost.total
-
-    @property
-    def lost_reason(self) -> LostReason:
-        """The reason of most lost tokens; "no_checkpoint" if none are lost."""
-        counts: dict[LostReason, int] = {"no_checkpoint": self.lost.no_checkpoint,
-                                         "evicted_state": self.lost.evicted_state,
-                                         "evicted_kv": self.lost.evicted_kv,
-                                         "not_ready": self.lost.not_ready, "salt": self.lost.salt,
-                                         "stored": self.lost.stored, "damaged": self.lost.damaged,
-                                         "store_busy": self.lost.store_busy}
-        return max(counts, key=lambda reason: counts[reason])
 
 
 class FrameKind(Enum):

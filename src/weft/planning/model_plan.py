@@ -1,11 +1,12 @@
-"""A plan: what a model takes of a device's memory, and what is left holds.
+"""A plan: what a model takes of a device's memory, what is left holds, and both as plain data (``--json``).
 
     memory of a device  = weights | kept free for the step | arena
                                     WORKSPACE_SHARE of it    frames: KV pages or states
 
 The arena's geometry and the count of what fits are those of ``memory.frames`` (``plan_arena``,
 ``frames_for``). The engine allocates the same with ``--memory`` set to the arena's bytes. With
-``arena_bytes`` instead of a device's memory, weights are left out of the account.
+``arena_bytes`` instead of a device's memory, weights are left out of the account. The keys of ``plan_data``
+are part of weft's interface; a test holds them.
 
 Pure: the configuration and the bytes are passed in.
 """
@@ -41,7 +42,7 @@ _AMPLE_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanOptions:
     """What the user asked for. Exactly one of ``memory_bytes`` (of a device, with weights) and
     ``arena_bytes`` (for pages and states alone). ``ep``: experts are divided by their number. ``quantize``: a
     name of ``weights.FORMS``. None: the model's own. ``mtp``: with its head for multi-token prediction, if it
@@ -79,7 +80,7 @@ class ModelPlan:
     none does or the memory is enough."""
 
     name: str
-    asked: Asked
+    asked: PlanOptions
     architecture: Architecture
     spec: ModelSpec
     weights: Weights
@@ -137,7 +138,7 @@ class ModelPlan:
         return plan_arena(self.spec, memory_bytes, kv_dtype=self.arena.kv_dtype, compress=True)
 
 
-def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:
+def make_plan(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelPlan:
     """Plan the model that ``config`` (a parsed config.json) describes.
 
     Raises UnknownArchitectureError or CheckpointError where the configuration cannot be read, ConfigError
@@ -165,7 +166,7 @@ def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:
         layouts=tuple(all_layouts(spec, arena)))
 
 
-def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
+def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions,
              tp: int) -> tuple[ModelSpec, Weights]:
     rank = rank_architecture(whole, tp, ep=asked.ep)
     mtp = asked.mtp and rank.mtp is not None
@@ -174,7 +175,7 @@ def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
     return spec, count_weights(whole, rank, tp, form, mtp=mtp)
 
 
-def _available_bytes(asked: Asked, weights: Weights) -> int:
+def _available_bytes(asked: PlanOptions, weights: Weights) -> int:
     """For the arena; negative where the weights alone are more than there is."""
     if asked.arena_bytes is not None:
         return asked.arena_bytes
@@ -183,14 +184,15 @@ def _available_bytes(asked: Asked, weights: Weights) -> int:
     return left - max(0, int(left * WORKSPACE_SHARE))
 
 
-def _need_bytes(asked: Asked, spec: ModelSpec, weights: Weights, tokens: int) -> int:
+def _need_bytes(asked: PlanOptions, spec: ModelSpec, weights: Weights, tokens: int) -> int:
     arena, _ = memory_for(spec, asked.kv_dtype or spec.dtype, 1, tokens)
     if asked.arena_bytes is not None:
         return arena
     return weights.rank_bytes + int(arena / (1 - WORKSPACE_SHARE)) + 1
 
 
-def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: Asked, tokens: int) -> int | None:
+def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions,
+                  tokens: int) -> int | None:
     have = asked.memory_bytes if asked.memory_bytes is not None else asked.arena_bytes
     assert have is not None
     for tp in possible_tps(whole, ep=asked.ep):
@@ -199,7 +201,7 @@ def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: Asked, 
     return None
 
 
-def _lengths(asked: Asked, longest: int) -> tuple[int, ...]:
+def _lengths(asked: PlanOptions, longest: int) -> tuple[int, ...]:
     """As asked for; or the usual ones below the model's longest, and that."""
     too_long = [tokens for tokens in asked.lengths if tokens > longest]
     if too_long:
@@ -207,3 +209,58 @@ def _lengths(asked: Asked, longest: int) -> tuple[int, ...]:
                           "model", param="--max-model-len")
     chosen: Sequence[int] = asked.lengths or [*(tokens for tokens in LENGTHS if tokens < longest), longest]
     return tuple(sorted(set(chosen)))
+
+
+SHORT_TOKENS = 100
+"""The request whose cost shows what a layout charges before the text is long."""
+
+
+def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
+    """What ``json.dumps`` takes. With ``compare``, a list of layouts, weft's first."""
+    arena, weights = plan.arena, plan.weights
+    data: dict[str, Any] = {
+        "model": plan.name, "family": plan.spec.family, "layers": len(plan.spec.layers),
+        "attention_layers": len(plan.spec.attention_layers),
+        "recurrent_layers": len(plan.spec.recurrent_layers),
+        "max_positions": plan.spec.max_positions, "tp": plan.asked.tp, "ep": plan.asked.ep,
+        "dtype": plan.spec.dtype, "kv_dtype": arena.kv_dtype, "state_dtype": plan.state_dtype,
+        "memory_bytes": plan.asked.memory_bytes, "workspace_bytes": plan.workspace_bytes,
+        "weights": {"parameters": weights.parameters, "bytes": weights.rank_bytes, "form": weights.form,
+                    "parts": dict(weights.parts)},
+        "kv_bytes_per_token": plan.kv_token_bytes,
+        "compressed_kv_bytes_per_token": plan.compressed_kv_token_bytes,
+        "compressed_kv_bytes_per_token_int4": plan.compressed4_kv_token_bytes,
+        "state_bytes_per_sequence": plan.state_bytes,
+        "arena": {"bytes": arena.arena_bytes, "frame_bytes": arena.frame_bytes,
+                  "frames": arena.frame_count, "page_bytes": arena.page_bytes,
+                  "pages_per_frame": arena.pages_per_frame, "slot_bytes": arena.slot_stride_bytes,
+                  "slots_per_frame": arena.slots_per_frame},
+        "checkpoint": {"bytes": arena.slot_stride_bytes, "tokens": plan.checkpoint_tokens,
+                       "compressed_bytes": plan.compressed_bytes},
+        "longest_tokens": plan.longest_tokens, "enough": plan.enough, "need_bytes": plan.need_bytes,
+        "tp_that_fits": plan.tp_that_fits,
+        "lengths": [{"tokens": fit.tokens, "request_bytes": fit.request_bytes, "sequences": fit.sequences}
+                    for fit in plan.fits],
+    }
+    if compare:
+        data["layouts"] = [_layout_data(plan, layout) for layout in plan.layouts]
+    return data
+
+
+def loads(plan: ModelPlan) -> list[Load]:
+    """The ways a request may be, its tokens still to be set: bare, speculating, and with prefix caching."""
+    drafts = plan.asked.drafts
+    speculating = [Load(0, drafts)] if drafts else []
+    return [Load(0), *speculating, Load(0, drafts, cached=True)]
+
+
+def _layout_data(plan: ModelPlan, layout: Layout) -> dict[str, Any]:
+    def at(load: Load, tokens: int) -> dict[str, Any]:
+        full = Load(tokens, load.drafts, load.cached)
+        return {"tokens": tokens, "request_bytes": layout.request_bytes(full),
+                "sequences": layout.sequences(full)}
+
+    lengths = [SHORT_TOKENS, *(fit.tokens for fit in plan.fits)]
+    return {"layout": layout.name, "block_tokens": layout.block_tokens,
+            "loads": [{"drafts": load.drafts, "cached": load.cached,
+                       "lengths": [at(load, tokens) for tokens in lengths]} for load in loads(plan)]}

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from weft.engine.sleep_state import Part
+from weft.engine.stats import Part
 from weft.errors import UserError, WeftError
 from weft.ranks.messages import RankDone, RankSleep, RankWake, for_other_ranks
 from weft.ranks.peers import Peers

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from weft.config import EngineConfig, Sizes
-from weft.engine.sleep_state import Part
+from weft.engine.stats import Part
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.reservation import Reservation
 from weft.schedule.plan import StepPlan
@@ -125,7 +125,7 @@ _NO_RESERVATION = Reservation(version=-1, frames=(), pages=(), slots=(), opened=
 
 
 def for_other_ranks(plan: StepPlan) -> StepPlan:
-    """``plan`` without grammars and without what the books alone read. New pages and frames stay: the model's
+    """``plan`` without grammars and without what memory alone reads. New pages and frames stay: the model's
     own head zeroes its part of them."""
     admissions = plan.admissions
     if any(admission.grammar is not None for admission in admissions):

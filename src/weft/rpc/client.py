@@ -28,8 +28,7 @@ import zmq.asyncio
 
 from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
-from weft.engine.sleep_state import AWAKE, Part, SleepState
-from weft.engine.stats import EngineStats
+from weft.engine.stats import AWAKE, EngineStats, Part, SleepState
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
 from weft.memory.usage import CacheShape

@@ -34,8 +34,8 @@ from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler, TokenGrammar
-from weft.engine.sleep_state import Flushed, check_level, check_parts
 from weft.engine.sleeper import Sleeper, busy
+from weft.engine.stats import Flushed, check_level, check_parts
 from weft.errors import (
     AsleepError,
     BusyError,

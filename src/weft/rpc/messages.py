@@ -24,8 +24,7 @@ from typing import Any, Literal
 import msgspec
 
 from weft.checkpoint_report import CheckpointReport
-from weft.engine.sleep_state import Flushed, Part, SleepState
-from weft.engine.stats import EngineStats
+from weft.engine.stats import EngineStats, Flushed, Part, SleepState
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
 from weft.request import Request, TokenEvent

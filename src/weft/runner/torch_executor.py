@@ -36,7 +36,7 @@ import numpy.typing as npt
 import torch
 
 from weft.config import Sizes
-from weft.engine.sleep_state import PARTS, Part
+from weft.engine.stats import PARTS, Part
 from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
 from weft.memory.frames.plan import ArenaPlan
 from weft.models.loading import LoadedModel

@@ -1,4 +1,5 @@
-"""Admission: which waiting sequences join the step, in queue order.
+"""Which waiting sequences join the step, in queue order, and which running ones give way when memory is
+short.
 
     waiting   [ A ] [ B ] [ C ] [ D ] ...
                 |     |     '-- does not fit: the cache makes room, and D waits too
@@ -6,23 +7,32 @@
                 |               skipped for this step
                 '-------------- fits: a row, a lease for all known tokens, and the first chunk
 
+    running   [ A ]  [ B short ]  [ C ]  [ D ]  [ E short ]     *short*: needs one more page; there is none
+              best                           ^ victims are always a tail of this list; the best is never one
+
 A sequence is admitted with memory for all of its known tokens, and with some pages of headroom left for the
 sequences that run. It starts behind what the cache has of it. A sequence that does not fit ends the pass:
-smaller ones behind it must not starve it.
+smaller ones behind it must not starve it. The cache makes room for it, and for later sequences that would fit
+into the same step. Otherwise short requests would join one a step wherever the cache has filled the arena.
+The prefix that the head would resume on is not evicted for this while other sequences run.
 
-When the head of the queue does not fit, the cache makes room for it. It also makes room for later sequences
-that would fit into the same step. Otherwise short requests would join one a step wherever the cache has
-filled the arena. The prefix that the head would resume on is not evicted for this while other sequences run.
+A victim loses its memory, not its tokens. What it frees serves from the next step on, and what it leaves in
+the cache is evicted last (reuse.py). The best sequence is never a victim, gets memory before any other, and
+fits alone: so it finishes (law L3). The worst preempts none when it is short: no sequence loses computed work
+for one that ranks below it.
 
 Laws: L3 (no room is a plan without that sequence), L8 (cached tokens are those of the match).
 
 Rejected: skipping a head that does not fit for a smaller sequence (a long prompt starves under a stream of
-short ones); preemption for an admission (two sequences could evict each other for ever).
+short ones); preemption for an admission (two sequences could evict each other for ever); swapping state out
+to host memory (this belongs to checkpoint tiers); the victim with the least to recompute (two victims can
+alternate for ever; rank cannot).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from itertools import islice
 
 from weft.config import Sizes
@@ -30,7 +40,6 @@ from weft.memory.values import Match
 from weft.schedule.budget import Budget
 from weft.schedule.plan import Admission, Int32s
 from weft.schedule.plan_builder import PlanBuilder
-from weft.schedule.preemption import headroom_pages
 from weft.schedule.prefix_sharing import PrefixProducers
 from weft.schedule.restores import AHEAD_MAX, FetchState, StoreLook
 from weft.schedule.reuse import PREFIX_WAITS_MAX, Reuse
@@ -38,6 +47,36 @@ from weft.schedule.rows import RowTable
 from weft.schedule.sequence import RankedQueue, Sequence
 from weft.schedule.store_tier import StoreTier
 from weft.units import PAGE_TOKENS, RowId, SeqId, pages_for
+
+_DOUBLINGS_MAX = 2
+
+
+def victim_count(pages_held: Seq[int], short: Seq[bool], pages_freed: int) -> int:
+    """The number of running sequences, from the worst up, that must give their memory back.
+
+    ``pages_held`` and ``short`` are by rank, best first. ``pages_freed``: pages of sequences that finished in
+    this step. At most all but the best.
+    """
+    assert len(pages_held) == len(short)
+    claims = sum(short[:-1])  # the worst claims nothing
+    victims = 0
+    freed = pages_freed
+    while freed < claims:
+        victims += 1
+        assert victims < len(short), "the best sequence cannot run and no other sequence is left to give way"
+        freed += pages_held[-victims]
+        if victims > 1 and short[-victims]:
+            claims -= 1
+    return victims
+
+
+def headroom_pages(running_count: int, preemption_count: int) -> int:
+    """Pages that must stay free at an admission: one for each running sequence, doubled for each preemption
+    of this one, up to 4-fold. 0 when no other sequence runs.
+
+    One page each halves the recomputed tokens, and doubling saves another tenth. More only makes sequences
+    wait longer (60 sequences in pools of 30 to 200 pages)."""
+    return running_count << min(preemption_count, _DOUBLINGS_MAX)
 
 
 class AdmissionPlanner:

@@ -66,12 +66,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from weft.errors import ConfigError
-from weft.schedule.plan import Int32s
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
+
+if TYPE_CHECKING:
+    from weft.schedule.plan import Int32s  # numpy, which a flag does without
 
 _FLAG = "--checkpoints"
 
@@ -214,7 +215,7 @@ def decodes_due(computed: Int32s, targets: Int32s, distance: int) -> list[int]:
     their prefill ended; int32 [decodes]. States are multiples of ``distance`` from the grid point at which
     the answer began, so all are on the grid."""
     answered = _answer_tokens(computed, targets)
-    due: list[int] = np.flatnonzero((answered % distance == 0) & (answered > 0)).tolist()
+    due: list[int] = ((answered % distance == 0) & (answered > 0)).nonzero()[0].tolist()
     return due
 
 

@@ -1,8 +1,5 @@
 """In-flight prefix sharing: a request waits for a prefix that another sequence computes now.
 
-A *producer* computes tokens that are not in the cache yet. A request that waits for admission has the same
-tokens in front:
-
     producer   [============ computed ====|------------- to compute -------------]
                                        computed         ^ point
     request    [==== cached ====|------------------------|.. own tokens ..]
@@ -16,11 +13,8 @@ prefix: then the state arrives no later than the request could compute it. The p
 ``point`` for it, whether or not its own policy wants one.
 
 No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. It is a
-producer no more once it is preempted, ends, or passes the point without a free slot for the tap. The request
-is then admitted without it. Requests behind a waiting one in the queue do not wait with it.
-
-Producers are found by their first chunk of tokens. So a search costs a lookup, not a comparison with every
-running sequence. Pure functions over numbers and arrays.
+producer no more once it is preempted, ends, or passes the point without a free slot for the tap. Requests
+behind a waiting one in the queue do not wait with it.
 
 Rejected: one sequence for equal prompts (seeds, ends and clients differ); a wait for a producer of worse rank
 (priority would work backwards); a timer (this half has no clock, and the conditions suffice).

@@ -8,26 +8,21 @@
     plan      publish   the lease closes with ``keep``: its pages and slot enter the tree
     next plan           the request matches them like anything cached
 
-A load is a lease of its own, with a sequence number of its own. So the books, the audit and the tree know
-loaded bytes as they know computed ones: one owner (L1), all or nothing (L2), one salt (L10). A hit is a
-checkpoint with all of its KV (L8). If the cache has some of the tokens, the lease reads those in place.
+A load is a lease of its own, with a sequence number of its own. So memory, the audit and the tree know
+loaded bytes as they know computed ones: one owner (L1), all or nothing (L2), one salt (L10). If the cache has
+some of the tokens, the lease reads those in place.
 
 A fetch serves every request that waits for the same prefix. It ends for all of them at its deadline: the
-price of computing (``costs.restore``), in the seconds of all requests that computing would delay. A request
-asks once: if its prefix is evicted between load and admission, it computes.
-
-What a request waits with, read or cached, is evicted last (``reuse``). Otherwise the loads of a burst evict
-one another before the requests are admitted.
-
-Requests further behind in the queue are looked at ahead of their turn, AHEAD_MAX of them. So the disk reads
-for them while the device computes for others.
+price of computing, in the seconds of all requests that computing would delay. A request asks once: if its
+prefix is evicted between load and admission, it computes. What it waits with is evicted last (``reuse``);
+otherwise the loads of a burst evict one another. Requests further behind are looked at ahead of their turn,
+so the disk reads for them while the device computes for others.
 
 Planning reads and changes nothing. An answer of the store is remembered until the store or the cached part
-changes, and the cached part until the tree changes (``reuse``). Prices are compared in every plan: the time
-that a read costs depends on the reads before it.
+changes. Prices are compared in every plan: the time of a read depends on the reads before it.
 
-Laws: L3 (without a buffer or memory there is a wait or a miss, never an error), L9, L11 (fetches and buffers
-are bounded).
+Laws: L3 (without a buffer or memory there is a wait or a miss, never an error), L8, L9, L11 (fetches and
+buffers are bounded).
 
 Rejected: loading straight into the admitted sequence (its taps, publications and prefix waits would have to
 know two ways to begin); fetches at submission (a queue of requests would hold every buffer).

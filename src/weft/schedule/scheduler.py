@@ -16,7 +16,7 @@ One plan, in order of claim:
 
     1  close sequences that finished                 their memory is free, or cached, from the next plan on
     2  every decode, best rank first                 each needs room for one more token
-    3  decodes without room: preempt                 the cache gives way first, then preemption.py decides; a
+    3  decodes without room: preempt                 the cache gives way first, then admission.py decides; a
                                                      step that is short of memory admits no sequence
     4  prefills in progress, best rank first         their memory was leased whole at admission
     5  admissions in queue order (admission.py)      until one does not fit; each starts behind its cached
@@ -47,12 +47,11 @@ import numpy as np
 
 from weft.config import Sizes
 from weft.memory.memory import Memory
-from weft.schedule.admission import AdmissionPlanner
+from weft.schedule.admission import AdmissionPlanner, victim_count
 from weft.schedule.budget import NO_LIMIT, Budget, StepLimit, step_tokens_bound
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.plan_builder import PlanBuilder
-from weft.schedule.preemption import victim_count
 from weft.schedule.reuse import Reuse
 from weft.schedule.rows import DecodeBatch, RowTable
 from weft.schedule.sequence import RankedQueue, SeqState, Sequence

@@ -6,36 +6,24 @@
     (finished)  every page is in the buffer              --> Store.put
     (poll)      written, or dropped                      --> the buffer is free
 
-Jobs copy in the order in which they began. A step with runs copies at most ``step_bytes`` and one state,
-another step IDLE_STEPS times as much KV. The first job may fill it. What it leaves is for the next ones, up
-to JOBS_MAX: a step of prefills computes several states, and memory may evict them a step later. A checkpoint
-that shares KV with a job waits for its put, so the same KV is stored once.
-
-Between two steps the node is looked up again: its pages may have moved. A node that was evicted before its
-job was done ends the job, which is counted. One that was compressed meanwhile is a candidate again.
-
-Compressed KV and states are written as they are, codes and scales, with the mark of rounded data. Their
-packed pages are copied like any pages. A record is then a slice of the buffer. Compression makes a checkpoint
-cheaper, so one that was not worth its bytes is looked at again.
+Jobs copy in the order in which they began, several at once: a step of prefills computes several states, and
+memory may evict them a step later. A checkpoint that shares KV with a job waits for its put, so the same KV
+is stored once. Between two steps the node is looked up again: its pages may have moved. A node that was
+evicted before its job was done ends the job. One that was compressed meanwhile is a candidate again: its
+codes and scales are written as they are, and cost less.
 
 A checkpoint is written if its expected uses save more than writing costs (``costs.restore``). The uses are
-those that the cache policy expects; it learns them from prompts that came back, evicted ones too. A policy
-without expectations counts PRIOR_USES and the hits so far. The candidate is looked at when its turn comes. If
-it is skipped and a sequence resumes at it later, it is a candidate again. A loaded checkpoint is no
-candidate: the store has it.
-
-The candidate that is expected to save the most tokens per byte is first. A policy without expectations has
-the oldest first. So the ends of answers, where conversations go on, come before the states inside prompts.
-
-Buffers that wait to be written take half of the limit at most. The other half is for restores.
+those that the cache policy expects; it learns them from prompts that came back, evicted ones too. The
+candidate that is expected to save the most tokens per byte is first. So the ends of answers, where
+conversations go on, come before the states inside prompts. One that was skipped, and at which a sequence
+resumes later, is a candidate again.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
-buffers are bounded; ``write_bytes_s`` paces jobs).
+buffers are bounded; ``write_bytes_s`` paces jobs; restores have half of the buffers).
 
 Rejected: writing at eviction (kill -9 would lose everything; and the bytes are gone after the step, while a
-copy takes several, so an eviction would have to wait for the write, against L9); views of the arena for the
-store's threads (see ``transfer_buffers``); one job in each step (states wait for their turn until memory
-evicts them, beside a disk that is idle).
+copy takes several); one job in each step (states wait for their turn until memory evicts them, beside a disk
+that is idle).
 """
 
 from __future__ import annotations
@@ -194,7 +182,7 @@ class StoreWrites:
     # ------------------------------------------------------------------ by a commit, and between steps
 
     def committed(self, work: ArenaWork, step: int, resumed: Iterable[NodeId] = ()) -> None:
-        """Step ``step`` does ``work``, and the books are those after it. ``resumed``: checkpoints at which
+        """Step ``step`` does ``work``, and memory is as it is after it. ``resumed``: checkpoints at which
         sequences begin."""
         for node in self._memory.take_new_checkpoints():
             self._add(node)

@@ -4,9 +4,6 @@
     verify    [t d1 d2 d3]      t was chosen, d1 to d3 are drafts; one token is chosen behind each of the four
                      tokens chosen: d1 d2 x          d1 and d2 are right, x is new: three tokens in one step
 
-A draft changes no token: the step chooses a token at each of these positions as decodes would. The first one
-that differs from its draft is the last of the step.
-
 A verify run is best effort, like a tap (law L9). It is planned last, and it is shortened
 
     at the end of the answer          ``RowTable.limit``

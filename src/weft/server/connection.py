@@ -97,6 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any],
                  _loop: asyncio.AbstractEventLoop | None = None, *, edge: HttpEdge) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.url = b""  # uvicorn sets it with the first request, and a connection may be refused before that
         self._edge = edge
         self._limits = edge.limits
         self._phase = _Phase.IDLE

@@ -44,7 +44,7 @@ from weft.server.banner import base_url, print_banner
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, serving, set_up_logging
 from weft.server.service import Service, load_served_model
-from weft.speculation.proposal import parse_sources
+from weft.speculation.drafter import parse_sources
 
 if TYPE_CHECKING:
     from weft.fleet.ray_fleet import RayFleet

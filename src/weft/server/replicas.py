@@ -20,7 +20,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.engine.sleep_state import Part, SleepState, check_level, check_parts
+from weft.engine.stats import Part, SleepState, check_level, check_parts
 from weft.errors import RequestError, UnknownReplicaError
 from weft.fleet.replica import Replica
 from weft.rpc.messages import SleepMode, SleepOutcome

@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Any
 
@@ -88,20 +87,9 @@ class FleetReplayReport:
         return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
     @property
-    def prediction_error(self) -> float:
-        """Share of the engines' cached tokens that the router had wrong, in sum."""
-        if not self.predicted_tokens:
-            return 0.0
-        return abs(self.predicted_tokens - self.admitted_tokens) / max(1, self.admitted_tokens)
-
-    @property
     def digest(self) -> str:
         """Equal for equal runs."""
-        hashed = blake2b(digest_size=16)
-        for column in (self.timeline.cached_tokens, self.timeline.began_s, self.timeline.first_s,
-                       self.timeline.ended_s):
-            hashed.update(np.ascontiguousarray(column).tobytes())
-        return hashed.hexdigest()
+        return self.timeline.digest()
 
     def to_json(self) -> dict[str, Any]:
         numbers = {name: value for name, value in asdict(self).items() if name != "timeline"}
@@ -389,24 +377,13 @@ class _FleetReplay:
     def report(self, router: str, kills: int) -> FleetReplayReport:
         for number, player in self._players.items():
             self._places[number].add(player)
-        requests = self.traffic.requests
-        times = Timeline(np.asarray(self.times.cached, dtype=np.int64), np.asarray(self.times.began),
-                         np.asarray(self.times.first), np.asarray(self.times.ended))
-        ran = ~np.isnan(times.began_s)
-        prompts = np.asarray([one.prompt_tokens for one in requests], dtype=np.int64)
-        outputs = np.asarray([one.output_tokens for one in requests], dtype=np.int64)
-        arrivals = np.asarray([one.at_s for one in requests])
-        first = ~np.isnan(times.first_s)
-        several = first & (outputs > 1) & ~np.isnan(times.ended_s)
         counts = self.router.counts().values()
         return FleetReplayReport(
-            router=router, memory_bytes=self.plan.arena_bytes, requests=int(ran.sum()), refused=self._refused,
+            **self.times.timeline().served(self.traffic), router=router,
+            memory_bytes=self.plan.arena_bytes, refused=self._refused,
             replicas=tuple(PlayedReplica(place.requests, place.computed_tokens, place.busy_s,
                                          place.evicted_states) for place in self._places),
-            prompt_tokens=int(prompts[ran].sum()), cached_tokens=int(times.cached_tokens.sum()),
             computed_tokens=sum(place.computed_tokens for place in self._places),
             predicted_tokens=sum(one.predicted_tokens for one in counts),
             admitted_tokens=sum(one.cached_tokens for one in counts), kills=kills, resumes=self._resumes,
-            ttft=Percentiles.of((times.first_s - arrivals)[first]),
-            tpot=Percentiles.of(((times.ended_s - times.first_s) / np.maximum(outputs - 1, 1))[several]),
-            virtual_s=self._clock(), timeline=times)
+            virtual_s=self._clock())

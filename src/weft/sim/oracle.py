@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.costs.step import CostModel
-from weft.schedule.checkpoints import AUTO, CheckpointPolicy, insurance_tokens, on_grid, wanted_positions
+from weft.schedule.checkpoints import AUTO, insurance_tokens, on_grid, wanted_positions
 from weft.sim.traffic import Int32s, Traffic
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
@@ -250,10 +250,10 @@ class Instance:
 
 
 def oracle(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, cost: CostModel, *,
-           policy: CheckpointPolicy = AUTO, foresight: bool = True) -> Hindsight:
+           foresight: bool = True) -> Hindsight:
     """``spans`` by request, None for one that did not run. ``foresight``: states are also kept where a later
-    request will part; else only where ``policy`` keeps them."""
-    instance = possible_holds(traffic, spans, memory, policy, foresight=foresight)
+    request will part; else only where ``auto`` keeps them."""
+    instance = possible_holds(traffic, spans, memory, foresight=foresight)
     ledger = HoldLedger(instance, memory)
     cached = greedy(instance, ledger, cost)
     ran = [index for index, span in enumerate(spans) if span is not None]
@@ -265,10 +265,10 @@ def oracle(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory,
 # ---------------------------------------------------------------------- what could be held
 
 
-def possible_holds(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory,
-                   policy: CheckpointPolicy, *, foresight: bool) -> Instance:
+def possible_holds(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, *,
+                   foresight: bool) -> Instance:
     forest = Forest(traffic)
-    saved, parted = _placement(traffic, spans, memory, policy, forest)
+    saved, parted = _placement(traffic, spans, memory, forest)
     known = [span for span in spans if span is not None]
     times = np.unique([moment for span in known for moment in (span.began_s, span.prompt_s, span.ended_s)])
     index_of = {moment: at for at, moment in enumerate(times.tolist())}
@@ -294,9 +294,9 @@ def possible_holds(traffic: Traffic, spans: Sequence[Span | None], memory: Oracl
     return Instance(times, begins, ends, paths, holds)
 
 
-def _placement(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, policy: CheckpointPolicy,
+def _placement(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory,
                forest: Forest) -> tuple[list[list[int]], set[Place]]:
-    """Positions at which each request leaves states by ``policy``, and the places where any parts from what
+    """Positions at which each request leaves states by ``auto``, and the places where any parts from what
     was there before it. ``forest`` gets every request, and a place at each of these."""
     first = insurance_tokens(int(memory.state_bytes), int(PAGE_TOKENS * memory.kv_token_bytes))
     saved: list[list[int]] = []
@@ -305,7 +305,7 @@ def _placement(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMem
         one = traffic.requests[index]
         common = 0 if span is None else forest.add(index, computed_tokens(traffic, index))[0]
         saved.append([] if span is None else wanted_positions(
-            policy, known_tokens=one.prompt_tokens, start=0, boundaries=one.boundaries, marks=one.marks,
+            AUTO, known_tokens=one.prompt_tokens, start=0, boundaries=one.boundaries, marks=one.marks,
             kv_tokens=common, insurance_first=first, grid=memory.grid_tokens))
         forks.append(on_grid(min(common, one.prompt_tokens - 1), memory.grid_tokens))
         for position in saved[-1]:

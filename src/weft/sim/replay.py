@@ -5,19 +5,17 @@
     clock += cost of the step                in place of the executor
     scheduler.advance --> ends               a sequence ends with its last recorded token
 
-Nothing is computed, so nothing is looked at but tokens, bytes and time. Agreement with an engine on the same
-requests and step times is a test: the same hits, the same evictions, the same cached tokens for each request.
+Agreement with an engine on the same requests and step times is a test: the same hits, the same evictions, the
+same cached tokens for each request. A store (``store_tier``) is the engine's tier over a modelled disk. If
+every request waits for it, the clock moves to its next event.
 
-**Jumps.** Most steps only decode, and many of them change nothing: no page, no arrival, no end. This *still*
-plan would be planned again, one position on, until a sequence crosses into a page or ends, or a request is
-due. These steps are advanced in one go, the clock by the cost of each: the same result as one by one (tested
-with ``jump`` False), for a tenth of the work.
+**Jumps.** Most steps only decode, and many of them change nothing: no page, no arrival, no end. Such a
+*still* plan would be planned again, one position on, until a sequence crosses into a page or ends, or a
+request is due. These steps are advanced in one go, the clock by the cost of each: the same result as one by
+one (tested with ``jump`` False), for a tenth of the work.
 
-A store (``weft.sim.store_tier``) is the engine's tier over a modelled disk. If every request waits for it,
-the clock moves to its next event.
-
-What is not here: text; sampling; the host's own time (a step costs what the cost model says); clients that
-wait for an answer before they ask again (arrivals are as recorded); refusals (the queue is unbounded).
+Not here: text; sampling; the host's own time; clients that wait for an answer before they ask again;
+refusals.
 
 Rejected: a simulator with a model of the cache of its own (it agrees with itself); EngineCore with an
 executor that returns invented tokens (an event per token and a list of integers per prompt: three times the
@@ -42,7 +40,7 @@ from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import SeqState, Sequence
 from weft.schedule.store_tier import StoreTier
 from weft.sim.arms import Arm, find_arm
-from weft.sim.report import MeanBytes, Percentiles, Report, Timeline, bytes_by_use
+from weft.sim.report import MeanBytes, Report, Timeline, bytes_by_use
 from weft.sim.store_tier import LINK_BYTES_S, StoreModel, VirtualStore, report_of, tier_for
 from weft.sim.traffic import Traffic
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, SeqId
@@ -125,6 +123,10 @@ class PlayedTimes:
     @classmethod
     def none(cls, count: int) -> PlayedTimes:
         return cls([0] * count, *([float("nan")] * count for _ in range(3)))
+
+    def timeline(self) -> Timeline:
+        return Timeline(np.asarray(self.cached, dtype=np.int64), np.asarray(self.began),
+                        np.asarray(self.first), np.asarray(self.ended))
 
 
 def sizes_for(plan: ArenaPlan, traffic: Traffic, *, rows_max: int = ROWS_MAX,
@@ -347,27 +349,15 @@ class Player:
         counts, traffic = self.counts, self._traffic
         if self._on_progress is not None:
             self._on_progress(len(traffic), len(traffic))
-        times = Timeline(np.asarray(self._times.cached, dtype=np.int64), np.asarray(self._times.began),
-                         np.asarray(self._times.first), np.asarray(self._times.ended))
-        ran = np.flatnonzero(~np.isnan(times.began_s))
-        prompts = np.asarray([one.prompt_tokens for one in traffic.requests], dtype=np.int64)
-        outputs = np.asarray([one.output_tokens for one in traffic.requests], dtype=np.int64)
-        arrivals = np.asarray([one.at_s for one in traffic.requests])
-        first = ~np.isnan(times.first_s)
-        several = first & (outputs > 1) & ~np.isnan(times.ended_s)
         usage = self.memory.usage()
         return Report(
-            arm=self._arm.name, memory_bytes=self._sizes.memory_bytes, requests=int(ran.size),
-            refused=len(counts.left_out),
-            prompt_tokens=int(prompts[ran].sum()), cached_tokens=int(times.cached_tokens.sum()),
-            saved_s=counts.saved_s, computed_tokens=counts.computed_tokens,
-            recomputed_tokens=self.scheduler.recomputed_tokens,
-            ttft=Percentiles.of((times.first_s - arrivals)[first]),
-            tpot=Percentiles.of(((times.ended_s - times.first_s) / np.maximum(outputs - 1, 1))[several]),
+            **self._times.timeline().served(traffic), arm=self._arm.name,
+            memory_bytes=self._sizes.memory_bytes, refused=len(counts.left_out), saved_s=counts.saved_s,
+            computed_tokens=counts.computed_tokens, recomputed_tokens=self.scheduler.recomputed_tokens,
             running_max=counts.running_max, preemptions=self.scheduler.preemption_count, steps=counts.steps,
             virtual_s=self.clock(), busy_s=counts.busy_s, states_saved=counts.taps,
             pages_held_max=usage.pages_held_max, slots_held_max=usage.slots_held_max,
-            mean_bytes=self._mean_bytes, timeline=times, cache=usage.cache,
+            mean_bytes=self._mean_bytes, cache=usage.cache,
             store=None if self._store_model is None or self.tier is None or self._disk is None
             else report_of(self._store_model, self.tier, self._disk))
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.usage import STORE_COUNTS, CacheCounts, MemoryUsage
 from weft.sim.store_tier import StoreReport
+from weft.sim.traffic import Traffic
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -47,6 +48,25 @@ class Timeline:
     began_s: Floats
     first_s: Floats
     ended_s: Floats
+
+    def digest(self, numbers: bytes = b"") -> str:
+        """Equal for equal runs: a hash of ``numbers`` and of every request's cached tokens and times."""
+        hashed = blake2b(numbers, digest_size=16)
+        for column in (self.cached_tokens, self.began_s, self.first_s, self.ended_s):
+            hashed.update(np.ascontiguousarray(column).tobytes())
+        return hashed.hexdigest()
+
+    def served(self, traffic: Traffic) -> dict[str, Any]:
+        """The fields of a report that follow from the times of its requests."""
+        ran, first = ~np.isnan(self.began_s), ~np.isnan(self.first_s)
+        prompts = np.asarray([one.prompt_tokens for one in traffic.requests], dtype=np.int64)
+        outputs = np.asarray([one.output_tokens for one in traffic.requests], dtype=np.int64)
+        arrivals = np.asarray([one.at_s for one in traffic.requests])
+        several = first & (outputs > 1) & ~np.isnan(self.ended_s)
+        return {"timeline": self, "requests": int(ran.sum()), "prompt_tokens": int(prompts[ran].sum()),
+                "cached_tokens": int(self.cached_tokens.sum()),
+                "ttft": Percentiles.of((self.first_s - arrivals)[first]),
+                "tpot": Percentiles.of(((self.ended_s - self.first_s) / np.maximum(outputs - 1, 1))[several])}
 
 
 @dataclass(slots=True)
@@ -142,15 +162,11 @@ class Report:
 
     @property
     def digest(self) -> str:
-        """Equal for equal runs: a hash of all numbers, and of every request's cached tokens and times. Names
-        are not part of it, so a renamed field or policy changes no hash."""
+        """``Timeline.digest`` of all numbers. Names are not part of it, so a renamed field or policy changes
+        no hash."""
         numbers = [_without_store(value) if name == "cache" else value
                    for name, value in self._numbers().items() if name != "arm"]
-        hashed = blake2b(json.dumps(_without_names(numbers)).encode(), digest_size=16)
-        for column in (self.timeline.cached_tokens, self.timeline.began_s, self.timeline.first_s,
-                       self.timeline.ended_s):
-            hashed.update(np.ascontiguousarray(column).tobytes())
-        return hashed.hexdigest()
+        return self.timeline.digest(json.dumps(_without_names(numbers)).encode())
 
     def _numbers(self) -> dict[str, Any]:
         left_out = ("timeline", "mean_bytes", *(() if self.store is not None else ("store",)))

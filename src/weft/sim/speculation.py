@@ -27,8 +27,7 @@ from weft.memory.prefix.edge import PAGE_KEY_BYTES
 from weft.memory.prefix.tree import PrefixTree
 from weft.sim.recording import Recording
 from weft.sim.traffic import Traffic
-from weft.speculation.drafter import Drafter, DraftGrammar, DraftRow
-from weft.speculation.proposal import SourceName
+from weft.speculation.drafter import Drafter, DraftGrammar, DraftRow, SourceName
 from weft.speculation.speculator import DRAFTS_MAX, Speculator
 
 

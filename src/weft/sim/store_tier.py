@@ -55,10 +55,8 @@ from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES
 from weft.store.eviction import EVICTED_SHARE, evict
 from weft.store.index import (
-    NO_ENTRY,
     KvChain,
     StoreIndex,
-    checkpoint_above,
     entries_of,
     is_current,
     prefix_of,
@@ -219,16 +217,13 @@ class VirtualStore:
               exact: bool) -> PutOffer | None:
         if self._queued_bytes >= self._queue_bytes_max:
             return None
-        path = self._index.covered(_root(salt), token_bytes(tokens[:position]), exact=exact)
-        if path.end == position and self._index.checkpoint_at(path, exact=exact, durable=False) != NO_ENTRY:
-            return None
-        return PutOffer(path.end, position, checkpoint_above(self._index, path, exact=exact))
+        return self._index.offer(_root(salt), token_bytes(tokens[:position]), exact=exact)
 
     def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
         self._puts += 1
         content = token_bytes(tokens[:position])
-        base = self._base(_root(salt), content, kv[0].start if kv else position, exact=exact)
+        base = self._index.base(_root(salt), content, kv[0].start if kv else position, exact=exact)
         if base is None:
             return self._refusal("parent")
         request = put_request(base, content, kv, state, exact=exact, seconds=seconds, state_form=state_form,
@@ -311,11 +306,6 @@ class VirtualStore:
             self._used_blocks -= freed
             short -= freed
         return short <= 0
-
-    def _base(self, root: int, tokens: bytes, start: int, *, exact: bool) -> KvChain | None:
-        """The stored KV that ends at ``start``; None if it was evicted after the offer."""
-        path = self._index.covered(root, tokens, exact=exact)
-        return path.up_to(self._index, start, root)
 
     def _later(self, when_s: float, event: StoreEvent, entries: tuple[int, ...]) -> None:
         heapq.heappush(self._arrivals, (when_s, event.ticket, event, entries))

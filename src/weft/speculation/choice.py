@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.costs.rows import RowCosts
-from weft.speculation.proposal import SOURCES, Proposal, SourceName
+from weft.speculation.drafter import SOURCES, Proposal, SourceName
 
 GUESS_WEIGHT = 8.0
 _DECAY = 0.998

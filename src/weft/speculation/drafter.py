@@ -1,4 +1,5 @@
-"""The seam between drafts and their verification: known tokens go in, guesses of the next tokens come out.
+"""The seams of speculation: drafts and their verification, a source and the drafter that asks it, and the
+counts.
 
     begin(key, tokens)           a sequence has its first token: prompt and answer so far
     draft(rows)                  for the step that is planned now: key -> tokens that may come next
@@ -9,37 +10,139 @@
     sleep_through(steps, ...)    steps of decodes alone went by while it slept
     end(key)                     the sequence has ended
 
-A draft is a guess and needs no chance of its own. A token is a function of logits, seed and position
-(decision 0006), so the step chooses a token at every drafted position. A draft is right if it equals the
-chosen token, and the first difference is the next token. A wrong draft costs time and changes no text.
+    Follower     one sequence, one source      extend(tokens)   the sequence has grown
+                                               propose(count)   what may come next, and how well it matches
 
-Laws of the seam:
+    saved = accepted / rows * cost(rows) - (seconds of the step - cost(rows))
 
-- ``draft`` changes nothing that a later call could see. A plan may be dropped, so two calls without a
-  ``settle`` between them have the same answer.
-- ``draft`` returns at most ``limit`` tokens for a row. The planner may verify fewer: the first ones.
-- ``settle`` reports each step that chose a token for the sequence, with or without drafts.
-- A preempted sequence stays begun. Its rows are missing from ``draft`` until it decodes again.
-- Drafts of one salt never hold tokens of another (law L10).
-- While it is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then,
-  and sequences begin late.
-- ``observe`` is called for every step that computes, except those of ``sleep_through``.
+A token is a function of logits, seed and position (decision 0006), so the step chooses a token at every
+drafted position. A draft is right if it equals the chosen token, and the first difference is the next token.
+A wrong draft costs time and changes no text.
 
-The engine's thread calls all of it, between steps. Nothing here has a clock or a device.
+* ``draft`` and ``propose`` change nothing that a later call could see: a plan may be dropped.
+* A preempted sequence stays begun. Its rows are missing from ``draft`` until it decodes again.
+* Drafts of one salt never hold tokens of another (law L10).
+* While it is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then.
 
-Rejected: chances beside the tokens (the planner would weigh sources that it does not know; the drafter
-chooses the number itself); a draft per call (the number of drafts of one row depends on all rows).
+``match`` of a proposal counts the tokens before it that the source had right, or found again. The chances are
+learned by it: the token at index i of a proposal has the chance of a match of ``match + i`` tokens. ``saved``
+is an estimate and may be negative; other counters only grow. Nothing here has a clock or a device.
+
+Rejected: chances beside the tokens (the planner would weigh sources that it does not know); a draft per call
+(the number of drafts of one row depends on all rows).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
+import msgspec
 
-Int32s = npt.NDArray[np.int32]
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:  # the HTTP process shows the counts, and does without numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    Int32s = npt.NDArray[np.int32]
+
+SourceName = Literal["prediction", "grammar", "tree", "suffix", "mtp"]
+SOURCES: tuple[SourceName, ...] = ("prediction", "grammar", "tree", "suffix", "mtp")
+"""In the order in which equal proposals are preferred."""
+SWITCHES = ("auto", "off")
+
+
+class Proposal(NamedTuple):
+    """``tokens`` may come next. ``match``: see the module. ``chances``: the source's own, of each token, if
+    it has any."""
+
+    tokens: tuple[int, ...]
+    match: int
+    chances: tuple[float, ...] = ()
+
+    def first(self, count: int) -> Proposal:
+        return Proposal(self.tokens[:count], self.match, self.chances[:count])
+
+
+class Follower(Protocol):
+    """One source on one sequence."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The sequence has ``tokens`` in addition."""
+        ...
+
+    def propose(self, count: int) -> Proposal | None:
+        """At most ``count`` tokens, or None without a guess."""
+        ...
+
+
+def parse_sources(text: str) -> tuple[SourceName, ...]:
+    """``auto`` (all sources), ``off`` (none), or names with commas. Raises ConfigError that lists the
+    sources."""
+    if text in SWITCHES:
+        return SOURCES if text == "auto" else ()
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in SOURCES:
+            raise ConfigError(f"--speculate is {text!r}, and {name!r} is no source of drafts; it may be "
+                              f"auto, off, or a list of {', '.join(SOURCES)}", param="--speculate")
+    return tuple(source for source in SOURCES if source in names)
+
+
+class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """``drafted``: tokens that were verified. ``accepted``: of them, the right ones. ``proposed`` and
+    ``right``: next tokens that the source named, verified or not, and how many were right."""
+
+    drafted: int = 0
+    accepted: int = 0
+    proposed: int = 0
+    right: int = 0
+
+
+class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
+    """``steps``: steps that verified drafts. ``sequence_steps``: verified windows, one for each sequence and
+    step."""
+
+    sources: dict[str, SourceCounts] = msgspec.field(
+        default_factory=lambda: {source: SourceCounts() for source in SOURCES})
+    steps: int = 0
+    sequence_steps: int = 0
+    saved_s: float = 0.0
+
+    @property
+    def drafted(self) -> int:
+        return sum(counts.drafted for counts in self.sources.values())
+
+    @property
+    def accepted(self) -> int:
+        return sum(counts.accepted for counts in self.sources.values())
+
+    @property
+    def accepted_length(self) -> float:
+        """Tokens that a verified window brought on average, the chosen one included; 1 without windows."""
+        return 1 + self.accepted / self.sequence_steps if self.sequence_steps else 1.0
+
+
+class SpeculationCounters:
+    """The counters that ``SpeculationStats`` reports under the same names, for the sources in use."""
+
+    def __init__(self, sources: tuple[SourceName, ...] = SOURCES) -> None:
+        self.drafted: dict[SourceName, int] = dict.fromkeys(sources, 0)
+        self.accepted: dict[SourceName, int] = dict.fromkeys(sources, 0)
+        self.proposed: dict[SourceName, int] = dict.fromkeys(sources, 0)
+        self.right: dict[SourceName, int] = dict.fromkeys(sources, 0)
+        self.steps = 0
+        self.sequence_steps = 0
+        self.saved_s = 0.0
+
+    def stats(self) -> SpeculationStats:
+        sources = {str(source): SourceCounts(drafted=self.drafted[source], accepted=self.accepted[source],
+                                             proposed=self.proposed[source], right=self.right[source])
+                   for source in self.drafted}
+        return SpeculationStats(sources=sources, steps=self.steps, sequence_steps=self.sequence_steps,
+                                saved_s=self.saved_s)
+
 
 PLAIN_STEPS = 3
 """Plain steps in a row, of which the last one says what a plain step costs."""

@@ -4,29 +4,24 @@
     step k+1   propose            the head's chances, calibrated, compete with those of other sources
     step k+1   drafts wanted      how many tokens the head drafts behind this step
 
-Other sources cost the host some microseconds. A draft of the head costs device time, before it is known
-whether it will be verified. So the number of drafts is chosen ahead, by the average chance of each place and
-by the measured seconds of the head:
-
     tokens / seconds  =  R (1 + a1 + a1 a2 + ...) / (cost(R (1 + k)) + head(R, k))     R sequences, k drafts
 
-The best k wins if it beats a step without the head by HEAD_GAIN_MIN. A head that the operator named may lose
-a little while its drafts are right (NAMED_GAIN_MIN): costs are estimates, and a head that is now on, now off
-drafts worse. Where it does not pay, it stays off.
-Now and then it is asked for PROBE_LENGTH steps, since a text may have become easier to predict. Probes become
-rarer while they find nothing. With more sequences than it could pay for if all drafts were right, it is
-*hopeless*: probes are rarer still, and prompts are not read.
+A draft of the head costs device time, before it is known whether it will be verified. So the number of drafts
+is chosen ahead, by the average chance of each place and by the measured seconds of the head. The best k wins
+if it beats a step without the head by HEAD_GAIN_MIN. A head that the operator named may lose a little while
+its drafts are right (NAMED_GAIN_MIN). Where it does not pay, it stays off, and is asked now and then for
+PROBE_LENGTH steps. With more sequences than it could pay for if all drafts were right, it is *hopeless*:
+probes are rarer still, and prompts are not read.
 
-A prompt that is read serves its answer, and costs before anything is known of it. The head has a credit:
-what its drafts save, and SHARE of all steps. Prompts are read while there is credit. A sequence with an
-unread prompt drafts from the positions where the head ran: worse drafts, the same tokens.
+A prompt that is read serves its answer, and costs before anything is known of it. The head has a credit: what
+its drafts save, and SHARE of all steps. Prompts are read while there is credit. A sequence with an unread
+prompt drafts from the positions where the head ran: worse drafts, the same tokens.
 
 The head's own chance is calibrated by classes: of those that it gave between 0.6 and 0.7, what share was
 right. First drafts and later ones have tables of their own, as later ones read the head's own hidden state.
 
 Rejected: the chances of the head as they are (a head trained on other text is too sure of itself); a number
-of drafts for each sequence (the head computes all sequences in one batch); every prompt read (a long prompt
-with a short answer then costs more than its drafts save).
+of drafts for each sequence (the head computes all sequences in one batch); every prompt read.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ from collections.abc import Sequence
 
 from weft.costs.rows import SHAPE_STEP, RowCosts
 from weft.speculation.choice import SHARE
-from weft.speculation.proposal import Proposal
+from weft.speculation.drafter import Proposal
 
 HEAD_DRAFTS_MAX = 3
 HEAD_GAIN_MIN = 1.1

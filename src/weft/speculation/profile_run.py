@@ -4,20 +4,21 @@
     drafts                                one token, again and again: right or wrong, the step costs the same
 
 The profile run is a drafter that drafts what the table needs. The caller runs an engine with it until
-``measured`` is complete, and gives the figures to the engine that serves. Counts take turns, so
-a busy moment hits them alike. The least of a few seconds counts: the first step of a shape may compile or
-touch memory for the first time. Of plain steps in a row the last ones reuse what those before them built.
-
-A larger model is measured in fewer rounds: ROUNDS_MIN, if they take SECONDS_MAX. A model whose steps take
-LONG_STEP_S is measured once for each of LONG_DRAFT_COUNTS: noise is a small part of its steps, clients wait
-for a start, and the costs between two measured ones lie on a line (``costs``).
+``measured`` is complete. Counts take turns, so a busy moment hits them alike. The least of a few seconds
+counts: the first step of a shape may compile or touch memory for the first time. Of plain steps in a row the
+last ones reuse what those before them built. A larger model is measured in fewer rounds (ROUNDS_MIN), and one
+whose steps take LONG_STEP_S once for each of LONG_DRAFT_COUNTS: noise is a small part of its steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from weft.speculation.drafter import DraftGrammar, DraftRow, Int32s
+from weft.speculation.drafter import DraftGrammar, DraftRow
+
+if TYPE_CHECKING:
+    from weft.speculation.drafter import Int32s
 
 DRAFT_COUNTS = (0, 0, 0, 1, 3, 7, 15)
 LONG_DRAFT_COUNTS = (0, 3, 15)

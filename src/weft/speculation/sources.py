@@ -37,8 +37,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from weft.speculation.drafter import DraftGrammar
-from weft.speculation.proposal import Proposal
+from weft.speculation.drafter import DraftGrammar, Proposal
 from weft.speculation.text_index import (
     CONTEXT_TOKENS,
     FROZEN_TOKENS_MAX,

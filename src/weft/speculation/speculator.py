@@ -5,22 +5,17 @@
     observe  the step's seconds correct the costs
 
 For each sequence the proposal that promises most tokens competes. Sources are asked in order, up to one that
-is in the middle of a long match and fills the window. A grammar cuts every other source's
-proposal where it forbids the next token.
+is in the middle of a long match and fills the window. A grammar cuts every other source's proposal where it
+forbids the next token. A follower whose proposals are not drafted pauses after PATIENCE steps, each time for
+longer, until one is drafted.
 
-A follower whose proposals are not drafted costs time on the host for nothing. After PATIENCE steps it pauses,
-and is asked again after a while, each time after a longer one. A pause ends when a proposal is drafted. The
-limit is short, because text that begins to repeat must be noticed.
+While the host budget sleeps (``choice``), nothing is asked and nothing is fed. A sequence that began before
+is *stale* then, until a settle brings the tokens that it missed. In batches so large that no draft would pay,
+it does not even begin sequences.
 
-While the host budget sleeps (``choice``), nothing is asked and nothing is fed. A sequence that began
-before is *stale* then, until a settle brings the tokens that it missed. It also sleeps through batches so
-large that no draft would pay, even if all were right. Then it does not even begin sequences: it wakes once
-a batch is smaller, or the costs have changed.
-
-What a step without drafts costs must be known first, so it is measured before the first draft. A step
-counts as plain if those before it were plain too, without the head: then caches are warm, and decodes go on
-from step to step. Text that is drafted in every step leaves no such step, so a few in PLAIN_EVERY are kept
-plain.
+What a step without drafts costs must be known first, so it is measured before the first draft. A step counts
+as plain if those before it were plain too, without the head: then caches are warm, and decodes go on from
+step to step. Text that is drafted in every step leaves no such step, so a few in PLAIN_EVERY are kept plain.
 
 ``draft`` may be called again for a plan that replaces a dropped one. Everything that it stores is either a
 copy of what it returned or a result that a second call would find again.
@@ -29,22 +24,28 @@ copy of what it returned or a result that a second call would find again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from weft.costs.rows import RowCosts
 from weft.speculation.choice import FEW_SEQUENCES, Chances, HostBudget, OwnChances, choose, may_pay
-from weft.speculation.drafter import PLAIN_STEPS, DraftGrammar, DraftRow, Int32s
-from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
-from weft.speculation.proposal import (
+from weft.speculation.drafter import (
+    PLAIN_STEPS,
     SOURCES,
+    DraftGrammar,
+    DraftRow,
     Follower,
     Proposal,
     SourceName,
     SpeculationCounters,
     SpeculationStats,
 )
+from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
 from weft.speculation.sources import AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower
 from weft.speculation.text_index import LONG_MATCH
 from weft.speculation.tree import PrefixRoots, TreeFollower
+
+if TYPE_CHECKING:
+    from weft.speculation.drafter import Int32s
 from weft.units import PAD
 
 DRAFTS_MAX = 15

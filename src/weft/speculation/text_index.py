@@ -5,24 +5,21 @@
 
     number    hash of the tokens before a position | the position        43 bits, 21 bits
 
-``lookup(context)`` returns the occurrence with the longest match of the last tokens of ``context``, of
-equals the newest. Two keys index a position: a hash of the 3 tokens before it, and one of the 8 tokens before
-it. Most lookups end without the 3. Else the 8 come first, then the 3. Tokens are compared backwards, so the
-length of a match is the true one. A hash is never trusted alone (law L10).
+``lookup(context)`` returns the occurrence with the longest match of the last tokens of ``context``, of equals
+the newest. Two keys index a position: a hash of the 3 tokens before it, and one of the 8 tokens before it.
+Tokens are compared backwards, so the length of a match is the true one. A hash is never trusted alone (law
+L10).
 
-``FrozenText`` is a text that is complete: two sorted arrays of such numbers, 20 bytes a token, built by numpy
-(4 ms for 100,000 tokens). Positions with one hash lie side by side, in order. ``GrowingText`` takes tokens at
-its end and holds dictionaries, about 250 bytes a token. A lookup reads the tokens that came since the last
-one, so a text that is not searched costs a copy of its tokens.
+``FrozenText`` is complete: two sorted arrays of such numbers, 20 bytes a token, built by numpy (4 ms for
+100,000 tokens). ``GrowingText`` takes tokens at its end and holds dictionaries, about 250 bytes a token. A
+lookup reads the tokens that came since the last one, so a text that is not searched costs a copy of its
+tokens. ``TextIndex`` is one growing text and a few frozen ones. Those of similar size are merged, so a lookup
+visits few: each has more than twice the tokens of the next. At its bound in tokens the oldest text goes.
 
-``TextIndex`` is one growing text and a few frozen ones. Frozen texts of similar size are merged, so a lookup
-visits few: each has more than twice the tokens of the next. It is bounded in tokens: at its bound the oldest
-text goes.
-
-Rejected: a suffix automaton (two states and their dictionaries for each token: 600 bytes, and 0.3 s for a
-prompt of 100,000 tokens on the thread that steps); a suffix array (five sorts instead of one, for matches
-between 3 and 8 tokens that an 8-token key misses); chains of all occurrences (a space has thousands); hashes
-and positions in two arrays (28 bytes a token, and a sort that keeps the order of equals: 30 ms).
+Rejected: a suffix automaton (600 bytes a token, and 0.3 s for a prompt of 100,000 tokens on the thread that
+steps); a suffix array (five sorts instead of one, for matches between 3 and 8 tokens that an 8-token key
+misses); chains of all occurrences (a space has thousands); hashes and positions in two arrays (28 bytes a
+token, and a sort that keeps the order of equals: 30 ms).
 """
 
 from __future__ import annotations

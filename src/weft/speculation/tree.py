@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.prefix.edge import TOKEN_BYTES, Node, walk
-from weft.speculation.proposal import Proposal
+from weft.speculation.drafter import Proposal
 
 _WINDOW_TOKENS = 128
 _REFILL_TOKENS = 32

@@ -6,21 +6,18 @@
                    |<-- seconds --->|
                    |<---- KV ------>| + state         what it gives back
 
-A request that finds a checkpoint gone resumes at the stored one above it. So a checkpoint is worth the
-seconds between the two, and it holds its state and the KV between the two. If a longer prefix goes on from
-it, that prefix needs the KV as well, and the checkpoint holds its state alone. So of a prompt's last state
-and the end of its answer, which lie 500 tokens apart, one stays while the store is short.
-
-A checkpoint that a longer prefix goes on from counts CONTINUED_USES for its one first use. The conversation
-resumes further on, and only a prompt that parts here still needs it. A second restore shows one.
+If a longer prefix goes on from a checkpoint, that prefix needs the KV as well, and the checkpoint holds its
+state alone. So of a prompt's last state and the end of its answer, which lie 500 tokens apart, one stays
+while the store is short. Such a checkpoint counts CONTINUED_USES for its one first use: only a prompt that
+parts here still needs it.
 
 The age counts records and restores, not time: a clock that jumps changes nothing, and a store that nothing is
 written to forgets nothing. KV records that no checkpoint needs go before any checkpoint. With a checkpoint go
 the KV records that only it needed.
 
-Rejected: LRU (a turn of 100,000 tokens and one of 100 then live equally long); wall-clock ages; the bytes
-that were written for a checkpoint (an answer behind a stored prompt weighed nothing, and the prompt all);
-seconds and bytes from the root on (two states of one prompt then both stay, and most of both is the same).
+Rejected: LRU (a turn of 100,000 tokens and one of 100 then live equally long); the bytes that were written
+for a checkpoint (an answer behind a stored prompt weighed nothing, and the prompt all); seconds and bytes
+from the root on (two states of one prompt then both stay, and most of both is the same).
 """
 
 from __future__ import annotations

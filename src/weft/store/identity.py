@@ -7,8 +7,8 @@ Another model at the same path, another KV dtype, another rope: each is another 
 match. The JSON is written beside the ledger, so that ``weft store info`` can name what a directory holds.
 
 The digest of weights covers every header and file size, and 64 KiB at 64 places of each file. Reading all of
-a 100 GB checkpoint at each start would take a minute; ``every_byte`` does it on request. Two checkpoints that
-differ only between the samples are told apart by ``every_byte`` alone.
+a 100 GB checkpoint at each start would take a minute. Two checkpoints that differ only between the samples
+are not told apart.
 
 Law: L10 at the scale of models.
 
@@ -32,7 +32,6 @@ ARITHMETIC_VERSION = 2
 go on from states of an old one. It would compute them with other bits."""
 SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
-_READ_BYTES = 8 << 20
 _HEADER_LENGTH_BYTES = 8
 NAMESPACES_FOLDER = "namespaces"
 
@@ -76,27 +75,20 @@ def canonical_json(facts: Any) -> bytes:
     return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
-def weights_digest(files: Sequence[Path], *, every_byte: bool = False) -> str:
-    """Hex SHA-256 over the weight files in the order of their names. Raises OSError.
-
-    ``every_byte``: all bytes instead of samples; the answers differ, so both forms are namespaces of their
-    own."""
-    total = hashlib.sha256(b"all" if every_byte else b"sampled")
+def weights_digest(files: Sequence[Path]) -> str:
+    """Hex SHA-256 over the weight files in the order of their names. Raises OSError."""
+    total = hashlib.sha256(b"sampled")
     for path in sorted(files, key=lambda one: one.name):
-        total.update(_file_digest(path, every_byte=every_byte))
+        total.update(_file_digest(path))
     return total.hexdigest()
 
 
-def _file_digest(path: Path, *, every_byte: bool) -> bytes:
+def _file_digest(path: Path) -> bytes:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         size = file.seek(0, 2)
         digest.update(size.to_bytes(8, "little"))
         file.seek(0)
-        if every_byte:
-            while piece := file.read(_READ_BYTES):
-                digest.update(piece)
-            return digest.digest()
         length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
         digest.update(length.to_bytes(8, "little"))
         digest.update(file.read(min(length, size)))

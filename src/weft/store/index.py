@@ -26,7 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from weft.memory.prefix_store import EXACT_FORM, GRAIN_TOKENS, StagingBuffers, StoredPrefix, StoredSpan
+from weft.memory.prefix_store import (
+    EXACT_FORM,
+    GRAIN_TOKENS,
+    PutOffer,
+    StagingBuffers,
+    StoredPrefix,
+    StoredSpan,
+)
 from weft.store.ledger import CHECKPOINT, INEXACT, KV, chain_of, head_of
 from weft.store.reading import RecordRead
 from weft.store.recovery import Int64s, LiveRows
@@ -212,6 +219,17 @@ class StoreIndex:
                 best = path
         self._covered = asked, best
         return best
+
+    def offer(self, root: int, tokens: bytes, *, exact: bool) -> PutOffer | None:
+        """What a put of a checkpoint behind ``tokens`` needs; None if it is stored or under way."""
+        path, position = self.covered(root, tokens, exact=exact), len(tokens) // 4
+        if path.end == position and self.checkpoint_at(path, exact=exact, durable=False) != NO_ENTRY:
+            return None
+        return PutOffer(path.end, position, checkpoint_above(self, path, exact=exact))
+
+    def base(self, root: int, tokens: bytes, start: int, *, exact: bool) -> KvChain | None:
+        """The stored KV that ends at ``start``; None if it was evicted after the offer."""
+        return self.covered(root, tokens, exact=exact).up_to(self, start, root)
 
     def checkpoint_at(self, path: KvChain, *, exact: bool, durable: bool) -> int:
         """A checkpoint at the end of ``path``, an exact one if there is a choice."""

@@ -7,19 +7,15 @@
        /ledger-N.rows .tokens
        /volumes/volume-N
 
-The first process takes the lock and writes. A second one reads: it follows the ledger and says so. The lock
-is the operating system's (flock), so it ends with its process, also after kill -9. A directory without
-permission to write is read as well.
-
-Salts enter a store by HMAC, so neither the salt nor a hash that can be guessed lies on the disk:
-
     request's cache_salt --HMAC-SHA256, secret--> 16 bytes of a ledger row --> the root of its prefixes
 
-Without the secret, an attacker that reads the ledger could try salts from a list. Servers that share a bucket
-and want to share salted prefixes copy the file; without that, prefixes without a salt are shared and salted
-ones are not. Law L10: another salt, another root.
+The first process takes the lock and writes. A second one follows the ledger and says so. The lock is the
+operating system's (flock), so it ends with its process, also after kill -9. A directory without permission to
+write is read as well.
 
-Errors that a user can change name the directory: a folder with other files, a newer format, no permission.
+Salts enter a store by HMAC, so neither the salt nor a hash that can be guessed lies on the disk: without the
+secret, an attacker that reads the ledger could try salts from a list. Servers that share a bucket and want to
+share salted prefixes copy the file. Law L10: another salt, another root.
 
 Rejected: a lock file with a process id alone (it outlives a crash, and ids are used again); a plain digest of
 the salt (salts are user names more often than random numbers).
@@ -51,7 +47,7 @@ from weft.store.ledger import (
     valid_rows,
 )
 from weft.store.recovery import LiveRows, live_rows
-from weft.store.volumes import VOLUMES_FOLDER, Volumes
+from weft.store.space import VOLUMES_FOLDER, Volumes
 
 STORE_FILE = "store.json"
 LOCK_FILE = "lock"

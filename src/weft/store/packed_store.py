@@ -5,18 +5,14 @@
     offer  what the store has, and what puts that are being packed will bring
     match  the store's answer, in the sizes that the engine has in memory
 
-The store below knows packed records as one more form (PACKED). So volumes, checksums, eviction and buckets
-are as without packing. A record that does not shrink is put as it is. Compressed forms of the engine pass
-through.
+The store below knows packed records as one more form (PACKED). A record that does not shrink is put as it is.
+Compressed forms of the engine pass through. Reads have threads of their own, so none waits behind a queue of
+puts.
 
-Reads have threads of their own, so none waits behind a queue of puts.
-
-Laws: L8, L9 (packing delays no step; a put whose parent was refused is dropped), L11 (bytes that wait are
-bounded by ``queue_bytes``).
+Laws: L8, L9 (packing delays no step; a put whose parent was refused is dropped), L11 (``queue_bytes``).
 
 Rejected: packing in the write thread (a place is taken by its size, and the size is known only afterwards);
-packing in the step that copies (300 to 500 MB/s on one core); places shrunk afterwards (holes that the next
-record does not fit).
+packing in the step that copies (300 to 500 MB/s on one core).
 """
 
 from __future__ import annotations

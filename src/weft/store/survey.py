@@ -19,13 +19,13 @@ removed payloads (a writer's next segment names parents in them).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -87,9 +87,9 @@ class VerifyResult:
         return not self.damaged and not self.dropped_rows
 
 
-def survey(path: Path, disk: OsDisk | None = None) -> StoreSurvey:
+def survey(path: Path) -> StoreSurvey:
     """Raises ConfigError for a path that is no store."""
-    opened = open_directory(path, disk or OsDisk(), write=False)
+    opened = open_directory(path, OsDisk(), write=False)
     try:
         return _survey(opened)
     finally:
@@ -152,7 +152,7 @@ def _survey(opened: OpenDirectory) -> StoreSurvey:
         for namespace in np.unique(live.rows["namespace"]):
             mask = live.rows["namespace"] == namespace
             name = namespace.tobytes().hex()
-            models.append(_totals(name, partial(opened.disk.read_file, folder / f"{name}.json"),
+            models.append(_totals(name, functools.partial(opened.disk.read_file, folder / f"{name}.json"),
                                   live.rows[mask], int(live.uses[mask].sum())))
     payloads = live.rows["payload_bytes"] if live is not None else np.zeros(0, dtype=np.uint64)
     used = int(((payloads + np.uint64(BLOCK_BYTES - 1)) // np.uint64(BLOCK_BYTES)).sum()) * BLOCK_BYTES
@@ -188,10 +188,11 @@ def _holder(opened: OpenDirectory) -> str:
         return ""
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
 YOUNG_S = 3600.0
 ROOT = "v1/"
 Progress = Callable[[int, int], None]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +249,23 @@ class _Contents:
         return set().union(*map(self.named_by, self.rows))
 
 
+def _answered(call: Callable[Concatenate[Bucket, P], T]) -> Callable[Concatenate[Bucket, P], T]:
+    """A bucket that does not answer, or refuses, is a ConfigError in its words."""
+    @functools.wraps(call)
+    def answer(bucket: Bucket, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(bucket, *args, **kwargs)
+        except OSError as error:
+            said = bucket.last_error or reason_of(error)
+            raise ConfigError(f"--store {bucket.location}: {said}", param=PARAM) from None
+
+    return answer
+
+
+@_answered
 def survey_bucket(bucket: Bucket) -> BucketSurvey:
     """Raises ConfigError if the bucket does not answer."""
-    contents = _reading(bucket, lambda: _contents(bucket))
+    contents = _contents(bucket)
     by_namespace: dict[str, list[LedgerRows]] = {}
     for key, rows in contents.rows.items():
         by_namespace.setdefault(key.split("/")[2], []).append(rows)
@@ -261,9 +276,10 @@ def survey_bucket(bucket: Bucket) -> BucketSurvey:
                         sum(one.nbytes for one in contents.payloads.values()))
 
 
+@_answered
 def verify_bucket(bucket: Bucket, progress: Progress) -> BucketVerified:
     """Reads every object. Raises ConfigError if the bucket does not answer."""
-    contents = _reading(bucket, lambda: _contents(bucket))
+    contents = _contents(bucket)
     result = BucketVerified(damaged=[(key, "segment") for key in contents.damaged_segments])
     for done, key in enumerate(contents.payloads):
         progress(done, len(contents.payloads))
@@ -271,8 +287,6 @@ def verify_bucket(bucket: Bucket, progress: Progress) -> BucketVerified:
             payload = bucket.read_all(key)
         except FileNotFoundError:
             continue
-        except OSError as error:
-            raise ConfigError(f"{bucket.location}: {reason_of(error)}", param=PARAM) from None
         result.objects += 1
         result.payload_bytes += len(payload)
         if key.rpartition("/")[2] != f"{payload_checksum(payload).hex()}-{len(payload)}":
@@ -282,10 +296,11 @@ def verify_bucket(bucket: Bucket, progress: Progress) -> BucketVerified:
     return result
 
 
+@_answered
 def prune_bucket(bucket: Bucket, *, size_bytes: int | None, progress: Progress,
                  now: datetime | None = None) -> BucketPruned:
     """Raises ConfigError if the bucket does not answer or refuses to delete."""
-    contents = _reading(bucket, lambda: _contents(bucket))
+    contents = _contents(bucket)
     now, named = now or datetime.now(UTC), contents.named()
     going = {key for key, one in contents.payloads.items()
              if key not in named and (now - one.modified).total_seconds() > YOUNG_S}
@@ -300,16 +315,17 @@ def prune_bucket(bucket: Bucket, *, size_bytes: int | None, progress: Progress,
     left_over = contents.payloads.keys() - going
     for segment in contents.rows:
         if contents.named_by(segment).isdisjoint(left_over):
-            _reading(bucket, partial(bucket.delete, segment))
+            bucket.delete(segment)
     return result
 
 
+@_answered
 def remove_from_bucket(bucket: Bucket, namespaces: Collection[str], progress: Progress) -> BucketPruned:
     """Removes every object of ``namespaces``, segments first. Raises ConfigError."""
-    contents = _reading(bucket, lambda: _contents(bucket))
+    contents = _contents(bucket)
     segments = [key for key in contents.segments if key.split("/")[2] in namespaces]
     for key in [*segments, *(f"{ROOT}namespaces/{one}.json" for one in namespaces)]:
-        _reading(bucket, partial(bucket.delete, key))
+        bucket.delete(key)
     return _removed(bucket, contents, {key for key in contents.payloads if key.split("/")[2] in namespaces},
                     progress)
 
@@ -317,7 +333,7 @@ def remove_from_bucket(bucket: Bucket, namespaces: Collection[str], progress: Pr
 def _removed(bucket: Bucket, contents: _Contents, keys: Collection[str], progress: Progress) -> BucketPruned:
     for done, key in enumerate(sorted(keys)):
         progress(done, len(keys))
-        _reading(bucket, partial(bucket.delete, key))
+        bucket.delete(key)
     progress(len(keys), len(keys))
     removed_bytes = sum(contents.payloads[key].nbytes for key in keys)
     total = sum(one.nbytes for one in contents.payloads.values())
@@ -343,11 +359,3 @@ def _bucket_totals(bucket: Bucket, namespace: str, rows: LedgerRows) -> ModelTot
     _, first = np.unique(rows["checksum"], return_index=True)
     totals = _totals(namespace, lambda: bucket.read_all(f"{ROOT}namespaces/{namespace}.json"), rows)
     return replace(totals, payload_bytes=int(rows["payload_bytes"][first].sum()))
-
-
-def _reading(bucket: Bucket, call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except OSError as error:
-        said = bucket.last_error or reason_of(error)
-        raise ConfigError(f"--store {bucket.location}: {said}", param=PARAM) from None

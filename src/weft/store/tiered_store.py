@@ -78,14 +78,14 @@ class TieredStore:
 
     def __init__(self, local: DirectoryStore, bucket: Bucket, *, refresh_s: float = 10.0) -> None:
         self.local, self.bucket = local, bucket
-        self.remote = StoreIndex(local.books.index.forms)
+        self.remote = StoreIndex(local.records.index.forms)
         opened = local.opened
         folder = opened.path / "remote" / local.identity.digest.hex()
         self._remote_ledger = RemoteLedger(folder, opened.disk)
         self._outcomes: queue.SimpleQueue[RecordFetch | RemoteIndex] = queue.SimpleQueue()
         self._reader = FetchThreads(BucketSource(bucket, local.identity.digest.hex()), self._outcomes.put)
         self.uploads = BucketThread(bucket, local.identity, self._remote_ledger, opened.volumes,
-                                    self._outcomes.put, refresh_s=refresh_s, forms=local.books.index.forms)
+                                    self._outcomes.put, refresh_s=refresh_s, forms=local.records.index.forms)
         self._fetches: dict[Ticket, RemoteFetch] = {}
         self._puts: dict[Ticket, tuple[str | None, bytes, bool]] = {}
         self._restored: dict[Ticket, StoredPrefix] = {}
@@ -118,7 +118,7 @@ class TieredStore:
         self._ticket -= 1
         ticket = Ticket(self._ticket)
         if not is_current(self.remote, prefix):
-            self.local.books.events.append(StoreEvent(ticket, "missing", "evicted"))
+            self.local.records.events.append(StoreEvent(ticket, "missing", "evicted"))
             return ticket
         self._fetches[ticket] = RemoteFetch(prefix, start, into)
         self._reader.submit(RecordFetch(ticket, self._remote_ledger,
@@ -198,7 +198,7 @@ class TieredStore:
         kind, reason, entry, number = fetch.failure
         self.failures += 1
         if reason != UNREACHABLE:
-            self.local.books.counters.damaged[f"remote {reason}"] += 1
+            self.local.records.counters.damaged[f"remote {reason}"] += 1
             self._remote_ledger.lose(number)
             if entry < self.remote.length and self.remote.c["number"].item(entry) == number:
                 for one in subtree(self.remote, entry):
@@ -229,26 +229,26 @@ class TieredStore:
         root = self.local.root(salt)
         if root is None:
             return
-        index = self.local.books.index
+        index = self.local.records.index
         hit = index.deepest(root[1], tokens, above=len(tokens) // 4 - 1, exact=exact)
         if hit is not None:
             self._submit_entries(index, *hit)
 
     def _submit(self, prefix: StoredPrefix) -> None:
         """A checkpoint that was restored from the directory is uploaded if the bucket lacks it."""
-        index = self.local.books.index
+        index = self.local.records.index
         if is_current(index, prefix) and not self._in_bucket(prefix):
             path = KvChain(tuple(span.entry for span in prefix.spans), prefix.position, 0)
             self._submit_entries(index, prefix.entry, path)
 
     def _in_bucket(self, prefix: StoredPrefix) -> bool:
         """Whether this process has uploaded it, or the bucket's index has the same prefix."""
-        chain, c = self.local.books.index.c["chain"][prefix.entry], self.remote.c
+        chain, c = self.local.records.index.c["chain"][prefix.entry], self.remote.c
         return self.uploads.has_sent(prefix.checkpoint) or \
             bool(((c["chain"] == chain) & (c["kind"] == CHECKPOINT)).any())
 
     def _submit_entries(self, index: StoreIndex, checkpoint: int, path: KvChain) -> None:
-        c, ledger = index.c, self.local.books.ledger
+        c, ledger = index.c, self.local.records.ledger
         assert ledger is not None
         assert checkpoint != NO_ENTRY
         self.uploads.submit(UploadJob(ledger, tuple((c["number"].item(entry), c["line"].item(entry))

@@ -64,8 +64,7 @@ from weft.store.ledger import (
     row_of,
 )
 from weft.store.recovery import LiveRows, live_rows
-from weft.store.space import BLOCK_BYTES
-from weft.store.volumes import Volumes
+from weft.store.space import BLOCK_BYTES, Volumes
 
 SEGMENT_MAGIC = b"weft-store-seg\0\0"
 HEADER_BYTES = 40

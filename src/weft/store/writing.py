@@ -44,8 +44,7 @@ from weft.store.ledger import (
     row_of,
 )
 from weft.store.reading import reason_of
-from weft.store.space import BLOCK_BYTES
-from weft.store.volumes import Volumes
+from weft.store.space import BLOCK_BYTES, Volumes
 
 BATCH_BYTES = 32 << 20
 PIECE_BYTES = 8 << 20

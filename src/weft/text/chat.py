@@ -2,27 +2,23 @@
 
     messages (JSON) --ChatMessage--> checked roles and contents --template--> text --tokenizer--> ids
 
-Owns the Jinja environment and what a template may see. A template comes with the weights and is not
-trusted. It runs in Jinja's immutable sandbox: no attribute access to Python internals, no mutation of its
-variables. Any exception of a template is the *request's* error, in the template's own words: templates use
+Owns the Jinja environment and what a template may see. A template comes with the weights and is not trusted.
+It runs in Jinja's immutable sandbox: no attribute access to Python internals, no mutation of its variables.
+Any exception of a template is the *request's* error, in the template's own words: templates use
 ``raise_exception`` to refuse conversations ("roles must alternate").
 
-What templates of the field rely on, provided here: trimmed and left-stripped blocks, ``{% break %}`` and
-``{% continue %}``, ``{% generation %}`` blocks (a training marker: rendered through), ``tojson`` that
-keeps non-ASCII text, ``raise_exception``, ``strftime_now``, and the special tokens by name.
+What templates of the field rely on, provided here: trimmed and left-stripped blocks, ``{% break %}`` and ``{%
+continue %}``, ``{% generation %}`` blocks (a training marker: rendered through), ``tojson`` that keeps
+non-ASCII text, ``raise_exception``, ``strftime_now``, and the special tokens by name. A ``developer`` message
+is a ``system`` message where the template does not know the newer word.
 
-*Contents.* A content is a string or a list of parts; text parts are joined by newlines. Parts of another
-kind (images, audio) are refused by name. A ``developer`` message is a ``system`` message where the
-template does not know the newer word.
-
-*Continuing the last message.* The template is rendered with a mark behind the last message's content,
-and the text is cut at the mark: this needs no guess about what the template writes after a message.
+*Continuing the last message.* The template is rendered with a mark behind the last message's content, and the
+text is cut at the mark: this needs no guess about what the template writes after a message.
 
 *Boundaries.* Conversations share their beginning up to the end of the system prompt or of some message.
-``boundaries`` finds these ends in a rendered text: it renders the first messages alone and compares. If a
-template writes a message differently when others follow it, there is no boundary there. Boundaries are hints
-for the cache, and no answer depends on them. What the leading messages become before another question is
-remembered for the last few of them: conversations share system prompts, and that saves a rendering.
+``boundaries`` renders the first messages alone and compares. They are hints for the cache, and no answer
+depends on them. What leading messages become is remembered for the last few: conversations share system
+prompts.
 
 Rejected: silently dropping what a template does not use. A variable the request sets (``documents``,
 ``reasoning_effort``) that the template never reads is an error that says so.

@@ -26,10 +26,9 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.cache_marks import without_marks
 from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Dialect
-from weft.text.template_worker import ChatPrompt
+from weft.text.template_worker import ChatPrompt, without_marks
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.definitions import Tool, ToolChoice, read_choice, read_tools
 

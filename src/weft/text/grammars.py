@@ -103,7 +103,7 @@ def choice_grammar(choices: Sequence[str], *, field: str) -> Grammar:
 
 def text_grammar(grammar: str, *, field: str) -> Grammar:
     """``grammar`` is lark (with llguidance's extensions) or GBNF, which has a "::=". Raises RequestError
-    when it is empty. The sandbox rewrites GBNF as lark (``weft.text.gbnf``)."""
+    when it is empty. The sandbox rewrites GBNF as lark (``weft.text.grammar_worker``)."""
     if not grammar.strip():
         raise RequestError(f"{field} is empty: it needs a grammar", param=field)
     return _grammar({"gbnf" if "::=" in grammar else "lark_grammar": grammar}, field)

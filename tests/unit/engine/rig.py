@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.support.scripted import NextToken, ScriptedExecutor
+from tests.support.scripted import LateExecutor, NextToken, ScriptedExecutor
 from tests.support.workload import longest_alone, small_arena
 from weft.config import Sizes
 from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
-from weft.engine.executor import LateExecutor
-from weft.engine.sleep_state import Part
+from weft.engine.stats import Part
 from weft.memory.memory import Memory
 from weft.memory.prefix_store import Store, TransferBuffers
 from weft.request import Request, SamplingParams, TokenEvent

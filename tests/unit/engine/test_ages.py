@@ -1,4 +1,4 @@
-"""Versions of the books to seconds."""
+"""Versions of memory to seconds."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Tamper = Callable[[StepPlan], StepPlan]
 
 def run_tampered(tamper: Tamper, *, when: Callable[[StepPlan], bool], rig: Rig | None = None) -> int:
     """Runs two sequences and a third after them, with plans tampered with when ``when`` says so; how many
-    were. The engine's own books stay right: only the device sees the tampered plan."""
+    were. The engine's own state stays right: only the device sees the tampered plan."""
     rig = rig or Rig(rows_max=2, frame_count=8, slots_per_frame=1)
     rig.submit("a", 40, max_tokens=30)
     rig.submit("b", 50, max_tokens=8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.engine.rig import Rig
-from weft.engine.sleep_state import AWAKE, PARTS, Flushed
 from weft.engine.sleeper import Sleeper
+from weft.engine.stats import AWAKE, PARTS, Flushed
 from weft.errors import AsleepError, BusyError, EngineUnavailableError, RequestError
 from weft.memory.frames.arena import Arena
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.scripted import reference_tokens
 from tests.unit.engine.rig import EOS, Rig
-from weft.engine.sleep_state import PARTS
 from weft.engine.sleeper import Sleeper
+from weft.engine.stats import PARTS
 from weft.request import SamplingParams
 
 STEPS = 160

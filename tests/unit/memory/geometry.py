@@ -67,30 +67,30 @@ def close_now(memory: Memory, *seqs: int) -> Reservation:
 
 def picture(memory: Memory) -> dict[str, Any]:
     """Everything a commit can write, copied into plain values; orders included, as they are behaviour."""
-    books = memory._books
+    state = memory._state
     packings = {}
-    for what, packing in (("pages", books.pages.packing), ("slots", books.slots.packing)):
+    for what, packing in (("pages", state.pages.packing), ("slots", state.slots.packing)):
         packings[what] = ([(frame, list(stack)) for frame, stack in packing.stacks.items()],
                           [list(bucket) for bucket in packing.by_used], packing.occupied,
                           packing.held_count, packing.free_count)
     return {
-        "version": books.version,
-        "free": {held: list(stack) for held, stack in books.arena.free.items()},
+        "version": state.version,
+        "free": {held: list(stack) for held, stack in state.arena.free.items()},
         "packings": packings,
-        "page owners": list(books.pages.owners),
-        "slot owners": list(books.slots.owners),
-        "slot epochs": list(books.slots.epochs),
-        "leases": [(seq, *astuple(lease)) for seq, lease in books.leases.items()],
+        "page owners": list(state.pages.owners),
+        "slot owners": list(state.slots.owners),
+        "slot epochs": list(state.slots.epochs),
+        "leases": [(seq, *astuple(lease)) for seq, lease in state.leases.items()],
         "tree": [(node.id, node.start, node.tokens, list(node.pages), list(node.children), node.tail_count,
                   node.slot, node.epoch, node.holds, node.state_lost, dict(node.ghosts),
                   node.kv_inexact, node.state_inexact)
-                 for node in books.cache.tree.nodes()],
-        "orders": (list(books.cache.order.states), list(books.cache.order.bare),
-                   list(books.cache.order.in_slots)),
-        "compressed": {node: list(pages) for node, pages in books.cache.compressed_states.pages.items()},
+                 for node in state.cache.tree.nodes()],
+        "orders": (list(state.cache.order.states), list(state.cache.order.bare),
+                   list(state.cache.order.in_slots)),
+        "compressed": {node: list(pages) for node, pages in state.cache.compressed_states.pages.items()},
         "compressed_kv": {node: (list(one.pages), one.cut, one.skip_bytes, one.first_id, one.count)
-                    for node, one in books.cache.compressed_kv.by_node.items()},
-        "idle": list(books.cache.compressed_kv.idle),
+                    for node, one in state.cache.compressed_kv.by_node.items()},
+        "idle": list(state.cache.compressed_kv.idle),
         "usage": memory.usage(),
     }
 

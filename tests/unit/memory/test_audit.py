@@ -11,7 +11,7 @@ from tests.unit.memory.geometry import close_now, open_now, small_memory
 from weft.memory.frames.arena import of_lease, of_tree
 from weft.memory.memory import Memory
 from weft.memory.prefix.edge import Node
-from weft.memory.transaction import Books, _give_back
+from weft.memory.transaction import MemoryState, _give_back
 from weft.memory.values import Eviction, FrameKind, NodeId
 from weft.units import PAD, FrameId, PageId, SeqId, SlotId
 
@@ -27,126 +27,126 @@ def sound() -> Memory:
     return memory
 
 
-def a_page_with_two_owners(books: Books) -> None:
-    books.leases[TWO].pages[0] = books.leases[ONE].pages[0]
+def a_page_with_two_owners(memory: MemoryState) -> None:
+    memory.leases[TWO].pages[0] = memory.leases[ONE].pages[0]
 
 
-def a_page_held_twice_by_one(books: Books) -> None:
-    books.leases[ONE].pages[1] = books.leases[ONE].pages[0]
+def a_page_held_twice_by_one(memory: MemoryState) -> None:
+    memory.leases[ONE].pages[1] = memory.leases[ONE].pages[0]
 
 
-def a_page_that_no_owner_names(books: Books) -> None:
-    books.leases[ONE].pages.pop()
+def a_page_that_no_owner_names(memory: MemoryState) -> None:
+    memory.leases[ONE].pages.pop()
 
 
-def a_page_beyond_the_arena(books: Books) -> None:
-    books.leases[ONE].pages.append(PageId(99))
+def a_page_beyond_the_arena(memory: MemoryState) -> None:
+    memory.leases[ONE].pages.append(PageId(99))
 
 
-def a_page_recorded_as_of_another(books: Books) -> None:
-    books.pages.owners[books.leases[ONE].pages[0]] = of_lease(TWO)
+def a_page_recorded_as_of_another(memory: MemoryState) -> None:
+    memory.pages.owners[memory.leases[ONE].pages[0]] = of_lease(TWO)
 
 
-def a_page_recorded_at_another_place(books: Books) -> None:
-    books.pages.indexes[books.leases[ONE].pages[0]] += 1
+def a_page_recorded_at_another_place(memory: MemoryState) -> None:
+    memory.pages.indexes[memory.leases[ONE].pages[0]] += 1
 
 
-def an_owner_of_a_free_page(books: Books) -> None:
-    books.pages.owners[20] = of_lease(ONE)
+def an_owner_of_a_free_page(memory: MemoryState) -> None:
+    memory.pages.owners[20] = of_lease(ONE)
 
 
-def a_slot_recorded_as_of_another(books: Books) -> None:
-    books.slots.owners[books.leases[ONE].slot] = of_lease(TWO)
+def a_slot_recorded_as_of_another(memory: MemoryState) -> None:
+    memory.slots.owners[memory.leases[ONE].slot] = of_lease(TWO)
 
 
-def a_lease_that_vanished(books: Books) -> None:
-    del books.leases[TWO]
+def a_lease_that_vanished(memory: MemoryState) -> None:
+    del memory.leases[TWO]
 
 
-def a_lease_under_another_name(books: Books) -> None:
-    books.leases[TWO].seq = ONE
+def a_lease_under_another_name(memory: MemoryState) -> None:
+    memory.leases[TWO].seq = ONE
 
 
-def a_slot_with_two_owners(books: Books) -> None:
-    books.leases[TWO].slot, books.leases[TWO].epoch = books.leases[ONE].slot, books.leases[ONE].epoch
+def a_slot_with_two_owners(memory: MemoryState) -> None:
+    memory.leases[TWO].slot, memory.leases[TWO].epoch = memory.leases[ONE].slot, memory.leases[ONE].epoch
 
 
-def a_slot_of_an_old_epoch(books: Books) -> None:
-    books.slots.epochs[books.leases[ONE].slot] += 1
+def a_slot_of_an_old_epoch(memory: MemoryState) -> None:
+    memory.slots.epochs[memory.leases[ONE].slot] += 1
 
 
-def a_slot_that_is_free(books: Books) -> None:
-    books.leases[TWO].slot = SlotId(10)
+def a_slot_that_is_free(memory: MemoryState) -> None:
+    memory.leases[TWO].slot = SlotId(10)
 
 
-def a_free_page_lost(books: Books) -> None:
-    packing = books.pages.packing
+def a_free_page_lost(memory: MemoryState) -> None:
+    packing = memory.pages.packing
     next(stack for stack in packing.stacks.values() if stack).pop()
 
 
-def a_page_free_and_held(books: Books) -> None:
-    page = books.leases[ONE].pages[0]
-    books.pages.packing.stacks[FrameId(page // 4)].append(page)
+def a_page_free_and_held(memory: MemoryState) -> None:
+    page = memory.leases[ONE].pages[0]
+    memory.pages.packing.stacks[FrameId(page // 4)].append(page)
 
 
-def a_page_free_twice(books: Books) -> None:
-    stack = next(stack for stack in books.pages.packing.stacks.values() if len(stack) > 1)
+def a_page_free_twice(memory: MemoryState) -> None:
+    stack = next(stack for stack in memory.pages.packing.stacks.values() if len(stack) > 1)
     stack[0] = stack[1]
 
 
-def a_free_page_in_another_frame(books: Books) -> None:
-    next(stack for stack in books.pages.packing.stacks.values() if stack)[0] = PageId(23)
+def a_free_page_in_another_frame(memory: MemoryState) -> None:
+    next(stack for stack in memory.pages.packing.stacks.values() if stack)[0] = PageId(23)
 
 
-def a_held_page_in_a_frame_of_slots(books: Books) -> None:
-    del books.pages.packing.stacks[FrameId(books.leases[ONE].pages[0] // 4)]
+def a_held_page_in_a_frame_of_slots(memory: MemoryState) -> None:
+    del memory.pages.packing.stacks[FrameId(memory.leases[ONE].pages[0] // 4)]
 
 
-def a_frame_kept_while_empty(books: Books) -> None:
-    frame = books.arena.free[None].pop()
-    books.pages.packing.add(frame)
+def a_frame_kept_while_empty(memory: MemoryState) -> None:
+    frame = memory.arena.free[None].pop()
+    memory.pages.packing.add(frame)
 
 
-def a_frame_in_the_wrong_bucket(books: Books) -> None:
-    by_used = books.slots.packing.by_used
+def a_frame_in_the_wrong_bucket(memory: MemoryState) -> None:
+    by_used = memory.slots.packing.by_used
     by_used[0].update(by_used[1])
     by_used[1].clear()
 
 
-def a_frame_in_two_buckets(books: Books) -> None:
-    books.slots.packing.by_used[0].update(books.slots.packing.by_used[1])
+def a_frame_in_two_buckets(memory: MemoryState) -> None:
+    memory.slots.packing.by_used[0].update(memory.slots.packing.by_used[1])
 
 
-def a_bucket_of_a_frame_that_is_not_there(books: Books) -> None:
-    books.slots.packing.by_used[1][FrameId(5)] = None
+def a_bucket_of_a_frame_that_is_not_there(memory: MemoryState) -> None:
+    memory.slots.packing.by_used[1][FrameId(5)] = None
 
 
-def a_bit_of_an_empty_bucket(books: Books) -> None:
-    books.pages.packing.occupied ^= 1
+def a_bit_of_an_empty_bucket(memory: MemoryState) -> None:
+    memory.pages.packing.occupied ^= 1
 
 
-def a_wrong_total_of_held_pages(books: Books) -> None:
-    books.pages.packing.held_count += 1
+def a_wrong_total_of_held_pages(memory: MemoryState) -> None:
+    memory.pages.packing.held_count += 1
 
 
-def a_wrong_total_of_free_slots(books: Books) -> None:
-    books.slots.packing.free_count -= 1
+def a_wrong_total_of_free_slots(memory: MemoryState) -> None:
+    memory.slots.packing.free_count -= 1
 
 
-def a_frame_leaked(books: Books) -> None:
-    books.arena.free[None].pop()
+def a_frame_leaked(memory: MemoryState) -> None:
+    memory.arena.free[None].pop()
 
 
-def a_frame_free_twice(books: Books) -> None:
-    books.arena.free[FrameKind.SLOTS].append(books.arena.free[None][0])
+def a_frame_free_twice(memory: MemoryState) -> None:
+    memory.arena.free[FrameKind.SLOTS].append(memory.arena.free[None][0])
 
 
-def a_frame_free_and_claimed(books: Books) -> None:
-    books.arena.free[FrameKind.PAGES].append(next(iter(books.pages.packing.stacks)))
+def a_frame_free_and_claimed(memory: MemoryState) -> None:
+    memory.arena.free[FrameKind.PAGES].append(next(iter(memory.pages.packing.stacks)))
 
 
-def a_frame_beyond_the_arena(books: Books) -> None:
-    books.arena.free[None].append(FrameId(6))
+def a_frame_beyond_the_arena(memory: MemoryState) -> None:
+    memory.arena.free[None].append(FrameId(6))
 
 
 def cached() -> Memory:
@@ -158,8 +158,8 @@ def cached() -> Memory:
         draft = memory.draft()
         draft.close(ONE, keep=np.asarray(tokens, np.int32))
         memory.commit(draft.seal())
-    branch = next(node for node in memory._books.cache.tree.nodes() if node.tokens[:4] == b"\1\0\0\0")
-    _give_back(memory._books, memory._books.cache.evict(Eviction(branch.id, "state")))
+    branch = next(node for node in memory._state.cache.tree.nodes() if node.tokens[:4] == b"\1\0\0\0")
+    _give_back(memory._state, memory._state.cache.evict(Eviction(branch.id, "state")))
     open_now(memory, (1, 40), (2, 17))
     draft = memory.draft()
     assert draft.open(SeqId(3), memory.match([0] * 33, salt=""), 50)
@@ -169,125 +169,125 @@ def cached() -> Memory:
     return memory
 
 
-def nodes(books: Books) -> dict[str, Node]:
+def nodes(memory: MemoryState) -> dict[str, Node]:
     """By what they are: the front, the reader's, the tail, the bare branch."""
     found = {}
-    for node in books.cache.tree.nodes():
+    for node in memory.cache.tree.nodes():
         name = "root" if node.parent is None else "tail" if node.is_tail else "bare" if node.bare else "front"
         found["middle" if node.slot != PAD and name == "front" else name] = node
     return found
 
 
-def a_reader_too_many(books: Books) -> None:
-    nodes(books)["front"].holds += 1
+def a_reader_too_many(memory: MemoryState) -> None:
+    nodes(memory)["front"].holds += 1
 
 
-def a_reader_of_another_node(books: Books) -> None:
-    books.leases[SeqId(3)].held = nodes(books)["front"].id
+def a_reader_of_another_node(memory: MemoryState) -> None:
+    memory.leases[SeqId(3)].held = nodes(memory)["front"].id
 
 
-def a_reader_of_no_node(books: Books) -> None:
-    books.leases[SeqId(3)].held = NodeId(PAD)
+def a_reader_of_no_node(memory: MemoryState) -> None:
+    memory.leases[SeqId(3)].held = NodeId(PAD)
 
 
-def a_reader_of_other_pages(books: Books) -> None:
-    pages = books.leases[SeqId(3)].pages
+def a_reader_of_other_pages(memory: MemoryState) -> None:
+    pages = memory.leases[SeqId(3)].pages
     pages[0], pages[1] = pages[1], pages[0]
 
 
-def a_reader_of_another_namespace(books: Books) -> None:
-    books.leases[SeqId(3)].salt = "other"
+def a_reader_of_another_namespace(memory: MemoryState) -> None:
+    memory.leases[SeqId(3)].salt = "other"
 
 
-def a_page_of_a_node_and_a_lease(books: Books) -> None:
-    nodes(books)["bare"].edge.pages[0] = books.leases[ONE].pages[0]
+def a_page_of_a_node_and_a_lease(memory: MemoryState) -> None:
+    nodes(memory)["bare"].edge.pages[0] = memory.leases[ONE].pages[0]
 
 
-def a_page_that_its_node_forgot(books: Books) -> None:
-    nodes(books)["bare"].edge.pages.pop()
+def a_page_that_its_node_forgot(memory: MemoryState) -> None:
+    nodes(memory)["bare"].edge.pages.pop()
 
 
-def a_checkpoint_of_an_old_epoch(books: Books) -> None:
-    nodes(books)["middle"].epoch += 1
+def a_checkpoint_of_an_old_epoch(memory: MemoryState) -> None:
+    nodes(memory)["middle"].epoch += 1
 
 
-def a_checkpoint_that_is_not_filed(books: Books) -> None:
-    del books.cache.order.states[nodes(books)["middle"].id]
+def a_checkpoint_that_is_not_filed(memory: MemoryState) -> None:
+    del memory.cache.order.states[nodes(memory)["middle"].id]
 
 
-def bare_kv_that_is_not_filed(books: Books) -> None:
-    books.cache.order.bare.clear()
+def bare_kv_that_is_not_filed(memory: MemoryState) -> None:
+    memory.cache.order.bare.clear()
 
 
-def a_tail_that_lost_its_checkpoint(books: Books) -> None:
-    tail = nodes(books)["tail"]
-    slot, epoch = books.cache.tree.take_slot(tail)
-    del books.cache.order.states[tail.id]
-    books.cache.order.bare[tail.id] = tail
-    books.slots.drop(slot, epoch)
+def a_tail_that_lost_its_checkpoint(memory: MemoryState) -> None:
+    tail = nodes(memory)["tail"]
+    slot, epoch = memory.cache.tree.take_slot(tail)
+    del memory.cache.order.states[tail.id]
+    memory.cache.order.bare[tail.id] = tail
+    memory.slots.drop(slot, epoch)
 
 
-def a_tail_not_counted(books: Books) -> None:
-    nodes(books)["middle"].tail_count = 0
+def a_tail_not_counted(memory: MemoryState) -> None:
+    nodes(memory)["middle"].tail_count = 0
 
 
-def a_node_at_the_wrong_position(books: Books) -> None:
-    nodes(books)["bare"].start += 16
+def a_node_at_the_wrong_position(memory: MemoryState) -> None:
+    nodes(memory)["bare"].start += 16
 
 
-def a_node_that_is_not_on_its_edge(books: Books) -> None:
-    nodes(books)["bare"].edge.nodes.clear()
+def a_node_that_is_not_on_its_edge(memory: MemoryState) -> None:
+    nodes(memory)["bare"].edge.nodes.clear()
 
 
-def a_edge_that_nobody_knows(books: Books) -> None:
-    del books.cache.tree.edges[nodes(books)["bare"].edge.id]
+def a_edge_that_nobody_knows(memory: MemoryState) -> None:
+    del memory.cache.tree.edges[nodes(memory)["bare"].edge.id]
 
 
-def a_edge_with_a_page_too_many(books: Books) -> None:
-    edge = nodes(books)["front"].edge
+def a_edge_with_a_page_too_many(memory: MemoryState) -> None:
+    edge = nodes(memory)["front"].edge
     edge.pages.append(edge.pages[0])
 
 
-def a_edge_out_of_order(books: Books) -> None:
-    assert nodes(books)["middle"].edge is nodes(books)["front"].edge
-    nodes(books)["middle"].edge.nodes.reverse()
+def a_edge_out_of_order(memory: MemoryState) -> None:
+    assert nodes(memory)["middle"].edge is nodes(memory)["front"].edge
+    nodes(memory)["middle"].edge.nodes.reverse()
 
 
-def a_checkpoint_recorded_as_of_another(books: Books) -> None:
-    books.slots.owners[nodes(books)["middle"].slot] = of_tree(nodes(books)["tail"].id)
+def a_checkpoint_recorded_as_of_another(memory: MemoryState) -> None:
+    memory.slots.owners[nodes(memory)["middle"].slot] = of_tree(nodes(memory)["tail"].id)
 
 
-def a_node_under_the_wrong_key(books: Books) -> None:
-    children = nodes(books)["front"].children
+def a_node_under_the_wrong_key(memory: MemoryState) -> None:
+    children = nodes(memory)["front"].children
     keys = list(children)
     children[keys[0]], children[keys[1]] = children[keys[1]], children[keys[0]]
 
 
-def a_wrong_total_of_cached_pages(books: Books) -> None:
-    books.cache.tree.page_count += 1
+def a_wrong_total_of_cached_pages(memory: MemoryState) -> None:
+    memory.cache.tree.page_count += 1
 
 
-def a_wrong_total_of_checkpoints(books: Books) -> None:
-    books.cache.tree.slot_count += 1
+def a_wrong_total_of_checkpoints(memory: MemoryState) -> None:
+    memory.cache.tree.slot_count += 1
 
 
-def a_wrong_total_of_read_pages(books: Books) -> None:
-    books.cache.tree.held_page_count += 1
+def a_wrong_total_of_read_pages(memory: MemoryState) -> None:
+    memory.cache.tree.held_page_count += 1
 
 
-def a_node_missing_in_the_index(books: Books) -> None:
-    del books.cache.tree.by_id[nodes(books)["bare"].id]
+def a_node_missing_in_the_index(memory: MemoryState) -> None:
+    del memory.cache.tree.by_id[nodes(memory)["bare"].id]
 
 
-def a_root_of_nothing(books: Books) -> None:
-    books.cache.tree.root("nobody")
+def a_root_of_nothing(memory: MemoryState) -> None:
+    memory.cache.tree.root("nobody")
 
 
-def a_tap_that_is_forgotten(books: Books) -> None:
-    books.leases[ONE].taps.clear()
+def a_tap_that_is_forgotten(memory: MemoryState) -> None:
+    memory.leases[ONE].taps.clear()
 
 
-CACHE_CORRUPTIONS: list[tuple[Callable[[Books], None], str]] = [
+CACHE_CORRUPTIONS: list[tuple[Callable[[MemoryState], None], str]] = [
     (a_reader_too_many, "counts 2 leases, it has 1"),
     (a_reader_of_another_node, "holds a node that ends at 16"),
     (a_reader_of_no_node, "reads 32 tokens of no node"),
@@ -316,7 +316,7 @@ CACHE_CORRUPTIONS: list[tuple[Callable[[Books], None], str]] = [
 ]
 
 
-CORRUPTIONS: list[tuple[Callable[[Books], None], str]] = [
+CORRUPTIONS: list[tuple[Callable[[MemoryState], None], str]] = [
     (a_page_with_two_owners, r"page \d+ has two owners, 2 and 3"),
     (a_page_held_twice_by_one, "sequence 1 holds a page twice"),
     (a_page_that_no_owner_names, "is recorded as of 2, its owner is 0"),
@@ -350,32 +350,33 @@ CORRUPTIONS: list[tuple[Callable[[Books], None], str]] = [
 
 
 @pytest.mark.parametrize(("corrupt", "complaint"), CORRUPTIONS, ids=[c.__name__ for c, _ in CORRUPTIONS])
-def test_the_audit_sees(corrupt: Callable[[Books], None], complaint: str) -> None:
+def test_the_audit_sees(corrupt: Callable[[MemoryState], None], complaint: str) -> None:
     memory = sound()
-    corrupt(memory._books)
+    corrupt(memory._state)
     with pytest.raises(AssertionError, match=complaint):
         memory.audit()
 
 
 @pytest.mark.parametrize(("corrupt", "complaint"), CACHE_CORRUPTIONS,
                          ids=[c.__name__ for c, _ in CACHE_CORRUPTIONS])
-def test_the_audit_sees_in_the_cache(corrupt: Callable[[Books], None], complaint: str) -> None:
+def test_the_audit_sees_in_the_cache(corrupt: Callable[[MemoryState], None], complaint: str) -> None:
     memory = cached()
-    corrupt(memory._books)
+    corrupt(memory._state)
     with pytest.raises(AssertionError, match=complaint):
         memory.audit()
 
 
 @pytest.mark.parametrize("corrupt", [an_owner_of_a_free_page, a_page_free_twice])
-def test_taking_a_page_that_is_not_free_is_caught_before_any_audit(corrupt: Callable[[Books], None]) -> None:
+def test_taking_a_page_that_is_not_free_is_caught_before_any_audit(
+        corrupt: Callable[[MemoryState], None]) -> None:
     """Asserts in pairs: a commit that would give a held page to a second owner stops itself."""
     memory = small_memory(4, 0, 6)
     open_now(memory, (1, 16))
     if corrupt is a_page_free_twice:
-        stack = memory._books.pages.packing.stacks[FrameId(0)]
+        stack = memory._state.pages.packing.stacks[FrameId(0)]
         stack[-1] = memory.lease(ONE).pages[0]
     else:
-        memory._books.pages.owners[1] = of_lease(ONE)
+        memory._state.pages.owners[1] = of_lease(ONE)
     with pytest.raises(AssertionError, match="is held and was drafted as free"):
         open_now(memory, (5, 64))
 
@@ -383,6 +384,6 @@ def test_taking_a_page_that_is_not_free_is_caught_before_any_audit(corrupt: Call
 def test_giving_a_page_back_twice_is_caught() -> None:
     memory = sound()
     pages = list(memory.lease(ONE).pages)
-    memory._books.pages.drop(pages)
+    memory._state.pages.drop(pages)
     with pytest.raises(AssertionError, match="is free and was given back"):
-        memory._books.pages.drop(pages)
+        memory._state.pages.drop(pages)

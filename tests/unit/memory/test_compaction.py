@@ -102,9 +102,9 @@ def test_a_slot_that_moved_has_another_epoch() -> None:
     assert moved
     for seq in moved:
         with pytest.raises(AssertionError, match="stale claim"):
-            memory._books.slots.check(*claims[seq])
+            memory._state.slots.check(*claims[seq])
         lease = memory.lease(seq)
-        memory._books.slots.check(lease.slot, lease.epoch)
+        memory._state.slots.check(lease.slot, lease.epoch)
 
 
 def read_by_two() -> Memory:
@@ -216,7 +216,7 @@ def test_moving_comes_to_an_end(geometry: tuple[int, int, int], seed: int) -> No
     """And what is left then lies in as few frames as can be."""
     memory, random = small_memory(*geometry), Random(seed)
     fill(memory, random, range(1000), (1, 40))
-    seqs = list(memory._books.leases)
+    seqs = list(memory._state.leases)
     close_now(memory, *random.sample(seqs, len(seqs) * 2 // 3))
     for _ in range(100):
         if not compacted(memory).moves:

@@ -17,6 +17,7 @@ from tests.unit.memory.geometry import (
 )
 from weft.memory.draft import Draft
 from weft.memory.memory import Memory
+from weft.memory.values import Lost
 from weft.units import PAD, SeqId
 
 ONE, TWO, NEW = SeqId(1), SeqId(2), SeqId(7)
@@ -235,14 +236,14 @@ def test_an_old_claim_on_a_slot_is_caught_although_the_slot_is_held_again() -> N
     memory = small_memory(4, 1, 2)
     open_now(memory, (1, 1))
     old = memory.lease(ONE)
-    memory._books.slots.check(old.slot, old.epoch)
+    memory._state.slots.check(old.slot, old.epoch)
     close_now(memory, 1)
     with pytest.raises(AssertionError, match="stale claim on slot 0: it is free"):
-        memory._books.slots.check(old.slot, old.epoch)
+        memory._state.slots.check(old.slot, old.epoch)
     open_now(memory, (1, 1))
     assert memory.lease(ONE).slot == old.slot, "the same slot, another claim"
     with pytest.raises(AssertionError, match="stale claim on slot 0: of epoch 0, and the slot is at 1"):
-        memory._books.slots.check(old.slot, old.epoch)
+        memory._state.slots.check(old.slot, old.epoch)
     memory.lease(ONE).epoch = old.epoch
     with pytest.raises(AssertionError, match="stale claim"):
         memory.draft().slot_of(ONE)
@@ -289,7 +290,7 @@ def test_nothing_matches_while_nothing_is_kept() -> None:
     memory = lived_in()
     before = picture(memory)
     match = memory.match([1, 2, 3], salt="a")
-    assert (match.cached_tokens, match.lost_tokens, match.lost_reason) == (0, 0, "no_checkpoint")
+    assert (match.cached_tokens, match.lost) == (0, Lost())
     assert picture(memory) == before
 
 

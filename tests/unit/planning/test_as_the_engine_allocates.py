@@ -13,7 +13,7 @@ from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.planning import weights
-from weft.planning.model_plan import Asked, ModelPlan, make_plan
+from weft.planning.model_plan import ModelPlan, PlanOptions, make_plan
 from weft.tensor import native
 from weft.tensor.weights import tiled, twelve_bit
 
@@ -25,7 +25,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def planned(name: str, **asked: Any) -> ModelPlan:
-    return make_plan(name, config_of(name), Asked(arena_bytes=ARENA_BYTES, **asked))
+    return make_plan(name, config_of(name), PlanOptions(arena_bytes=ARENA_BYTES, **asked))
 
 
 def buffer_bytes(core: EngineCore) -> int:
@@ -51,7 +51,7 @@ def test_a_plan_has_the_bytes_that_the_engine_then_allocates(name: str) -> None:
 def test_the_models_own_head_counts_where_the_engine_reads_it(speculate: str) -> None:
     made = assemble(EngineConfig(memory=str(ARENA_BYTES), threads=1, speculate=speculate))
     config = json.loads((Path(made.info.directory) / "config.json").read_text())
-    plans = [make_plan("", config, Asked(arena_bytes=ARENA_BYTES, mtp=mtp)) for mtp in (True, False)]
+    plans = [make_plan("", config, PlanOptions(arena_bytes=ARENA_BYTES, mtp=mtp)) for mtp in (True, False)]
     mine, other = plans if speculate == "auto" else reversed(plans)
     assert mine.weights.rank_bytes == made.info.weights_bytes != other.weights.rank_bytes
     assert mine.arena == made.core.memory.plan != other.arena

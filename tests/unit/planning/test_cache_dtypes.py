@@ -11,7 +11,7 @@ from weft.assemble.room import cache_dtypes
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.planning.geometries import GEOMETRIES, Geometry
-from weft.planning.model_plan import Asked, ModelPlan, make_plan
+from weft.planning.model_plan import ModelPlan, PlanOptions, make_plan
 from weft.spec import KV_DTYPES, CacheDTypeName, ModelSpec, attention
 
 GIB = 1 << 30
@@ -19,7 +19,7 @@ each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geome
 
 
 def plan_of(geometry: Geometry, kv: CacheDTypeName, **asked: object) -> ModelPlan:
-    return make_plan(geometry.name, geometry.config, Asked(arena_bytes=64 * GIB, kv_dtype=kv, **asked))
+    return make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=64 * GIB, kv_dtype=kv, **asked))
 
 
 @each_geometry

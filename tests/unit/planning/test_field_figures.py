@@ -7,7 +7,7 @@ import pytest
 from weft.memory.frames.plan import plan_arena
 from weft.planning.geometries import find_geometry
 from weft.planning.layouts import Load, PaddedPages, draft_log_bytes, padded_pages
-from weft.planning.model_plan import Asked, ModelPlan, make_plan
+from weft.planning.model_plan import ModelPlan, PlanOptions, make_plan
 from weft.spec import CacheDTypeName
 
 GIB = 1 << 30
@@ -18,7 +18,7 @@ def plan_of(name: str, *, tp: int = 1, kv_dtype: CacheDTypeName = "bfloat16",
     geometry = find_geometry(name)
     assert geometry is not None
     return make_plan(geometry.name, geometry.config,
-                     Asked(arena_bytes=arena_bytes, tp=tp, kv_dtype=kv_dtype, state_dtype=state_dtype))
+                     PlanOptions(arena_bytes=arena_bytes, tp=tp, kv_dtype=kv_dtype, state_dtype=state_dtype))
 
 
 def padded(plan: ModelPlan) -> PaddedPages:

@@ -7,7 +7,7 @@ import pytest
 from weft.memory.frames.plan import plan_arena
 from weft.planning.geometries import GEOMETRIES
 from weft.planning.layouts import Frames, Load, StaticPools, all_layouts, padded_pages
-from weft.planning.model_plan import Asked, make_plan
+from weft.planning.model_plan import PlanOptions, make_plan
 from weft.spec import LayerSpec, ModelSpec, attention, gated_delta, stateless, window_attention
 
 
@@ -68,7 +68,7 @@ def test_a_log_of_drafts_costs_sequences_only_where_it_is_large() -> None:
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.short_name)
 def test_no_layout_claims_more_than_the_bytes_there_are(geometry) -> None:
     arena_bytes = 20 << 30
-    plan = make_plan(geometry.name, geometry.config, Asked(arena_bytes=arena_bytes))
+    plan = make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=arena_bytes))
     for layout in plan.layouts:
         counts = []
         for load in (Load(4096), Load(4096, 3), Load(4096, 3, cached=True)):

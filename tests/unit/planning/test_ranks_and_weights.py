@@ -14,19 +14,19 @@ from weft.families.architecture import FeedForward, Mixer
 from weft.families.sharding import possible_tps, rank_architecture
 from weft.families.tensors import tables
 from weft.planning.geometries import GEOMETRIES, find_geometry
-from weft.planning.model_plan import Asked, ModelPlan, make_plan
+from weft.planning.model_plan import ModelPlan, PlanOptions, make_plan
 from weft.planning.weights import FORMS, TWELVE_BIT, count_weights, form_of
 
 
 def plan_of(name: str, **asked: object) -> ModelPlan:
     geometry = find_geometry(name)
     assert geometry is not None
-    return make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 30, **asked))  # type: ignore[arg-type]
+    return make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=1 << 30, **asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.short_name)
 def test_parameters_are_as_many_as_the_makers_say(geometry) -> None:
-    plan = make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 30))
+    plan = make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=1 << 30))
     assert plan.weights.parameters / 1e9 == pytest.approx(geometry.published, rel=0.03)
     assert plan.weights.rank_bytes == sum(plan.weights.parts.values())
     assert plan.weights.rank_bytes == pytest.approx(2 * plan.weights.parameters, rel=0.005)     # bf16
@@ -73,8 +73,9 @@ def test_groups_of_mamba2_are_replicated_and_those_of_experts_left_alone() -> No
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.short_name)
 def test_devices_together_hold_the_model_and_little_twice(geometry) -> None:
-    whole = make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 30)).weights.rank_bytes
-    part = make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 30, tp=2)).weights.rank_bytes
+    whole = make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=1 << 30)).weights.rank_bytes
+    options = PlanOptions(arena_bytes=1 << 30, tp=2)
+    part = make_plan(geometry.name, geometry.config, options).weights.rank_bytes
     assert whole <= 2 * part < 1.03 * whole
 
 

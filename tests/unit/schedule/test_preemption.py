@@ -1,6 +1,6 @@
 import pytest
 
-from weft.schedule.preemption import headroom_pages, victim_count
+from weft.schedule.admission import headroom_pages, victim_count
 
 S = True
 

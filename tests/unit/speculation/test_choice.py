@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.costs.rows import ROWS, RowCosts
 from weft.speculation.choice import GAIN_MIN, Chances, OwnChances, choose, may_pay
-from weft.speculation.proposal import Proposal
+from weft.speculation.drafter import Proposal
 
 FLAT = RowCosts({1: 27.0, 16: 30.0})
 LINEAR = RowCosts({rows: float(rows) for rows in ROWS})

@@ -13,7 +13,7 @@ from tests.fixtures.constrained import END, compiler, tokenizer
 from tests.unit.speculation.texts import edited, int32s, prose
 from weft.errors import ConfigError
 from weft.memory.prefix.tree import PrefixTree
-from weft.speculation.proposal import SOURCES, Follower, Proposal, parse_sources
+from weft.speculation.drafter import SOURCES, Follower, Proposal, parse_sources
 from weft.speculation.sources import AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower
 from weft.speculation.text_index import Context
 from weft.speculation.tree import TreeFollower

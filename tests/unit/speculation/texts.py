@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks import speculation_sources
-from weft.speculation.drafter import Int32s
+from weft.schedule.plan import Int32s
 
 VOCABULARY = 5000
 

@@ -30,7 +30,7 @@ from weft.store import writing
 from weft.store.directory_store import DirectoryStore
 from weft.store.eviction import ranked_victims
 from weft.store.reading import FetchThreads
-from weft.store.volumes import Volumes
+from weft.store.space import Volumes
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_what_a_longer_prefix_goes_on_from_is_given_up_first(store: DirectorySto
     written(store, turn)
 
     def victims() -> list[int]:
-        index = store.books.index
+        index = store.records.index
         return [index.c["number"].item(entry) for entry in ranked_victims(index, ())]
 
     assert victims() == [2, 4], "the control: the older one is first"

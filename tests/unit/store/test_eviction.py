@@ -75,14 +75,14 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 def victims(store: DirectoryStore) -> list[int]:
     """Positions of checkpoints, the first that goes first."""
-    c = store.books.index.c
-    return [int(c["position"][one]) for one in ranked_victims(store.books.index, ())
+    c = store.records.index.c
+    return [int(c["position"][one]) for one in ranked_victims(store.records.index, ())
             if c["kind"][one] == CHECKPOINT]
 
 
 def test_a_walk_is_remembered_until_the_index_changes(store: DirectoryStore) -> None:
     tokens = prompt(300)
-    index, root = store.books.index, store.root(None)
+    index, root = store.records.index, store.root(None)
     assert root is not None
     written(store, tokens[:256])
     first = index.covered(root[1], token_bytes(tokens), exact=True)

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from weft.errors import RequestError
-from weft.text.cache_marks import CACHE_CONTROLS_MAX, marked_characters, without_marks
 from weft.text.chat import ChatMessage, ChatTemplate
+from weft.text.template_worker import CACHE_CONTROLS_MAX, marked_characters, without_marks
 
 HERE = {"type": "ephemeral"}
 TEMPLATE = ("{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }};{% endfor %}</tools>{% endif %}"

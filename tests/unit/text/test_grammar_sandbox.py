@@ -15,9 +15,9 @@ from tests.fixtures.constrained import END, backend, write
 from weft.engine.grammars import GrammarCompiler
 from weft.errors import QueueFullError, RequestError, presentable
 from weft.request import Grammar
-from weft.text.gbnf import lark_of
 from weft.text.grammar_limits import CHOICES_MAX, GRAMMAR_BYTES_MAX, REFERENCES_MAX, RULES_MAX
 from weft.text.grammar_sandbox import GrammarSandbox
+from weft.text.grammar_worker import lark_of
 from weft.text.grammars import choice_grammar, json_grammar, regex_grammar, text_grammar
 
 

@@ -7,10 +7,8 @@
     release              a lease ends; what nothing needs any more becomes evictable
 
 Only ``transaction.apply`` calls the methods that write. Pages and slots that an operation frees are returned
-as ``Freed``, and the transaction gives them back: this file allocates and frees nothing.
-
-Data that no request can ever use goes at once: a tail without its checkpoint, and in a model without
-attention every node that leads to no checkpoint. Other bare KV stays until its bytes are wanted.
+as ``Freed``: this file allocates and frees nothing. Data that no request can ever use goes at once: a tail
+without its checkpoint, and in a model without attention every node that leads to no checkpoint.
 
 A model without states resumes anywhere: a hit is as far as whole pages match. A model with states resumes at
 checkpoints only (law L8), and what matches beyond them is counted as lost, by reason.

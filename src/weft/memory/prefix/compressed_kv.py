@@ -7,34 +7,27 @@
     edge     pages  [ -9 -10 -11 -12 -13 -14 | 12 60 ]      the edge has record ids in place of pages
                       ^ restore: into the packed pages and some new ones, for a sequence that resumes past it
 
-Most bytes of a cache are KV, and KV that no sequence reads need not keep its last bits. A page becomes a
-*record* of ``ArenaPlan.compressed_kv_bytes``: codes and their scales. The records of a node follow one
-another without gaps, so a node of a few pages wastes less than one page. Packed pages are KV pages: there is
-no third kind of frame, and compaction moves them.
+KV that no sequence reads need not keep its last bits. A page becomes a *record* of
+``ArenaPlan.compressed_kv_bytes``: codes and their scales, without gaps, in KV pages.
 
 **In place.** Record r lies in packed page r or an earlier one. So a node is compressed into its own first
 pages, the first record first. It is restored the last record first, each into a page that no earlier record
-needs. Compression therefore takes no memory, and works when none is free. A restore takes only the pages that
-the compression freed, and one more after a cut in the middle of a page.
+needs. Compression therefore takes no memory, and works when none is free.
 
-**What.** Nodes that no lease holds. ``idle`` lists them, the longest unread first; a lease that closes puts
-them there. KV under a hold is always unpacked. An opening restores the path to its checkpoint: one copy, for
-every later reader. A sequence that publishes over a compressed node gives the tree its own exact pages
-instead. A fork inside packed pages does this to their front and cuts it off.
-
-**When** is decided in ``eviction``: after bare KV and before anything is lost, and no more than is missing. A
-step reads at most KV_COMPRESS_BYTES_PER_STEP for it (law L11), but always one node, of any size.
+**What.** Nodes that no lease holds; KV under a hold is always unpacked. An opening restores the path to its
+checkpoint: one copy, for every later reader. A sequence that publishes over a compressed node gives the tree
+its own exact pages instead. A fork inside packed pages does this to their front and cuts it off. **When** is
+decided in ``eviction``: after bare KV and before anything is lost, and no more than is missing.
 
 *Record ids* count down from below PAD and are never reused. Code that mistakes one for a page is caught (law
 L4), and a draft that puts pages in place of some finds them by id.
 
 Laws: L1 (a packed page belongs to its node; audited), L2 (a draft changes nothing here), L7 (compressed KV
-has no readers).
+has no readers), L11 (KV_COMPRESS_BYTES_PER_STEP, but always one node).
 
 Rejected: compression into new pages (none are free when it is needed); compressing part of a node (a second
-way to cut an edge); an unpacked copy for each lease (each pays for the same bytes, and publishes over its
-source); scales by channel (12 to 25 % more bytes a page, and the numbers of ``--kv-dtype int8`` are known to
-suffice).
+way to cut an edge); an unpacked copy for each lease (each pays for the same bytes); scales by channel (12 to
+25 % more bytes a page).
 """
 
 from __future__ import annotations

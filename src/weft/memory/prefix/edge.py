@@ -141,7 +141,7 @@ class Node:
     hits: int = 0
     """Leases that opened at its end."""
     used_at: int = 0
-    """Version of the books at its creation or its last opening."""
+    """Version of memory's state at its creation or its last opening."""
     kv_inexact: bool = False
     """Its KV was compressed once, or computed from compressed data. ``state_inexact``: its checkpoint was."""
     state_inexact: bool = False

@@ -23,21 +23,19 @@ from weft.units import SeqId
 class Marconi(Policy):
     """Recency and FLOP per byte, as published for hybrid models, for comparison.
 
-        score = recency + alpha x efficiency        each over its largest among the candidates
+        score = recency + efficiency                each over its largest among the candidates
         efficiency = seconds to compute from the checkpoint above / (state + KV that only it needs)
 
     Candidates are checkpoints with at most one child, the lowest score first (Pan et al., Marconi, MLSys
-    2025). The published alpha is tuned by replaying the past; here it is 1. Each ``order`` scores every
-    checkpoint:
-    fine for a simulation, and the reason not to serve with it."""
+    2025). The published weight of the second term is tuned by replaying the past; here it is 1. Each
+    ``order`` scores every checkpoint: fine for a simulation, and the reason not to serve with it."""
 
     name = "marconi"
 
-    def __init__(self, plan: ArenaPlan, cost: PrefillCost, clock: Clock, *, alpha: float = 1.0) -> None:
+    def __init__(self, plan: ArenaPlan, cost: PrefillCost, clock: Clock) -> None:
         self._plan = plan
         self._cost = cost
         self._clock = clock
-        self._alpha = alpha
         self._used_s: dict[NodeId, float] = {}
 
     def costs(self, cost: PrefillCost) -> None:
@@ -65,7 +63,7 @@ class Marconi(Policy):
         oldest, newest = min(used), max(used)
         gains = [self._efficiency(node) for node in nodes]
         span, most = (newest - oldest) or 1.0, max(gains) or 1.0
-        scores = [(when - oldest) / span + self._alpha * gain / most
+        scores = [(when - oldest) / span + gain / most
                   for when, gain in zip(used, gains, strict=True)]
         return (nodes[at] for at in sorted(range(len(nodes)), key=lambda at: (scores[at], at)))
 

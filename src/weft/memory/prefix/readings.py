@@ -7,7 +7,7 @@ operator.
     follower   what each changed node offers now  -  what was reported of it  -->  CheckpointReport
     shape      namespaces, depths, lengths, and the places at which requests part or resume
 
-Readings of the tree alone. **Contents**: pages and slot are those of the books at this version. A caller
+Readings of the tree alone. **Contents**: pages and slot are those of memory's state at this version. A caller
 names them in the plan of the same version, and looks again for the next one. Codes of compressed KV lie side
 by side in its packed pages, from ``skip_bytes`` of the first on.
 
@@ -288,7 +288,7 @@ HEAD_TOKENS = 24
 
 
 def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> CacheShape:
-    """``seconds_since``: how long ago a version of the books was."""
+    """``seconds_since``: how long ago a version of memory's state was."""
     plan = cache.plan
     by_root: dict[NodeId, tuple[bool, ShapeSum]] = {}
     root_of: dict[NodeId, NodeId] = {}

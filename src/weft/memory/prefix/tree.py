@@ -10,20 +10,17 @@ frees nothing. An operation returns what it takes out, and ``cache`` gives that 
            └─ [512..768) ...   checkpoint @768
 
 Nodes are cut at page boundaries only, so each page lies in one node. Children are keyed by the bytes of their
-first page of tokens: equality is by tokens, never by a hash alone (law L10). A *tail* is shorter than a page.
-It has no children, owns its partly filled page, and is keyed by all of its tokens. That key is shorter than
-all others, so it collides with none. A reader copies the page of a tail before it extends it (law L7).
+first page of tokens: equality is by tokens, never by a hash alone (law L10). A *tail* has no children, owns
+its partly filled page, and is keyed by all of its tokens. That key is shorter than all others, so it collides
+with none. A reader copies the page of a tail before it extends it (law L7).
 
 A lease *holds* the node at whose end its shared pages end. ``holds`` counts the leases at or below a node. So
 the tree knows what is read without a scan, and each page has exactly one owner: the pool, a lease, or an edge
-(law L1). A root is created for the first node of its namespace and goes with the last one.
-
-Tokens and pages lie in *edges* (edge.py), which the nodes cut out of them share, and are read there.
+(law L1).
 
 Rejected: hash-chained blocks (equality by hash; a lookup touches every block); a reference count per page
 (6,250 increments to adopt a prefix of 100,000 tokens); cuts at any token (pages straddle nodes and need
-counts again); a class for tails (they are nodes in everything but length); tokens and pages by node (each of
-a thousand cuts copies the rest of the edge).
+counts again); tokens and pages by node (each of a thousand cuts copies the rest of the edge).
 """
 
 from __future__ import annotations
@@ -81,7 +78,7 @@ class PrefixTree:
         self.edges: dict[EdgeId, Edge] = {}
         self.next_id = 0
         self.version = 0
-        """Version of the books after the current commit; nodes record it."""
+        """Version of memory's state after the current commit; nodes record it."""
         self.page_count = 0
         self.held_page_count = 0
         """Pages of nodes with holds; they cannot be evicted."""

@@ -148,7 +148,7 @@ def test_the_default_memory_is_a_share_of_free_ram_and_no_more_than_could_be_use
         assert all(open_in(draft, memory, seq, sizes.max_model_len) for seq in range(seqs))
         exact = seqs * (spec.state_bytes_per_sequence("bfloat16")
                         + sizes.max_model_len * spec.kv_bytes_per_token("bfloat16"))
-        slack = 3 * memory._books.plan.frame_bytes + seqs * memory._books.plan.page_bytes
+        slack = 3 * memory._state.plan.frame_bytes + seqs * memory._state.plan.page_bytes
         assert memory_bytes <= 2 * exact + slack, "more than twice of what could be used is too much"
 
 

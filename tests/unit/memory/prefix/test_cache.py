@@ -61,7 +61,7 @@ def hit(memory: Memory, tokens: np.ndarray, salt: str = "") -> int:
 def test_a_cached_front_is_read_in_place() -> None:
     memory = roomy()
     remember(memory, tokens_of(1, 2, 3))
-    [front] = [node for node in memory._books.cache.tree.nodes() if node.pages]
+    [front] = [node for node in memory._state.cache.tree.nodes() if node.pages]
     longer = tokens_of(1, 2, 3, 4, rest=3)
     reservation = in_one(memory, opening(memory, TWO, longer))
     lease = memory.lease(TWO)
@@ -77,7 +77,7 @@ def test_a_cached_front_is_read_in_place() -> None:
 def test_a_partly_filled_page_is_copied_before_it_is_extended() -> None:
     memory = roomy()
     remember(memory, tokens_of(1, rest=5))
-    tail = next(node for node in memory._books.cache.tree.nodes() if node.is_tail)
+    tail = next(node for node in memory._state.cache.tree.nodes() if node.is_tail)
     longer = np.concatenate([tokens_of(1, rest=5), tokens_of(4)])
     reservation = in_one(memory, opening(memory, TWO, longer))
     pages = memory.lease(TWO).pages
@@ -108,7 +108,7 @@ def test_the_running_slot_is_donated_and_nothing_is_copied() -> None:
     in_one(memory, opening(memory, ONE, tokens_of(1, 2)))
     slot, pages = memory.lease(ONE).slot, list(memory.lease(ONE).pages)
     reservation = in_one(memory, lambda draft: draft.close(ONE, keep=tokens_of(1, 2)))
-    [node] = [node for node in memory._books.cache.tree.nodes() if node.pages]
+    [node] = [node for node in memory._state.cache.tree.nodes() if node.pages]
     assert (node.slot, node.pages) == (slot, pages)
     assert (reservation.slots, reservation.pages, reservation.arena_work.slot_copies) == ((), (), ())
 
@@ -245,7 +245,6 @@ def test_a_lost_hit_is_told_from_no_shared_prefix() -> None:
     evict(memory, states=2)
     match = memory.match(tokens_of(1, 2, 3, 4, 5), salt="")
     assert (match.cached_tokens, match.lost) == (0, Lost(evicted_state=64))
-    assert match.lost_reason == "evicted_state"
     in_one(memory, opening(memory, TWO, tokens_of(1, 2, 3, 4, 5)))
     assert memory.usage().cache.lost_evicted_state == 64
 
@@ -266,7 +265,7 @@ def test_what_is_needed_is_evicted_and_there_for_the_next_draft() -> None:
 def evict(memory: Memory, *, pages: int = 0, states: int = 0) -> None:
     demand = Demand(0, 1, 1, pages, states)
     memory.commit(replace(memory.draft().seal(),
-                          evicted=tuple(choose(memory._books.cache.order, demand))))
+                          evicted=tuple(choose(memory._state.cache.order, demand))))
     memory.audit()
 
 
@@ -340,7 +339,7 @@ def test_what_a_sequence_reads_is_never_evicted_but_its_checkpoint_can_be() -> N
     in_one(memory, opening(memory, TWO, tokens_of(1, 2, 3, 4)))
     memory.flush()
     memory.audit()
-    assert memory.lease(TWO).pages[:3] == [page for node in memory._books.cache.tree.nodes()
+    assert memory.lease(TWO).pages[:3] == [page for node in memory._state.cache.tree.nodes()
                                           for page in node.pages]
     assert memory.usage().slots_cached == 0
     assert memory.usage().pages_shared == 3

@@ -99,7 +99,7 @@ def short(memory: Memory, pages: int) -> Reservation:
 
 
 def node_of(memory: Memory, seq: int) -> Node:
-    nodes, first = memory._books.cache.tree.nodes(), tokens_of(seq, 1).tobytes()
+    nodes, first = memory._state.cache.tree.nodes(), tokens_of(seq, 1).tobytes()
     [node] = [node for node in nodes if node.tokens[:len(first)] == first]
     return node
 
@@ -115,7 +115,7 @@ def test_kv_is_compressed_in_its_own_pages_before_any_state_goes_the_longest_unr
     usage = memory.usage()
     assert (usage.pages_compressed, usage.compressed_kv_bytes) == (24, 12 * memory.plan.page_bytes)
     assert usage.pages_available == free + 12
-    assert memory._books.cache.compressed_kv.by_node[node_of(memory, 0).id].pages == list(before[0][:2])
+    assert memory._state.cache.compressed_kv.by_node[node_of(memory, 0).id].pages == list(before[0][:2])
     assert usage.cached_bytes == usage.evictable_bytes
 
 
@@ -133,7 +133,7 @@ def test_without_it_the_same_shortage_evicts_and_nothing_is_marked() -> None:
     reservation = short(memory, memory.usage().pages_available + 1)
     assert not reservation.arena_work.kv_compressions
     assert reservation.evicted
-    assert not any(node.kv_inexact or node.state_inexact for node in memory._books.cache.tree.nodes())
+    assert not any(node.kv_inexact or node.state_inexact for node in memory._state.cache.tree.nodes())
     assert memory.usage().compressed_kv_bytes == 0
 
 
@@ -178,7 +178,7 @@ def test_what_is_left_behind_compressed_kv_is_inexact_and_computing_it_anew_make
     short(memory, memory.usage().pages_available + 1)
     longer = np.append(tokens_of(0, 4 * PAGE_TOKENS), tokens_of(50, 3 * PAGE_TOKENS)).astype(np.int32)
     keep(memory, 10, longer)
-    tree = memory._books.cache.tree
+    tree = memory._state.cache.tree
     behind = next(node for node in tree.nodes() if node.end == 7 * PAGE_TOKENS)
     assert (behind.kv_inexact, behind.state_inexact) == (True, True)
     assert not node_of(memory, 7).kv_inexact
@@ -188,12 +188,12 @@ def test_what_is_left_behind_compressed_kv_is_inexact_and_computing_it_anew_make
     draft = memory.draft()
     assert draft.open(SeqId(11), memory.match([], salt=""), 4 * PAGE_TOKENS)
     memory.commit(draft.seal())
-    assert node_of(memory, 1).id in memory._books.cache.compressed_kv.by_node
+    assert node_of(memory, 1).id in memory._state.cache.compressed_kv.by_node
     draft = memory.draft()
     draft.close(SeqId(11), keep=tokens_of(1, 4 * PAGE_TOKENS))
     memory.commit(draft.seal())
     memory.audit()
-    assert node_of(memory, 1).id not in memory._books.cache.compressed_kv.by_node
+    assert node_of(memory, 1).id not in memory._state.cache.compressed_kv.by_node
     assert not node_of(memory, 1).kv_inexact
 
 
@@ -202,7 +202,7 @@ def test_who_has_computed_it_exactly_gives_up_nothing_for_what_was_compressed_on
     short(memory, memory.usage().pages_available + 1)
     keep(memory, 10, np.append(tokens_of(0, 4 * PAGE_TOKENS), [7, 7]).astype(np.int32))
     node = node_of(memory, 0)
-    assert node.id not in memory._books.cache.compressed_kv.by_node, "it was read, and is wide"
+    assert node.id not in memory._state.cache.compressed_kv.by_node, "it was read, and is wide"
     assert node.kv_inexact
     before, draft = node.pages, memory.draft()
     assert draft.open(SeqId(11), memory.match([], salt=""), 5 * PAGE_TOKENS)
@@ -222,7 +222,7 @@ def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_packed() -> None
     memory = kept(3, pages=8)
     short(memory, memory.usage().pages_available + 1)
     lower = node_of(memory, 0)
-    assert lower.id in memory._books.cache.compressed_kv.by_node
+    assert lower.id in memory._state.cache.compressed_kv.by_node
     forked = np.append(tokens_of(0, 5 * PAGE_TOKENS), tokens_of(60, 2 * PAGE_TOKENS)).astype(np.int32)
     draft = memory.draft()
     assert draft.open(SeqId(10), memory.match([], salt=""), len(forked))
@@ -232,7 +232,7 @@ def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_packed() -> None
     draft.close(SeqId(10), keep=forked)
     memory.commit(draft.seal())
     memory.audit()
-    packed = memory._books.cache.compressed_kv.by_node[lower.id]
+    packed = memory._state.cache.compressed_kv.by_node[lower.id]
     assert (packed.count, packed.cut, packed.skip_bytes) == (3, 2, memory.plan.page_bytes // 2)
     assert lower.parent is not None
     assert (lower.parent.pages, lower.parent.kv_inexact) == (own[:5], False)
@@ -269,7 +269,7 @@ def test_rows_write_only_what_those_before_them_have_read(record_bytes: int, ski
 
 
 def a_packed(memory: Memory) -> PackedPages:
-    return next(iter(memory._books.cache.compressed_kv.by_node.values()))
+    return next(iter(memory._state.cache.compressed_kv.by_node.values()))
 
 
 def swap_two_pages(memory: Memory) -> None:
@@ -277,11 +277,11 @@ def swap_two_pages(memory: Memory) -> None:
 
 
 def count_a_page_more(memory: Memory) -> None:
-    memory._books.cache.compressed_kv.page_count += 1
+    memory._state.cache.compressed_kv.page_count += 1
 
 
 def count_a_record_less(memory: Memory) -> None:
-    memory._books.cache.compressed_kv.record_count -= 1
+    memory._state.cache.compressed_kv.record_count -= 1
 
 
 def lose_a_page(memory: Memory) -> None:
@@ -301,11 +301,11 @@ def take_it_for_exact(memory: Memory) -> None:
 
 
 def forget_what_nobody_reads(memory: Memory) -> None:
-    memory._books.cache.compressed_kv.idle.popitem()
+    memory._state.cache.compressed_kv.idle.popitem()
 
 
 def compress_what_is_gone(memory: Memory) -> None:
-    memory._books.cache.compressed_kv.by_node[NodeId(10**6)] = a_packed(memory)
+    memory._state.cache.compressed_kv.by_node[NodeId(10**6)] = a_packed(memory)
 
 
 @pytest.mark.parametrize("corrupt", [

@@ -76,7 +76,7 @@ def test_as_many_are_compressed_as_it_takes(pages: int, slots: int, at_once: int
 
 def _nodes(count: int) -> list[Node]:
     memory = kept(count)
-    return list(memory._books.cache.order.in_slots.values())
+    return list(memory._state.cache.order.in_slots.values())
 
 
 def kept(count: int, *, frames: int = 20, compressed_pages: int = 3) -> Memory:
@@ -117,15 +117,15 @@ def test_states_are_compressed_before_any_is_evicted_the_longest_unused_first() 
     assert compressed > 0
     assert evicted == 0
     compressed = memory.usage().states_compressed
-    tree = memory._books.cache.tree
-    in_pages = [tree.by_id[node].tokens for node in memory._books.cache.compressed_states.pages]
+    tree = memory._state.cache.tree
+    in_pages = [tree.by_id[node].tokens for node in memory._state.cache.compressed_states.pages]
     assert in_pages == [tokens_of(seq).tobytes() for seq in range(compressed)]
     match = memory.match(tokens_of(0, 20), salt="")
     assert match.cached_tokens == PAGE_TOKENS
     draft = memory.draft()
     assert draft.open(SeqId(50), match, 20)
     [restore] = draft.seal().arena_work.state_restores
-    assert list(restore.pages) == memory._books.cache.compressed_states.pages[match.anchor]
+    assert list(restore.pages) == memory._state.cache.compressed_states.pages[match.anchor]
     assert restore.slot == draft.slot_of(SeqId(50))
     assert not draft.seal().arena_work.slot_copies
 
@@ -174,29 +174,29 @@ def test_a_policy_counts_the_bytes_that_a_state_has_compressed(monkeypatch: pyte
 
 
 def _a_page_less(memory: Memory) -> None:
-    next(iter(memory._books.cache.compressed_states.pages.values())).pop()
+    next(iter(memory._state.cache.compressed_states.pages.values())).pop()
 
 
 def _a_page_of_another(memory: Memory) -> None:
-    first, second, *_ = memory._books.cache.compressed_states.pages.values()
+    first, second, *_ = memory._state.cache.compressed_states.pages.values()
     first[0] = second[0]
 
 
 def _forgotten(memory: Memory) -> None:
-    memory._books.cache.compressed_states.pages.popitem()
+    memory._state.cache.compressed_states.pages.popitem()
 
 
 def _counted_wrong(memory: Memory) -> None:
-    memory._books.cache.compressed_states.page_count += 1
+    memory._state.cache.compressed_states.page_count += 1
 
 
 def _two_pages_changed_places(memory: Memory) -> None:
-    pages = next(iter(memory._books.cache.compressed_states.pages.values()))
+    pages = next(iter(memory._state.cache.compressed_states.pages.values()))
     pages[0], pages[1] = pages[1], pages[0]
 
 
 def _still_among_those_in_slots(memory: Memory) -> None:
-    cache = memory._books.cache
+    cache = memory._state.cache
     name = next(iter(cache.compressed_states.pages))
     cache.order.in_slots[name] = cache.tree.by_id[name]
 

@@ -7,12 +7,10 @@
           [0 ......... 512) --+-- [512 ...... 2048) o  ghost: a request that returns to it computes it again
                               '-- [512 .. 900) o  in memory
 
-A lookup says how far a prompt was seen before, even if its KV is evicted: a third prompt may part at that
-fork. It also says which record the prompt would have used. A span without a record and without a running
-request is forgotten at once. So the bound is one on ghosts and their tokens, and the policy keeps it.
-
-It mirrors the verbs of the live tree, lease by lease, and never reads it. If the two disagree, because
-something was forgotten here that is still in memory, a record is not added. Nothing else happens.
+A lookup says how far a prompt was seen before, even if its KV is evicted, and which record it would have
+used. A span without a record and without a running request is forgotten at once. So the bound is one on
+ghosts and their tokens, and the policy keeps it. It mirrors the verbs of the live tree, lease by lease, and
+never reads it. If the two disagree, a record is not added, and nothing else happens.
 
 Rejected: nodes of the live tree without pages (every walk would have to know, and a mistake in a statistic
 would be one in the cache); hashes of prefixes (a thousand of them for a prompt of 64,000 tokens, at each

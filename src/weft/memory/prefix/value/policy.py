@@ -2,22 +2,16 @@
 
     value = index  x  (seconds to compute from the checkpoint above)  /  (slot bytes + KV bytes only it needs)
 
-    index      expected uses per second held, at the best time to give it up    gittins, hazard, features
-    seconds    linear + quadratic prefill cost                                  PrefillCost
-    bytes      what would be free without the checkpoint                        holdings
-
-One currency covers everything in the cache: the end of a conversation, the prefix that a thousand requests
-share, the middle of a document. The index is learned from uses: which states are used again, and when.
-Evicted states teach as well. A *ghost* is the record of an evicted state. It is remembered for GHOST_S
-seconds, and a request that would have used the state counts. Nothing is tuned to a kind of traffic. The
-constants are bounds, grain of tables, and priors that a few dozen uses outweigh.
-
-A ghost leaves its prospects to the checkpoint above it, and is then the *heir* of that one: a request that
-returns to an evicted end begins at the checkpoint above.
-
     events of a commit --> records, history (what is remembered)
                        --> prospects (what each record is worth) --> candidates (the lowest values)
     order              <-- candidates, each valued again as it is named
+
+One currency covers everything in the cache: the end of a conversation, the prefix that a thousand requests
+share, the middle of a document. The index (``hazard``) is learned from uses: which states are used again, and
+when. Evicted states teach as well. A *ghost* is the record of an evicted state. It is remembered for GHOST_S
+seconds, and a request that would have used the state counts. It leaves its prospects to the checkpoint above
+it, its *heir*: a request that returns to an evicted end begins there. Constants are bounds, grain of tables,
+and priors that a few dozen uses outweigh.
 
 ``order`` walks the candidates from the lowest value up, values each again at the present time, and names it
 later if its value rose. So nothing is sorted or scanned while memory is short.
@@ -26,8 +20,8 @@ Limits: a model without recurrent layers has no checkpoints, and its KV goes by 
 leaves a state that looks like the end of a request.
 
 Rejected: hazard without the index (a tenth lower hit rate at some sizes: it drops what is needed soon, not
-yet); no ghosts, no heirs, no bytes in the value (each lower, see decision 0014); kinds
-by temperature, superseded ends, the deepest ghost as a place for a checkpoint (no change).
+yet); no ghosts, no heirs, no bytes in the value (each lower, see decision 0014); kinds by temperature,
+superseded ends, the deepest ghost as a place for a checkpoint (no change).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Bench:
     @property
     def states(self) -> Mapping[NodeId, Node]:
         """The checkpoints in memory, in order of use."""
-        return self.memory._books.cache.order.states
+        return self.memory._state.cache.order.states
 
     def value_of(self, node: Node) -> float:
         prospects = self.value._prospects
@@ -261,7 +261,7 @@ def test_asking_what_would_go_changes_nothing_in_the_cache() -> None:
 @pytest.mark.parametrize("seed", [seed for seed in range(40) if policy_of(seed) == "value"])
 def test_every_state_has_one_record_after_any_walk(seed: int) -> None:
     world = walk(seed)
-    cache = world.memory._books.cache
+    cache = world.memory._state.cache
     assert isinstance(cache.policy, ValuePolicy) == bool(world.m)
     if isinstance(cache.policy, ValuePolicy):
         cache.policy.audit(cache.order.states)

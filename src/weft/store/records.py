@@ -1,4 +1,4 @@
-"""``RecordBooks``: what the records of a directory are now, and what each outcome of a thread changes.
+"""``StoreRecords``: what the records of a directory are now, and what each outcome of a thread changes.
 
     outcome of a write    entries become durable, or go with their blocks
     outcome of a mark     blocks of retired records are free
@@ -67,7 +67,7 @@ class StoreCounters:
             self.read_bytes_per_second += (_NEWEST if self.read_bytes_per_second else 1.0) * change
 
 
-class RecordBooks:
+class StoreRecords:
     """See the essay. ``events`` are read by ``poll``."""
 
     def __init__(self, opened: OpenDirectory, options: StoreOptions, namespace: bytes,
