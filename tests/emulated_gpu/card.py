@@ -25,6 +25,8 @@ CUDA = torch.device("cuda", 0)
 CONTEXT_BYTES = 8 << 20
 """Of the driver; some hundred MiB on a real one."""
 HOST_CACHE_MAX = 1 << 20
+RESERVE_SLACK = 16 << 10
+"""Beyond the reserve: a step begins with some bytes of the one before, which the measurement did not have."""
 STREAMS_MAX = 2
 """With products: the one of steps, and the one of recordings."""
 WORKSPACE_BYTES = 4 << 20
@@ -164,7 +166,7 @@ class Card:
             self.settle_frees()
         self.serving = True
         if self.reserve is not None:
-            self.most_allocated = self.allocator.allocated + self.reserve.step_bytes
+            self.most_allocated = self.allocator.allocated + self.reserve.step_bytes + RESERVE_SLACK
 
     def late(self, kind: str, text: str) -> None:
         """Something that takes long, and belongs to the start."""

@@ -84,7 +84,7 @@ def test_memory_beyond_what_the_start_counted_is_reported(card: Card) -> None:
     card.begin_serving()
     held = torch.empty(1 << 20, dtype=torch.uint8, device=CUDA)
     assert not card.reports, "the control: as much as was counted"
-    more = torch.empty(1, device=CUDA)
+    more = torch.empty(32 << 10, dtype=torch.uint8, device=CUDA)
     assert [report.kind for report in card.reports] == ["reserve"]
     assert held.numel() > more.numel()
 

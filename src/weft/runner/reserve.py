@@ -51,7 +51,7 @@ from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.replay_log import ReplayLog
 from weft.tensor.scratch import scratch
-from weft.units import PAD, format_bytes, pages_for
+from weft.units import PAD, VERIFY_TOKENS_MAX, format_bytes, pages_for
 
 HIT_TOKENS = 40
 """Off the grid of chunks: the first chunk of a run ends inside it."""
@@ -208,6 +208,7 @@ class _Measurement:
         self._model, self._spec, self._meter, self._rows, self._device = model, spec, meter, rows, device
         plan = plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype,
                           kv_layout=gpu.page_layout(device))
+        self._step_tokens = step_tokens
         self._caches = DeviceArena(plan, device).layer_caches(len(spec.layers))
         if kv_dtype == "float8_e4m3":   # kernels compile for caches with scales
             for cache, layer in zip(self._caches, spec.layers, strict=True):
@@ -248,15 +249,17 @@ class _Measurement:
 
     def _step(self, shape: StepShape) -> None:
         inputs, windows = shape.inputs, shape.inputs.runs.verify_count
-        if windows:
-            log = ReplayLog(0, len(inputs.tokens_T))
-            # A memo of its own: the other one has the addresses of the first step's log.
-            inputs = replace(inputs, runs=replace(inputs.runs, log=log, memo={}))
+        # A memo of its own: that of the step before has tables, and addresses of its log.
+        log = ReplayLog(0, len(inputs.tokens_T)) if windows else None
+        inputs = replace(inputs, runs=replace(inputs.runs, log=log, memo={}))
         hidden_TD = self._model.forward(inputs, self._caches)
         if windows:
             replay(inputs.runs, range(1, 1 + windows))
-        sampled_XD = hidden_TD[: min(self._rows, shape.inputs.runs.run_count)]
-        rows = np.arange(len(sampled_XD))
+        sampled = min(self._rows, shape.inputs.runs.run_count)
+        if windows:   # each token of a window chooses one, beside those of the other decodes
+            sampled = min(self._rows + VERIFY_TOKENS_MAX, self._step_tokens)
+        sampled_XD = hidden_TD[torch.arange(sampled, device=self._device) % len(hidden_TD)]
+        rows = np.arange(sampled) % self._rows
         self._sampler.sample(self._model.logits(sampled_XD), rows, np.ones_like(rows))
         if not shape.decodes:
             scored_ND = hidden_TD[:SCORED_TOKENS]

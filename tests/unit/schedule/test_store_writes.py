@@ -1,0 +1,87 @@
+"""Writes to the store: whose buffer a job's is, from its first copy to its end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.memory.arena_work import ArenaWork
+from weft.memory.prefix_store import TransferBuffers
+from weft.schedule.store_writes import StoreWrites
+
+PAGES = 6
+
+
+class OneCheckpoint:
+    """A memory with one checkpoint of PAGES pages, which may be gone."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.new = [7]
+        self.plan = SimpleNamespace(pages_per_frame=1, compressed_kv_dtype=None, compressed_kv_bytes=0,
+                                    page_bytes=4)
+        self.contents = SimpleNamespace(
+            node=7, start=0, position=16 * PAGES, form="exact", salt="", tokens=np.arange(16 * PAGES),
+            exact=True, has_compressed=False, pages=tuple(range(PAGES)), slot=3, parts=(), hits=0)
+
+    def take_new_checkpoints(self) -> list[int]:
+        new, self.new = self.new, []
+        return new
+
+    def checkpoint_contents(self, node: int, start: int = 0) -> Any:
+        return None if self.gone else self.contents
+
+    def checkpoint_outlook(self, node: int) -> None:
+        return None
+
+
+@pytest.fixture
+def memory() -> OneCheckpoint:
+    return OneCheckpoint()
+
+
+@pytest.fixture
+def buffers() -> TransferBuffers:
+    return TransferBuffers(4, 4, limit_bytes=1 << 20)
+
+
+@pytest.fixture
+def writes(memory: OneCheckpoint, buffers: TransferBuffers) -> StoreWrites:
+    store: Any = SimpleNamespace(offer=lambda *_, **__: SimpleNamespace(start=0, above=0))
+    prices: Any = SimpleNamespace(worth_of_write_s=lambda *_: 1.0, compute_s=lambda *_: 1.0)
+    made = StoreWrites(store, memory, buffers, prices, lambda: 0.0,   # type: ignore[arg-type]
+                       write_bytes_s=0, step_bytes=2 * 4)
+    memory.new = [7]
+    made.committed(ArenaWork(), 1)
+    return made
+
+
+def test_a_buffer_that_a_step_in_flight_writes_is_not_given_away(
+        memory: OneCheckpoint, buffers: TransferBuffers, writes: StoreWrites) -> None:
+    """The step was launched or will be; its checkpoint is evicted meanwhile."""
+    writes.look()
+    pages, states = writes.work(idle=False)
+    assert 0 < sum(len(one.pages) for one in pages) < PAGES, "some of it is left"
+    writes.committed(ArenaWork(page_stores=pages, state_stores=states), 5)
+    memory.gone = True
+    writes.look()
+    assert len(buffers) == 1, "step 5 names it"
+    writes.finished(4)
+    writes.look()
+    assert len(buffers) == 1
+    writes.finished(5)
+    writes.look()
+    assert not len(buffers)
+    assert writes.counts.lost == 1
+
+
+def test_a_buffer_that_no_step_names_is_free_at_once(
+        memory: OneCheckpoint, buffers: TransferBuffers, writes: StoreWrites) -> None:
+    writes.look()
+    assert len(buffers) == 1
+    memory.gone = True
+    writes.look()
+    assert not len(buffers)
