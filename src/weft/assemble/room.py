@@ -20,7 +20,7 @@ from weft.errors import ConfigError
 from weft.host import free_ram_bytes
 from weft.memory.frames.plan import WORKSPACE_SHARE, ArenaPlan, default_memory_bytes, plan_arena
 from weft.spec import ITEM_BYTES, KV_DTYPES, CacheDTypeName, ModelSpec, with_cache_dtypes
-from weft.units import format_bytes, parse_bytes
+from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,8 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     from weft.tensor import gpu
     from weft.tensor.device import free_bytes
 
-    tokens = config.max_num_batched_tokens or STEP_TOKENS_GPU
+    # As ``fit_sizes`` raises it: a step holds one chunk and a decode.
+    tokens = max(config.max_num_batched_tokens or STEP_TOKENS_GPU, CHUNK_TOKENS + 1)
     measure = partial(
         measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
         meter=CudaMeter(device), mixed_tokens_max=mixed_tokens_max(config), windows=records_windows(config),
