@@ -22,10 +22,10 @@ from tests.oracle.serving import (
     loaded,
 )
 from tests.oracle.test_models_against_transformers import expected
-from weft.memory.draft import Draft
+from tests.support.refused_growth import refuse_growth
 from weft.memory.frames.plan import plan_arena
 from weft.request import SamplingParams
-from weft.units import SeqId, pages_for
+from weft.units import pages_for
 
 pytestmark = pytest.mark.parametrize("family", [*MORE_FAMILIES, *MAMBA_FAMILIES])
 
@@ -92,16 +92,7 @@ def test_memory_in_other_hands_changes_nothing(family: str) -> None:
 def test_preemption_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time the first one grows there seems to be no room, once: the last one gives way and resumes."""
     serving = Serving(family, step_tokens=128)
-    extend = Draft.extend
-    refused: set[int] = set()
-
-    def refuse_once(draft: Draft, seq: SeqId, tokens: int) -> bool:
-        if seq != 0 or tokens in refused or len(serving.core.scheduler.running) == 1:
-            return extend(draft, seq, tokens)
-        refused.add(tokens)
-        return False
-
-    monkeypatch.setattr(Draft, "extend", refuse_once)
+    refused = refuse_growth(monkeypatch, lambda: len(serving.core.scheduler.running))
     answers = run(serving, truths(family)[1:])
     assert sum(answer.preemptions for answer in answers) >= len(refused)
     assert bool(refused) == bool(loaded(family).spec.attention_layers), "only what has pages grows"

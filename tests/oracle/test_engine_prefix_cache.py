@@ -17,11 +17,12 @@ import pytest
 import torch
 
 from tests.oracle.serving import FAMILIES, RECURRENT_FAMILIES, Answer, Serving, loaded
+from tests.support.refused_growth import refuse_growth
 from weft.memory.draft import Draft
 from weft.memory.frames.plan import plan_arena
 from weft.request import SamplingParams
 from weft.schedule.plan import Admission, StepPlan
-from weft.units import PAGE_TOKENS, SeqId, pages_for
+from weft.units import PAGE_TOKENS, pages_for
 
 TOLERANCE = 1e-5
 """Of the largest logit, for a request alone on its engine, in float32."""
@@ -278,16 +279,7 @@ def test_a_preempted_request_resumes_where_it_was_and_nothing_changes(
     """Each page that the first one grows into seems not to be there at first, so the last one gives way, in
     its prefill and then in its answer."""
     serving = warm(family, step_tokens=200)
-    extend = Draft.extend
-    refused: set[int] = set()
-
-    def refuse_once(draft: Draft, seq: SeqId, tokens: int) -> bool:
-        if seq != 0 or tokens in refused or len(serving.core.scheduler.running) == 1:
-            return extend(draft, seq, tokens)
-        refused.add(tokens)
-        return False
-
-    monkeypatch.setattr(Draft, "extend", refuse_once)
+    refused = refuse_growth(monkeypatch, lambda: len(serving.core.scheduler.running))
     monkeypatch.setattr(Draft, "reclaim", lambda self, **asked: False)
     prompts = [text(70, 14), text(71, 700), text(72, 150)]
     answers = serving.run(prompts, LONGER)

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint
 from tests.fixtures.drafters import AnswerDrafter
 from tests.ranks.engines import GREEDY, Story, engine, prompt, run, whole_story
+from tests.support.refused_growth import refuse_growth
 from weft.assemble import assembly
-from weft.memory.draft import Draft
 from weft.ranks.peers import Peers
-from weft.units import SeqId
 
 FAMILIES = ("qwen3_5", "lfm2", "granite_moe", "kimi_linear", "zamba2", "jamba")
 """One of each mixer; ``test_every_family`` has the others, without processes."""
@@ -45,15 +44,7 @@ def test_a_preempted_sequence(two: Peers, monkeypatch: pytest.MonkeyPatch) -> No
     expected = run(alone, requests, Story())
     alone.core.close()
     assert not expected.preemptions
-    extend, refused = Draft.extend, set[int]()
-
-    def refuse_once(draft: Draft, seq: SeqId, tokens: int) -> bool:
-        if seq != 0 or tokens in refused or len(ranked.core.scheduler.running) == 1:
-            return extend(draft, seq, tokens)
-        refused.add(tokens)
-        return False
-
-    monkeypatch.setattr(Draft, "extend", refuse_once)
+    refused = refuse_growth(monkeypatch, lambda: len(ranked.core.scheduler.running))
     ranked = engine(checkpoint("lfm2"), peers=two)
     story = run(ranked, requests, Story())
     ranked.core.close()
