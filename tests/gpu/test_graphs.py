@@ -85,7 +85,7 @@ def shapes_of(serving: Serving) -> list[MixedShape]:
 def test_decodes_and_steps_with_prompts_can_be_recorded_and_change_no_token(
         family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = family in MIXED
-    monkeypatch.setattr(torch_executor, "mixed_shapes", lambda *sizes: (SHAPE,) * mixed)
+    monkeypatch.setattr(torch_executor, "recorded_shapes", lambda *sizes, **kinds: (SHAPE,) * mixed)
     monkeypatch.setattr(torch_executor, "decode_widths", lambda rows: (rows,))
     prompts = [[7], [300, 20, 411, 5, 123]]
     short = SamplingParams(temperature=0.0, max_tokens=DECODED, ignore_eos=True)

@@ -35,7 +35,7 @@ from weft.models.safetensors_header import StoredTensor
 
 METHOD = "gguf"
 """The ``quant_method`` of a view's config.json."""
-_FORM = 2
+_FORM = 3
 """Of a view: grows when its texts are made in another way."""
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
@@ -79,7 +79,7 @@ def view_of(path: Path) -> Path:
 
 def _write_view(header: Header, files: Sequence[Path], directory: Path) -> None:
     layout = read_layout(header)
-    config = layout.config | {"quantization_config": {"quant_method": METHOD} | _sizes(header)}
+    config = layout.config | {"quantization_config": {"quant_method": METHOD}}
     generation = generation_config(header)
     config["eos_token_id"] = generation["eos_token_id"]
     write_tokenizer(header, directory)
@@ -87,18 +87,6 @@ def _write_view(header: Header, files: Sequence[Path], directory: Path) -> None:
     for file in files:
         (directory / file.name).symlink_to(file)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
-
-
-def _sizes(header: Header) -> dict[str, Any]:
-    """For ``weft plan``: bits of a weight in the file, and the forms of its matrices, most bytes first."""
-    matrices = [one for one in header.tensors.values() if len(one.shape) > 1 and one.name.startswith("blk.")]
-    weights = sum(8 * one.stored_bytes for one in matrices), sum(one.elements for one in matrices)
-    bytes_of: dict[str, int] = {}
-    for one in matrices:
-        bytes_of[one.type] = bytes_of.get(one.type, 0) + one.stored_bytes
-    return {
-        "bits": weights[0] / max(weights[1], 1), "types": sorted(bytes_of, key=lambda kind: -bytes_of[kind])
-    }
 
 
 def is_view(config: Mapping[str, Any]) -> bool:
