@@ -23,14 +23,14 @@ VOCAB_SIZE = 32_000
 def remember(memory: Memory, tokens: np.ndarray, every: int) -> None:
     """One sequence computes ``tokens``, keeps its state every ``every`` tokens, and ends."""
     seq = SeqId(0)
-    draft = memory.draft()
-    assert draft.open(seq, memory.match(tokens, salt=""), len(tokens))
+    transaction = memory.transaction()
+    assert transaction.open(seq, memory.match(tokens, salt=""), len(tokens))
     for position in range(every, len(tokens), every):
-        draft.save(seq, position)
-    memory.commit(draft.seal())
-    draft = memory.draft()
-    draft.close(seq, keep=tokens)
-    memory.commit(draft.seal())
+        transaction.save(seq, position)
+    memory.commit(transaction.seal())
+    transaction = memory.transaction()
+    transaction.close(seq, keep=tokens)
+    memory.commit(transaction.seal())
 
 
 def microseconds(what: Callable[[], object], repeats: int) -> tuple[float, float]:
@@ -60,9 +60,9 @@ def measure(name: str, tokens: np.ndarray, every: int, branches: int, repeats: i
     nodes = memory.usage().cache_nodes
 
     def open_on_it() -> None:
-        draft = memory.draft()
-        assert draft.open(SeqId(1), memory.match(again, salt=""), len(again))
-        draft.seal()
+        transaction = memory.transaction()
+        assert transaction.open(SeqId(1), memory.match(again, salt=""), len(again))
+        transaction.seal()
 
     opened, opened_worst = microseconds(open_on_it, repeats)
     miss, _ = microseconds(lambda: memory.match(again[1:], salt=""), repeats)

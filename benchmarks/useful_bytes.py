@@ -33,9 +33,9 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.draft import Draft
 from weft.memory.frames.plan import plan_arena
 from weft.memory.memory import Memory
+from weft.memory.transaction import Transaction
 from weft.memory.values import Match
 from weft.spec import LayerSpec, ModelSpec, StatePart, attention, gated_delta, mamba1, mamba2, short_conv
 from weft.units import PAGE_TOKENS, SeqId
@@ -89,19 +89,19 @@ class Filling:
     def fill(self, lengths: Iterator[int]) -> None:
         """Open sequences until nothing makes room for the next one."""
         while True:
-            draft = self.memory.draft()
+            transaction = self.memory.transaction()
             opened: dict[SeqId, int] = {}
             waiting = False
             while len(opened) < ADMITTED_AT_ONCE:
                 tokens, seq = next(lengths), SeqId(self.next_seq)
-                if not draft.open(seq, Match(version=self.memory.version), tokens):
-                    waiting = draft.reclaim(pages=self.memory.plan.pages_for(tokens), slots=1)
+                if not transaction.open(seq, Match(version=self.memory.version), tokens):
+                    waiting = transaction.reclaim(pages=self.memory.plan.pages_for(tokens), slots=1)
                     break
                 opened[seq] = tokens
                 self.next_seq += 1
             if not opened and not waiting:
                 return
-            self.memory.commit(draft.seal())
+            self.memory.commit(transaction.seal())
             self.lengths |= opened
             self.came_bytes += sum(map(self.exact_bytes, opened.values()))
 
@@ -113,11 +113,11 @@ class Filling:
 
     def leave(self, share: float) -> None:
         leaving = self.random.sample(sorted(self.lengths), int(share * len(self.lengths)))
-        draft = self.memory.draft()
+        transaction = self.memory.transaction()
         for seq in leaving:
-            draft.close(seq)
+            transaction.close(seq)
             del self.lengths[seq]
-        self.memory.commit(draft.seal())
+        self.memory.commit(transaction.seal())
 
     @property
     def useful_bytes(self) -> int:
@@ -163,7 +163,7 @@ def churned(spec: ModelSpec, memory_bytes: int, tokens: int, rounds: int, seed: 
 
 def stuck(spec: ModelSpec, memory_bytes: int, tokens: int, rounds: int, seed: int = 0) -> Filling:
     """Nothing is cached, so without moving there is nothing that ``reclaim`` could do."""
-    with mock.patch.object(Draft, "reclaim", return_value=False):
+    with mock.patch.object(Transaction, "reclaim", return_value=False):
         return churned(spec, memory_bytes, tokens, rounds, seed)
 
 
@@ -176,22 +176,23 @@ def served_from_cache(spec: ModelSpec, memory_bytes: int, requests: int) -> tupl
     ended: list[Int32s] = []
     computed = 0
 
-    def end_one(draft: Draft) -> None:
+    def end_one(transaction: Transaction) -> None:
         seq = random.choice(list(running))
         ended.append(running.pop(seq))
-        draft.close(seq, keep=ended[-1])
+        transaction.close(seq, keep=ended[-1])
 
     for seq in map(SeqId, range(requests)):
         earlier = random.choice(ended[-200:]) if ended and random.random() < 0.5 else np.empty(0, np.int32)
         own = draw.integers(0, 30_000, int(100 * 40 ** random.random()), dtype=np.int32)
         tokens = np.concatenate([earlier, own])[:16_000]
         while True:
-            draft, match = memory.draft(), memory.match(tokens, salt="")
-            opened = draft.open(seq, match, len(tokens), headroom_pages=len(running))
+            transaction, match = memory.transaction(), memory.match(tokens, salt="")
+            opened = transaction.open(seq, match, len(tokens), headroom_pages=len(running))
             missing = memory.plan.pages_for(len(tokens)) - match.cached_tokens // PAGE_TOKENS + len(running)
-            if (opened and len(running) >= 24) or (not opened and not draft.reclaim(pages=missing, slots=1)):
-                end_one(draft)
-            memory.commit(draft.seal())
+            helped = opened or transaction.reclaim(pages=missing, slots=1)
+            if (opened and len(running) >= 24) or not helped:
+                end_one(transaction)
+            memory.commit(transaction.seal())
             if opened:
                 break
         running[seq] = tokens
@@ -203,9 +204,9 @@ def served_from_cache(spec: ModelSpec, memory_bytes: int, requests: int) -> tupl
 def cost_over_exact(spec: ModelSpec, memory_bytes: int, tokens: int) -> float:
     """By how much what one sequence holds is over its exact bytes, as a share of them."""
     full = filling(spec, memory_bytes)
-    draft, plan = full.memory.draft(), full.memory.plan
-    assert draft.open(SeqId(0), Match(version=full.memory.version), tokens)
-    held = plan.slot_stride_bytes + len(draft.new_pages(SeqId(0))) * plan.page_bytes
+    transaction, plan = full.memory.transaction(), full.memory.plan
+    assert transaction.open(SeqId(0), Match(version=full.memory.version), tokens)
+    held = plan.slot_stride_bytes + len(transaction.new_pages(SeqId(0))) * plan.page_bytes
     return held / full.exact_bytes(tokens) - 1
 
 

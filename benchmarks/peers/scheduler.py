@@ -123,13 +123,13 @@ class WeftMemory:
             prompt = np.asarray([5 + (number * 131 + i * i) % 30_011 for i in range(tokens)], dtype=np.int32)
             match, seq = memory.match(prompt, salt=""), SeqId(number)
             began = time.thread_time()
-            draft = memory.draft()
-            assert draft.open(seq, match, tokens)
-            memory.commit(draft.seal())
+            transaction = memory.transaction()
+            assert transaction.open(seq, match, tokens)
+            memory.commit(transaction.seal())
             taken.append((time.thread_time() - began) * 1e6)
-            draft = memory.draft()
-            draft.close(seq, keep=None)
-            memory.commit(draft.seal())
+            transaction = memory.transaction()
+            transaction.close(seq, keep=None)
+            memory.commit(transaction.seal())
         return taken
 
 

@@ -91,7 +91,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """src/weft/memory/draft.py -> weft.memory.draft; a package's __init__ is the package."""
+        """src/weft/memory/transaction.py -> weft.memory.transaction; a package's __init__ is the package."""
         parts = list(Path(self.path).with_suffix("").parts)
         parts = parts[1:] if parts[0] == "src" else parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -145,7 +145,7 @@ def imported_names(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def group_of(module: str) -> str:
-    """weft.memory.draft -> memory; weft.units -> base; weft -> weft. Unknown groups are their own name."""
+    """weft.memory.transaction -> memory; weft.units -> base; weft -> weft. Unknown groups: their own name."""
     parts = module.split(".")
     if len(parts) == 1:
         return "weft"

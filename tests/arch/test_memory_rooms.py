@@ -49,7 +49,7 @@ def test_an_import_into_a_higher_room_is_a_complaint() -> None:
     assert len(room_complaints([Source("src/weft/memory/frames/arena.py", guarded)])) == 1
     assert len(room_complaints([
         Source("src/weft/memory/values.py", "from weft.memory.frames.arena import Arena\n"),
-        Source("src/weft/memory/prefix/cache.py", "from weft.memory.transaction import MemoryState\n")])) == 2
+        Source("src/weft/memory/prefix/cache.py", "from weft.memory.state import MemoryState\n")])) == 2
     assert not room_complaints([
-        Source("src/weft/memory/draft.py", guarded),
+        Source("src/weft/memory/transaction.py", guarded),
         Source("src/weft/memory/prefix/cache.py", "from weft.memory.reservation import Lease\n")])

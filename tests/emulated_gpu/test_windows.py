@@ -1,4 +1,4 @@
-"""Windows of drafts as graphs, and models with a head of their own: the same tokens, and no wait."""
+"""Verify runs as graphs, and models with a head of their own: the same tokens, and no wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of drafts in Triton: rows as of decodes, slots left alone, and a replay that writes what was right.
+"""Verify runs in Triton: rows as of decodes, slots left alone, and a replay that writes what was right.
 
 The compile gate has no entry of their own: a window is a short run of the same kernels, and its slots are
 saved and put back by torch (``weft.tensor.state_rows``).

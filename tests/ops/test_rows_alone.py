@@ -1,4 +1,4 @@
-"""A row does not depend on its company: alone, as row i of 2 to 16, as a decode or inside a window of drafts.
+"""A row does not depend on its company: alone, as row i of 2 to 16, as a decode or inside a verify run.
 
 Speculation stands on this (docs/speculation.md): the row of a draft must be the row of the decode that it
 replaces, to the last bit. It holds for every product and every attention of the C++ kernels, in each

@@ -15,8 +15,8 @@ import pytest
 
 from tests.oracle.serving import Answer, Serving
 from tests.oracle.test_engine_prefix_cache import assert_like_cold, cold, gap, text, warm
-from weft.memory.draft import Draft
 from weft.memory.reservation import Reservation
+from weft.memory.transaction import Transaction
 from weft.request import SamplingParams
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
@@ -33,12 +33,12 @@ SAMPLINGS = [SamplingParams(temperature=0.0, max_tokens=4 + 7 * (i % 4), ignore_
 
 @pytest.fixture(autouse=True)
 def _every_step_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
-    seal = Draft.seal
+    seal = Transaction.seal
 
-    def sealing(draft: Draft) -> Reservation:
-        draft.compact()
-        return seal(draft)
-    monkeypatch.setattr(Draft, "seal", sealing)
+    def sealing(transaction: Transaction) -> Reservation:
+        transaction.compact()
+        return seal(transaction)
+    monkeypatch.setattr(Transaction, "seal", sealing)
 
 
 def run(family: str) -> tuple[Serving, list[Answer]]:

@@ -18,8 +18,8 @@ import torch
 
 from tests.oracle.serving import FAMILIES, RECURRENT_FAMILIES, Answer, Serving, loaded
 from tests.support.refused_growth import refuse_growth
-from weft.memory.draft import Draft
 from weft.memory.frames.plan import plan_arena
+from weft.memory.transaction import Transaction
 from weft.request import SamplingParams
 from weft.schedule.plan import Admission, StepPlan
 from weft.units import PAGE_TOKENS, pages_for
@@ -280,7 +280,7 @@ def test_a_preempted_request_resumes_where_it_was_and_nothing_changes(
     its prefill and then in its answer."""
     serving = warm(family, step_tokens=200)
     refused = refuse_growth(monkeypatch, lambda: len(serving.core.scheduler.running))
-    monkeypatch.setattr(Draft, "reclaim", lambda self, **asked: False)
+    monkeypatch.setattr(Transaction, "reclaim", lambda self, **asked: False)
     prompts = [text(70, 14), text(71, 700), text(72, 150)]
     answers = serving.run(prompts, LONGER)
     monkeypatch.undo()

@@ -18,8 +18,8 @@ from tests.server.scripted_engine import _FreeRows, build, write_model_directory
 from tests.server.test_tools import CALL, TEMPLATES, TIME, WEATHER, stop_at_end
 from weft import Engine
 from weft.costs.rows import RowCosts
-from weft.memory.draft import Draft
 from weft.memory.reservation import Reservation
+from weft.memory.transaction import Transaction
 from weft.request import SamplingParams
 from weft.speculation.speculator import Speculator
 
@@ -33,13 +33,13 @@ def test_compaction_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
                              "max_model_len": 320, "cache": True}
     how: dict[str, Any] = {"stagger_steps": 1, "boundaries": [64]}
     truth = Serving("qwen3_5", model=in_tiles("qwen3_5"), **space).run(PROMPTS[:7], samplings, **how)
-    seal = Draft.seal
+    seal = Transaction.seal
 
-    def sealing(draft: Draft) -> Reservation:
-        draft.compact()
-        return seal(draft)
+    def sealing(transaction: Transaction) -> Reservation:
+        transaction.compact()
+        return seal(transaction)
 
-    monkeypatch.setattr(Draft, "seal", sealing)
+    monkeypatch.setattr(Transaction, "seal", sealing)
     speculating = Speculating("qwen3_5", before_step=lambda serving, plan: (
         None if plan.step % 3 else serving.core.flush_cache()), **space)
     answers = speculating.run("random", PROMPTS[:7], truth, samplings, **how)

@@ -26,11 +26,11 @@ import numpy as np
 from tests.property.rounding import Rounded, Share, compress_kv, records_in, restore_kv
 from tests.property.test_tree_model import tokens_to
 from tests.unit.memory.geometry import picture, small_memory
-from weft.memory.draft import Draft
 from weft.memory.prefix.edge import COMPRESSED, Node
 from weft.memory.prefix.eviction import EVICTIONS_PER_STEP
 from weft.memory.prefix.policies import POLICIES
 from weft.memory.reservation import Reservation
+from weft.memory.transaction import Transaction
 from weft.memory.values import NO_SLOT, FrameKind, Match
 from weft.units import PAD, PAGE_TOKENS, PageId, SeqId, SlotId
 
@@ -74,7 +74,7 @@ class Running:
 
 @dataclass
 class Plans:
-    """What an open draft will do once it is committed."""
+    """What an open transaction will do once it is committed."""
 
     opened: dict[SeqId, Running] = field(default_factory=dict)
     more: dict[SeqId, Tokens] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class World:
         self.kept: set[Key] = set()
         self.kv: set[Key] = set()
         self.last: dict[SeqId, Running] = {}
-        self.draft: Draft | None = None
+        self.transaction: Transaction | None = None
         self.plans = Plans()
         self.before: dict[str, object] = {}
         self.seen: dict[str, int] = dict.fromkeys(
@@ -112,21 +112,22 @@ class World:
              "moved piece", "compressed kv", "restored kv", "cut", "moved share", "inexact"), 0)
         self.rounded = Rounded()
 
-    # ------------------------------------------------------------------ verbs, on a draft
+    # ------------------------------------------------------------------ verbs, on a transaction
 
-    def drafting(self) -> Draft:
-        if self.draft is None:
-            self.draft, self.plans, self.before = self.memory.draft(), Plans(), picture(self.memory)
-        return self.draft
+    def pending(self) -> Transaction:
+        if self.transaction is None:
+            self.transaction = self.memory.transaction()
+            self.plans, self.before = Plans(), picture(self.memory)
+        return self.transaction
 
     @property
     def absent(self) -> list[SeqId]:
-        taken = set(self.seqs) | set(self.plans.opened if self.draft else ())
+        taken = set(self.seqs) | set(self.plans.opened if self.transaction else ())
         return [SeqId(seq) for seq in range(SEQS) if seq not in taken]
 
     @property
     def alive(self) -> list[SeqId]:
-        closed = self.plans.closed if self.draft else []
+        closed = self.plans.closed if self.transaction else []
         return [seq for seq in self.seqs if seq not in closed]
 
     def expected(self, salt: str, tokens: Tokens) -> int:
@@ -146,37 +147,37 @@ class World:
 
     def open(self, seq: SeqId, salt: str, tokens: Tokens, room: int = 0, *, reclaim: bool = True) -> bool:
         salt = salt if "salt" in self.verbs else ""
-        draft, match = self.drafting(), self.match(salt, tokens)
-        sealed = draft.seal()
-        if not draft.open(seq, match, len(tokens) + room):
+        transaction, match = self.pending(), self.match(salt, tokens)
+        sealed = transaction.seal()
+        if not transaction.open(seq, match, len(tokens) + room):
             self.seen["refused"] += 1
-            assert draft.seal() == sealed
+            assert transaction.seal() == sealed
             if reclaim and "reclaim" in self.verbs:
                 if seq % 2:  # what it would begin on, and what another began on, go last, or not for it
                     others = [lease.held for lease in self.memory._state.leases.values()]
-                    draft.evict_last([match.anchor, *others])
-                draft.reclaim(pages=self.memory.plan.pages_for(len(tokens) + room), slots=1,
+                    transaction.evict_last([match.anchor, *others])
+                transaction.reclaim(pages=self.memory.plan.pages_for(len(tokens) + room), slots=1,
                               sparing=[match.anchor] if seq % 4 == 1 else ())
             return False
         self.plans.opened[seq] = Running(salt, tokens, match.cached_tokens)
         self.seen["hit"] += match.cached_tokens > 0
         self.seen["tail"] += match.cached_tokens % PAGE_TOKENS > 0
-        pages = [*draft.shared_pages(seq), *draft.new_pages(seq)]
+        pages = [*transaction.shared_pages(seq), *transaction.new_pages(seq)]
         assert len(pages) == self.memory.plan.pages_for(len(tokens) + room)
         return True
 
     def extend(self, seq: SeqId, more: Tokens) -> None:
-        running, draft = self.seqs[seq], self.drafting()
+        running, transaction = self.seqs[seq], self.pending()
         if "extend" not in self.verbs or seq in self.plans.more:
             return
-        if draft.extend(seq, len(running.tokens) + len(more)):
+        if transaction.extend(seq, len(running.tokens) + len(more)):
             self.plans.more[seq] = more
         elif "reclaim" in self.verbs:
-            draft.reclaim(pages=1)
+            transaction.reclaim(pages=1)
 
     def run(self, seq: SeqId, count: int, tap_at: int) -> None:
         """Compute up to ``count`` tokens in this step; perhaps with a tap at the page ``tap_at`` on."""
-        draft, plans = self.drafting(), self.plans
+        transaction, plans = self.pending(), self.plans
         running = plans.opened.get(seq) or self.seqs.get(seq)
         if running is None or seq in plans.closed or seq in plans.runs:
             return
@@ -184,7 +185,7 @@ class World:
         plans.runs[seq] = end
         position = (running.computed // PAGE_TOKENS + tap_at) * PAGE_TOKENS
         if "save" in self.verbs and tap_at and running.computed < position <= end:
-            slot = draft.save(seq, position)
+            slot = transaction.save(seq, position)
             assert self.m or slot is None
             if slot is not None:
                 plans.taps.setdefault(seq, {})[position] = slot
@@ -195,33 +196,33 @@ class World:
         if "publish" not in self.verbs or seq in self.plans.published or not running.computed:
             return
         tokens = running.tokens[:running.computed]
-        self.drafting().publish(seq, np.asarray(tokens, dtype=np.int32))
+        self.pending().publish(seq, np.asarray(tokens, dtype=np.int32))
         self.plans.published[seq] = tokens[:len(tokens) // PAGE_TOKENS * PAGE_TOKENS]
 
     def close(self, seq: SeqId, *, keep: bool) -> None:
-        running, draft = self.seqs[seq], self.drafting()
+        running, transaction = self.seqs[seq], self.pending()
         if seq in self.plans.runs:
             return
         if keep and "keep" in self.verbs:
             tokens = running.tokens[:running.computed]
-            draft.close(seq, keep=np.asarray(tokens, dtype=np.int32))
+            transaction.close(seq, keep=np.asarray(tokens, dtype=np.int32))
             self.plans.kept[seq] = tokens
         else:
-            draft.close(seq)
+            transaction.close(seq)
         self.plans.closed.append(seq)
 
     def settle(self, *, drop: bool = False, flush: bool = False, compact: bool = False) -> None:
-        draft = self.drafting()
+        transaction = self.pending()
         if compact and "compact" in self.verbs:
-            draft.compact()
+            transaction.compact()
         if flush and "flush" in self.verbs:
-            draft.flush()
-        reservation = draft.seal()
-        assert reservation == draft.seal(), "sealing is a reading"
+            transaction.flush()
+        reservation = transaction.seal()
+        assert reservation == transaction.seal(), "sealing is a reading"
         hash(reservation)
-        assert picture(self.memory) == self.before, "a draft changes nothing"
+        assert picture(self.memory) == self.before, "a transaction changes nothing"
         if drop and "drop" in self.verbs:
-            self.draft = None
+            self.transaction = None
             self.seen["dropped"] += 1
             return
         assert flush or len(reservation.evicted) <= EVICTIONS_PER_STEP
@@ -229,7 +230,7 @@ class World:
                    for eviction in reservation.evicted]
         compressed = set(self.memory._state.cache.compressed_states.pages)
         self.memory.commit(reservation)
-        self.draft = None
+        self.transaction = None
         self.execute(reservation)
         self.remember()
         for eviction, salt, tokens, start in evicted:
@@ -388,7 +389,7 @@ class World:
     def check(self) -> None:
         memory, plan = self.memory, self.memory.plan
         memory.audit()
-        if self.draft is not None:
+        if self.transaction is not None:
             return
         assert set(memory._state.leases) == set(self.seqs)
         for seq, running in self.seqs.items():
@@ -457,11 +458,11 @@ class World:
         [seq] = self.seqs
         if self.seqs[seq].computed:
             computed = self.seqs[seq].tokens[:self.seqs[seq].computed]
-            self.drafting().publish(seq, np.asarray(computed, dtype=np.int32))
+            self.pending().publish(seq, np.asarray(computed, dtype=np.int32))
             self.plans.published[seq] = computed[:len(computed) // PAGE_TOKENS * PAGE_TOKENS]
         self.settle()
         missing = whole - PAGE_TOKENS * len(self.memory.lease(seq).pages)
-        self.grow(lambda: self.drafting().extend(seq, whole), missing)
+        self.grow(lambda: self.pending().extend(seq, whole), missing)
         self.close(seq, keep="keep" in self.verbs)
         self.settle()
         self.check()
@@ -478,8 +479,8 @@ class World:
                 self.settle()
                 return
             pages = self.memory.plan.pages_for(tokens)
-            assert self.drafting().reclaim(pages=pages, slots=slots), "alone, and it does not fit"
-            reservation = self.drafting().seal()
+            assert self.pending().reclaim(pages=pages, slots=slots), "alone, and it does not fit"
+            reservation = self.pending().seal()
             assert reservation.evicted or reservation.moves or reservation.arena_work.state_compressions, (
                 "a step that gives nothing up, compresses nothing and moves nothing")
             self.settle()
@@ -531,7 +532,7 @@ def walk(seed: int, steps: int = 60, *, cache: bool = True) -> World:
             world.settle(drop=random.random() < 0.15, flush=random.random() < 0.02,
                          compact=random.random() < 0.4)
         elif verb == "run":
-            for seq in list(world.seqs) + list(world.plans.opened if world.draft else ()):
+            for seq in list(world.seqs) + list(world.plans.opened if world.transaction else ()):
                 world.run(seq, random.choice((3, 16, 64, 128)), random.choice((0, 1, 1, 2)))
         elif world.alive:
             seq = random.choice(world.alive)

@@ -3,8 +3,8 @@
 The model knows nothing of stacks, buckets or walks. It keeps who owns what, and for each frame the kind
 of bytes it last held, and recomputes from that whatever it has to say: what fits, which frames must be
 zeroed, which page may be next. ``Pair`` applies each verb to both and compares what they answer;
-``Pair.check`` audits and compares what they hold, and that while a draft is open memory's state is equal, in
-every list and counter, what they were when it began (law L2).
+``Pair.check`` audits and compares what they hold, and that while a transaction is open memory's state is
+equal, in every list and counter, what they were when it began (law L2).
 
 Two drivers: ``MemoryMachine`` gives hypothesis the choices, which shrinks what it finds to a few steps;
 ``walk`` takes them from a seeded generator, which goes deeper for the same time. Both leave out a random
@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.memory.geometry import open_in, picture, small_memory
-from weft.memory.draft import Draft
 from weft.memory.reservation import Reservation
+from weft.memory.transaction import Transaction
 from weft.memory.values import FrameKind
 from weft.units import PAD, PageId, SeqId, SlotId
 
@@ -112,8 +112,8 @@ class Pair:
         self.memory = small_memory(*geometry)
         self.dull = Dull(*geometry)
         self.verbs = OPTIONAL_VERBS - left_out
-        self.draft: Draft | None = None
-        self.drafted = self.dull
+        self.transaction: Transaction | None = None
+        self.planned = self.dull
         self.closing: list[SeqId] = []
         self.before: dict[str, Any] = {}
         self.commits = 0
@@ -122,96 +122,96 @@ class Pair:
         self.peak_pages = self.peak_slots = 0
         self.refused = self.dropped = 0
 
-    def drafting(self) -> Draft:
-        if self.draft is None:
-            self.draft = self.memory.draft()
-            self.drafted = self.dull.copy()
+    def pending(self) -> Transaction:
+        if self.transaction is None:
+            self.transaction = self.memory.transaction()
+            self.planned = self.dull.copy()
             self.closing = []
             self.before = picture(self.memory)
-        return self.draft
+        return self.transaction
 
     @property
     def alive(self) -> list[SeqId]:
-        """Sequences that the draft, or the one that would begin now, may extend and close."""
-        if self.draft is None:
+        """Sequences that the transaction, or the one that would begin now, may extend and close."""
+        if self.transaction is None:
             return sorted(self.dull.pages)
-        return sorted(set(self.drafted.pages) - set(self.closing))
+        return sorted(set(self.planned.pages) - set(self.closing))
 
     @property
     def absent(self) -> list[SeqId]:
-        held = self.dull if self.draft is None else self.drafted
+        held = self.dull if self.transaction is None else self.planned
         return [SeqId(seq) for seq in range(SEQS) if seq not in held.pages]
 
     def open(self, seq: SeqId, tokens: int, headroom: int) -> None:
-        draft, model = self.drafting(), self.drafted
-        pages, sealed = model.pages_for(tokens), draft.seal()
-        opened = open_in(draft, self.memory, seq, tokens, headroom)
+        transaction, model = self.pending(), self.planned
+        pages, sealed = model.pages_for(tokens), transaction.seal()
+        opened = open_in(transaction, self.memory, seq, tokens, headroom)
         assert opened == model.fits(pages + headroom, with_slot=True)
         if not opened:
             self.refused += 1
-            assert draft.seal() == sealed
-            assert draft.new_pages(seq) == []
+            assert transaction.seal() == sealed
+            assert transaction.new_pages(seq) == []
             return
-        slot = draft.slot_of(seq)
+        slot = transaction.slot_of(seq)
         if model.m:
             model.may_be_next(FrameKind.SLOTS, slot)
             model.slots[seq] = slot
         else:
             assert slot == PAD
         model.pages[seq] = []
-        self.gain(seq, draft.new_pages(seq), pages)
+        self.gain(seq, transaction.new_pages(seq), pages)
 
     def extend(self, seq: SeqId, tokens: int) -> None:
-        draft, model = self.drafting(), self.drafted
+        transaction, model = self.pending(), self.planned
         missing = max(0, model.pages_for(tokens) - len(model.pages[seq]))
-        sealed, gained = draft.seal(), len(draft.new_pages(seq))
-        extended = draft.extend(seq, tokens)
+        sealed, gained = transaction.seal(), len(transaction.new_pages(seq))
+        extended = transaction.extend(seq, tokens)
         assert extended == (not missing or model.fits(missing, with_slot=False))
         if not extended or not missing:
-            assert draft.seal() == sealed
+            assert transaction.seal() == sealed
         else:
-            self.gain(seq, draft.new_pages(seq)[gained:], missing)
+            self.gain(seq, transaction.new_pages(seq)[gained:], missing)
 
     def gain(self, seq: SeqId, pages: list[PageId], count: int) -> None:
         assert len(pages) == count
         for page in pages:
-            self.drafted.may_be_next(FrameKind.PAGES, page)
-            self.drafted.pages[seq].append(page)
+            self.planned.may_be_next(FrameKind.PAGES, page)
+            self.planned.pages[seq].append(page)
 
     def close(self, seq: SeqId) -> None:
-        self.drafting().close(seq)
+        self.pending().close(seq)
         self.closing.append(seq)
 
-    def misuse(self, draft: Draft) -> None:
+    def misuse(self, transaction: Transaction) -> None:
         """Whatever must not be asked of each sequence now is caught, and takes nothing."""
-        sealed = draft.seal()
+        sealed = transaction.seal()
         for seq in map(SeqId, range(SEQS)):
-            if seq in self.drafted.pages:
+            if seq in self.planned.pages:
                 with pytest.raises(AssertionError, match=r"has a lease|was opened"):
-                    open_in(draft, self.memory, seq, 1)
+                    open_in(transaction, self.memory, seq, 1)
             if seq not in self.alive:
-                for verb in (draft.close, draft.slot_of, lambda seq: draft.extend(seq, 1)):
+                for verb in (transaction.close, transaction.slot_of, lambda seq: transaction.extend(seq, 1)):
                     with pytest.raises(AssertionError, match=r"has no lease|was closed"):
                         verb(seq)
             elif "save" in self.verbs:
-                assert draft.save(seq, 16) is None
-        assert draft.seal() == sealed
+                assert transaction.save(seq, 16) is None
+        assert transaction.seal() == sealed
 
     def settle(self, *, drop: bool) -> None:
-        draft = self.drafting()
+        transaction = self.pending()
         if "misuse" in self.verbs:
-            self.misuse(draft)
+            self.misuse(transaction)
         if drop and "drop" in self.verbs:
-            self.shelf.append((self.commits, draft.seal()))
+            self.shelf.append((self.commits, transaction.seal()))
             self.dropped += bool(self.shelf[-1][1].pages)
-            self.draft = None
+            self.transaction = None
             return
-        self.commit(draft, self.drafted)
+        self.commit(transaction, self.planned)
         if "stale" in self.verbs:
             self.commit_what_is_stale()
 
-    def commit(self, draft: Draft, model: Dull) -> None:
-        reservation = draft.seal()
+    def commit(self, transaction: Transaction, model: Dull) -> None:
+        reservation = transaction.seal()
         claimed: dict[int, FrameKind] = {}
         for kind in FrameKind:
             if model.n if kind is FrameKind.PAGES else model.m:
@@ -231,7 +231,7 @@ class Pair:
             if seq in model.slots:
                 slot = model.slots.pop(seq)
                 self.old_claims.append((slot, epochs[slot]))
-        self.dull, self.draft = model, None
+        self.dull, self.transaction = model, None
         self.shelf.append((self.commits, reservation))
         self.commits += 1
 
@@ -245,8 +245,8 @@ class Pair:
 
     def check(self) -> None:
         self.memory.audit()
-        if self.draft is not None:
-            assert picture(self.memory) == self.before, "a draft changes nothing"
+        if self.transaction is not None:
+            assert picture(self.memory) == self.before, "a transaction changes nothing"
         self.leases_are_what_the_model_says()
         self.usage_is_what_the_model_counts()
         for slot, epoch in self.old_claims[-5:]:
@@ -277,17 +277,17 @@ class Pair:
 
     def end(self) -> None:
         """When all have left, everything is free again, and one sequence alone fits (law L3)."""
-        draft = self.memory.draft()
+        transaction = self.memory.transaction()
         for seq in self.dull.pages:
-            draft.close(seq)
-        self.memory.commit(draft.seal())
+            transaction.close(seq)
+        self.memory.commit(transaction.seal())
         self.memory.audit()
         usage, model = self.memory.usage(), self.dull
         assert usage.free_bytes == usage.arena_bytes
         pages = (model.frames - (model.m > 0)) * model.n
         if pages or not model.n:
-            assert open_in(self.memory.draft(), self.memory, 0, 16 * pages)
-        assert not model.n or not open_in(self.memory.draft(), self.memory, 0, 16 * pages + 1)
+            assert open_in(self.memory.transaction(), self.memory, 0, 16 * pages)
+        assert not model.n or not open_in(self.memory.transaction(), self.memory, 0, 16 * pages + 1)
 
 
 def pick(seqs: list[SeqId], number: int) -> SeqId:
@@ -321,7 +321,7 @@ class MemoryMachine(RuleBasedStateMachine):
     def close(self, number: int) -> None:
         self.pair.close(pick(self.pair.alive, number))
 
-    @precondition(lambda self: self.pair.draft is not None)
+    @precondition(lambda self: self.pair.transaction is not None)
     @rule(drop=st.sampled_from((False, False, False, True)))
     def settle(self, drop: bool) -> None:
         self.pair.settle(drop=drop)

@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property.memory_machine import MemoryMachine, Pair, walk
-from weft.memory import transaction
-from weft.memory.draft import Draft
+from weft.memory import state
 from weft.memory.frames import arena
 from weft.memory.frames.arena import Arena, Packing, Pages, Slots, Walk
-from weft.memory.transaction import MemoryState
+from weft.memory.reservation import Reservation
+from weft.memory.state import MemoryState
+from weft.memory.transaction import Transaction
 from weft.memory.values import FrameClaim, FrameKind
 from weft.units import FrameId, PageId
 
@@ -41,7 +42,7 @@ def test_memory_does_what_the_dull_model_says_on_long_walks(tenth: int) -> None:
 
 def test_the_walks_go_where_it_matters() -> None:
     """What is never met is never checked: kinds change both ways, frames come back to their own kind,
-    verbs fail for want of memory, and drafts that took something are dropped."""
+    verbs fail for want of memory, and transactions that took something are dropped."""
     pairs = walk_all(range(WALKS // 5))
     claims = Counter((claim.held, claim.kind) for pair in pairs for _, reservation in pair.shelf
                      for claim in reservation.frames)
@@ -60,7 +61,7 @@ def a_page_is_leaked_on_close(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pages, "drop", lambda self, items: drop(self, items[:-1]))
 
 
-def a_draft_writes_the_state(patch: pytest.MonkeyPatch) -> None:
+def a_transaction_writes_the_state(patch: pytest.MonkeyPatch) -> None:
     take = Walk.take
 
     def taking(self: Walk[PageId], count: int) -> list[PageId]:
@@ -107,33 +108,33 @@ def room_is_one_page_too_much(patch: pytest.MonkeyPatch) -> None:
 
 
 def headroom_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    opening = Draft.open
-    patch.setattr(Draft, "open", lambda self, seq, match, tokens, headroom_pages=0:
+    opening = Transaction.open
+    patch.setattr(Transaction, "open", lambda self, seq, match, tokens, headroom_pages=0:
                   opening(self, seq, match, tokens))
 
 
 def a_failed_open_keeps_its_slot(patch: pytest.MonkeyPatch) -> None:
-    opening = Draft.open
+    opening = Transaction.open
 
-    def open(self: Draft, *args: Any, **more: Any) -> bool:
+    def open(self: Transaction, *args: Any, **more: Any) -> bool:
         done = opening(self, *args, **more)
         if not done and self._slot_walk.left:
             self._slot_walk.take(1)
         return done
-    patch.setattr(Draft, "open", open)
+    patch.setattr(Transaction, "open", open)
 
 
 def versions_are_not_counted(patch: pytest.MonkeyPatch) -> None:
-    applying = transaction.apply
+    applying = state.apply
 
-    def apply(memory: MemoryState, reservation: transaction.Reservation) -> None:
+    def apply(memory: MemoryState, reservation: Reservation) -> None:
         applying(memory, reservation)
         memory.version = 0
     patch.setattr("weft.memory.memory.apply", apply)
 
 
 def an_emptied_frame_is_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transaction, "_release", lambda arena, frames, kind: None)
+    patch.setattr(state, "_release", lambda arena, frames, kind: None)
 
 
 def a_frame_is_released_as_the_other_kind(patch: pytest.MonkeyPatch) -> None:
@@ -142,7 +143,7 @@ def a_frame_is_released_as_the_other_kind(patch: pytest.MonkeyPatch) -> None:
 
 
 BROKEN: list[Break] = [
-    a_page_is_leaked_on_close, a_draft_writes_the_state, the_epoch_never_moves, nothing_is_ever_zeroed,
+    a_page_is_leaked_on_close, a_transaction_writes_the_state, the_epoch_never_moves, nothing_is_ever_zeroed,
     only_untouched_frames_are_zeroed, every_claim_is_zeroed, the_emptiest_frame_comes_first,
     the_other_kinds_frames_come_first, room_is_one_page_too_much, headroom_is_ignored,
     a_failed_open_keeps_its_slot, versions_are_not_counted, an_emptied_frame_is_kept,

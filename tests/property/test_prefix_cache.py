@@ -31,8 +31,7 @@ from tests.property.cache_world import (
     walk,
 )
 from weft.memory import relief as relief_module
-from weft.memory import transaction
-from weft.memory.draft import Draft
+from weft.memory import state
 from weft.memory.prefix.cache import Freed, PrefixCache
 from weft.memory.prefix.compressed_kv import CompressedKv
 from weft.memory.prefix.edge import Node
@@ -42,6 +41,7 @@ from weft.memory.prefix.sharing import Sharing
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.relief import Compaction, Fixed
 from weft.memory.reservation import Lease, Moves, Reservation
+from weft.memory.transaction import Transaction
 from weft.memory.values import Match
 from weft.units import PAGE_TOKENS, PageId
 
@@ -74,7 +74,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(count=st.sampled_from((3, 16, 64, 128)), tap_at=st.sampled_from((0, 1, 2)))
     def run(self, count: int, tap_at: int) -> None:
-        for seq in list(self.world.seqs) + list(self.world.plans.opened if self.world.draft else ()):
+        for seq in list(self.world.seqs) + list(self.world.plans.opened if self.world.transaction else ()):
             self.world.run(seq, count, tap_at)
 
     @precondition(lambda self: self.world.alive)
@@ -133,8 +133,8 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def _sealing(patch: pytest.MonkeyPatch, **changes: Any) -> None:
-    seal = Draft.seal
-    patch.setattr(Draft, "seal", lambda self: replace(seal(self), **changes))
+    seal = Transaction.seal
+    patch.setattr(Transaction, "seal", lambda self: replace(seal(self), **changes))
 
 
 def _with_work(reservation: Reservation, **changes: Any) -> Reservation:
@@ -142,8 +142,8 @@ def _with_work(reservation: Reservation, **changes: Any) -> Reservation:
 
 
 def _sealing_work(patch: pytest.MonkeyPatch, **changes: Any) -> None:
-    seal = Draft.seal
-    patch.setattr(Draft, "seal", lambda self: _with_work(seal(self), **changes))
+    seal = Transaction.seal
+    patch.setattr(Transaction, "seal", lambda self: _with_work(seal(self), **changes))
 
 
 def a_state_is_not_copied(patch: pytest.MonkeyPatch) -> None:
@@ -160,17 +160,17 @@ def a_table_is_not_patched(patch: pytest.MonkeyPatch) -> None:
 
 def _moving(patch: pytest.MonkeyPatch, change: Callable[[Reservation], Reservation],
             when: Callable[[Reservation], object] = lambda r: r.moves) -> None:
-    """Reservations with moves are handed on as ``change`` makes them; memory does what was drafted."""
-    seal, apply = Draft.seal, transaction.apply
-    drafted: dict[Reservation, Reservation] = {}
+    """Reservations with moves are handed on as ``change`` makes them; memory does what was planned."""
+    seal, apply = Transaction.seal, state.apply
+    planned: dict[Reservation, Reservation] = {}
 
-    def sealing(self: Draft) -> Reservation:
+    def sealing(self: Transaction) -> Reservation:
         reservation = seal(self)
         changed = change(reservation) if when(reservation) else reservation
-        drafted[changed] = reservation
+        planned[changed] = reservation
         return changed
-    patch.setattr(Draft, "seal", sealing)
-    patch.setattr("weft.memory.memory.apply", lambda memory, reservation: apply(memory, drafted[reservation]))
+    patch.setattr(Transaction, "seal", sealing)
+    patch.setattr("weft.memory.memory.apply", lambda memory, reservation: apply(memory, planned[reservation]))
 
 
 def a_compressed_state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
@@ -264,11 +264,11 @@ def what_is_read_by_others_is_patched_for_one(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Compaction, "_readers_of", lambda self, node: readers(self, node)[:1])
 
 
-def what_a_draft_publishes_may_move(patch: pytest.MonkeyPatch) -> None:
+def what_a_transaction_publishes_may_move(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(relief_module, "Fixed", lambda published, nodes, closed: Fixed((), nodes, closed))
 
 
-def what_a_draft_opens_on_may_move(patch: pytest.MonkeyPatch) -> None:
+def what_a_transaction_opens_on_may_move(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(relief_module, "Fixed", lambda published, nodes, closed: Fixed(published, (), closed))
 
 
@@ -335,15 +335,15 @@ def a_tail_outlives_its_checkpoint(patch: pytest.MonkeyPatch) -> None:
                   lambda self, node, freed, newest: self.order.refresh(node, newest=newest))
 
 
-def a_draft_evicts_at_once(patch: pytest.MonkeyPatch) -> None:
-    reclaim = Draft.reclaim
+def a_transaction_evicts_at_once(patch: pytest.MonkeyPatch) -> None:
+    reclaim = Transaction.reclaim
 
-    def reclaiming(self: Draft, **needs: int) -> bool:
+    def reclaiming(self: Transaction, **needs: int) -> bool:
         done = reclaim(self, **needs)
         for eviction in self.seal().evicted:
             self._memory.cache.evict(eviction)
         return done
-    patch.setattr(Draft, "reclaim", reclaiming)
+    patch.setattr(Transaction, "reclaim", reclaiming)
 
 
 def nothing_is_ever_evicted(patch: pytest.MonkeyPatch) -> None:
@@ -371,11 +371,11 @@ BROKEN: list[Break] = [
     a_hit_is_as_far_as_kv_matches, salts_share_a_namespace, what_a_lease_reads_can_be_evicted,
     a_lease_never_lets_go, twins_of_one_step_do_not_see_each_other, pages_that_are_given_up_leak,
     taps_leak_when_their_lease_ends, nothing_is_filed_for_eviction, a_tail_outlives_its_checkpoint,
-    a_draft_evicts_at_once, nothing_is_ever_evicted, an_eviction_is_not_carried_out,
+    a_transaction_evicts_at_once, nothing_is_ever_evicted, an_eviction_is_not_carried_out,
     a_page_that_moves_is_not_copied, a_state_that_moves_is_not_copied,
     a_reader_of_a_page_that_moves_is_not_told, a_sequence_is_not_told_where_its_state_is,
-    what_is_read_by_others_is_patched_for_one, what_a_draft_publishes_may_move,
-    what_a_draft_opens_on_may_move, nothing_is_ever_moved,
+    what_is_read_by_others_is_patched_for_one, what_a_transaction_publishes_may_move,
+    what_a_transaction_opens_on_may_move, nothing_is_ever_moved,
     a_checkpoint_is_kept_at_the_wrong_place,
 ]
 

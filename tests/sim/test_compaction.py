@@ -14,8 +14,8 @@ from tests.sim.failing import assert_fails
 from tests.support.sharing import sharing_scenario
 from tests.support.simulator import Simulation
 from tests.support.workload import Scenario, scenario_from_seed
-from weft.memory.draft import Draft
 from weft.memory.reservation import Reservation
+from weft.memory.transaction import Transaction
 from weft.memory.usage import MoveCounts
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
@@ -27,12 +27,12 @@ SCENARIOS: list[Scenario] = [*map(sharing_scenario, (11, 12, 26, 29, 46)),
 
 @pytest.fixture(autouse=True)
 def _every_step_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
-    seal = Draft.seal
+    seal = Transaction.seal
 
-    def sealing(draft: Draft) -> Reservation:
-        draft.compact()
-        return seal(draft)
-    monkeypatch.setattr(Draft, "seal", sealing)
+    def sealing(transaction: Transaction) -> Reservation:
+        transaction.compact()
+        return seal(transaction)
+    monkeypatch.setattr(Transaction, "seal", sealing)
 
 
 def run(scenario: Scenario) -> MoveCounts:

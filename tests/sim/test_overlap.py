@@ -79,12 +79,12 @@ def test_memory_that_is_freed_as_soon_as_a_sequence_ends_is_caught(monkeypatch: 
         held = seq.state is SeqState.RUNNING
         plain(self, seq)
         if held:
-            draft = self.memory.draft()
-            draft.close(seq.id)
-            self.memory.commit(draft.seal())
+            transaction = self.memory.transaction()
+            transaction.close(seq.id)
+            self.memory.commit(transaction.seal())
     monkeypatch.setattr(Scheduler, "finish", free_at_once)
     monkeypatch.setattr(Reuse, "leave", lambda self, step, seq, *, preempted: (
-        step.draft.close(seq.id) if seq.state is SeqState.RUNNING else None))
+        step.transaction.close(seq.id) if seq.state is SeqState.RUNNING else None))
     assert_fails("is handed out by step .* is in flight and uses it", lambda: run_all(SMALL))
 
 

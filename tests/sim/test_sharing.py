@@ -12,7 +12,7 @@ from tests.sim.failing import assert_fails
 from tests.support.sharing import sharing_scenario, without_cache
 from tests.support.simulator import Outcome, Simulation
 from tests.support.workload import Scenario
-from weft.memory.draft import Draft
+from weft.memory.transaction import Transaction
 from weft.schedule.plan import StepPlan, no_writes
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.prefix_sharing import PrefixProducers, PrefixWait
@@ -107,7 +107,7 @@ def test_a_plan_that_leaves_something_out_is_caught(monkeypatch: pytest.MonkeyPa
 
 def test_donating_tokens_that_are_not_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def donate_all(self: Reuse, step: PlanBuilder, seq: Sequence, *, preempted: bool) -> None:
-        step.draft.close(seq.id, keep=seq.known() if self.enabled else None)
+        step.transaction.close(seq.id, keep=seq.known() if self.enabled else None)
     monkeypatch.setattr(Reuse, "leave", donate_all)
     assert_fails("does not hold|holds no|node \\d+ has", run_all)
 
@@ -127,5 +127,5 @@ def test_waiting_for_a_prefix_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_cache_that_never_gives_way_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Draft, "reclaim", lambda self, **asked: False)
+    monkeypatch.setattr(Transaction, "reclaim", lambda self, **asked: False)
     assert_fails("nothing can run|cannot run", run_all)

@@ -11,7 +11,7 @@ from tests.sim.failing import assert_fails
 from tests.support.simulator import Outcome, Simulation
 from tests.support.workload import Arrival, Scenario, scenario_from_seed, small_arena
 from weft.engine.engine import EngineCore
-from weft.memory.draft import Draft
+from weft.memory.transaction import Transaction
 from weft.request import Request, SamplingParams
 from weft.schedule import scheduler as scheduler_module
 from weft.schedule.plan import StepPlan, Tap
@@ -142,7 +142,7 @@ def test_an_engine_that_loses_tokens_on_preemption_is_caught(monkeypatch: pytest
 
 
 def test_an_engine_with_work_that_never_runs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Draft, "open", lambda self, *asked, **more: False)
+    monkeypatch.setattr(Transaction, "open", lambda self, *asked, **more: False)
     assert_fails("nothing can run", run_all)
 
 
@@ -168,5 +168,5 @@ def test_an_engine_that_goes_on_with_what_was_cancelled_is_caught(monkeypatch: p
 
 
 def test_memory_that_is_not_given_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Draft, "close", lambda self, seq, keep=None: None)
+    monkeypatch.setattr(Transaction, "close", lambda self, seq, keep=None: None)
     assert_fails("nothing can run", run_all)

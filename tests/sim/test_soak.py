@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.soak import long_scenario, scenarios, soak
 from tests.support.simulator import SimulationFailed
-from weft.memory.draft import Draft
+from weft.memory.transaction import Transaction
 
 
 def test_a_soak_ends_with_every_law_kept_and_meets_what_it_is_for() -> None:
@@ -35,6 +35,6 @@ def test_a_soak_has_the_requests_it_was_asked_for_and_each_scenario_alone_is_fou
 
 
 def test_a_soak_over_a_broken_engine_fails_and_names_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Draft, "reclaim", lambda self, **asked: False)
+    monkeypatch.setattr(Transaction, "reclaim", lambda self, **asked: False)
     with pytest.raises(SimulationFailed, match=r"^seed \d+: "):
         soak(3, 240, quiet=True)

@@ -1,4 +1,4 @@
-"""The whole engine in virtual time with windows of drafts: short memory, bursts, cancels between and inside
+"""The whole engine in virtual time with verify runs: short memory, bursts, cancels between and inside
 steps, dying devices, prefixes shared in flight. ``Simulation`` checks every law after each step, and every
 answer against the reference; a drafter that knows greedy answers is right, wrong and right for a while."""
 

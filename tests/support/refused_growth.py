@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.memory.draft import Draft
+from weft.memory.transaction import Transaction
 from weft.units import PageId, SeqId
 
 FIRST = SeqId(0)
@@ -19,18 +19,18 @@ FIRST = SeqId(0)
 
 def refuse_growth(monkeypatch: pytest.MonkeyPatch, running: Callable[[], int]) -> list[int]:
     """``running``: how many sequences run now. The list grows by that number with each refusal."""
-    extend_by_page = Draft.extend_by_page
+    extend_by_page = Transaction.extend_by_page
     refused: list[int] = []
     again = [False]
 
-    def refuse_once(draft: Draft, seqs: list[SeqId]) -> list[PageId]:
+    def refuse_once(transaction: Transaction, seqs: list[SeqId]) -> list[PageId]:
         if FIRST not in seqs:
-            return extend_by_page(draft, seqs)
+            return extend_by_page(transaction, seqs)
         again[0] = not again[0] and running() > 1
         if not again[0]:
-            return extend_by_page(draft, seqs)
+            return extend_by_page(transaction, seqs)
         refused.append(running())
-        return extend_by_page(draft, seqs[:seqs.index(FIRST)])
+        return extend_by_page(transaction, seqs[:seqs.index(FIRST)])
 
-    monkeypatch.setattr(Draft, "extend_by_page", refuse_once)
+    monkeypatch.setattr(Transaction, "extend_by_page", refuse_once)
     return refused

@@ -4,20 +4,21 @@
                        frames that    from     states, KV  states, KV      slots,    of the  into
                        changed kind   buffers                              pages     step    buffers
 
-A draft asks for this work, the reservation and the step plan carry it, and an arena performs it: the device's
-(``weft.runner.arena``), or the scripted one of the tests. All of them take the order from
+A transaction asks for this work, the reservation and the step plan carry it, and an arena performs it: the
+device's (``weft.runner.arena``), or the scripted one of the tests. All of them take the order from
 ``ArenaWork.ordered``, so the order that is checked is the order that ships.
 
-* Zeros come first (law L6), then loads: both write what the draft has just handed out.
+* Zeros come first (law L6), then loads: both write what the transaction has just handed out.
 * Restores come before compressions. A restore only reads codes that older steps wrote. A compression writes
   codes, into free pages or over the KV that it encodes, and its source holds nothing afterwards. The
   commit uses the same order, so an id means the same bytes in both.
-* Copies come last. A copy reads a checkpoint, a shared page or a running slot. The draft never compresses
-  what it opens on, and the destination of a copy is new. So no earlier kind writes what a copy reads (L7).
+* Copies come last. A copy reads a checkpoint, a shared page or a running slot. The transaction never
+  compresses what it opens on, and the destination of a copy is new. So no earlier kind writes what a copy
+  reads (L7).
 * Within a kind, all sources are read before any destination is written, except for KV records. Those go row
   by row, because each row may overwrite what an earlier row has read.
-* Stores come after the runs. A page that the step evicts is free from the next draft on, so its bytes are
-  still in place. A page that the step compresses in place is never stored by the same step.
+* Stores come after the runs. A page that the step evicts is free from the next transaction on, so its bytes
+  are still in place. A page that the step compresses in place is never stored by the same step.
 
 A new kind is one member of ``WorkKind``, its value class and its field here, and the arenas that perform it.
 
@@ -124,7 +125,7 @@ class KvForm(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CompressKv:
     """The KV of ``node`` in ``pages`` is compressed into the first ``packed_count`` of them. The others are
-    free from the next draft on."""
+    free from the next transaction on."""
 
     node: NodeId
     pages: tuple[PageId, ...]
@@ -147,8 +148,8 @@ class RestoreKv:
     """The compressed KV of ``node``, which begins at byte ``skip_bytes`` of ``packed``, is written to
     ``pages``. NO_NODE: this step loads it, for a lease.
 
-    ``pages`` are most of ``packed`` and some new ones. The rest of ``packed`` is free from the next draft
-    on."""
+    ``pages`` are most of ``packed`` and some new ones. The rest of ``packed`` is free from the next
+    transaction on."""
 
     node: NodeId
     packed: tuple[PageId, ...]

@@ -33,7 +33,7 @@ from weft.memory.prefix.cache import PrefixCache
 from weft.memory.prefix.edge import COMPRESSED, TOKEN_BYTES, Node, path_pages
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Lease
-from weft.memory.transaction import MemoryState
+from weft.memory.state import MemoryState
 from weft.memory.values import NodeId
 from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div
 

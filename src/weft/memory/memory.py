@@ -1,15 +1,15 @@
 """The facade: five verbs over one arena, and its numbers.
 
     match (reads only)               what the cache has of a prompt
-    open  extend  save  close        on a draft, which changes nothing (draft.py)
+    open  extend  save  close        on a transaction, which changes nothing (transaction.py)
       '- publish: a close after which the sequence continues; reclaim: the answer to a refusal
-    commit                           the only writer (transaction.py)
+    commit                           the only writer (state.py)
 
     memory = Memory(plan_arena(spec, memory_bytes))
-    draft = memory.draft()
-    if draft.open(seq, memory.match(tokens, salt=""), len(tokens)):
-        ...                                  # plan with draft.new_pages(seq), draft.slot_of(seq)
-    memory.commit(draft.seal())              # or drop the draft: nothing has happened
+    transaction = memory.transaction()
+    if transaction.open(seq, memory.match(tokens, salt=""), len(tokens)):
+        ...                                  # plan with transaction.new_pages(seq) and slot_of(seq)
+    memory.commit(transaction.seal())        # or drop the transaction: nothing has happened
 
 Return values say everything a caller needs: pressure is False or None (law L3), a bug is an assert. Frames
 stay inside this folder, except as the ids to zero (law L6).
@@ -25,14 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.audit import audit
-from weft.memory.draft import Draft
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.cache import with_lost_to_salt
 from weft.memory.prefix.policy import Policy, pages_alone
 from weft.memory.prefix.readings import CheckpointContents, CheckpointFollower, checkpoint_contents, shape_of
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Lease, Reservation
-from weft.memory.transaction import MemoryState, apply
+from weft.memory.state import MemoryState, apply
+from weft.memory.transaction import Transaction
 from weft.memory.usage import CacheShape, MemoryUsage, MoveCounts
 from weft.memory.values import NOTHING_RECALLED, CheckpointOutlook, Match, NodeId
 from weft.units import SeqId
@@ -81,12 +81,12 @@ class Memory:
         """``match(tokens).cached_tokens`` alone; the same until ``prefix_tree.change_count`` grows."""
         return self._state.cache.match(tokens, salt, self._state.version).cached_tokens
 
-    def draft(self) -> Draft:
-        """A transaction to fill; see ``Draft`` for open, extend, save, close and seal."""
-        return Draft(self._state)
+    def transaction(self) -> Transaction:
+        """A transaction to fill; see ``Transaction`` for open, extend, save, close and seal."""
+        return Transaction(self._state)
 
     def commit(self, reservation: Reservation) -> None:
-        """Write ``reservation`` into memory's state. AssertionError if it was drafted on another version."""
+        """Write ``reservation`` into memory's state. AssertionError if it was planned on another version."""
         state = self._state
         # New items and those of closed leases are held at once: the peak of a step is before it frees.
         pages_held = state.pages.packing.held_count + len(reservation.pages)
@@ -108,9 +108,9 @@ class Memory:
 
     def flush(self) -> None:
         """Evict everything that no sequence reads. This is a commit of its own: between steps only."""
-        draft = self.draft()
-        draft.flush()
-        self.commit(draft.seal())
+        transaction = self.transaction()
+        transaction.flush()
+        self.commit(transaction.seal())
 
     def lose(self) -> None:
         """The bytes of the arena are lost. Evict the cache and mark every frame as never used, so that each

@@ -1,4 +1,4 @@
-"""Relief: what a draft does about memory that is short, so that the next draft has more.
+"""Relief: what a transaction does about memory that is short, so that the next transaction has more.
 
     wanted = what open and extend were refused, and a reserve ahead of need
 
@@ -10,20 +10,20 @@
                                                ^------------'          the hole of the fuller frame, and the
                                                                        emptiest may become one of slots
 
-A reading of the draft: it shares the walks and the dicts of its ``Draft`` and changes none of them. The
-answer is frozen into the reservation. What it frees is free from the next draft on, because the step in
-flight may still read it. Each ``seal`` also makes a little room ahead, so a step is seldom short.
+A reading of the transaction: it shares the walks and the dicts of its ``Transaction`` and changes none of
+them. The answer is frozen into the reservation. What it frees is free from the next transaction on, because
+the step in flight may still read it. Each ``seal`` also makes a little room ahead, so a step is seldom short.
 
 **Compaction** moves live items so that a frame becomes free. Pages are handed out from the fullest frames, so
 the emptiest ones are the last to be used. Compaction works from that other end: the fewest items, into the
 very holes that would be filled next. A kind with a frame's worth of holes can always give a frame. So moving
 settles every case that ``Demand`` calls settled, and neither kind can keep frames from the other. A move is a
-copy in the step's plan: its destination is new in this step, its source free from the next draft on. Every
-name of the old page changes: its owner's, by owner number, and the page table of each reader gets a patch. A
-slot that moves gets a new epoch.
+copy in the step's plan: its destination is new in this step, its source free from the next transaction on.
+Every name of the old page changes: its owner's, by owner number, and the page table of each reader gets a
+patch. A slot that moves gets a new epoch.
 
-Items that the draft itself changes stay where they are (``Fixed``). Moves and compression never happen in one
-step: both would take the next free pages.
+Items that the transaction itself changes stay where they are (``Fixed``). Moves and compression never happen
+in one step: both would take the next free pages.
 
 Laws: L3 (a shortage ends: compression must reduce the demand, and a move goes to a fuller frame), L11
 (evictions, moves, patches and compressed bytes are bounded by step).
@@ -66,7 +66,7 @@ from weft.memory.prefix.eviction import (
 )
 from weft.memory.prefix.sharing import Sharing
 from weft.memory.reservation import Lease, Moves, SlotPatch, TablePatch
-from weft.memory.transaction import MemoryState
+from weft.memory.state import MemoryState
 from weft.memory.values import NO_SLOT, Eviction, FrameClaim, Match, NodeId
 from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId
 
@@ -80,14 +80,14 @@ FRAMES_LOOKED_AT = 16
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Items that a draft changes itself: sequences that publish, nodes in use, sequences that it closes."""
+    """Items that a transaction changes itself: sequences that it publishes or closes, nodes in use."""
 
     published: Container[SeqId]
     nodes: Container[NodeId]
     closed: Container[SeqId]
 
     def leaves(self, owner: int) -> bool:
-        """The items of ``owner`` become free with this draft."""
+        """The items of ``owner`` become free with this transaction."""
         seq = lease_of(owner)
         return seq in self.closed and seq not in self.published
 
@@ -111,7 +111,7 @@ class _Budget:
 
 class _Emptying(Generic[Item]):
     """Frames of one kind, the emptiest first. ``cost(item)``: table entries to patch if it moves, None if it
-    has to stay. ``free(item)``: it is free, or becomes free with this draft."""
+    has to stay. ``free(item)``: it is free, or becomes free with this transaction."""
 
     def __init__(self, packing: Packing[Item], walk: Walk[Item], item_bytes: int,
                  cost: Callable[[Item], int | None], free: Callable[[Item], bool]) -> None:
@@ -167,7 +167,7 @@ class _Emptying(Generic[Item]):
 
 
 class Compaction:
-    """The moves of one draft. It reads ``memory`` and the walks, and changes neither."""
+    """The moves of one transaction. It reads ``memory`` and the walks, and changes neither."""
 
     def __init__(self, memory: MemoryState, page_walk: Walk[PageId], slot_walk: Walk[SlotId],
                  fixed: Fixed) -> None:
@@ -262,7 +262,7 @@ _NO_MOVES = Moves()
 
 
 class Relief:
-    """``opened``, ``gained``, ``closed`` and ``opened_on`` are those of the draft, which fills them.
+    """``opened``, ``gained``, ``closed`` and ``opened_on`` are those of the transaction, which fills them.
     ``frames``, ``page_walk`` and ``slot_walk`` are its walks."""
 
     __slots__ = (
@@ -321,10 +321,10 @@ class Relief:
     def flush(self) -> None:
         self._flushed = True
 
-    # ------------------------------------------------------------------ readings of the draft
+    # ------------------------------------------------------------------ readings of the transaction
 
     def room(self) -> Room:
-        """What the draft can hand out now."""
+        """What the transaction can hand out now."""
         plan = self._memory.plan
         return Room(self._page_walk.left, self._slot_walk.left, self._frames.left,
                     plan.pages_per_frame, plan.slots_per_frame)
@@ -334,7 +334,7 @@ class Relief:
         return len(self._memory.leases) + len(self._opened)
 
     def _demand(self, pages: int, slots: int) -> Demand:
-        """``pages`` and ``slots`` have to fit beside everything that is held after this draft."""
+        """``pages`` and ``slots`` have to fit beside everything that is held after this transaction."""
         plan, memory = self._memory.plan, self._memory
         pages_freed, slots_freed = self._freed()
         return Demand(plan.frame_count, plan.pages_per_frame, plan.slots_per_frame,
@@ -342,7 +342,7 @@ class Relief:
                       memory.slots.packing.held_count + len(self._slot_walk.items) - slots_freed + slots)
 
     def _freed(self) -> tuple[int, int]:
-        """Pages and slots that closings and publications of this draft free; a lower bound."""
+        """Pages and slots that closings and publications of this transaction free; a lower bound."""
         pages, slots = self._sharing.freed_count, 0
         publications = {publication.seq: publication for publication in self._sharing.publications}
         for seq in self._closed:
@@ -358,7 +358,7 @@ class Relief:
         return pages, slots
 
     def _nodes_in_use(self) -> set[NodeId]:
-        """Nodes that this draft opens on or publishes through."""
+        """Nodes that this transaction opens on or publishes through."""
         nodes = self._opened_on | self._sharing.visited
         for _, match in self._opened.values():
             nodes |= self._memory.cache.tree.path_ids(match.anchor)
@@ -367,7 +367,7 @@ class Relief:
     # ------------------------------------------------------------------ the choice
 
     def choose(self) -> tuple[list[Eviction], Moves]:
-        """Evictions and moves after which the next draft has what is wanted."""
+        """Evictions and moves after which the next transaction has what is wanted."""
         if self._flushed:
             return self._choose(UNMEETABLE), _NO_MOVES  # perhaps between steps, where nothing makes copies
         room = self.room()
@@ -402,8 +402,8 @@ class Relief:
 
     def _wanted(self) -> tuple[int, int]:
         """Pages and slots that were reclaimed, and a reserve ahead of need: pages, and slots for the next
-        sequence and its checkpoints. The reserve applies only if it needs none of what goes last. A draft
-        that closes something frees memory anyway."""
+        sequence and its checkpoints. The reserve applies only if it needs none of what goes last. A
+        transaction that closes something frees memory anyway."""
         cache = self._memory.cache
         pages, slots = self._needed
         if self._closed or not any(cache.evictable):

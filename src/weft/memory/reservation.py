@@ -3,14 +3,14 @@
     lease   pages   [ p0 p1 p2 p3 | p4 p5 p6 ]      p of tokens [16 i, 16 i + 16)
                       shared         its own         those of the first ``shared_tokens`` belong to the tree
 
-    draft.seal() --> Reservation  version | frames pages slots         what is claimed and allocated, in order
+    transaction.seal() --> Reservation  version | frames pages slots   what is claimed and allocated, in order
                                           | opened extended saved      which lease gets it
                                           | published moves            pages and slots that change their owner
                                           | closed evicted             what is free afterwards
                                           | arena_work table_patches   what the device must do (arena_work.py)
 
 A lease is everything that one running sequence holds, and its receipt for giving it back. Only commits write
-one. ``transaction.apply`` writes a reservation into memory's state and decides nothing. The step plan takes
+one. ``state.apply`` writes a reservation into memory's state and decides nothing. The step plan takes
 ``arena_work`` and the patches from it. Ids and epochs are part of it, so it can be printed, compared and
 replayed.
 
@@ -138,7 +138,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Everything that one step changes in memory's state, from the version it was drafted on.
+    """Everything that one step changes in memory's state, from the version it was planned on.
 
     ``pages`` and ``slots`` are allocated, in this order; openings, extensions, savings and moves assign them.
     ``frames`` are claimed first. ``closed`` leases and what is ``evicted`` are freed last. Compressions and

@@ -1,177 +1,433 @@
-"""All records of memory, and their one writer: a draft changes nothing, a reservation is complete, a commit
-writes it.
+"""A transaction: one step's wishes for memory, as an overlay that writes nothing outside itself.
 
-    arena     free frames                    pages, slots   owners and free items by frame
-    cache     the prefix tree and its orders leases         by sequence
-    version   the number of commits
+    open    a slot, and pages for all tokens; on a match the first pages are the tree's, read only
+            or, for a load, with pages and state that come from a transfer buffer
+    extend  pages for more tokens
+    save    a slot for the state at a position that this step passes
+    publish the computed tokens of a sequence enter the tree, with the states that it saved
+    close   the lease ends; with ``keep`` its tokens and its running slot enter the tree first
+    reclaim make room for what was refused: move, compress or evict (relief.py)
+    seal    the frozen sum
 
-    memory --Draft reads--> open / extend / close ... --seal--> Reservation --apply--> memory, one version on
-                              |
-                              +-- dropped: nothing to undo, nothing was done
+    load    buffer   rows of pages:  | exact KV | int8 KV, side by side | exact KV | compressed state |
+                                          |          |                       |             |
+            lease    pages            [ 17 4 90 ]  [ 33 8 ] --restore-->  [ 12 ]      [ 60 61 ] --> slot
+                                                    [ 8 51 33 70 ]
 
-``apply`` takes what the reservation names, asserts that each item was free and next, and is the only code
-that writes memory's state. The walk that hands memory out also says whether it fits, so there is no predictor
-that could disagree (law L2).
+A transaction walks the free frames, pages and slots in the order of allocation and records what each sequence
+gets. The pools do not change, so dropping the transaction is the rollback. What it closes, adopts from the
+tree, moves or evicts is free from the next transaction on: the step in flight may still read it. Each use
+checks the version of memory's state: a transaction of an older version is a bug that is caught (law L5).
 
-Order: take before giving back. Moves come first, before any item changes its owner, and the tree grows before
-it is cut. So everything that a draft closes, leaves or evicts is free from the next draft on. It is never
-handed out under a sequence that the step in flight may still read.
+A load copies codes into some of the pages that the lease gets, and the same step unpacks them there. A
+compressed state takes pages of the lease too. These *spare* pages hold nothing once the step is computed.
+They lie behind those of the tokens, and the close of the lease frees them.
 
-Laws: L2 (each verb takes all it needs or nothing), L3 (no room is False or None), L5 (an outdated reservation
-is caught here), L6 (``zero_frames``: claimed frames with bytes of another kind).
+Laws: L2 (all or nothing), L3 (no room is False or None), L5, L9 (``save`` costs no other request anything).
 
-Rejected: taking at once and undoing on failure (two writers, and every error path must be right); deep copies
-of memory's state (a step that crosses no page must cost nothing).
+Rejected: take first and undo on failure (two writers); a predictor of what will fit (it drifts from the
+allocator); a load in two steps, or unpacking on the host (the link would move two to four times the bytes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from weft.memory.frames.arena import (
-    Arena,
-    Pages,
-    Slots,
-    kv_node_of,
-    lease_of,
-    of_compressed_kv,
-    of_compressed_state,
-    of_lease,
-    of_tree,
-    state_node_of,
+import numpy as np
+import numpy.typing as npt
+
+from weft.memory.arena_work import (
+    NO_WORK,
+    ArenaWork,
+    CheckpointLoad,
+    KvForm,
+    PageCopy,
+    PageTransfer,
+    RestoreKv,
+    RestoreState,
+    SlotCopy,
+    StateTransfer,
 )
+from weft.memory.frames.arena import FrameWalk, Walk
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.prefix.cache import Freed, PrefixCache
-from weft.memory.prefix.eviction import slots_ahead
-from weft.memory.prefix.policy import Policy
-from weft.memory.reservation import Lease, Moves, Opening, Reservation
-from weft.memory.values import NO_NODE, NO_SLOT, FrameKind, NodeId
-from weft.units import PAGE_TOKENS, FrameId, SeqId
+from weft.memory.prefix.compressed_kv import PackedPages, Unpacking
+from weft.memory.prefix.edge import COMPRESSED, Node, path_pages
+from weft.memory.prefix.sharing import Sharing
+from weft.memory.prefix_store import EXACT_FORM, KvRows
+from weft.memory.relief import Relief
+from weft.memory.reservation import Extension, Lease, Opening, Reservation, Saving
+from weft.memory.state import MemoryState
+from weft.memory.values import NO_NODE, NO_SLOT, Checkpoint, FrameClaim, Match, NodeId
+from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div, pages_for
 
 
-class MemoryState:
-    """``cache`` False: no prefix is cached. ``policy``: the order of eviction, None for least recently
-    used."""
+@dataclass(slots=True)
+class LoadWork:
+    """``pages``: those of the lease in the order of their tokens, the spare ones last."""
 
-    __slots__ = ("arena", "cache", "leases", "pages", "plan", "slots", "slots_ahead", "version")
-
-    def __init__(self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None) -> None:
-        self.plan = plan
-        self.arena = Arena(plan.frame_count)
-        self.pages = Pages(plan.pages_per_frame, plan.frame_count)
-        self.slots = Slots(plan.slots_per_frame, plan.frame_count)
-        self.slots_ahead = slots_ahead(plan.slot_count)
-        """Slots to keep free ahead of need."""
-        self.cache = PrefixCache(plan, enabled=cache, page_owners=self.pages.owners,
-                                 slot_owners=self.slots.owners, policy=policy)
-        self.leases: dict[SeqId, Lease] = {}
-        self.version = 0
+    pages: list[PageId] = field(default_factory=list)
+    page_loads: list[PageTransfer] = field(default_factory=list)
+    state_loads: list[StateTransfer] = field(default_factory=list)
+    kv_restores: list[RestoreKv] = field(default_factory=list)
+    state_restores: list[RestoreState] = field(default_factory=list)
 
 
-def apply(memory: MemoryState, reservation: Reservation) -> None:
-    """Write ``reservation`` into ``memory``: claim frames, take, hand out, grow the tree, give back. Asserts
-    that it was drafted on this version of memory's state, and that everything it takes is free and next."""
-    assert reservation.version == memory.version, (
-        f"a reservation of version {reservation.version} was committed to version {memory.version}")
-    memory.cache.tree.version = reservation.version + 1
-    work = reservation.arena_work
-    for claim in reservation.frames:
-        memory.arena.claim(claim)
-        packing = memory.pages.packing if claim.kind is FrameKind.PAGES else memory.slots.packing
-        packing.add(claim.frame)
-    memory.pages.take(reservation.pages)
-    memory.slots.take(reservation.slots)
-    if reservation.moves:
-        _move(memory, reservation.moves)
-    for restore in work.kv_restores:
-        if restore.node == NO_NODE:
-            continue
-        node = memory.cache.tree.by_id[restore.node]
-        memory.pages.give(restore.pages, of_tree(node.edge.id), node.start // PAGE_TOKENS)
-        _give_back(memory, memory.cache.restore(restore))
-    for opening in reservation.opened:
-        _open(memory, opening)
-    for extension in reservation.extended:
-        held = memory.leases[extension.seq].pages
-        memory.pages.give(extension.pages, of_lease(extension.seq), len(held))
-        held.extend(extension.pages)
-    for publication in reservation.published:
-        _give_back(memory, memory.cache.publish(memory.leases[publication.seq], publication))
-    for saving in reservation.saved:
-        memory.leases[saving.seq].taps.append(saving.checkpoint)
-        memory.slots.give(saving.checkpoint.slot, of_lease(saving.seq))
-    for seq in reservation.closed:
-        _close(memory, memory.leases.pop(seq))
-    for compress in work.state_compressions:
-        memory.pages.give(compress.pages, of_compressed_state(compress.node), 0)
-        _give_back(memory, memory.cache.compress_state(compress.node, compress.pages))
-    for kv_compress in work.kv_compressions:
-        memory.pages.give(kv_compress.packed, of_compressed_kv(kv_compress.node), 0)
-        _give_back(memory, memory.cache.compress_kv(kv_compress))
-    for eviction in reservation.evicted:
-        _give_back(memory, memory.cache.evict(eviction))
-    memory.version += 1
+def spare_pages(load: CheckpointLoad, plan: ArenaPlan) -> int:
+    """Pages that a lease of ``load`` takes besides those of its tokens: for a compressed state, and one for
+    compressed rows of which a part is cached."""
+    compressed = any(rows.form != EXACT_FORM for rows in load.rows)
+    return compressed + (plan.compressed_pages if load.state_row != PAD else 0)
 
 
-def _move(memory: MemoryState, moves: Moves) -> None:
-    """Items that move keep their owner; their old places become free."""
-    pages, slots, tree = memory.pages, memory.slots, memory.cache.tree
-    vacated = Freed([copy.src for copy in moves.pages])
-    for page in moves.pages:
-        owner, index = pages.owners[page.src], pages.indexes[page.src]
-        seq, compressed, packed = lease_of(owner), state_node_of(owner), kv_node_of(owner)
-        if seq is not None:
-            memory.leases[seq].pages[index] = page.dst
-        elif compressed is not None:
-            memory.cache.compressed_states.pages[NodeId(compressed)][index] = page.dst
-        elif packed is not None:
-            memory.cache.compressed_kv.by_node[NodeId(packed)].move(index, page.dst)
+def plan_load(load: CheckpointLoad, plan: ArenaPlan, pages: Sequence[PageId], slot: SlotId,
+              first: int) -> LoadWork:
+    """``pages``: one for each 16 tokens from position ``first`` on, and the spare ones."""
+    work, pool = LoadWork(), deque(pages)
+    if plan.pages_per_frame:
+        for rows in load.rows:
+            if rows.end > first:
+                _plan_rows(work, load, rows, max(first, rows.start), plan, pool)
+    if load.state_row != PAD:
+        state_pages = tuple(pool.popleft() for _ in range(plan.compressed_pages))
+        work.page_loads.append(PageTransfer(load.buffer, load.state_row, state_pages))
+        work.state_restores.append(RestoreState(state_pages, slot))
+        pool += state_pages
+    elif slot != NO_SLOT:
+        work.state_loads.append(StateTransfer(load.buffer, slot))
+    work.pages += pool
+    return work
+
+
+def _plan_rows(work: LoadWork, load: CheckpointLoad, rows: KvRows, begin: int, plan: ArenaPlan,
+               pool: deque[PageId]) -> None:
+    passed, count = (begin - rows.start) // PAGE_TOKENS, pages_for(rows.end) - begin // PAGE_TOKENS
+    if rows.form == EXACT_FORM:
+        pages = tuple(pool.popleft() for _ in range(count))
+        work.page_loads.append(PageTransfer(load.buffer, rows.first + passed, pages))
+        work.pages += pages
+        return
+    form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
+    row, skip_bytes = divmod(passed * form.record_bytes, form.page_bytes)
+    packed = [pool.popleft() for _ in range(ceil_div(skip_bytes + count * form.record_bytes,
+                                                     form.page_bytes))]
+    run = PackedPages(packed, 0, skip_bytes, 0, count)
+    extra = [pool.popleft() for _ in range(run.missing)]
+    unpacked = run.unpack_into(extra, form)
+    work.page_loads.append(PageTransfer(load.buffer, rows.first + row, tuple(packed)))
+    work.kv_restores.append(RestoreKv(NO_NODE, tuple(packed), skip_bytes, unpacked, form))
+    work.pages += unpacked
+    pool += [page for page in (*packed, *extra) if page not in set(unpacked)]
+
+
+Int32s = npt.NDArray[np.int32]
+
+
+class Transaction:
+    """One step's wishes. ``Memory.transaction`` creates it; it ends in ``seal`` or is dropped."""
+
+    __slots__ = (
+        "_closed",
+        "_frames",
+        "_gained",
+        "_loads",
+        "_memory",
+        "_opened",
+        "_opened_on",
+        "_page_copies",
+        "_page_walk",
+        "_published",
+        "_relief",
+        "_restored",
+        "_saved",
+        "_sharing",
+        "_slot_copies",
+        "_slot_walk",
+        "_unpacking",
+        "_version",
+    )
+
+    def __init__(self, memory: MemoryState) -> None:
+        self._memory = memory
+        self._version = memory.version
+        self._frames = FrameWalk(memory.arena)
+        self._page_walk = Walk(memory.pages.packing, self._frames)
+        self._slot_walk = Walk(memory.slots.packing, self._frames)
+        self._opened: dict[SeqId, tuple[Lease, Match]] = {}
+        self._gained: dict[SeqId, list[PageId]] = {}
+        self._closed: dict[SeqId, None] = {}
+        self._saved: list[Saving] = []
+        self._published: dict[SeqId, list[Checkpoint]] = {}
+        self._unpacking = Unpacking(memory.cache.compressed_kv)
+        self._sharing = Sharing(memory.cache.tree, self._unpacking)
+        self._page_copies: list[PageCopy] = []
+        self._slot_copies: list[SlotCopy] = []
+        self._restored: list[RestoreState] = []
+        self._loads: list[LoadWork] = []
+        self._opened_on: set[NodeId] = set()
+        self._relief = Relief(memory, self._frames, self._page_walk, self._slot_walk, self._sharing,
+                              self._opened, self._gained, self._closed, self._opened_on)
+
+    # ------------------------------------------------------------------ the verbs
+
+    def open(self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0,
+             load: CheckpointLoad | None = None) -> bool:
+        """A lease with a slot and pages for ``tokens`` tokens, or False and nothing. ``headroom_pages`` must
+        stay free after it. The lease reads the pages of ``match`` in place; compressed KV is unpacked first.
+        The state of the checkpoint is copied into the slot, and a partly filled page is copied too.
+
+        ``load``: ``tokens`` are those of a checkpoint in a transfer buffer, which reaches back to ``match``.
+        This step loads its state and the pages that ``match`` lacks; a later transaction closes it with
+        ``keep``."""
+        self._check_current()
+        assert seq not in self._memory.leases, f"sequence {seq} has a lease"
+        assert seq not in self._opened, f"sequence {seq} was opened in this transaction"
+        plan = self._memory.plan
+        shared_tokens = match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS
+        page_count = plan.pages_for(tokens) - plan.pages_for(shared_tokens)
+        if load is not None:
+            page_count += spare_pages(load, plan)
+        anchor = self._anchor(match)
+        unpacked = self._unpacking.missing(anchor) if anchor is not None else 0
+        if unpacked is None or any(self._relief.room().short(page_count + unpacked + headroom_pages, 1)):
+            return False
+        slot, epoch = NO_SLOT, 0
+        if plan.slots_per_frame:
+            [slot] = self._slot_walk.take(1)
+            epoch = self._memory.slots.epochs[slot]
+        lease = Lease(seq, [], slot, epoch, match.cached_tokens, match.salt, loads=load is not None,
+                      inexact=load is not None and not load.exact)
+        gained = self._page_walk.take(page_count)
+        if anchor is not None:
+            self._open_on(anchor, lease, shared_tokens, gained, copies=load is None)
+        if load is not None:
+            assert load.start <= shared_tokens, "a gap between what is cached and what is loaded"
+            work = plan_load(load, plan, gained, slot, shared_tokens)
+            self._loads.append(work)
+            gained = work.pages
+        self._opened[seq] = lease, match
+        self._gained[seq] = gained
+        return True
+
+    def _anchor(self, match: Match) -> Node | None:
+        if match.anchor == NO_NODE:
+            return None
+        assert match.version == self._version, (
+            f"a match of version {match.version} was used on version {self._version}")
+        return self._memory.cache.tree.by_id[match.anchor]
+
+    def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId], *,
+                 copies: bool) -> None:
+        """``copies``: the state of ``anchor`` and its partly filled page are copied for the lease."""
+        self._unpacking.restore(anchor, self._page_walk.take)
+        lease.pages = self._unpacking.resolve(path_pages(anchor, 0, shared_tokens))
+        lease.shared_tokens = shared_tokens
+        self._opened_on.add(anchor.id)
+        if not copies:
+            return
+        if anchor.is_tail and anchor.pages:
+            self._page_copies.append(PageCopy(anchor.pages[0], gained[0]))
+        if anchor.slot == COMPRESSED:
+            compressed = self._memory.cache.compressed_states.pages[anchor.id]
+            self._restored.append(RestoreState(tuple(compressed), lease.slot))
+        elif lease.slot != NO_SLOT:
+            self._slot_copies.append(SlotCopy(anchor.slot, lease.slot))
+
+    def extend(self, seq: SeqId, tokens: int, *, headroom_pages: int = 0) -> bool:
+        """Room for ``tokens`` tokens in all. True at once if the lease has it; False and nothing if the arena
+        has none, or fewer than ``headroom_pages`` would be left."""
+        lease = self._lease(seq)
+        gained = self._gained.get(seq)
+        held = len(lease.pages) + (len(gained) if gained is not None else 0)
+        if tokens <= held * PAGE_TOKENS or not self._memory.plan.pages_per_frame:
+            return True
+        missing = pages_for(tokens) - held
+        if self._page_walk.room < missing + headroom_pages:
+            return False
+        pages = self._page_walk.take(missing)
+        if gained is None:
+            self._gained[seq] = pages
         else:
-            tree.replace_page(owner, index, page.dst)
-        pages.give([page.dst], owner, index)
-    for patch in moves.table_patches:
-        memory.leases[patch.seq].pages[patch.first_index:patch.first_index + len(patch.pages)] = patch.pages
-    for slot in moves.slots:
-        owner, epoch = slots.owners[slot.src], slots.epochs[slot.dst]
-        seq = lease_of(owner)
-        if seq is not None:
-            memory.leases[seq].move_slot(slot.src, slot.dst, epoch)
-        else:
-            tree.replace_slot(owner, slot.dst, epoch)
-        slots.give(slot.dst, owner)
-        vacated.slots.append((slot.src, slots.epochs[slot.src]))
-    _give_back(memory, vacated)
+            gained += pages
+        return True
+
+    def extend_by_page(self, seqs: list[SeqId]) -> list[PageId]:
+        """One more page for each of ``seqs``, in order, until the arena has no more: the pages of those that
+        got one. No earlier verb of this transaction named them. A step in which many decodes cross into their
+        next page is one call of this."""
+        self._check_current()
+        for seq in seqs:
+            assert seq in self._memory.leases, f"sequence {seq} has no lease"
+            assert seq not in self._closed, f"sequence {seq} was closed in this transaction"
+            assert seq not in self._gained, f"sequence {seq} was extended in this transaction"
+        pages = self._page_walk.take(min(len(seqs), self._page_walk.room))
+        self._gained.update(zip(seqs, ([page] for page in pages), strict=False))
+        return pages
+
+    def save(self, seq: SeqId, position: int, *, spare: int = 1) -> SlotId | None:
+        """A slot for the state of ``seq`` after ``position`` tokens (a multiple of a page). A run of this
+        step writes it; ``publish`` or ``close`` of a later transaction puts it into the tree.
+
+        Best effort (law L9): None, and nothing taken, if it would cost another request anything. ``spare``
+        more slots must stay free, and if it claims a frame, a page for each lease."""
+        self._lease(seq)
+        cache, slots = self._memory.cache, self._slot_walk
+        if not cache.enabled or not cache.stateful:
+            return None
+        assert position > 0, "there is no state after no tokens"
+        assert position % PAGE_TOKENS == 0, f"a checkpoint at {position} is inside a page"
+        if slots.room <= spare:
+            return None
+        per_frame = self._memory.plan.pages_per_frame
+        if per_frame and not slots.left and self._page_walk.room - per_frame < self._relief.reserve_pages():
+            return None
+        [slot] = slots.take(1)
+        self._saved.append(Saving(seq, Checkpoint(position, slot, self._memory.slots.epochs[slot])))
+        return slot
+
+    def publish(self, seq: SeqId, tokens: Int32s) -> None:
+        """``tokens``, the first ones of ``seq``, are computed. Those that fill whole pages enter the tree,
+        with the checkpoints saved up to there in earlier steps. The sequence continues and reads the tree's
+        pages from then on. ``table_patches`` has the entries that change."""
+        lease = self._lease(seq)
+        assert seq in self._memory.leases, f"sequence {seq} was opened in this transaction"
+        assert seq not in self._published, f"sequence {seq} published in this transaction"
+        whole = len(tokens) // PAGE_TOKENS * PAGE_TOKENS
+        self._publish(lease, tokens[:whole], self._taps_up_to(lease, whole), patch=True)
+
+    def close(self, seq: SeqId, *, keep: Int32s | None = None) -> None:
+        """The lease ends. What it holds, and what this transaction gave it, is free from the next transaction
+        on.
+
+        ``keep``: exactly the computed tokens; the running slot holds the state after the last of them. They
+        enter the tree with that state and with those saved before."""
+        lease = self._lease(seq)
+        if keep is not None and len(keep) and self._memory.cache.enabled:
+            assert seq in self._memory.leases, f"sequence {seq} was opened in this transaction"
+            saves = self._taps_up_to(lease, len(keep))
+            if lease.slot != NO_SLOT:
+                saves = (*saves, Checkpoint(len(keep), lease.slot, lease.epoch))
+            else:
+                keep = keep[:len(keep) // PAGE_TOKENS * PAGE_TOKENS]
+            self._publish(lease, keep, saves, patch=False)
+        self._closed[seq] = None
+
+    def _taps_up_to(self, lease: Lease, position: int) -> tuple[Checkpoint, ...]:
+        done = self._published.get(lease.seq, ())
+        return tuple(tap for tap in lease.taps if tap.position <= position and tap not in done)
+
+    def _publish(self, lease: Lease, tokens: Int32s, saves: tuple[Checkpoint, ...], *, patch: bool) -> None:
+        cache = self._memory.cache
+        new_kv = cache.tree.paged and len(tokens) > lease.shared_tokens
+        if not cache.enabled or not (new_kv or saves):
+            return
+        self._published.setdefault(lease.seq, []).extend(saves)
+        rest = np.ascontiguousarray(tokens[lease.shared_tokens:], dtype=np.int32)
+        self._sharing.add(lease, rest.tobytes(), saves, patch=patch)
+
+    def evict_last(self, nodes: Iterable[NodeId]) -> None:
+        """Evict the checkpoints of ``nodes`` (their KV, in a model without states) only when nothing else is
+        left. The first of them goes at the very end. Nodes that no longer exist are skipped."""
+        self._relief.evict_last(nodes)
+
+    def reclaim(self, *, pages: int = 0, slots: int = 0, sparing: Iterable[NodeId] = ()) -> bool:
+        """A verb that needed ``pages`` and ``slots`` said no: make room for it and for earlier refusals, by
+        moves and evictions. True: the next transaction has more. False: nothing helps, and nothing is done
+        for this. ``sparing``: nodes that go last and must not be evicted for this."""
+        self._check_current()
+        return self._relief.reclaim(pages, slots, sparing)
+
+    def compact(self) -> None:
+        """Empty as many frames as the holes and the bounds of a step allow, whether they are needed or
+        not."""
+        self._check_current()
+        self._relief.compact()
+
+    def flush(self) -> None:
+        """Evict everything that no lease reads."""
+        self._check_current()
+        self._relief.flush()
+
+    # ------------------------------------------------------------------ what it gives
+
+    def new_pages(self, seq: SeqId) -> list[PageId]:
+        """Pages that this transaction gives ``seq``, in order. They follow those of its lease, or the tree's
+        after an opening on a match."""
+        return self._gained.get(seq, [])
+
+    def shared_pages(self, seq: SeqId) -> list[PageId]:
+        """The tree's pages at the front of ``seq``, which this transaction opened."""
+        return self._opened[seq][0].pages
+
+    def slot_of(self, seq: SeqId) -> SlotId:
+        """The slot of ``seq``, PAD in a model without recurrent layers."""
+        lease = self._lease(seq)
+        if seq in self._memory.leases and self._memory.plan.slots_per_frame:
+            self._memory.slots.check(lease.slot, lease.epoch)
+        return lease.slot
+
+    def seal(self) -> Reservation:
+        """The frozen sum of this transaction so far. A reading: it has nothing that is taken later."""
+        self._check_current()
+        opened = tuple([Opening(seq, (*lease.pages, *self._gained[seq]), lease.slot, lease.epoch, match,
+                                lease.loads, lease.inexact)
+                        for seq, (lease, match) in self._opened.items()])
+        extended = tuple([Extension(seq, tuple(pages))
+                          for seq, pages in self._gained.items() if seq not in self._opened])
+        chosen, moves = self._relief.choose()
+        if not (chosen or moves or opened or self._closed or self._saved or self._sharing.publications):
+            frames = tuple(self._frames.claims)
+            return Reservation(self._version, frames, tuple(self._page_walk.items), (), (), extended, (),
+                               arena_work=ArenaWork(_to_zero(frames)) if frames else NO_WORK)
+        state_compressions, state_pages, state_frames = self._relief.compress_states(chosen)
+        tree, compressed_kv = self._memory.cache.tree, self._memory.cache.compressed_kv
+        frames = (*self._frames.claims, *state_frames)
+        patches = tuple(patch for patch in self._sharing.patches if patch.seq not in self._closed)
+        return Reservation(
+            version=self._version,
+            frames=frames,
+            pages=(*self._page_walk.items, *(copy.dst for copy in moves.pages), *state_pages),
+            slots=(*self._slot_walk.items, *(copy.dst for copy in moves.slots)),
+            opened=opened,
+            extended=extended,
+            closed=tuple(self._closed),
+            saved=tuple(self._saved),
+            published=tuple(self._sharing.publications),
+            evicted=tuple(eviction for eviction in chosen if not eviction.compresses),
+            table_patches=(*patches, *moves.table_patches),
+            moves=moves,
+            arena_work=ArenaWork(
+                zero_frames=_to_zero(frames),
+                page_loads=tuple(pages for load in self._loads for pages in load.page_loads if pages.pages),
+                state_loads=tuple(state for load in self._loads for state in load.state_loads),
+                state_restores=(*self._restored,
+                                *(state for load in self._loads for state in load.state_restores)),
+                kv_restores=(*self._unpacking.restored,
+                             *(kv for load in self._loads for kv in load.kv_restores)),
+                state_compressions=state_compressions,
+                kv_compressions=compressed_kv.compressions(
+                    tree.by_id[eviction.node] for eviction in chosen if eviction.what == "pages"),
+                slot_copies=(*self._slot_copies, *moves.slots),
+                page_copies=(*self._page_copies, *moves.pages)),
+        )
+
+    # ------------------------------------------------------------------ checks
+
+    def _lease(self, seq: SeqId) -> Lease:
+        self._check_current()
+        assert seq not in self._closed, f"sequence {seq} was closed in this transaction"
+        lease = self._memory.leases.get(seq)
+        if lease is None and seq in self._opened:
+            lease = self._opened[seq][0]
+        assert lease is not None, f"sequence {seq} has no lease"
+        return lease
+
+    def _check_current(self) -> None:
+        assert self._version == self._memory.version, (
+            f"a transaction of version {self._version} was used on version {self._memory.version}")
 
 
-def _open(memory: MemoryState, opening: Opening) -> None:
-    assert opening.seq not in memory.leases, f"sequence {opening.seq} has a lease"
-    match = opening.match
-    lease = Lease(opening.seq, list(opening.pages), opening.slot, opening.epoch, match.cached_tokens,
-                  match.salt, match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS, loads=opening.loads,
-                  inexact=opening.inexact)
-    memory.leases[opening.seq] = lease
-    first = memory.plan.pages_for(lease.shared_tokens)
-    memory.pages.give(opening.pages[first:], of_lease(opening.seq), first)
-    if opening.slot != NO_SLOT:
-        memory.slots.give(opening.slot, of_lease(opening.seq))
-    memory.cache.opened(lease, opening)
-
-
-def _close(memory: MemoryState, lease: Lease) -> None:
-    freed = memory.cache.release(lease)
-    freed.pages += lease.pages[memory.plan.pages_for(lease.shared_tokens):]
-    if lease.slot != NO_SLOT:
-        freed.slots.append((lease.slot, lease.epoch))
-    freed.slots += [(tap.slot, tap.epoch) for tap in lease.taps]
-    _give_back(memory, freed)
-
-
-def _give_back(memory: MemoryState, freed: Freed) -> None:
-    _release(memory.arena, memory.pages.drop(freed.pages), FrameKind.PAGES)
-    for slot, epoch in freed.slots:
-        _release(memory.arena, memory.slots.drop(slot, epoch), FrameKind.SLOTS)
-
-
-def _release(arena: Arena, frames: Sequence[FrameId], kind: FrameKind) -> None:
-    for frame in frames:
-        arena.release(frame, kind)
+def _to_zero(frames: Iterable[FrameClaim]) -> tuple[FrameId, ...]:
+    """The claimed frames with bytes of another kind (law L6)."""
+    return tuple(claim.frame for claim in frames if claim.needs_zero)

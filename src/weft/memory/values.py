@@ -2,7 +2,7 @@
 
     match --> Match ----.
                          v
-    draft: open, extend, save, publish, close, evict --> Reservation --> commit: memory's state
+    transaction: open, extend, save, publish, close, evict --> Reservation --> commit: memory's state
                                                              '---------> ArenaWork: the device
 
 These values cross boundaries. The tree, eviction, leases and the policies read and make them, and the step
@@ -15,7 +15,7 @@ and printed, and it keeps no part of memory's state alive.
 Law: L8 (a lost token has its reason).
 
 Rejected: values beside the mechanisms that use them (imports then run both ways between the tree, eviction,
-compression and the draft); nodes by reference (a value would change when the tree does).
+compression and the transaction); nodes by reference (a value would change when the tree does).
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Match:
     """What the cache has of a prompt. The first ``cached_tokens`` need not be computed.
 
     ``kv_tokens``: how far the KV matches; past ``cached_tokens`` this is a place worth a checkpoint, not a
-    hit. ``anchor`` and ``version`` are for ``Draft.open``. ``restore_pages``: pages that opening on the match
-    needs besides its own, because KV on the path is compressed."""
+    hit. ``anchor`` and ``version`` are for ``Transaction.open``. ``restore_pages``: pages that opening on the
+    match needs besides its own, because KV on the path is compressed."""
 
     cached_tokens: int = 0
     lost: Lost = Lost()

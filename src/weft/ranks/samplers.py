@@ -4,7 +4,7 @@
     rank r     FollowingSampler   tokens as rank 0 chose them
 
 A step's tokens come with its plan, so a rank needs no choice of its own as a rule. Two features feed a step
-from the choice before it: overlap and windows of drafts. Only then are choices sent, an int64 for each row.
+from the choice before it: overlap and verify runs. Only then are choices sent, an int64 for each row.
 
 Rejected: every rank samples for itself (grammars and penalties on every rank, and a difference of one bit
 between two machines is two texts).

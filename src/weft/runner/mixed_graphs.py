@@ -13,7 +13,7 @@ and PAD fills the rest. All numbers of a step arrive in one block:
 
     int64   tokens | positions [T each] | starts | slots | contexts | rows [R each] | table of runs (int32s)
 
-*Windows of drafts* are such steps too: in the place of prompts they have windows, of a few tokens each
+*Verify runs* are such steps too: in the place of prompts they have windows, of a few tokens each
 (``MixedShape.window``). Their states follow from the tokens that are chosen, by a second graph for each
 shape. It reads the log that the first one wrote (``tensor.replay_log``), and is recorded right behind it. No
 other graph is replayed between the two, so the log may lie in the memory that all graphs share.
@@ -120,7 +120,7 @@ def recorded_shapes(rows_max: int, step_tokens_max: int, *, windows: bool) -> tu
 
 
 def window_shapes(rows_max: int) -> tuple[MixedShape, ...]:
-    """Ascending: steps with windows of drafts, and behind each the replay of its states."""
+    """Ascending: steps with verify runs, and behind each the replay of its states."""
     return tuple(sorted(
         MixedShape(count * (1 + length), count, count,
                    2 * count + ceil_div(count * length, CHUNK_TOKENS) + 1, length, forward)

@@ -14,7 +14,7 @@ so is missing from the free memory that is read afterwards.
     mixed            decodes of short contexts beside a prompt: a page table of one page, where attention is
                      not split, so that its kernel has no partial results
     few tokens       prompts of 1, 2, 4, ... tokens: matrix and expert kernels choose tiles by rows
-    windows          two windows of drafts behind hits, the states of which are computed again afterwards
+    windows          two verify runs behind hits, the states of which are computed again afterwards
     decodes          PAD rows alone, with a page table as wide as that of a CUDA graph
 
 Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the
@@ -91,7 +91,7 @@ def step_shapes(*, tokens: int, rows: int, positions: int, table_pages: int, voc
         count *= 2
     if rows > 1 and start + WINDOW_TOKENS <= longest and tokens >= 2 * WINDOW_TOKENS:
         windows = _runs([start] * 2, [WINDOW_TOKENS] * 2, 0, vocab_size, device, first_page)
-        shapes.append(StepShape("windows of drafts", replace(
+        shapes.append(StepShape("verify runs", replace(
             windows, runs=replace(windows.runs, verify_count=2))))
     shapes.append(StepShape("decodes", pad_rows(rows, table_pages, device), decodes=True))
     return shapes

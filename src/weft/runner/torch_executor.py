@@ -92,7 +92,7 @@ class TorchExecutor:
     fp8, and measured for the other layers. ``reload`` reads the checkpoint again,
     after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
     called; None: never. ``mixed_tokens_max``: of a recorded step with prompts; 0: none is recorded.
-    ``windows``: steps with windows of drafts are recorded too.
+    ``windows``: steps with verify runs are recorded too.
     ``pad_decode_to`` and the two hooks are described above and in ``weft.runner.batch``. ``sampler`` makes
     the sampler: of one rank of several it is another. Not thread-safe: one step at a time."""
 

@@ -1,4 +1,4 @@
-"""Windows of drafts on the device: which tokens they choose, and what their states are then.
+"""Verify runs on the device: which tokens they choose, and what their states are then.
 
     logits     [ decodes | w0 w0 w0 | w1 w1 | prompts ]      one row for each decode, window token and prompt
     round 1      x         x          x       x              every run chooses its first token

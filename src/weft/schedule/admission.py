@@ -170,13 +170,14 @@ class AdmissionPlanner:
         """A lease for all of ``known``, or False and nothing."""
         start = match.cached_tokens
         assert start < known.size
-        if not step.draft.open(seq.id, match, known.size, headroom_pages=self._headroom(step, seq)):
+        if not step.transaction.open(seq.id, match, known.size, headroom_pages=self._headroom(step, seq)):
             return False
         step.admissions.append(Admission(
             row=row, seq=seq.id, tokens=known, prompt_tokens=int(seq.prompt.size),
             sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, grammar=seq.grammar))
-        step.write_table(row, 0, [*step.draft.shared_pages(seq.id), *step.draft.new_pages(seq.id)])
-        step.add_prefill(seq, row, start, end, step.draft.slot_of(seq.id), known)
+        transaction = step.transaction
+        step.write_table(row, 0, [*transaction.shared_pages(seq.id), *transaction.new_pages(seq.id)])
+        step.add_prefill(seq, row, start, end, transaction.slot_of(seq.id), known)
         return True
 
     def _plan_restore(self, step: PlanBuilder, look: StoreLook, seq: Sequence, rows_free: int) -> bool:
@@ -189,7 +190,8 @@ class AdmissionPlanner:
         key = look.fetch.key
         if key in step.loads:
             return True
-        if not step.draft.open(look.fetch.lease, look.match, look.fetch.load.position, load=look.fetch.load):
+        load = look.fetch.load
+        if not step.transaction.open(look.fetch.lease, look.match, load.position, load=load):
             self._make_room(step, seq, look.match, rows_free)
             return False
         step.loads.append(key)
@@ -204,7 +206,7 @@ class AdmissionPlanner:
         # For those behind it too: short requests would else join one a step wherever the cache is full. The
         # prefix that `seq` resumes on is spared while others run: recomputing costs more than the wait.
         own, awaited = match.anchor, self._reuse.awaited()
-        step.draft.evict_last([own, *awaited])
+        step.transaction.evict_last([own, *awaited])
         cached = match.cached_tokens
         pages = (pages_for(seq.known_count) - cached // PAGE_TOKENS + match.restore_pages
                  + self._headroom(step, seq))

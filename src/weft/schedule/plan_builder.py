@@ -1,7 +1,7 @@
 """What one call of the scheduler has decided so far, and how it becomes a plan.
 
-The builder is filled in order of claim (``scheduler``), over one draft of memory. ``seal`` freezes both into
-a ``StepPlan``. It writes nothing but itself: dropping it is the whole rollback.
+The builder is filled in order of claim (``scheduler``), over one transaction of memory. ``seal`` freezes both
+into a ``StepPlan``. It writes nothing but itself: dropping it is the whole rollback.
 
     runs of the plan   [ decodes: arrays of the row table ][ verify runs ][ prefills | admissions ]
                                                                            lists by run, ``prefill_*``
@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.memory.arena_work import ArenaWork, PageTransfer, SlotCopy, StateTransfer
-from weft.memory.draft import Draft
 from weft.memory.reservation import Moves, TablePatch
+from weft.memory.transaction import Transaction
 from weft.memory.values import NodeId
 from weft.schedule.plan import (
     Admission,
@@ -58,7 +58,7 @@ class PlanBuilder:
     """``decode_batch``: all decoding rows. ``short``: a decode got no page. ``reclaiming``: memory makes room
     for the next plan. ``publishing``: number of sequences that publish."""
 
-    draft: Draft
+    transaction: Transaction
     decode_batch: DecodeBatch
     rows_cleared: list[RowId] = field(default_factory=list)
     finished: list[SeqId] = field(default_factory=list)
@@ -83,7 +83,7 @@ class PlanBuilder:
     admissions: list[Admission] = field(default_factory=list)
     taps: list[Tap] = field(default_factory=list)
     copies: list[SlotCopy] = field(default_factory=list)
-    """Of running slots, before this step overwrites them. The draft has its own copies besides."""
+    """Of running slots, before this step overwrites them. The transaction has its own copies besides."""
     requested_taps: dict[SeqId, list[int]] = field(default_factory=dict)
     """By sequence: positions whose state another request waits for."""
     fetch_wishes: list[FetchWish] = field(default_factory=list)
@@ -142,7 +142,7 @@ class PlanBuilder:
 
     def reclaim(self, *, pages: int, slots: int = 0, sparing: Iterable[NodeId] = ()) -> bool:
         """Ask memory to make room, by moves or evictions. False: nothing helps."""
-        reclaims = self.draft.reclaim(pages=pages, slots=slots, sparing=sparing)
+        reclaims = self.transaction.reclaim(pages=pages, slots=slots, sparing=sparing)
         self.reclaiming |= reclaims
         return reclaims
 
@@ -155,7 +155,7 @@ class PlanBuilder:
 
     def seal(self, step: int, rows: RowTable) -> StepPlan:
         """The plan, with positions and tokens of ``rows``."""
-        reservation = self.draft.seal()
+        reservation = self.transaction.seal()
         work = reservation.arena_work
         if self.copies:
             work = replace(work, slot_copies=(*work.slot_copies, *self.copies))

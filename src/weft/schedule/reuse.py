@@ -10,7 +10,7 @@
     waiting          a request whose prefix is being computed waits for it (prefix_sharing.py)
 
     step k      run [0, 1024) of A, taps at 448 and 960        B has the same 1000 tokens and waits
-    step k+1    publish: 448 and 960 are in the tree           B cannot match them yet: one draft, one version
+    step k+1    publish: 448 and 960 are in the tree           B cannot match them before the next version
     step k+2    B matches 960 and starts there
 
 Everything here follows from which sequences run and what memory matched. So a plan that is made twice is the
@@ -92,15 +92,15 @@ class Reuse:
         """``seq`` gives up its memory. It donates what it computed, or at least the states saved on the
         way."""
         if not self.enabled:
-            step.draft.close(seq.id)
+            step.transaction.close(seq.id)
             return
         donates = self._donates(preempted=preempted)
         keep = None
         if donates or self._memory.lease(seq.id).taps:
             keep = seq.known()[:int(self._rows.computed[self._rows.row_of(seq)])]
             if not donates:
-                step.draft.publish(seq.id, keep)
-        step.draft.close(seq.id, keep=keep if donates else None)
+                step.transaction.publish(seq.id, keep)
+        step.transaction.close(seq.id, keep=keep if donates else None)
 
     def awaits(self, seq: Sequence) -> None:
         """``seq`` waits: preempted, for a read, or for its turn after one. What the cache has of it is
@@ -136,7 +136,7 @@ class Reuse:
         for seq in self._unpublished:
             if seq.state is SeqState.RUNNING and seq.id not in leaving:
                 computed = int(self._rows.computed[self._rows.row_of(seq)])
-                step.draft.publish(seq.id, seq.known()[:computed])
+                step.transaction.publish(seq.id, seq.known()[:computed])
                 step.publishing += 1
 
     def plan_taps(self, step: PlanBuilder, matches: dict[SeqId, Match]) -> None:
@@ -158,7 +158,7 @@ class Reuse:
             positions = taps_in_run([*step.requested_taps.get(seq.id, ()), *wanted],
                                     step.prefill_starts[prefill], step.prefill_ends[prefill])
             for position in positions:
-                slot = step.draft.save(seq.id, position)
+                slot = step.transaction.save(seq.id, position)
                 if slot is None:
                     return False
                 step.add_tap(prefill, position, slot)
@@ -172,7 +172,7 @@ class Reuse:
             for position in spare_in_run(tapped, step.prefill_starts[prefill], step.prefill_ends[prefill],
                                          known_tokens=seq.known_count,
                                          insurance_first=self._insurance_first, grid=self._grid):
-                slot = step.draft.save(seq.id, position, spare=self._spare)
+                slot = step.transaction.save(seq.id, position, spare=self._spare)
                 if slot is None:
                     return
                 step.add_tap(prefill, position, slot)
@@ -191,10 +191,10 @@ class Reuse:
         for at in due:
             row = rows[at]
             seq = SeqId(int(self._rows.seq_ids[row]))
-            slot = step.draft.save(seq, int(self._rows.computed[row]))
+            slot = step.transaction.save(seq, int(self._rows.computed[row]))
             if slot is None:
                 return
-            step.copy_slot(step.draft.slot_of(seq), slot)
+            step.copy_slot(step.transaction.slot_of(seq), slot)
 
     def until_copies(self, rows: Int32s) -> Int32s | None:
         """Tokens from each of these decodes to the next position at which its answer saves a state; None if

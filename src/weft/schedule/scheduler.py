@@ -124,10 +124,10 @@ class Scheduler:
         verified: the tokens before them are in flight."""
         if not self.has_work:
             return None
-        step = PlanBuilder(self.memory.draft(), self._decodes())
+        step = PlanBuilder(self.memory.transaction(), self._decodes())
         awaited = self.reuse.awaited()
         if awaited:
-            step.draft.evict_last(awaited)
+            step.transaction.evict_last(awaited)
         self._plan_closing(step)
         if self.store is not None:
             self.store.close_loads(step)
@@ -184,7 +184,7 @@ class Scheduler:
             return
         crossing_rows = rows[crossing]
         # Once one row is short, all rows behind it are: the rest must not go to a lower rank.
-        pages = step.draft.extend_by_page(self.rows.seq_ids[crossing_rows].tolist())
+        pages = step.transaction.extend_by_page(self.rows.seq_ids[crossing_rows].tolist())
         served = crossing_rows[:len(pages)]
         step.write_entries(served.tolist(), self.rows.pages_held[served].tolist(), pages)
         short = set(crossing_rows[len(pages):].tolist())

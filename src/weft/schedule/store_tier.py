@@ -74,7 +74,7 @@ class StoreTier:
         loaded = {key: fetch for key, fetch in self.restores.fetches.items()
                    if fetch.state is FetchState.LOADED}
         for fetch in loaded.values():
-            step.draft.close(fetch.lease, keep=fetch.tokens)
+            step.transaction.close(fetch.lease, keep=fetch.tokens)
         step.closed_loads = tuple(loaded)
 
     def committed(self, plan: StepPlan) -> set[SeqId]:

@@ -96,16 +96,16 @@ class VerifyPlanner:
         """Of ``count`` drafts, how many have a place in pages: those of the lease, or new ones."""
         if count <= 0:
             return 0
-        rows, draft = self._rows, step.draft
+        rows, transaction = self._rows, step.transaction
         seq = SeqId(rows.seq_ids.item(row))
         first = rows.computed.item(row)
-        gained = len(draft.new_pages(seq))
+        gained = len(transaction.new_pages(seq))
         held = rows.pages_held.item(row) + gained
         if not rows.pages_held.item(row):
             return count   # a model without pages
         if first + 1 + count > held * PAGE_TOKENS:
-            if draft.extend(seq, first + 1 + count, headroom_pages=len(step.decode_batch.rows)):
-                step.write_table(RowId(row), held, draft.new_pages(seq)[gained:])
+            if transaction.extend(seq, first + 1 + count, headroom_pages=len(step.decode_batch.rows)):
+                step.write_table(RowId(row), held, transaction.new_pages(seq)[gained:])
             else:
                 count = held * PAGE_TOKENS - first - 1
         return count

@@ -405,7 +405,7 @@ ENGINE = (
     E("recomputed_tokens", "counter", "Tokens computed again after preemption.",
       lambda s: s.recomputed_tokens),
     E("num_preemptions", "counter", "Sequences preempted.", lambda s: s.preemptions),
-    E("spec_decode_num_drafts", "counter", "Windows of drafts that steps verified.",
+    E("spec_decode_num_drafts", "counter", "Verify runs that steps verified.",
       lambda s: s.speculation.sequence_steps),
     E("spec_decode_num_draft_tokens", "counter", "Draft tokens that steps verified.",
       lambda s: {source: one.drafted for source, one in s.speculation.sources.items()}, "source"),

@@ -6,7 +6,7 @@ Shape letters used in the tensor plane:
     H  heads   G  query heads per KV head           D  head dim   K, V  key / value dim of a state
     C  channels                                     S  slots      N  Mamba state dim   P  pages
 
-Runs are ordered: decodes (length 1), windows of drafts, prefills. ``page_table_RP`` has PAD (-1) beyond a
+Runs are ordered: decodes (length 1), verify runs, prefills. ``page_table_RP`` has PAD (-1) beyond a
 row's pages. Whole PAD rows may pad the decode part of a batch. Kernels skip them (law L4), and their outputs
 are unspecified but finite.
 """

@@ -15,7 +15,7 @@ then changed nothing.
 
 - The state is that of each run's slot before the run (zeros if ``fresh``), and is updated in place.
 - Runs with slot PAD start from zeros and write nothing. A tap writes the state after ``offset`` tokens.
-- Windows of drafts change no state; their inputs go into the log of the step.
+- Verify runs change no state; their inputs go into the log of the step.
 - Decodes use the recurrence, prefills the chunked form, with chunks on the grid of CHUNK_TOKENS positions.
 - A state that is not float32 is rounded after every token (``tensor.rounding``); ``layer`` is an input of it.
 """

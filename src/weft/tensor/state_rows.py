@@ -4,7 +4,7 @@
     fresh_R   [ - |  -  | x ]     ---------->  buffer [3, ...]  ---------->  slots 5 and 2
                                   rows 1 and 2 are zeros         row 1 is dropped
 
-PAD rows are never read and never written (L4). Windows of drafts are read and not written. The decode rows
+PAD rows are never read and never written (L4). Verify runs are read and not written. The decode rows
 and the prefill rows of a step are two sets, each computed once per step.
 """
 

@@ -9,7 +9,7 @@ from functools import partialmethod
 import pytest
 
 from weft.errors import RequestError
-from weft.memory.draft import Draft
+from weft.memory.transaction import Transaction
 from weft.memory.values import Lost
 from weft.request import TokenEvent
 from weft.schedule.checkpoints import NONE, PROMPT, CheckpointPolicy, parse_checkpoints
@@ -353,13 +353,14 @@ def test_what_a_preempted_sequence_left_is_not_given_up_for_its_own_return(
     """Room for it is short by the very pages that others grow into; giving up more would not bring it
     back."""
     assert recomputed_after_preemption() == (1, 3 * 16)
-    monkeypatch.setattr(Draft, "evict_last", lambda self, nodes: None)
-    monkeypatch.setattr(Draft, "reclaim", partialmethod(without_sparing, Draft.reclaim))
+    monkeypatch.setattr(Transaction, "evict_last", lambda self, nodes: None)
+    monkeypatch.setattr(Transaction, "reclaim", partialmethod(without_sparing, Transaction.reclaim))
     assert recomputed_after_preemption() == (1, 9 * 16), "the control: all of it goes, one page at a time"
 
 
-def without_sparing(draft: Draft, plain: Callable[..., bool], *, sparing: object = (), **asked: int) -> bool:
-    return plain(draft, **asked)
+def without_sparing(transaction: Transaction, plain: Callable[..., bool], *, sparing: object = (),
+                    **asked: int) -> bool:
+    return plain(transaction, **asked)
 
 
 def test_nothing_is_remembered_of_who_gave_way_once_it_runs_or_is_gone() -> None:

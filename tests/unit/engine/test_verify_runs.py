@@ -1,4 +1,4 @@
-"""Windows of drafts through the whole engine over the scripted device, which checks every state and page."""
+"""Verify runs through the whole engine over the scripted device, which checks every state and page."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ from itertools import count
 from typing import Any
 
 from benchmarks.useful_bytes import MODELS, model
-from weft.memory.draft import Draft
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
 from weft.memory.reservation import Reservation
+from weft.memory.transaction import Transaction
 from weft.spec import attention, mamba2
 from weft.units import SeqId
 
@@ -42,25 +42,25 @@ def small_memory(pages_per_frame: int, slots_per_frame: int, frame_count: int, *
                   policy=make_policy(policy, arena, PrefillCost(1.0, 1e-4), lambda: float(next(seconds))))
 
 
-def open_in(draft: Draft, memory: Memory, seq: int, tokens: int, headroom_pages: int = 0) -> bool:
-    return draft.open(SeqId(seq), memory.match([], salt=""), tokens, headroom_pages=headroom_pages)
+def open_in(transaction: Transaction, memory: Memory, seq: int, tokens: int, headroom_pages: int = 0) -> bool:
+    return transaction.open(SeqId(seq), memory.match([], salt=""), tokens, headroom_pages=headroom_pages)
 
 
 def open_now(memory: Memory, *sizes: tuple[int, int]) -> Reservation:
     """Open (seq, tokens) pairs in one commit; all of them must fit."""
-    draft = memory.draft()
+    transaction = memory.transaction()
     for seq, tokens in sizes:
-        assert open_in(draft, memory, seq, tokens)
-    reservation = draft.seal()
+        assert open_in(transaction, memory, seq, tokens)
+    reservation = transaction.seal()
     memory.commit(reservation)
     return reservation
 
 
 def close_now(memory: Memory, *seqs: int) -> Reservation:
-    draft = memory.draft()
+    transaction = memory.transaction()
     for seq in seqs:
-        draft.close(SeqId(seq))
-    reservation = draft.seal()
+        transaction.close(SeqId(seq))
+    reservation = transaction.seal()
     memory.commit(reservation)
     return reservation
 

@@ -11,7 +11,7 @@ from tests.unit.memory.geometry import close_now, open_now, small_memory
 from weft.memory.frames.arena import of_lease, of_tree
 from weft.memory.memory import Memory
 from weft.memory.prefix.edge import Node
-from weft.memory.transaction import MemoryState, _give_back
+from weft.memory.state import MemoryState, _give_back
 from weft.memory.values import Eviction, FrameKind, NodeId
 from weft.units import PAD, FrameId, PageId, SeqId, SlotId
 
@@ -155,16 +155,16 @@ def cached() -> Memory:
     memory = small_memory(4, 2, 12, cache=True)
     for tokens in ([0] * 40, [0] * 32, [0] * 16 + [1] * 16):
         open_now(memory, (1, len(tokens)))
-        draft = memory.draft()
-        draft.close(ONE, keep=np.asarray(tokens, np.int32))
-        memory.commit(draft.seal())
+        transaction = memory.transaction()
+        transaction.close(ONE, keep=np.asarray(tokens, np.int32))
+        memory.commit(transaction.seal())
     branch = next(node for node in memory._state.cache.tree.nodes() if node.tokens[:4] == b"\1\0\0\0")
     _give_back(memory._state, memory._state.cache.evict(Eviction(branch.id, "state")))
     open_now(memory, (1, 40), (2, 17))
-    draft = memory.draft()
-    assert draft.open(SeqId(3), memory.match([0] * 33, salt=""), 50)
-    assert draft.save(ONE, 16) is not None
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    assert transaction.open(SeqId(3), memory.match([0] * 33, salt=""), 50)
+    assert transaction.save(ONE, 16) is not None
+    memory.commit(transaction.seal())
     memory.audit()
     return memory
 
@@ -377,7 +377,7 @@ def test_taking_a_page_that_is_not_free_is_caught_before_any_audit(
         stack[-1] = memory.lease(ONE).pages[0]
     else:
         memory._state.pages.owners[1] = of_lease(ONE)
-    with pytest.raises(AssertionError, match="is held and was drafted as free"):
+    with pytest.raises(AssertionError, match="is held and was planned as free"):
         open_now(memory, (5, 64))
 
 

@@ -10,16 +10,16 @@ import pytest
 from tests.unit.memory.geometry import close_now, open_in, open_now, small_memory
 from tests.unit.memory.prefix.test_cache import hit, in_one, opening, remember, tokens_of
 from weft.memory import relief as compaction
-from weft.memory.draft import Draft
 from weft.memory.memory import Memory
 from weft.memory.reservation import Reservation
+from weft.memory.transaction import Transaction
 from weft.units import SeqId
 
 ONE, TWO, THREE, FOUR, FIVE = map(SeqId, (1, 2, 3, 4, 5))
 
 
-def compacted(memory: Memory, *verbs: Callable[[Draft], object]) -> Reservation:
-    return in_one(memory, *verbs, lambda draft: draft.compact())
+def compacted(memory: Memory, *verbs: Callable[[Transaction], object]) -> Reservation:
+    return in_one(memory, *verbs, lambda transaction: transaction.compact())
 
 
 def interleaved(frames: int = 6) -> Memory:
@@ -29,7 +29,7 @@ def interleaved(frames: int = 6) -> Memory:
     open_now(memory, (1, 16), (2, 16))
     for pages in range(2, 9):
         for seq in (ONE, TWO):
-            in_one(memory, lambda draft, seq=seq, pages=pages: draft.extend(seq, 16 * pages))
+            in_one(memory, lambda transaction, seq=seq, pages=pages: transaction.extend(seq, 16 * pages))
     close_now(memory, 2)
     open_now(memory, (3, 0))
     assert memory.usage().frames_free == frames - 6
@@ -40,10 +40,10 @@ def make_room(memory: Memory, seq: int, tokens: int, steps_max: int) -> list[Res
     """Commits until ``seq`` was opened."""
     made: list[Reservation] = []
     while len(made) <= steps_max:
-        draft = memory.draft()
-        done = open_in(draft, memory, seq, tokens)
-        assert done or draft.reclaim(pages=-(-tokens // 16), slots=1), "nothing helps"
-        made.append(draft.seal())
+        transaction = memory.transaction()
+        done = open_in(transaction, memory, seq, tokens)
+        assert done or transaction.reclaim(pages=-(-tokens // 16), slots=1), "nothing helps"
+        made.append(transaction.seal())
         memory.commit(made[-1])
         memory.audit()
         if done:
@@ -77,10 +77,10 @@ def test_slots_that_lie_apart_make_a_frame_for_pages() -> None:
     open_now(memory, *((seq, 16) for seq in range(8)))
     close_now(memory, 2, 3, 6, 7)
     slots = {seq: memory.lease(SeqId(seq)).slot for seq in (0, 1, 4, 5)}
-    draft = memory.draft()
-    assert not draft.extend(SeqId(0), 16 * 6)
-    assert draft.reclaim(pages=5)
-    moved = draft.seal()
+    transaction = memory.transaction()
+    assert not transaction.extend(SeqId(0), 16 * 6)
+    assert transaction.reclaim(pages=5)
+    moved = transaction.seal()
     memory.commit(moved)
     memory.audit()
     left = {copy.src: copy.dst for copy in moved.moves.slots}
@@ -88,7 +88,7 @@ def test_slots_that_lie_apart_make_a_frame_for_pages() -> None:
     assert {patch.seq: patch.slot for patch in moved.moves.slot_patches} == {
         seq: left[slot] for seq, slot in slots.items() if slot in left}
     assert all(memory.lease(SeqId(seq)).slot == left.get(slot, slot) for seq, slot in slots.items())
-    in_one(memory, lambda draft: draft.extend(SeqId(0), 16 * 6))
+    in_one(memory, lambda transaction: transaction.extend(SeqId(0), 16 * 6))
     assert len(memory.lease(SeqId(0)).pages) == 6
 
 
@@ -112,7 +112,7 @@ def read_by_two() -> Memory:
     memory = small_memory(2, 2, 16, cache=True)
     open_now(memory, (1, 16))                                            # 1 .
     in_one(memory, opening(memory, FIVE, tokens_of(1, 2, 3)))            # 1 a   b c
-    in_one(memory, lambda draft: draft.close(FIVE, keep=tokens_of(1, 2, 3)))
+    in_one(memory, lambda transaction: transaction.close(FIVE, keep=tokens_of(1, 2, 3)))
     in_one(memory, *(opening(memory, seq, tokens_of(1, 2, 3, seq)) for seq in (TWO, THREE)))
     open_now(memory, (4, 16))                                            # 1 a   b c   2 3   4 .
     close_now(memory, 1)                                                 # . a   b c   2 3   4 .
@@ -131,28 +131,28 @@ def test_every_reader_of_a_page_that_moves_is_told() -> None:
     assert hit(memory, tokens_of(1, 2, 3, 4)) == 48, "and the cache finds it where it is now"
 
 
-def test_what_the_draft_opens_on_or_publishes_stays_where_it_is() -> None:
+def test_what_the_transaction_opens_on_or_publishes_stays_where_it_is() -> None:
     memory = read_by_two()
     more = tokens_of(1, 2, 3, 9)
     assert compacted(memory, opening(memory, ONE, more)).moves.pages == ()
     close_now(memory, 1)
     memory = read_by_two()
-    moved = compacted(memory, lambda draft: draft.publish(TWO, tokens_of(1, 2, 3, 2)))
+    moved = compacted(memory, lambda transaction: transaction.publish(TWO, tokens_of(1, 2, 3, 2)))
     assert not {copy.src for copy in moved.moves.pages} & set(memory.lease(TWO).pages[3:])
 
 
 def test_one_that_ends_in_the_same_step_is_neither_moved_nor_told() -> None:
     memory = read_by_two()
-    reservation = compacted(memory, lambda draft: draft.close(TWO))
+    reservation = compacted(memory, lambda transaction: transaction.close(TWO))
     assert [patch.seq for patch in reservation.table_patches] == [THREE]
     memory = interleaved()
-    assert not compacted(memory, lambda draft: draft.close(ONE)).moves
+    assert not compacted(memory, lambda transaction: transaction.close(ONE)).moves
 
 
 def test_tails_checkpoints_and_taps_move_too() -> None:
     memory = small_memory(3, 3, 12, cache=True)
     open_now(memory, (1, 16), (2, 16))
-    in_one(memory, opening(memory, THREE, tokens_of(7, 7)), lambda draft: draft.save(THREE, 16))
+    in_one(memory, opening(memory, THREE, tokens_of(7, 7)), lambda transaction: transaction.save(THREE, 16))
     remember_beside(memory, FOUR, tokens_of(1, rest=3))
     open_now(memory, (5, 16))
     close_now(memory, 1, 2)
@@ -163,7 +163,7 @@ def test_tails_checkpoints_and_taps_move_too() -> None:
         total += len(moves.pages) + len(moves.slots)
     assert total > 0
     assert hit(memory, tokens_of(1, rest=4)) == 19
-    in_one(memory, lambda draft: draft.publish(THREE, tokens_of(7)))
+    in_one(memory, lambda transaction: transaction.publish(THREE, tokens_of(7)))
     assert hit(memory, tokens_of(7, 8)) == 16
     usage = memory.usage()
     assert (usage.pages_held, usage.slots_held) == (held.pages_held, held.slots_held)
@@ -171,7 +171,7 @@ def test_tails_checkpoints_and_taps_move_too() -> None:
 
 def remember_beside(memory: Memory, seq: SeqId, tokens: object) -> None:
     in_one(memory, opening(memory, seq, tokens))  # type: ignore[arg-type]
-    in_one(memory, lambda draft: draft.close(seq, keep=tokens))  # type: ignore[arg-type]
+    in_one(memory, lambda transaction: transaction.close(seq, keep=tokens))  # type: ignore[arg-type]
 
 
 def test_what_a_step_copies_is_bounded_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,19 +195,19 @@ def test_nothing_moves_where_there_is_room() -> None:
 
 def test_nothing_moves_for_what_cannot_fit() -> None:
     memory = interleaved()
-    draft = memory.draft()
-    assert not open_in(draft, memory, 4, 16 * 6)
-    assert not draft.reclaim(pages=6, slots=1), "8 holes are a frame and 4 pages"
-    assert not draft.seal().moves
-    assert open_in(draft, memory, 4, 0) is False
-    assert draft.reclaim(pages=4, slots=1)
-    assert draft.seal().moves
+    transaction = memory.transaction()
+    assert not open_in(transaction, memory, 4, 16 * 6)
+    assert not transaction.reclaim(pages=6, slots=1), "8 holes are a frame and 4 pages"
+    assert not transaction.seal().moves
+    assert open_in(transaction, memory, 4, 0) is False
+    assert transaction.reclaim(pages=4, slots=1)
+    assert transaction.seal().moves
 
 
 def test_a_flush_moves_nothing() -> None:
     """It is a commit between steps: nobody would make the copies."""
     memory = read_by_two()
-    assert not compacted(memory, lambda draft: draft.flush()).moves
+    assert not compacted(memory, lambda transaction: transaction.flush()).moves
 
 
 @pytest.mark.parametrize("geometry", [(4, 1, 30), (5, 12, 20), (3, 4, 24), (7, 0, 12), (0, 5, 12)])
@@ -234,11 +234,11 @@ def fill(memory: Memory, random: Random, seqs: range, lengths: tuple[int, int]) 
     for seq in seqs:
         tokens = random.randint(*lengths)
         for _ in range(200):
-            draft = memory.draft()
-            done = open_in(draft, memory, seq, tokens)
-            if not done and not draft.reclaim(pages=memory.plan.pages_for(tokens), slots=1):
+            transaction = memory.transaction()
+            done = open_in(transaction, memory, seq, tokens)
+            if not done and not transaction.reclaim(pages=memory.plan.pages_for(tokens), slots=1):
                 return opened
-            reservation = draft.seal()
+            reservation = transaction.seal()
             assert done or reservation.moves, "a step that changes nothing"
             memory.commit(reservation)
             if done:
@@ -283,12 +283,12 @@ def test_where_states_share_a_frame_the_newest_chain_outlives_the_pages_that_oth
     in_one(memory, opening(memory, TWO, tokens_of(99)))
     for pages in range(2, 22):
         for _ in range(4):
-            draft = memory.draft()
-            if draft.extend(TWO, 16 * pages):
-                memory.commit(draft.seal())
+            transaction = memory.transaction()
+            if transaction.extend(TWO, 16 * pages):
+                memory.commit(transaction.seal())
                 break
-            assert draft.reclaim(pages=1)
-            memory.commit(draft.seal())
+            assert transaction.reclaim(pages=1)
+            memory.commit(transaction.seal())
             memory.audit()
         else:
             raise AssertionError("one page does not come free")
@@ -312,11 +312,11 @@ def test_what_ends_in_the_same_step_is_not_evicted_for() -> None:
     memory = small_memory(4, 1, 6, cache=True)
     remember(memory, tokens_of(1, 2, 3, 4))
     in_one(memory, opening(memory, TWO, tokens_of(*range(10, 22))))
-    draft = memory.draft()
-    draft.close(TWO)
-    assert not open_in(draft, memory, 3, 16 * 8)
-    assert draft.reclaim(pages=8, slots=1)
-    reservation = draft.seal()
+    transaction = memory.transaction()
+    transaction.close(TWO)
+    assert not open_in(transaction, memory, 3, 16 * 8)
+    assert transaction.reclaim(pages=8, slots=1)
+    reservation = transaction.seal()
     assert reservation.evicted == ()
     memory.commit(reservation)
     open_now(memory, (3, 16 * 8))

@@ -1,4 +1,4 @@
-"""Drafts change nothing, reservations are caught when stale, pressure is a value."""
+"""Transactions change nothing, reservations are caught when stale, pressure is a value."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.unit.memory.geometry import (
     picture,
     small_memory,
 )
-from weft.memory.draft import Draft
 from weft.memory.memory import Memory
+from weft.memory.transaction import Transaction
 from weft.memory.values import Lost
 from weft.units import PAD, SeqId
 
@@ -32,51 +32,52 @@ def lived_in() -> Memory:
     return memory
 
 
-def every_verb(draft: Draft, memory: Memory) -> None:
-    assert open_in(draft, memory, NEW, 70)
-    assert draft.extend(ONE, 49)
-    assert draft.extend(NEW, 90)
-    draft.save(TWO, 16)
-    draft.close(TWO)
+def every_verb(transaction: Transaction, memory: Memory) -> None:
+    assert open_in(transaction, memory, NEW, 70)
+    assert transaction.extend(ONE, 49)
+    assert transaction.extend(NEW, 90)
+    transaction.save(TWO, 16)
+    transaction.close(TWO)
 
 
-def test_a_dropped_draft_changes_nothing() -> None:
+def test_a_dropped_transaction_changes_nothing() -> None:
     memory = lived_in()
     before = picture(memory)
     for _ in range(3):
-        draft = memory.draft()
-        every_verb(draft, memory)
-        draft.seal()
+        transaction = memory.transaction()
+        every_verb(transaction, memory)
+        transaction.seal()
     assert picture(memory) == before
     memory.audit()
 
 
 @pytest.mark.parametrize("verb", [
-    lambda draft, memory: open_in(draft, memory, NEW, 1),
-    lambda draft, memory: draft.extend(ONE, 49),
-    lambda draft, memory: draft.close(TWO),
+    lambda transaction, memory: open_in(transaction, memory, NEW, 1),
+    lambda transaction, memory: transaction.extend(ONE, 49),
+    lambda transaction, memory: transaction.close(TWO),
 ], ids=["open", "extend", "close"])
-def test_the_picture_shows_each_verb_once_it_is_committed(verb: Callable[[Draft, Memory], object]) -> None:
+def test_the_picture_shows_each_verb_once_it_is_committed(
+        verb: Callable[[Transaction, Memory], object]) -> None:
     """The negative control of "changes nothing": what is compared can see every change."""
     memory = lived_in()
     before = picture(memory)
-    draft = memory.draft()
-    verb(draft, memory)
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    verb(transaction, memory)
+    memory.commit(transaction.seal())
     after = picture(memory)
     changed = {key for key in before if before[key] != after[key]}
     assert {"version", "packings", "page owners", "leases", "usage"} <= changed
     memory.audit()
 
 
-def test_what_is_drafted_is_what_the_lease_holds() -> None:
+def test_what_is_planned_is_what_the_lease_holds() -> None:
     memory = lived_in()
-    draft = memory.draft()
+    transaction = memory.transaction()
     held = list(memory.lease(ONE).pages)
-    every_verb(draft, memory)
-    gained, new = list(draft.new_pages(ONE)), list(draft.new_pages(NEW))
-    slot = draft.slot_of(NEW)
-    memory.commit(draft.seal())
+    every_verb(transaction, memory)
+    gained, new = list(transaction.new_pages(ONE)), list(transaction.new_pages(NEW))
+    slot = transaction.slot_of(NEW)
+    memory.commit(transaction.seal())
     assert memory.lease(ONE).pages == held + gained
     assert len(gained) == 1
     assert memory.lease(NEW).pages == new
@@ -88,14 +89,14 @@ def test_what_is_drafted_is_what_the_lease_holds() -> None:
 
 def test_the_same_books_give_the_same_reservation() -> None:
     memory = lived_in()
-    drafts = [memory.draft() for _ in range(2)]
-    for draft in drafts:
-        every_verb(draft, memory)
-    assert drafts[0].seal() == drafts[1].seal()
+    transactions = [memory.transaction() for _ in range(2)]
+    for transaction in transactions:
+        every_verb(transaction, memory)
+    assert transactions[0].seal() == transactions[1].seal()
 
 
 def test_a_reservation_is_a_frozen_value() -> None:
-    reservation = lived_in().draft().seal()
+    reservation = lived_in().transaction().seal()
     with pytest.raises(FrozenInstanceError):
         reservation.version = 3  # type: ignore[misc]
     assert hash(reservation) == hash(reservation), "hashable: nothing in it can change"
@@ -103,9 +104,9 @@ def test_a_reservation_is_a_frozen_value() -> None:
 
 def test_a_reservation_is_committed_once() -> None:
     memory = lived_in()
-    draft = memory.draft()
-    assert draft.extend(ONE, 49)
-    reservation = draft.seal()
+    transaction = memory.transaction()
+    assert transaction.extend(ONE, 49)
+    reservation = transaction.seal()
     memory.commit(reservation)
     before = picture(memory)
     with pytest.raises(AssertionError, match="a reservation of version 3 was committed to version 4"):
@@ -113,20 +114,20 @@ def test_a_reservation_is_committed_once() -> None:
     assert picture(memory) == before, "and being caught, it changes nothing"
 
 
-def test_a_draft_is_caught_when_another_was_committed_meanwhile() -> None:
+def test_a_transaction_is_caught_when_another_was_committed_meanwhile() -> None:
     memory = lived_in()
-    stale = memory.draft()
+    stale = memory.transaction()
     assert stale.extend(ONE, 49)
     close_now(memory, 2)
     for use in (lambda: stale.extend(ONE, 1), lambda: open_in(stale, memory, NEW, 1),
                 lambda: stale.close(ONE), lambda: stale.slot_of(ONE), stale.seal):
-        with pytest.raises(AssertionError, match="a draft of version 3 was used on version 4"):
+        with pytest.raises(AssertionError, match="a transaction of version 3 was used on version 4"):
             use()
 
 
 def test_a_page_for_each_is_what_extending_one_after_the_other_gives() -> None:
     memory = lived_in()
-    together, alone = memory.draft(), memory.draft()
+    together, alone = memory.transaction(), memory.transaction()
     pages = together.extend_by_page([TWO, ONE])
     assert alone.extend(TWO, 33)
     assert alone.extend(ONE, 49)
@@ -138,79 +139,79 @@ def test_a_page_for_each_is_what_extending_one_after_the_other_gives() -> None:
 
 def test_a_page_for_each_ends_where_the_arena_does() -> None:
     memory = lived_in()
-    draft = memory.draft()
+    transaction = memory.transaction()
     room = memory.usage().pages_available
-    assert open_in(draft, memory, NEW, 16 * (room - 1)), "one page is left"
-    assert len(draft.extend_by_page([TWO, ONE])) == 1
-    assert draft.new_pages(TWO)
-    assert not draft.new_pages(ONE)
-    with pytest.raises(AssertionError, match="sequence 2 was extended in this draft"):
-        draft.extend_by_page([TWO])
+    assert open_in(transaction, memory, NEW, 16 * (room - 1)), "one page is left"
+    assert len(transaction.extend_by_page([TWO, ONE])) == 1
+    assert transaction.new_pages(TWO)
+    assert not transaction.new_pages(ONE)
+    with pytest.raises(AssertionError, match="sequence 2 was extended in this transaction"):
+        transaction.extend_by_page([TWO])
 
 
 def test_a_failed_open_takes_nothing() -> None:
     memory = lived_in()
-    draft = memory.draft()
-    assert draft.extend(ONE, 49)
-    sealed = draft.seal()
+    transaction = memory.transaction()
+    assert transaction.extend(ONE, 49)
+    sealed = transaction.seal()
     room = memory.usage().pages_available - 1
-    assert not open_in(draft, memory, NEW, 16 * (room + 1))
-    assert not open_in(draft, memory, NEW, 16 * room, headroom_pages=1)
-    assert draft.seal() == sealed
-    assert draft.new_pages(NEW) == []
-    assert open_in(draft, memory, NEW, 16 * room), "one page less, and without headroom, it is all there"
+    assert not open_in(transaction, memory, NEW, 16 * (room + 1))
+    assert not open_in(transaction, memory, NEW, 16 * room, headroom_pages=1)
+    assert transaction.seal() == sealed
+    assert transaction.new_pages(NEW) == []
+    assert open_in(transaction, memory, NEW, 16 * room), "one page less and no headroom: it is all there"
 
 
 def test_a_failed_extend_takes_nothing_and_harms_nobody() -> None:
     memory = lived_in()
-    draft = memory.draft()
+    transaction = memory.transaction()
     room = memory.usage().pages_available
-    sealed = draft.seal()
-    assert not draft.extend(ONE, 16 * (3 + room + 1))
-    assert draft.seal() == sealed
-    assert draft.extend(TWO, 48), "an unrelated sequence is not blocked"
-    assert not draft.extend(ONE, 16 * (3 + room))
-    assert draft.extend(ONE, 16 * (3 + room - 1))
+    sealed = transaction.seal()
+    assert not transaction.extend(ONE, 16 * (3 + room + 1))
+    assert transaction.seal() == sealed
+    assert transaction.extend(TWO, 48), "an unrelated sequence is not blocked"
+    assert not transaction.extend(ONE, 16 * (3 + room))
+    assert transaction.extend(ONE, 16 * (3 + room - 1))
 
 
 def test_slots_running_out_is_a_value_while_pages_are_left() -> None:
     memory = small_memory(4, 1, 3)
     open_now(memory, (1, 1), (2, 1))
-    draft = memory.draft()
+    transaction = memory.transaction()
     assert memory.usage().pages_available == 2
-    assert not open_in(draft, memory, NEW, 1)
-    assert draft.extend(ONE, 33)
+    assert not open_in(transaction, memory, NEW, 1)
+    assert transaction.extend(ONE, 33)
 
 
 def test_a_slot_and_pages_compete_for_the_last_frame() -> None:
     """Two frames are free. A slot takes one, so only one frame's worth of pages is left to the same open."""
     memory = small_memory(4, 1, 2)
-    draft = memory.draft()
-    assert not open_in(draft, memory, NEW, 4 * 16 + 1)
-    assert not open_in(draft, memory, NEW, 4 * 16, headroom_pages=1)
-    assert open_in(draft, memory, NEW, 4 * 16)
+    transaction = memory.transaction()
+    assert not open_in(transaction, memory, NEW, 4 * 16 + 1)
+    assert not open_in(transaction, memory, NEW, 4 * 16, headroom_pages=1)
+    assert open_in(transaction, memory, NEW, 4 * 16)
 
 
-def test_what_a_draft_closes_is_free_from_the_next_draft_on() -> None:
+def test_what_a_transaction_closes_is_free_from_the_next_transaction_on() -> None:
     memory = small_memory(2, 1, 2)
     open_now(memory, (1, 32))
-    draft = memory.draft()
-    draft.close(ONE)
-    assert not open_in(draft, memory, NEW, 32)
-    memory.commit(draft.seal())
-    assert open_in(memory.draft(), memory, NEW, 32)
+    transaction = memory.transaction()
+    transaction.close(ONE)
+    assert not open_in(transaction, memory, NEW, 32)
+    memory.commit(transaction.seal())
+    assert open_in(memory.transaction(), memory, NEW, 32)
 
 
-def test_a_sequence_may_be_extended_or_opened_and_closed_in_one_draft() -> None:
+def test_a_sequence_may_be_extended_or_opened_and_closed_in_one_transaction() -> None:
     """A step may extend the sequence that it preempts a moment later."""
     memory = lived_in()
     free = memory.usage().pages_available
-    draft = memory.draft()
-    assert draft.extend(ONE, 64)
-    assert open_in(draft, memory, NEW, 20)
-    draft.close(ONE)
-    draft.close(NEW)
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    assert transaction.extend(ONE, 64)
+    assert open_in(transaction, memory, NEW, 20)
+    transaction.close(ONE)
+    transaction.close(NEW)
+    memory.commit(transaction.seal())
     memory.audit()
     assert memory.usage().pages_available == free + 3
     assert memory.usage().leases == 1
@@ -218,17 +219,18 @@ def test_a_sequence_may_be_extended_or_opened_and_closed_in_one_draft() -> None:
 
 def test_misuse_is_caught() -> None:
     memory = lived_in()
-    draft = memory.draft()
+    transaction = memory.transaction()
     with pytest.raises(AssertionError, match="sequence 1 has a lease"):
-        open_in(draft, memory, ONE, 1)
-    assert open_in(draft, memory, NEW, 1)
-    with pytest.raises(AssertionError, match="sequence 7 was opened in this draft"):
-        open_in(draft, memory, NEW, 1)
+        open_in(transaction, memory, ONE, 1)
+    assert open_in(transaction, memory, NEW, 1)
+    with pytest.raises(AssertionError, match="sequence 7 was opened in this transaction"):
+        open_in(transaction, memory, NEW, 1)
     with pytest.raises(AssertionError, match="sequence 9 has no lease"):
-        draft.extend(SeqId(9), 1)
-    draft.close(TWO)
-    for use in (lambda: draft.close(TWO), lambda: draft.extend(TWO, 1), lambda: draft.slot_of(TWO)):
-        with pytest.raises(AssertionError, match="sequence 2 was closed in this draft"):
+        transaction.extend(SeqId(9), 1)
+    transaction.close(TWO)
+    for use in (lambda: transaction.close(TWO), lambda: transaction.extend(TWO, 1),
+                lambda: transaction.slot_of(TWO)):
+        with pytest.raises(AssertionError, match="sequence 2 was closed in this transaction"):
             use()
 
 
@@ -246,7 +248,7 @@ def test_an_old_claim_on_a_slot_is_caught_although_the_slot_is_held_again() -> N
         memory._state.slots.check(old.slot, old.epoch)
     memory.lease(ONE).epoch = old.epoch
     with pytest.raises(AssertionError, match="stale claim"):
-        memory.draft().slot_of(ONE)
+        memory.transaction().slot_of(ONE)
     with pytest.raises(AssertionError, match="stale claim"):
         close_now(memory, 1)
 
@@ -254,13 +256,13 @@ def test_an_old_claim_on_a_slot_is_caught_although_the_slot_is_held_again() -> N
 def test_a_model_without_attention_extends_for_free() -> None:
     memory = small_memory(0, 2, 2)
     open_now(memory, (1, 100_000), (2, 1), (3, 1), (4, 1))
-    draft = memory.draft()
-    assert draft.extend(ONE, 10**9)
-    assert draft.seal().pages == ()
-    assert not open_in(draft, memory, NEW, 1)
+    transaction = memory.transaction()
+    assert transaction.extend(ONE, 10**9)
+    assert transaction.seal().pages == ()
+    assert not open_in(transaction, memory, NEW, 1)
     assert memory.lease(ONE).pages == []
     close_now(memory, 3)
-    assert open_in(memory.draft(), memory, NEW, 1, headroom_pages=5), "pages that do not exist are not wanted"
+    assert open_in(memory.transaction(), memory, NEW, 1, headroom_pages=5), "pages that do not exist"
 
 
 def test_a_model_without_recurrent_layers_holds_no_slot() -> None:
@@ -268,22 +270,22 @@ def test_a_model_without_recurrent_layers_holds_no_slot() -> None:
     reservation = open_now(memory, (1, 20), (2, 20))
     assert reservation.slots == ()
     assert memory.lease(ONE).slot == PAD
-    draft = memory.draft()
-    assert draft.slot_of(TWO) == PAD
-    assert not draft.extend(ONE, 33)
+    transaction = memory.transaction()
+    assert transaction.slot_of(TWO) == PAD
+    assert not transaction.extend(ONE, 33)
     memory.audit()
 
 
 def test_extending_inside_a_page_allocates_nothing() -> None:
     memory = lived_in()
-    draft = memory.draft()
-    sealed = draft.seal()
-    assert draft.extend(ONE, 41)
+    transaction = memory.transaction()
+    sealed = transaction.seal()
+    assert transaction.extend(ONE, 41)
     before = sys.getallocatedblocks()
     for _ in range(10_000):
-        draft.extend(ONE, 41)
+        transaction.extend(ONE, 41)
     assert sys.getallocatedblocks() - before < 50
-    assert draft.seal() == sealed
+    assert transaction.seal() == sealed
 
 
 def test_nothing_matches_while_nothing_is_kept() -> None:
@@ -310,10 +312,10 @@ def test_every_byte_is_accounted_for() -> None:
 def test_high_water_marks_see_what_a_step_takes_before_what_it_gives_back() -> None:
     memory = small_memory(4, 1, 4)
     open_now(memory, (1, 33))
-    draft = memory.draft()
-    assert open_in(draft, memory, TWO, 1)
-    draft.close(ONE)
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    assert open_in(transaction, memory, TWO, 1)
+    transaction.close(ONE)
+    memory.commit(transaction.seal())
     usage = memory.usage()
     assert (usage.pages_held, usage.slots_held, usage.frames_free) == (1, 1, 2)
     assert (usage.pages_held_max, usage.slots_held_max, usage.frames_used_max) == (4, 2, 3)

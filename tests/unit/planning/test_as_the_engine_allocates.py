@@ -98,9 +98,9 @@ def test_as_many_sequences_as_planned_fit_and_no_more() -> None:
     plan = planned("lfm2", lengths=(200,))
     fit = plan.fits[0].sequences
     assert fit > 3
-    draft = made.core.memory.draft()
+    transaction = made.core.memory.transaction()
     given = 0
-    while draft.open(given, made.core.memory.match([1] * 200, salt=""), 200):  # type: ignore[arg-type]
+    while transaction.open(given, made.core.memory.match([1] * 200, salt=""), 200):  # type: ignore[arg-type]
         given += 1
     assert given == fit
     made.core.close()

@@ -67,7 +67,7 @@ class Arena:
 
     def claim(self, claim: FrameClaim) -> None:
         frame = self.free[claim.held].pop()
-        assert frame == claim.frame, f"drafted frame {claim.frame} but frame {frame} is next"
+        assert frame == claim.frame, f"planned frame {claim.frame} but frame {frame} is next"
 
     def release(self, frame: FrameId, kind: FrameKind) -> None:
         """``frame`` is empty, and its bytes are of ``kind``."""
@@ -111,7 +111,7 @@ class FrameWalk:
                 self.left -= 1
                 self.claims.append(FrameClaim(frame, kind, held))
                 return frame
-        raise AssertionError("no free frame is left to this draft")
+        raise AssertionError("no free frame is left to this transaction")
 
 
 Item = TypeVar("Item", bound=int)
@@ -149,7 +149,7 @@ class Packing(Generic[Item]):
             stack = self.stacks[frame]
             count = len(popped)
             self._leave(frame, self.per_frame - len(stack))
-            assert stack[-count:] == popped[::-1], f"drafted {popped} of frame {frame}, which differ on top"
+            assert stack[-count:] == popped[::-1], f"planned {popped} of frame {frame}, which differ on top"
             del stack[-count:]
             self._enter(frame, self.per_frame - len(stack))
             self.held_count += count
@@ -207,11 +207,11 @@ class Packing(Generic[Item]):
 
 
 class Walk(Generic[Item]):
-    """The items that a draft would take, in order, without taking them.
+    """The items that a transaction would take, in order, without taking them.
 
     ``items`` are those taken so far. ``left`` counts the free items ahead, in partly used frames and in
     frames that this walk has claimed. ``room`` adds the frames that are free for either kind. Both walks of a
-    draft share its ``FrameWalk``.
+    transaction share its ``FrameWalk``.
     """
 
     __slots__ = ("_ahead", "_depth", "_frames", "_packing", "_stack", "items", "left")
@@ -333,7 +333,7 @@ class Pages:
         """Free pages leave the pool; ``give`` sets their owner."""
         self.packing.pop(pages)
         for page in pages:
-            assert self.owners[page] == FREE, f"page {page} is held and was drafted as free"
+            assert self.owners[page] == FREE, f"page {page} is held and was planned as free"
 
     def give(self, pages: Sequence[PageId], owner: int, first_index: int) -> None:
         """``owner`` gets ``pages`` as its pages number ``first_index``, ``first_index + 1``, ..."""
@@ -361,7 +361,7 @@ class Slots:
         """Free slots leave the pool; ``give`` sets their owner."""
         self.packing.pop(slots)
         for slot in slots:
-            assert self.owners[slot] == FREE, f"slot {slot} is held and was drafted as free"
+            assert self.owners[slot] == FREE, f"slot {slot} is held and was planned as free"
 
     def give(self, slot: SlotId, owner: int) -> None:
         self.owners[slot] = owner

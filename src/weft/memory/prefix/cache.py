@@ -6,7 +6,7 @@
     restore              unpacked pages for compressed KV on the path of an opening
     release              a lease ends; what nothing needs any more becomes evictable
 
-Only ``transaction.apply`` calls the methods that write. Pages and slots that an operation frees are returned
+Only ``state.apply`` calls the methods that write. Pages and slots that an operation frees are returned
 as ``Freed``: this file allocates and frees nothing. Data that no request can ever use goes at once: a tail
 without its checkpoint, and in a model without attention every node that leads to no checkpoint.
 
@@ -206,7 +206,7 @@ class PrefixCache:
         pages = list(publication.pages[done:])
         node, cached_end = tree.insert(base, tokens[done * PAGE_KEY_BYTES:whole * PAGE_KEY_BYTES], pages)
         assert cached_end == publication.cached_end, (
-            f"{cached_end} tokens were cached, drafted as {publication.cached_end}")
+            f"{cached_end} tokens were cached, planned as {publication.cached_end}")
         first, end = plan.pages_for(base.end), plan.pages_for(node.end)
         freed = Freed([own for own, shared in zip(lease.pages[first:end], pages, strict=True)
                        if own != shared])

@@ -20,10 +20,10 @@ its own exact pages instead. A fork inside packed pages does this to their front
 decided in ``eviction``: after bare KV and before anything is lost, and no more than is missing.
 
 *Record ids* count down from below PAD and are never reused. Code that mistakes one for a page is caught (law
-L4), and a draft that puts pages in place of some finds them by id.
+L4), and a transaction that puts pages in place of some finds them by id.
 
-Laws: L1 (a packed page belongs to its node; audited), L2 (a draft changes nothing here), L7 (compressed KV
-has no readers), L11 (KV_COMPRESS_BYTES_PER_STEP, but always one node).
+Laws: L1 (a packed page belongs to its node; audited), L2 (a transaction changes nothing here), L7 (compressed
+KV has no readers), L11 (KV_COMPRESS_BYTES_PER_STEP, but always one node).
 
 Rejected: compression into new pages (none are free when it is needed); compressing part of a node (a second
 way to cut an edge); an unpacked copy for each lease (each pays for the same bytes); scales by channel (12 to
@@ -252,17 +252,17 @@ class KvCompression:
         return self._kv is not None and node.id in self._kv.by_node
 
     def is_chosen(self, node: Node) -> bool:
-        """This choice compresses ``node``. It stays until the next draft, because the step writes its
+        """This choice compresses ``node``. It stays until the next transaction, because the step writes its
         pages."""
         return node.id in self._chosen
 
 
 class Unpacking:
-    """The pages that one draft puts in place of record ids, by id.
+    """The pages that one transaction puts in place of record ids, by id.
 
-    An opening restores what it needs, once for all openings of the draft. A publication over compressed KV
-    gives its own pages (sharing.py). So does a publication over inexact KV without readers: what a sequence
-    has computed exactly stays exact."""
+    An opening restores what it needs, once for all openings of the transaction. A publication over compressed
+    KV gives its own pages (sharing.py). So does a publication over inexact KV without readers: what a
+    sequence has computed exactly stays exact."""
 
     __slots__ = ("_kv", "_opened_on", "pages", "restored")
 
@@ -273,7 +273,7 @@ class Unpacking:
         self.restored: list[RestoreKv] = []
 
     def missing(self, node: Node) -> int | None:
-        """Pages that restoring the path to ``node`` takes. None: impossible in this draft, because it
+        """Pages that restoring the path to ``node`` takes. None: impossible in this transaction, because it
         publishes over the front of packed pages on the path and cuts them."""
         pages = 0
         for _, packed in self._kv.packed_on_path(node):
@@ -304,10 +304,10 @@ class Unpacking:
                 self.pages.setdefault(page, mine)
 
     def resolve_over(self, pages: list[PageId], own: list[PageId]) -> list[PageId]:
-        """``pages`` with a page in place of each record id: the one of ``own`` if this draft has none yet."""
+        """``pages`` with a page in place of each record id: that of ``own`` if it has none yet."""
         return [self.pages.get(page, page) if page > PAD else self.pages.setdefault(page, mine)
                 for page, mine in zip(pages, own, strict=True)]
 
     def resolve(self, pages: list[PageId]) -> list[PageId]:
-        """``pages`` with a page in place of each record id; this draft has one for each."""
+        """``pages`` with a page in place of each record id; this transaction has one for each."""
         return [self.pages.get(page, page) if page > PAD else self.pages[page] for page in pages]

@@ -1,7 +1,7 @@
 """What leaves the prefix cache first: how much is short, two orders, and a choice that is a pure function of
 them.
 
-    Room      what a draft can hand out now:  holes in frames of a kind, and frames free for either kind
+    Room      what a transaction can hand out now:  holes in frames of a kind, and frames free for either kind
     Demand    what would fit if everything were packed tightly:
                   frames >= ceil(pages / pages per frame) + ceil(slots / slots per frame)
 
@@ -165,7 +165,7 @@ class CompressedStates:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRoom:
-    """A draft may compress ``at_once`` states, into ``pages_each`` pages each."""
+    """A transaction may compress ``at_once`` states, into ``pages_each`` pages each."""
 
     pages_each: int
     at_once: int

@@ -1,9 +1,9 @@
-"""What the publications of one draft will do, worked out in advance: a reading of the tree and of the draft.
+"""What the publications of one transaction will do, worked out in advance: a reading of the tree and of it.
 
 Two sequences with the same tokens may publish in one step, before either is in the tree. Each path that a
-draft will add is remembered by the place where it leaves the tree. So the second sequence sees the first
-one's pages as if they were the tree's. The reservation says exactly which pages the tree adopts and which
-ones a sequence frees:
+transaction will add is remembered by the place where it leaves the tree. So the second sequence sees the
+first one's pages as if they were the tree's. The reservation says exactly which pages the tree adopts and
+which ones a sequence frees:
 
     tree       [0..512)
     A adds              [512..1024)  pages of A               remembered at (node, 512)
@@ -39,7 +39,7 @@ class _Path:
 
 
 class Sharing:
-    """The publications of one draft."""
+    """The publications of one transaction."""
 
     __slots__ = ("_paths", "_tree", "_unpacking", "freed_count", "patches", "publications", "visited")
 
@@ -50,7 +50,7 @@ class Sharing:
         self.publications: list[Publication] = []
         self.patches: list[TablePatch] = []
         self.visited: set[NodeId] = set()
-        """Nodes on the path of a publication: this draft must not evict them."""
+        """Nodes on the path of a publication: this transaction must not evict them."""
         self.freed_count = 0
         """Pages that sequences free because they adopt the tree's."""
 

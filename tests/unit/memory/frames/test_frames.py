@@ -44,10 +44,10 @@ def test_claims_prefer_bytes_of_their_own_kind_then_untouched_frames_then_the_ot
     assert order == [(FrameKind.SLOTS, FrameKind.SLOTS), (FrameKind.PAGES, FrameKind.PAGES),
                      (FrameKind.PAGES, None), (FrameKind.PAGES, None)]
     close_now(memory, 2)
-    draft = memory.draft()
-    assert open_in(draft, memory, 3, 16)
-    assert open_in(draft, memory, 4, 16)
-    assert [claim.held for claim in draft.seal().frames if claim.needs_zero] == [FrameKind.PAGES]
+    transaction = memory.transaction()
+    assert open_in(transaction, memory, 3, 16)
+    assert open_in(transaction, memory, 4, 16)
+    assert [claim.held for claim in transaction.seal().frames if claim.needs_zero] == [FrameKind.PAGES]
 
 
 def test_pages_come_from_the_fullest_frame_so_that_the_emptiest_drains() -> None:
@@ -65,11 +65,11 @@ def test_all_holes_are_used_before_a_frame_is_claimed() -> None:
     memory = small_memory(3, 0, 4)
     open_now(memory, *((seq, 16) for seq in range(9)))              # three full frames
     close_now(memory, 0, 3, 4, 7)
-    draft = memory.draft()
-    assert open_in(draft, memory, 20, 4 * 16)
-    assert draft.seal().frames == ()
-    assert draft.extend(SeqId(20), 5 * 16)
-    assert [claim.frame for claim in draft.seal().frames] == [3]
+    transaction = memory.transaction()
+    assert open_in(transaction, memory, 20, 4 * 16)
+    assert transaction.seal().frames == ()
+    assert transaction.extend(SeqId(20), 5 * 16)
+    assert [claim.frame for claim in transaction.seal().frames] == [3]
 
 
 def test_free_frames_serve_either_kind() -> None:

@@ -121,9 +121,9 @@ def test_a_sequence_of_the_served_length_fits_alone_and_all_rows_fit_together(
     assert sizes.max_model_len <= length
     assert sizes.rows_max <= seqs
     memory = Memory(arena)
-    alone = memory.draft()
+    alone = memory.transaction()
     assert open_in(alone, memory, 0, sizes.max_model_len)
-    together = memory.draft()
+    together = memory.transaction()
     assert all(open_in(together, memory, seq, 1) for seq in range(sizes.rows_max))
     for note in sizes.notes:
         if "would hold" in note:
@@ -144,8 +144,8 @@ def test_the_default_memory_is_a_share_of_free_ram_and_no_more_than_could_be_use
         assert sizes.max_model_len == min(length, spec.max_positions)
         assert sizes.rows_max == seqs
         memory = Memory(plan_arena(spec, memory_bytes))
-        draft = memory.draft()
-        assert all(open_in(draft, memory, seq, sizes.max_model_len) for seq in range(seqs))
+        transaction = memory.transaction()
+        assert all(open_in(transaction, memory, seq, sizes.max_model_len) for seq in range(seqs))
         exact = seqs * (spec.state_bytes_per_sequence("bfloat16")
                         + sizes.max_model_len * spec.kv_bytes_per_token("bfloat16"))
         slack = 3 * memory._state.plan.frame_bytes + seqs * memory._state.plan.page_bytes
@@ -162,11 +162,11 @@ def test_a_lone_sequence_grows_to_the_served_length_token_by_token() -> None:
     arena = plan_arena(TINY, 60_000)
     sizes = fit_sizes(EngineConfig(), TINY, arena)
     memory = Memory(arena)
-    draft = memory.draft()
-    assert open_in(draft, memory, 0, 1)
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    assert open_in(transaction, memory, 0, 1)
+    memory.commit(transaction.seal())
     for tokens in range(2, sizes.max_model_len + 1):
-        draft = memory.draft()
-        assert draft.extend(SeqId(0), tokens)
-        memory.commit(draft.seal())
-    assert not memory.draft().extend(SeqId(0), sizes.max_model_len + 16) or sizes.max_model_len == 4096
+        transaction = memory.transaction()
+        assert transaction.extend(SeqId(0), tokens)
+        memory.commit(transaction.seal())
+    assert not memory.transaction().extend(SeqId(0), sizes.max_model_len + 16) or sizes.max_model_len == 4096

@@ -10,10 +10,10 @@ import pytest
 
 from tests.unit.memory.geometry import close_now, open_now, picture, small_memory
 from weft.memory.arena_work import PageCopy, SlotCopy
-from weft.memory.draft import Draft
 from weft.memory.memory import Memory
 from weft.memory.prefix.eviction import Demand, choose
 from weft.memory.reservation import Reservation, TablePatch
+from weft.memory.transaction import Transaction
 from weft.memory.values import Lost, Match
 from weft.units import SeqId
 
@@ -29,29 +29,30 @@ def roomy(pages_per_frame: int = 4, slots_per_frame: int = 2, frames: int = 16) 
     return small_memory(pages_per_frame, slots_per_frame, frames, cache=True)
 
 
-def in_one(memory: Memory, *verbs: Callable[[Draft], object]) -> Reservation:
-    draft = memory.draft()
+def in_one(memory: Memory, *verbs: Callable[[Transaction], object]) -> Reservation:
+    transaction = memory.transaction()
     for verb in verbs:
-        verb(draft)
-    reservation = draft.seal()
+        verb(transaction)
+    reservation = transaction.seal()
     memory.commit(reservation)
     memory.audit()
     return reservation
 
 
-def opening(memory: Memory, seq: SeqId, tokens: np.ndarray, salt: str = "") -> Callable[[Draft], object]:
-    def verb(draft: Draft) -> None:
-        assert draft.open(seq, memory.match(tokens, salt=salt), len(tokens))
+def opening(memory: Memory, seq: SeqId, tokens: np.ndarray,
+            salt: str = "") -> Callable[[Transaction], object]:
+    def verb(transaction: Transaction) -> None:
+        assert transaction.open(seq, memory.match(tokens, salt=salt), len(tokens))
     return verb
 
 
 def remember(memory: Memory, tokens: np.ndarray, *taps: int, salt: str = "") -> None:
     """A request computes ``tokens``, with states kept at ``taps``, and ends."""
-    def saving(draft: Draft) -> None:
+    def saving(transaction: Transaction) -> None:
         for tap in taps:
-            assert draft.save(ONE, tap) is not None
+            assert transaction.save(ONE, tap) is not None
     in_one(memory, opening(memory, ONE, tokens, salt), saving)
-    in_one(memory, lambda draft: draft.close(ONE, keep=tokens))
+    in_one(memory, lambda one: one.close(ONE, keep=tokens))
 
 
 def hit(memory: Memory, tokens: np.ndarray, salt: str = "") -> int:
@@ -107,7 +108,7 @@ def test_the_running_slot_is_donated_and_nothing_is_copied() -> None:
     memory = roomy()
     in_one(memory, opening(memory, ONE, tokens_of(1, 2)))
     slot, pages = memory.lease(ONE).slot, list(memory.lease(ONE).pages)
-    reservation = in_one(memory, lambda draft: draft.close(ONE, keep=tokens_of(1, 2)))
+    reservation = in_one(memory, lambda one: one.close(ONE, keep=tokens_of(1, 2)))
     [node] = [node for node in memory._state.cache.tree.nodes() if node.pages]
     assert (node.slot, node.pages) == (slot, pages)
     assert (reservation.slots, reservation.pages, reservation.arena_work.slot_copies) == ((), (), ())
@@ -117,14 +118,14 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
     memory = roomy()
     known = tokens_of(1, 2, 3, rest=7)
     in_one(memory, opening(memory, ONE, known))
-    in_one(memory, lambda draft: draft.close(ONE, keep=known[:39]))
+    in_one(memory, lambda one: one.close(ONE, keep=known[:39]))
     assert hit(memory, known) == 39
 
 
 def test_closing_without_keeping_keeps_nothing() -> None:
     memory = roomy()
-    in_one(memory, opening(memory, ONE, tokens_of(1, 2)), lambda draft: draft.save(ONE, 16))
-    in_one(memory, lambda draft: draft.close(ONE))
+    in_one(memory, opening(memory, ONE, tokens_of(1, 2)), lambda one: one.save(ONE, 16))
+    in_one(memory, lambda one: one.close(ONE))
     assert hit(memory, tokens_of(1, 2, 3)) == 0
     assert memory.usage().free_bytes == memory.usage().arena_bytes
 
@@ -147,9 +148,9 @@ def test_states_saved_on_the_way_serve_prompts_that_part_there() -> None:
 
 def test_a_publication_serves_others_while_its_sequence_runs() -> None:
     memory = roomy()
-    in_one(memory, opening(memory, ONE, tokens_of(1, 2, 3)), lambda draft: draft.save(ONE, 32))
+    in_one(memory, opening(memory, ONE, tokens_of(1, 2, 3)), lambda one: one.save(ONE, 32))
     pages = list(memory.lease(ONE).pages)
-    reservation = in_one(memory, lambda draft: draft.publish(ONE, tokens_of(1, 2)))
+    reservation = in_one(memory, lambda one: one.publish(ONE, tokens_of(1, 2)))
     assert hit(memory, tokens_of(1, 2, 5)) == 32
     lease = memory.lease(ONE)
     assert (lease.pages, lease.shared_tokens, lease.taps) == (pages, 32, [])
@@ -163,7 +164,7 @@ def test_twins_end_up_on_the_same_pages(together: bool) -> None:
     twins = (ONE, TWO)
     in_one(memory, *(opening(memory, seq, tokens_of(1, 2, 3)) for seq in twins))
     own = {seq: list(memory.lease(seq).pages) for seq in twins}
-    verbs = [lambda draft, seq=seq: draft.publish(seq, tokens_of(1, 2)) for seq in twins]
+    verbs = [lambda transaction, seq=seq: transaction.publish(seq, tokens_of(1, 2)) for seq in twins]
     if together:
         reservation = in_one(memory, *verbs)
     else:
@@ -179,7 +180,7 @@ def test_of_several_that_publish_in_one_step_the_longest_front_is_shared() -> No
     memory = roomy()
     prompts = {ONE: tokens_of(1, 2, 3), TWO: tokens_of(1, 9), THREE: tokens_of(1, 2, 3, 4)}
     in_one(memory, *(opening(memory, seq, prompt) for seq, prompt in prompts.items()))
-    in_one(memory, *(lambda draft, seq=seq: draft.publish(seq, prompts[seq]) for seq in prompts))
+    in_one(memory, *(lambda transaction, seq=seq: transaction.publish(seq, prompts[seq]) for seq in prompts))
     assert memory.lease(THREE).pages[:3] == memory.lease(ONE).pages
     assert memory.lease(TWO).pages[:1] == memory.lease(ONE).pages[:1]
     assert memory.usage().pages_held == 5
@@ -190,19 +191,19 @@ def test_the_same_tokens_after_different_fronts_are_not_the_same() -> None:
     remember(memory, tokens_of(1))
     remember(memory, tokens_of(2))
     in_one(memory, opening(memory, ONE, tokens_of(1, 5, 6)), opening(memory, TWO, tokens_of(2, 5, 6)))
-    in_one(memory, lambda draft: draft.publish(ONE, tokens_of(1, 5)),
-           lambda draft: draft.publish(TWO, tokens_of(2, 5)))
+    in_one(memory, lambda one: one.publish(ONE, tokens_of(1, 5)),
+           lambda one: one.publish(TWO, tokens_of(2, 5)))
     assert not set(memory.lease(ONE).pages) & set(memory.lease(TWO).pages)
 
 
-def test_what_is_given_up_is_free_from_the_next_draft_on() -> None:
+def test_what_is_given_up_is_free_from_the_next_transaction_on() -> None:
     memory = roomy(4, 2, 4)
     in_one(memory, *(opening(memory, seq, tokens_of(1, 2, 3)) for seq in (ONE, TWO)))
     free = memory.usage().pages_available
     given_up = memory.lease(TWO).pages[:2]
-    reservation = in_one(memory, lambda draft: draft.publish(ONE, tokens_of(1, 2)),
-                         lambda draft: draft.publish(TWO, tokens_of(1, 2)),
-                         lambda draft: draft.extend(ONE, 16 * (3 + free)))
+    reservation = in_one(memory, lambda one: one.publish(ONE, tokens_of(1, 2)),
+                         lambda one: one.publish(TWO, tokens_of(1, 2)),
+                         lambda one: one.extend(ONE, 16 * (3 + free)))
     assert len(reservation.pages) == free, "all there is"
     assert not set(given_up) & set(reservation.pages)
     assert memory.usage().pages_available == 2
@@ -249,14 +250,14 @@ def test_a_lost_hit_is_told_from_no_shared_prefix() -> None:
     assert memory.usage().cache.lost_evicted_state == 64
 
 
-def test_what_is_needed_is_evicted_and_there_for_the_next_draft() -> None:
+def test_what_is_needed_is_evicted_and_there_for_the_next_transaction() -> None:
     memory = roomy(4, 1, 4)
     remember(memory, tokens_of(*range(10, 18)))
     new = tokens_of(*range(30, 42))
-    draft = memory.draft()
-    assert not draft.open(TWO, memory.match(new, salt=""), len(new))
-    assert draft.reclaim(pages=len(new) // 16, slots=1)
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    assert not transaction.open(TWO, memory.match(new, salt=""), len(new))
+    assert transaction.reclaim(pages=len(new) // 16, slots=1)
+    memory.commit(transaction.seal())
     memory.audit()
     in_one(memory, opening(memory, TWO, new))
     assert memory.usage().cache.evicted_pages > 0
@@ -264,7 +265,7 @@ def test_what_is_needed_is_evicted_and_there_for_the_next_draft() -> None:
 
 def evict(memory: Memory, *, pages: int = 0, states: int = 0) -> None:
     demand = Demand(0, 1, 1, pages, states)
-    memory.commit(replace(memory.draft().seal(),
+    memory.commit(replace(memory.transaction().seal(),
                           evicted=tuple(choose(memory._state.cache.order, demand))))
     memory.audit()
 
@@ -304,9 +305,9 @@ def test_a_front_whose_branches_are_gone_goes_before_what_was_left_later() -> No
 def test_nothing_can_be_reclaimed_where_nothing_is_cached() -> None:
     memory = roomy(4, 2, 2)
     in_one(memory, opening(memory, ONE, tokens_of(1, 2, 3, 4)))
-    draft = memory.draft()
-    assert not draft.extend(ONE, 65)
-    assert not draft.reclaim(pages=1), "although a slot is free, and its bytes are more than a page's"
+    transaction = memory.transaction()
+    assert not transaction.extend(ONE, 65)
+    assert not transaction.reclaim(pages=1), "although a slot is free, and its bytes are more than a page's"
 
 
 def test_what_two_sequences_need_is_reclaimed_together() -> None:
@@ -314,12 +315,12 @@ def test_what_two_sequences_need_is_reclaimed_together() -> None:
     remember(memory, tokens_of(*range(10, 22)))
     in_one(memory, opening(memory, ONE, tokens_of(1)), opening(memory, TWO, tokens_of(2)))
     assert memory.usage().pages_available == 2
-    draft = memory.draft()
+    transaction = memory.transaction()
     for seq in (ONE, TWO):
-        assert not draft.extend(seq, 16 * 4)
-        assert draft.reclaim(pages=3)
-    memory.commit(draft.seal())
-    in_one(memory, *(lambda draft, seq=seq: draft.extend(seq, 16 * 4) for seq in (ONE, TWO)))
+        assert not transaction.extend(seq, 16 * 4)
+        assert transaction.reclaim(pages=3)
+    memory.commit(transaction.seal())
+    in_one(memory, *(lambda transaction, seq=seq: transaction.extend(seq, 16 * 4) for seq in (ONE, TWO)))
     assert [len(memory.lease(seq).pages) for seq in (ONE, TWO)] == [4, 4]
 
 
@@ -327,10 +328,10 @@ def test_a_request_that_cannot_fit_evicts_nothing() -> None:
     memory = roomy(4, 1, 6)
     remember(memory, tokens_of(1, 2))
     in_one(memory, opening(memory, TWO, tokens_of(*range(10, 18))))
-    draft = memory.draft()
-    assert not draft.open(THREE, memory.match(tokens_of(50), salt=""), 16 * 16)
-    assert not draft.reclaim(pages=16, slots=1), "what runs must end before it fits"
-    assert draft.seal().evicted == ()
+    transaction = memory.transaction()
+    assert not transaction.open(THREE, memory.match(tokens_of(50), salt=""), 16 * 16)
+    assert not transaction.reclaim(pages=16, slots=1), "what runs must end before it fits"
+    assert transaction.seal().evicted == ()
 
 
 def test_what_a_sequence_reads_is_never_evicted_but_its_checkpoint_can_be() -> None:
@@ -345,11 +346,11 @@ def test_what_a_sequence_reads_is_never_evicted_but_its_checkpoint_can_be() -> N
     assert memory.usage().pages_shared == 3
 
 
-def test_what_a_draft_opens_on_is_not_evicted_by_it() -> None:
+def test_what_a_transaction_opens_on_is_not_evicted_by_it() -> None:
     memory = roomy(4, 1, 6)
     remember(memory, tokens_of(1, 2))
     remember(memory, tokens_of(5, 6))
-    reservation = in_one(memory, opening(memory, TWO, tokens_of(1, 2, 3)), lambda draft: draft.flush())
+    reservation = in_one(memory, opening(memory, TWO, tokens_of(1, 2, 3)), lambda one: one.flush())
     assert hit(memory, tokens_of(5, 6, 7)) == 0
     assert hit(memory, tokens_of(1, 2, 7)) == 32
     assert len(reservation.evicted) == 2
@@ -379,35 +380,35 @@ def test_a_step_that_closes_evicts_nothing_ahead() -> None:
     memory = roomy(4, 1, 3)
     remember(memory, tokens_of(1))
     in_one(memory, opening(memory, TWO, tokens_of(1, rest=1)))
-    assert in_one(memory, lambda draft: draft.close(TWO)).evicted == ()
+    assert in_one(memory, lambda one: one.close(TWO)).evicted == ()
     assert hit(memory, tokens_of(1, 2)) == 16
 
 
 def test_a_checkpoint_is_not_saved_when_that_could_cost_another() -> None:
     memory = roomy(4, 1, 3)
     in_one(memory, opening(memory, ONE, tokens_of(1, 2)))
-    draft = memory.draft()
-    assert draft.save(ONE, 16) is None, "the last slot is left for whoever comes next"
-    assert draft.seal().slots == ()
+    transaction = memory.transaction()
+    assert transaction.save(ONE, 16) is None, "the last slot is left for whoever comes next"
+    assert transaction.seal().slots == ()
     full = roomy(4, 2, 3)
     in_one(full, *(opening(full, seq, tokens_of(1, 2)) for seq in (ONE, TWO)))
     assert (full.usage().slots_available, full.usage().pages_available) == (2, 4)
-    assert full.draft().save(ONE, 16) is None, "its frame is left for the pages that come next"
+    assert full.transaction().save(ONE, 16) is None, "its frame is left for the pages that come next"
     wide = roomy(4, 3, 3)
     in_one(wide, opening(wide, ONE, tokens_of(1, 2)))
-    draft = wide.draft()
+    transaction = wide.transaction()
     spare = wide.usage().slots_available - 1
-    assert draft.save(ONE, 16, spare=spare + 1) is None, "so many slots are not to be had besides"
-    assert draft.save(ONE, 16, spare=spare) is not None
+    assert transaction.save(ONE, 16, spare=spare + 1) is None, "so many slots are not to be had besides"
+    assert transaction.save(ONE, 16, spare=spare) is not None
 
 
 def test_states_running_out_while_kv_is_left_is_a_wait() -> None:
     memory = roomy(4, 1, 4)
     in_one(memory, *(opening(memory, seq, tokens_of(1)) for seq in (ONE, TWO, THREE)))
-    draft = memory.draft()
-    assert not draft.open(SeqId(4), memory.match(tokens_of(1), salt=""), 16)
-    assert not draft.reclaim(pages=1, slots=1)
-    assert draft.extend(ONE, 17)
+    transaction = memory.transaction()
+    assert not transaction.open(SeqId(4), memory.match(tokens_of(1), salt=""), 16)
+    assert not transaction.reclaim(pages=1, slots=1)
+    assert transaction.extend(ONE, 17)
 
 
 def test_misuse_is_caught() -> None:
@@ -415,32 +416,32 @@ def test_misuse_is_caught() -> None:
     remember(memory, tokens_of(1, 2))
     old = memory.match(tokens_of(1, 2, 3), salt="")
     in_one(memory, opening(memory, TWO, tokens_of(5, 6)))
-    draft = memory.draft()
+    transaction = memory.transaction()
     with pytest.raises(AssertionError, match="a match of version 2 was used on version 3"):
-        draft.open(THREE, old, 48)
+        transaction.open(THREE, old, 48)
     with pytest.raises(AssertionError, match="a checkpoint at 20 is inside a page"):
-        draft.save(TWO, 20)
-    draft.publish(TWO, tokens_of(5))
-    with pytest.raises(AssertionError, match="sequence 2 published in this draft"):
-        draft.publish(TWO, tokens_of(5, 6))
-    assert draft.open(SeqId(4), memory.match(tokens_of(8), salt=""), 16)
-    with pytest.raises(AssertionError, match="sequence 4 was opened in this draft"):
-        draft.publish(SeqId(4), tokens_of(8))
+        transaction.save(TWO, 20)
+    transaction.publish(TWO, tokens_of(5))
+    with pytest.raises(AssertionError, match="sequence 2 published in this transaction"):
+        transaction.publish(TWO, tokens_of(5, 6))
+    assert transaction.open(SeqId(4), memory.match(tokens_of(8), salt=""), 16)
+    with pytest.raises(AssertionError, match="sequence 4 was opened in this transaction"):
+        transaction.publish(SeqId(4), tokens_of(8))
 
 
-def test_a_dropped_draft_changes_nothing_of_the_cache() -> None:
+def test_a_dropped_transaction_changes_nothing_of_the_cache() -> None:
     memory = roomy(4, 2, 6)
     remember(memory, tokens_of(1, 2), 16)
     in_one(memory, opening(memory, TWO, tokens_of(1, 2, 3)))
     before = picture(memory)
-    verbs: list[Callable[[Draft], object]] = [
-        opening(memory, THREE, tokens_of(1, 5)), lambda draft: draft.save(TWO, 48),
-        lambda draft: draft.publish(TWO, tokens_of(1, 2, 3)),
-        lambda draft: draft.close(TWO, keep=tokens_of(1, 2, 3)), lambda draft: draft.flush()]
+    verbs: list[Callable[[Transaction], object]] = [
+        opening(memory, THREE, tokens_of(1, 5)), lambda one: one.save(TWO, 48),
+        lambda one: one.publish(TWO, tokens_of(1, 2, 3)),
+        lambda one: one.close(TWO, keep=tokens_of(1, 2, 3)), lambda one: one.flush()]
     for verb in verbs:
-        draft = memory.draft()
-        verb(draft)
-        draft.seal()
+        transaction = memory.transaction()
+        verb(transaction)
+        transaction.seal()
         assert picture(memory) == before
         in_one(memory, verb)
         after = picture(memory)
@@ -465,9 +466,9 @@ def test_usage_tells_running_from_cached() -> None:
 def test_with_the_cache_off_nothing_is_kept() -> None:
     memory = small_memory(4, 2, 16)
     open_now(memory, (1, 32))
-    in_one(memory, lambda draft: draft.save(ONE, 16))
-    in_one(memory, lambda draft: draft.publish(ONE, tokens_of(1)))
-    in_one(memory, lambda draft: draft.close(ONE, keep=tokens_of(1, 2)))
+    in_one(memory, lambda one: one.save(ONE, 16))
+    in_one(memory, lambda one: one.publish(ONE, tokens_of(1)))
+    in_one(memory, lambda one: one.close(ONE, keep=tokens_of(1, 2)))
     match = memory.match(tokens_of(1, 2, 3), salt="a")
     assert match == Match(salt="a", version=4)
     assert memory.usage().free_bytes == memory.usage().arena_bytes

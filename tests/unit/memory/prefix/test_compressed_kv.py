@@ -74,25 +74,25 @@ def tokens_of(seq: int, count: int) -> np.ndarray:
 
 def keep(memory: Memory, seq: int, tokens: np.ndarray) -> None:
     assert start(memory, seq, tokens) is not None
-    draft = memory.draft()
-    draft.close(SeqId(seq), keep=tokens)
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    transaction.close(SeqId(seq), keep=tokens)
+    memory.commit(transaction.seal())
 
 
 def start(memory: Memory, seq: int, tokens: np.ndarray) -> Reservation | None:
-    draft = memory.draft()
-    if not draft.open(SeqId(seq), memory.match(tokens, salt=""), len(tokens)):
+    transaction = memory.transaction()
+    if not transaction.open(SeqId(seq), memory.match(tokens, salt=""), len(tokens)):
         return None
-    reservation = draft.seal()
+    reservation = transaction.seal()
     memory.commit(reservation)
     memory.audit()
     return reservation
 
 
 def short(memory: Memory, pages: int) -> Reservation:
-    draft = memory.draft()
-    draft.reclaim(pages=pages)
-    reservation = draft.seal()
+    transaction = memory.transaction()
+    transaction.reclaim(pages=pages)
+    reservation = transaction.seal()
     memory.commit(reservation)
     memory.audit()
     return reservation
@@ -121,10 +121,10 @@ def test_kv_is_compressed_in_its_own_pages_before_any_state_goes_the_longest_unr
 
 def test_what_somebody_is_sure_to_come_for_is_not_compressed() -> None:
     memory = kept(8)
-    draft = memory.draft()
-    draft.evict_last([node_of(memory, 0).id])
-    assert draft.reclaim(pages=memory.usage().pages_available + 1)
-    compressed = [compress.node for compress in draft.seal().arena_work.kv_compressions]
+    transaction = memory.transaction()
+    transaction.evict_last([node_of(memory, 0).id])
+    assert transaction.reclaim(pages=memory.usage().pages_available + 1)
+    compressed = [compress.node for compress in transaction.seal().arena_work.kv_compressions]
     assert compressed == [node_of(memory, seq).id for seq in range(1, 7)]
 
 
@@ -143,12 +143,12 @@ def test_who_begins_behind_it_reads_it_wide_and_so_does_who_comes_with_him() -> 
     prompt = np.append(tokens_of(0, 4 * PAGE_TOKENS), [7, 7]).astype(np.int32)
     match = memory.match(prompt, salt="")
     assert (match.cached_tokens, match.restore_pages) == (4 * PAGE_TOKENS, 2)
-    draft = memory.draft()
+    transaction = memory.transaction()
     for seq in (10, 11):
-        assert draft.open(SeqId(seq), match, len(prompt))
-    reservation = draft.seal()
+        assert transaction.open(SeqId(seq), match, len(prompt))
+    reservation = transaction.seal()
     [restore] = reservation.arena_work.kv_restores
-    assert draft.shared_pages(SeqId(10)) == draft.shared_pages(SeqId(11)) == list(restore.pages)
+    assert transaction.shared_pages(SeqId(10)) == transaction.shared_pages(SeqId(11)) == list(restore.pages)
     assert len(reservation.pages) == 2 + 2, "two to make it wide, and one for the end of each"
     memory.commit(reservation)
     memory.audit()
@@ -162,15 +162,15 @@ def test_where_there_is_no_room_to_make_it_wide_opening_says_no_and_changes_noth
     short(memory, memory.usage().pages_available + 1)
     prompt = np.append(tokens_of(0, 4 * PAGE_TOKENS), [7, 7]).astype(np.int32)
     match, before = memory.match(prompt, salt=""), picture(memory)
-    draft = memory.draft()
-    room = draft._relief.room()
+    transaction = memory.transaction()
+    room = transaction._relief.room()
     all_but_two = room.pages + (room.frames - 1) * 10 - 2
-    assert draft.open(SeqId(9), memory.match([], salt=""), all_but_two * PAGE_TOKENS)
-    sealed = draft.seal()
-    assert not draft.open(SeqId(10), match, len(prompt))
-    assert draft.seal() == sealed
+    assert transaction.open(SeqId(9), memory.match([], salt=""), all_but_two * PAGE_TOKENS)
+    sealed = transaction.seal()
+    assert not transaction.open(SeqId(10), match, len(prompt))
+    assert transaction.seal() == sealed
     assert picture(memory) == before
-    assert memory.draft().open(SeqId(10), match, len(prompt)), "the control: with room it opens"
+    assert memory.transaction().open(SeqId(10), match, len(prompt)), "the control: with room it opens"
 
 
 def test_what_is_left_behind_compressed_kv_is_inexact_and_computing_it_anew_makes_it_exact() -> None:
@@ -185,13 +185,13 @@ def test_what_is_left_behind_compressed_kv_is_inexact_and_computing_it_anew_make
     assert memory.usage().cache.hits_inexact == 1
     assert sum(one.total.inexact for one in memory.cache_shape(lambda version: 0.0).namespaces) == 7
     # one that begins before it, and computes it all, publishes over what is compressed
-    draft = memory.draft()
-    assert draft.open(SeqId(11), memory.match([], salt=""), 4 * PAGE_TOKENS)
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    assert transaction.open(SeqId(11), memory.match([], salt=""), 4 * PAGE_TOKENS)
+    memory.commit(transaction.seal())
     assert node_of(memory, 1).id in memory._state.cache.compressed_kv.by_node
-    draft = memory.draft()
-    draft.close(SeqId(11), keep=tokens_of(1, 4 * PAGE_TOKENS))
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    transaction.close(SeqId(11), keep=tokens_of(1, 4 * PAGE_TOKENS))
+    memory.commit(transaction.seal())
     memory.audit()
     assert node_of(memory, 1).id not in memory._state.cache.compressed_kv.by_node
     assert not node_of(memory, 1).kv_inexact
@@ -204,12 +204,12 @@ def test_who_has_computed_it_exactly_gives_up_nothing_for_what_was_compressed_on
     node = node_of(memory, 0)
     assert node.id not in memory._state.cache.compressed_kv.by_node, "it was read, and is wide"
     assert node.kv_inexact
-    before, draft = node.pages, memory.draft()
-    assert draft.open(SeqId(11), memory.match([], salt=""), 5 * PAGE_TOKENS)
-    memory.commit(draft.seal())
-    own, draft = memory.lease(SeqId(11)).pages[:4], memory.draft()
-    draft.publish(SeqId(11), tokens_of(0, 4 * PAGE_TOKENS))
-    reservation = draft.seal()
+    before, transaction = node.pages, memory.transaction()
+    assert transaction.open(SeqId(11), memory.match([], salt=""), 5 * PAGE_TOKENS)
+    memory.commit(transaction.seal())
+    own, transaction = memory.lease(SeqId(11)).pages[:4], memory.transaction()
+    transaction.publish(SeqId(11), tokens_of(0, 4 * PAGE_TOKENS))
+    reservation = transaction.seal()
     assert not reservation.table_patches
     memory.commit(reservation)
     memory.audit()
@@ -224,13 +224,13 @@ def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_packed() -> None
     lower = node_of(memory, 0)
     assert lower.id in memory._state.cache.compressed_kv.by_node
     forked = np.append(tokens_of(0, 5 * PAGE_TOKENS), tokens_of(60, 2 * PAGE_TOKENS)).astype(np.int32)
-    draft = memory.draft()
-    assert draft.open(SeqId(10), memory.match([], salt=""), len(forked))
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    assert transaction.open(SeqId(10), memory.match([], salt=""), len(forked))
+    memory.commit(transaction.seal())
     own = list(memory.lease(SeqId(10)).pages)
-    draft = memory.draft()
-    draft.close(SeqId(10), keep=forked)
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    transaction.close(SeqId(10), keep=forked)
+    memory.commit(transaction.seal())
     memory.audit()
     packed = memory._state.cache.compressed_kv.by_node[lower.id]
     assert (packed.count, packed.cut, packed.skip_bytes) == (3, 2, memory.plan.page_bytes // 2)

@@ -93,19 +93,19 @@ def tokens_of(seq: int, count: int = PAGE_TOKENS) -> np.ndarray:
 
 def one(memory: Memory, seq: int) -> None:
     tokens = tokens_of(seq)
-    draft = memory.draft()
-    assert draft.open(SeqId(seq), memory.match(tokens, salt=""), PAGE_TOKENS)
-    memory.commit(draft.seal())
-    draft = memory.draft()
-    draft.close(SeqId(seq), keep=tokens)
-    memory.commit(draft.seal())
+    transaction = memory.transaction()
+    assert transaction.open(SeqId(seq), memory.match(tokens, salt=""), PAGE_TOKENS)
+    memory.commit(transaction.seal())
+    transaction = memory.transaction()
+    transaction.close(SeqId(seq), keep=tokens)
+    memory.commit(transaction.seal())
 
 
 def short(memory: Memory, pages: int) -> tuple[int, int]:
     """Somebody wants so many pages; what is compressed and evicted for it in one step."""
-    draft = memory.draft()
-    draft.reclaim(pages=pages)
-    reservation = draft.seal()
+    transaction = memory.transaction()
+    transaction.reclaim(pages=pages)
+    reservation = transaction.seal()
     memory.commit(reservation)
     memory.audit()
     return len(reservation.arena_work.state_compressions), len(reservation.evicted)
@@ -122,12 +122,12 @@ def test_states_are_compressed_before_any_is_evicted_the_longest_unused_first() 
     assert in_pages == [tokens_of(seq).tobytes() for seq in range(compressed)]
     match = memory.match(tokens_of(0, 20), salt="")
     assert match.cached_tokens == PAGE_TOKENS
-    draft = memory.draft()
-    assert draft.open(SeqId(50), match, 20)
-    [restore] = draft.seal().arena_work.state_restores
+    transaction = memory.transaction()
+    assert transaction.open(SeqId(50), match, 20)
+    [restore] = transaction.seal().arena_work.state_restores
     assert list(restore.pages) == memory._state.cache.compressed_states.pages[match.anchor]
-    assert restore.slot == draft.slot_of(SeqId(50))
-    assert not draft.seal().arena_work.slot_copies
+    assert restore.slot == transaction.slot_of(SeqId(50))
+    assert not transaction.seal().arena_work.slot_copies
 
 
 def test_what_is_compressed_is_evicted_when_nothing_else_is_left_and_gives_its_pages() -> None:

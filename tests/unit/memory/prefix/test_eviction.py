@@ -92,7 +92,7 @@ def test_where_states_share_a_frame_a_leaf_goes_before_states_that_free_nothing(
     assert chosen(paths, shared_frames(pages, slots)) == goes
 
 
-def test_what_a_draft_uses_is_spared() -> None:
+def test_what_a_transaction_uses_is_spared() -> None:
     assert chosen(("a!", "b!"), 1, spared="a") == ["b state"]
     assert chosen(("a", "b"), 999, spared="a") == ["b kv"]
     assert chosen(("a", "ab!"), 999, spared="a") == ["ab state", "ab kv"]

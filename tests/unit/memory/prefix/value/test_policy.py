@@ -65,18 +65,18 @@ class Bench:
         known = np.append(tokens, np.full(answer, ANSWER + seq, np.int32)).astype(np.int32)
         cached = None
         for _ in range(64):
-            draft = self.memory.draft()
+            transaction = self.memory.transaction()
             match = self.memory.match(tokens, salt="")
-            if draft.open(seq, match, len(known)):
+            if transaction.open(seq, match, len(known)):
                 cached = match.cached_tokens
-                self.memory.commit(draft.seal())
+                self.memory.commit(transaction.seal())
                 break
-            assert draft.reclaim(pages=len(known) // PAGE_TOKENS + 1, slots=1), "it does not fit at all"
-            self.memory.commit(draft.seal())
+            assert transaction.reclaim(pages=len(known) // PAGE_TOKENS + 1, slots=1), "it does not fit at all"
+            self.memory.commit(transaction.seal())
         assert cached is not None
-        draft = self.memory.draft()
-        draft.close(seq, keep=known)
-        self.memory.commit(draft.seal())
+        transaction = self.memory.transaction()
+        transaction.close(seq, keep=known)
+        self.memory.commit(transaction.seal())
         self.memory.audit()
         if isinstance(self.policy, ValuePolicy):
             self.policy.audit(self.states)
@@ -194,15 +194,15 @@ def test_candidates_are_valued_again_with_each_request() -> None:
         assert {node.id for node, _ in pairs} == set(bench.states)
         return max(abs(value / bench.value_of(node) - 1) for node, value in pairs)
 
-    draft = bench.memory.draft()
+    transaction = bench.memory.transaction()
     tokens = np.array(prompt((7, 40)), np.int32)
-    assert draft.open(SeqId(100), bench.memory.match(tokens, salt=""), 40)
-    bench.memory.commit(draft.seal())
+    assert transaction.open(SeqId(100), bench.memory.match(tokens, salt=""), 40)
+    bench.memory.commit(transaction.seal())
     assert error() < 1e-9
     bench.now_s += 200
-    draft = bench.memory.draft()
-    draft.close(SeqId(100), keep=tokens)
-    bench.memory.commit(draft.seal())
+    transaction = bench.memory.transaction()
+    transaction.close(SeqId(100), keep=tokens)
+    bench.memory.commit(transaction.seal())
     assert error() > 1e-3
 
 
