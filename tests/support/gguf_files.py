@@ -338,10 +338,11 @@ def write_vocabulary(directory: Path, writer: gguf.GGUFWriter, size: int, pre: s
         writer.add_chat_template(template.read_text())
 
 
-def random_blocks(name: str, rows: int, columns: int, scale: float = 0.01) -> np.ndarray[Any, Any]:
+def random_blocks(name: str, rows: int, columns: int, scale: float = 0.01,
+                  seed: int = 0) -> np.ndarray[Any, Any]:
     """Blocks of the form ``name`` with scales that a model could have: uint8 [rows, bytes]."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[name]]
-    generator = np.random.default_rng(columns)
+    generator = np.random.default_rng(columns + seed)
     made = generator.integers(0, 256, (rows * columns // block, block_bytes), dtype=np.uint8)
     if name == "MXFP4":
         made[:, 0] = generator.integers(0, 130, len(made))  # scales that are denormal too

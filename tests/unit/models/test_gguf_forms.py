@@ -19,7 +19,7 @@ from weft.models.hub import resolve_model
 from weft.models.loading import load_model
 from weft.tensor.weights.quantized import in_tiles
 
-FORMS = (*(name for name in BLOCK_FORMS if name != "MXFP4"), "Q6_K", "Q3_K", "Q2_K")
+FORMS = tuple(name for name in BLOCK_FORMS if name != "MXFP4")
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 768}
 """Rows that are whole blocks of 256."""
 
