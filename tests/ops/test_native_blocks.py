@@ -1,5 +1,5 @@
-"""Products with ggml's blocks in C++: with minimums, bytes for scales, groups of 16 columns; on each instruction
-set, with each matrix unit; dense and in experts.
+"""Products with ggml's blocks in C++: with minimums, bytes for scales, groups of 16 columns; on each
+instruction set, with each matrix unit; dense and in experts.
 
 A minimum is taken off behind a product, as the sum of x in a group times it. Near: int8 inputs lose up to
 1 / 254 of the largest of 32 numbers.

@@ -52,8 +52,8 @@ _ROUNDED_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class BlockNumbers:
-    """Scales or minimums: ``each`` int8 [..., rows, groups] times ``shared`` float16 [..., rows, blocks of 256
-    columns]. The product is exact in float32."""
+    """Scales or minimums: ``each`` int8 [..., rows, groups] times ``shared`` float16 [..., rows, blocks], one
+    for 256 columns. The product is exact in float32."""
 
     each: torch.Tensor
     shared: torch.Tensor
