@@ -25,7 +25,8 @@ _NOT_FETCHED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 def resolve_model(name: str | Path, revision: str | None = None, *, config_only: bool = False,
                   text_only: bool = False) -> Path:
     """The checkpoint directory for ``name``: a path, "owner/name" on the hub at ``revision``, or
-    "owner/name:TYPE" for a GGUF file there. Of a hub model ``config_only`` fetches ``config.json`` alone, ``text_only`` everything but weights; a GGUF file is fetched whole.
+    "owner/name:TYPE" for a GGUF file there. Of a hub model ``config_only`` fetches ``config.json`` alone,
+    ``text_only`` everything but weights; a GGUF file is fetched whole.
 
     Raises CheckpointError when a path has no config.json, or the hub (or its cache, offline) has no such
     model.

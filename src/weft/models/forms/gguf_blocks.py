@@ -8,13 +8,13 @@
     IQ4_XS                 int8: four bits, looked up     d x six bits less 32
     Q4_1, Q5_1             int4, int6                     d                        -m
     Q4_K, Q5_K             int4, int6                     d x six bits             dmin x six bits
-    Q6_K                   int6, middle 32                d x eight bits  of 16
-    Q3_K                   int4, middle 8                 d x six bits less 32                       of 16 columns
-    Q2_K                   int4: two bits                 d x four bits            dmin x four bits  of 16
+    Q6_K                   int6, middle 32                d x eight bits
+    Q3_K                   int4, middle 8                 d x six bits less 32
+    Q2_K                   int4: two bits                 d x four bits            dmin x four bits
 
-Those of 16 have a scale for 16 columns, the others for 32. Forms of K keep d and the bits apart (``BlockNumbers``). Products of a
-float16 and eight bits are exact in float32, so values are those of ``gguf.quants``, bit for bit. Forms with
-codebooks (IQ1 to IQ3) are not here.
+A scale is of 32 columns, in the last three of 16. Forms of K keep d and the bits apart (``BlockNumbers``).
+Products of a float16 and eight bits are exact in float32, so values are those of ``gguf.quants``, bit for
+bit. Forms with codebooks (IQ1 to IQ3) are not here.
 
 Source: the block structures of ggml (``ggml-common.h``), as gguf's ``quants`` decodes them.
 """
@@ -39,8 +39,8 @@ _Decoded = tuple[torch.Tensor, Numbers, Numbers | None]
 @dataclass(frozen=True, slots=True)
 class BlockForm:
     """``columns`` in ``block_bytes``, ``group`` of them per scale. ``by_blocks``: scales are
-    ``BlockNumbers``. ``decode``: blocks uint8 [N, bytes] -> codes uint8 [N, columns], scales [N, groups], float32 or
-    ``BlockNumbers``, and minimums as the scales, or None."""
+    ``BlockNumbers``. ``decode``: blocks uint8 [N, bytes] -> codes uint8 [N, columns], scales [N, groups],
+    float32 or ``BlockNumbers``, and minimums as the scales, or None."""
 
     bits: int
     columns: int
