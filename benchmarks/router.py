@@ -47,7 +47,7 @@ def filled_router(checkpoints: int, replicas: int) -> tuple[Seconds, int]:
                 ReportedCheckpoint(int(digests[position // PAGE_TOKENS - 1]), position))
     for replica, one in enumerate(added):
         router.joined(replica)
-        router.reported(replica, CheckpointReport(number=1, added=one, is_snapshot=True))
+        router.reported(replica, CheckpointReport(number=1, added=one, is_full=True))
     assert sum(counts.checkpoints for counts in router.counts().values()) >= checkpoints
     return router, count
 

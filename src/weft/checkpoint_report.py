@@ -4,7 +4,7 @@
     report    number 7:  + (digest, tail, position, place, restore seconds)    - (digest, no tail)
 
 The digests are those of ``weft.prefix_digests``. Reports are numbered. A router that misses a number knows
-that its table is stale, and asks for a snapshot, which has every checkpoint
+that its table is stale, and asks for a full report, which has every checkpoint
 (``weft.router.checkpoint_table``).
 
 Rejected: digests of KV pages (a hybrid model resumes at states, which are a hundred times fewer).
@@ -36,9 +36,9 @@ class RemovedCheckpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``number``: one more than that of the report before. ``is_snapshot``: ``added`` is everything."""
+    """``number``: one more than that of the report before. ``is_full``: ``added`` is everything."""
 
     number: int
     added: list[ReportedCheckpoint] = []
     removed: list[RemovedCheckpoint] = []
-    is_snapshot: bool = False
+    is_full: bool = False

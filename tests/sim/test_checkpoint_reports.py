@@ -40,7 +40,7 @@ class Follow:
         self.follower = self.player.memory.follow_checkpoints(pages=False)
         self.table = CheckpointTable()
         self.table.join(0)
-        self.table.apply(0, self.follower.snapshot())
+        self.table.apply(0, self.follower.full_report())
         self.reports: list[CheckpointReport] = []
         self.lost = lost
         self.errors = 0
@@ -83,7 +83,7 @@ def test_a_router_predicts_what_a_match_finds_after_every_report(slots: int, arm
     assert len({report.number for report in follow.reports}) == len(follow.reports)
 
 
-def test_a_lost_report_is_noticed_and_a_snapshot_repairs_it() -> None:
+def test_a_lost_report_is_noticed_and_a_full_report_repairs_it() -> None:
     whole = Follow(3, slots=2)
     whole.run(compare=False)
     lost = max(whole.reports[:-1], key=lambda report: len(report.added)).number
@@ -91,7 +91,7 @@ def test_a_lost_report_is_noticed_and_a_snapshot_repairs_it() -> None:
     follow.run()
     assert follow.errors, "the control: without this report the router predicts something else"
     assert follow.table.is_stale(0)
-    follow.table.apply(0, follow.follower.snapshot())
+    follow.table.apply(0, follow.follower.full_report())
     assert not follow.table.is_stale(0)
     assert follow.table.checkpoints_of(0) == follow.follower.offered_count
     before = follow.errors
@@ -119,8 +119,8 @@ def test_a_flush_removes_everything_that_was_reported() -> None:
 def test_pages_are_reported_of_a_model_with_states_if_a_router_asks() -> None:
     follow = Follow(5, slots=2)
     follow.run(compare=False)
-    pages = follow.player.memory.follow_checkpoints(pages=True).snapshot()
-    states = follow.player.memory.follow_checkpoints(pages=False).snapshot()
+    pages = follow.player.memory.follow_checkpoints(pages=True).full_report()
+    states = follow.player.memory.follow_checkpoints(pages=False).full_report()
     assert len(pages.added) > len(states.added) > 0
     assert {one.digest for one in states.added if not one.tail} <= {one.digest for one in pages.added}
     assert np.all([one.position % 16 == 0 for one in pages.added])

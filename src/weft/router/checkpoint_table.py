@@ -1,8 +1,8 @@
 """What the caches of all replicas offer, as their reports say: by digest of the prefix, and by replica.
 
     report 7 of replica 0   + digest d2 @1024   - digest d1       --> table: d2 -> [replica 0 @1024]
-    report 9 of replica 0   8 is missing: the table is stale      --> "send a snapshot"
-    snapshot 10             replaces all that is known of it
+    report 9 of replica 0   8 is missing: the table is stale      --> "send a full report"
+    full report 10          replaces all that is known of it
 
     prompt   d0  d1  d2  d3 ...      match of a replica: its deepest known digest, whose tail agrees too
 
@@ -81,7 +81,7 @@ class DigestFilter:
 
 CHECKPOINTS_MAX = 400_000
 ASK_AGAIN_AFTER = 64
-"""Reports after which a snapshot that did not come is asked for again."""
+"""Reports after which a full report that did not come is asked for again."""
 
 
 @dataclass(slots=True)
@@ -96,8 +96,8 @@ class _Holder:
 
 @dataclass(slots=True)
 class _Feed:
-    """The reports of one replica. ``number``: of the last one that counts, None before the snapshot.
-    ``unanswered``: reports since a snapshot was asked for."""
+    """The reports of one replica. ``number``: of the last one that counts, None before the full report.
+    ``unanswered``: reports since a full report was asked for."""
 
     number: int | None = None
     is_stale: bool = True
@@ -123,7 +123,7 @@ class CheckpointTable:
     # ------------------------------------------------------------------ reports
 
     def join(self, replica: int) -> None:
-        """Its engine has just started, and its snapshot is on the way."""
+        """Its engine has just started, and its full report is on the way."""
         self.leave(replica)
         self._feeds[replica] = _Feed()
 
@@ -133,12 +133,12 @@ class CheckpointTable:
             self._drop(replica)
 
     def apply(self, replica: int, report: CheckpointReport) -> bool:
-        """Whether a snapshot is needed."""
+        """Whether a full report is needed."""
         feed = self._feeds.get(replica)
         if feed is None:
             return False
-        if report.is_snapshot:
-            self._apply_snapshot(replica, feed, report)
+        if report.is_full:
+            self._apply_full_report(replica, feed, report)
         elif feed.number is not None and report.number > feed.number:
             if report.number > feed.number + 1:
                 self._gaps[replica] = self.gaps_of(replica) + 1
@@ -161,7 +161,7 @@ class CheckpointTable:
         feed.unanswered = 0
         return True
 
-    def _apply_snapshot(self, replica: int, feed: _Feed, report: CheckpointReport) -> None:
+    def _apply_full_report(self, replica: int, feed: _Feed, report: CheckpointReport) -> None:
         if feed.number is not None and report.number <= feed.number:
             feed.unanswered = ASK_AGAIN_AFTER if feed.is_stale else 0
             return

@@ -7,7 +7,7 @@
     placed(request, route)           ----->   the request went there
     admitted(request_id, tokens)     ----->   its prompt is computed; tokens that the engine had cached
     ended(request_id)                ----->   the request left its replica, for any reason
-    reported(replica, report)        ----->   checkpoints that came and went; True asks for a snapshot
+    reported(replica, report)        ----->   checkpoints that came and went; True asks for a full report
 
 A replica is a number from 0. ``choose`` gets only replicas that serve and take requests; the fleet holds a
 request while there is none. ``choose`` changes nothing, so a dropped choice needs no repair. Each ``placed``
@@ -80,7 +80,7 @@ class Route:
 class RouterCounts:
     """Of one replica. ``predicted_tokens`` and ``cached_tokens``: expected in its cache, and reported by its
     engine, of requests that were admitted. ``checkpoints``: known now. ``is_stale``: reports were lost, or
-    its snapshot is on the way. ``gaps``: how often reports were lost."""
+    its full report is on the way. ``gaps``: how often reports were lost."""
 
     requests: int = 0
     predicted_tokens: int = 0

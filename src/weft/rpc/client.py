@@ -436,7 +436,7 @@ class EngineClient:
 
 
 def follow_checkpoints(client: EngineClient, *, pages: bool) -> None:
-    """Asks for a snapshot of its checkpoints, and for reports of what changes from then on. Never waits."""
+    """Asks for a full report of its checkpoints, then for reports of what changes. Never waits."""
     if client.state == "ready":
         client.link.post(Follow(pages))
 

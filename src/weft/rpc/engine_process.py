@@ -257,7 +257,7 @@ class EngineLoop:
         self._step_tokens: list[int] = []
         self._stats_due_s = 0.0
         self._follower: CheckpointFollower | None = None
-        self._snapshot_due = False
+        self._full_report_due = False
         self._poller = zmq.Poller()
         self._poller.register(commands, zmq.POLLIN)
         for descriptor in () if core.processes is None else core.processes.descriptors:
@@ -302,7 +302,7 @@ class EngineLoop:
         return self._commands in ready
 
     def _report_when_idle(self) -> None:
-        if (self._replies or self._snapshot_due) and not self._core.has_work:
+        if (self._replies or self._full_report_due) and not self._core.has_work:
             self._report([])
 
     def _step(self) -> list[TokenEvent]:
@@ -344,7 +344,7 @@ class EngineLoop:
         elif isinstance(command, Follow):
             if self._follower is None:
                 self._follower = self._core.memory.follow_checkpoints(pages=command.pages)
-            self._snapshot_due = True
+            self._full_report_due = True
         elif isinstance(command, Reset):
             self._reset(command.number)
         else:
@@ -402,9 +402,9 @@ class EngineLoop:
     def _checkpoints(self) -> CheckpointReport | None:
         if self._follower is None:
             return None
-        if self._snapshot_due:
-            self._snapshot_due = False
-            return self._follower.snapshot()
+        if self._full_report_due:
+            self._full_report_due = False
+            return self._follower.full_report()
         return self._follower.take()
 
 

@@ -108,7 +108,7 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
 
 
 class Follow(msgspec.Struct, frozen=True, tag=True):
-    """The next StepReport has a snapshot of the checkpoints, and later ones what changed. ``pages``: of KV
+    """The next StepReport has a full report of the checkpoints, and later ones what changed. ``pages``: of KV
     pages too."""
 
     pages: bool = False

@@ -430,7 +430,7 @@ ROUTER = (
                       "requests.", lambda counts: counts.cached_tokens),
     Row[RouterCounts]("router_checkpoints", "gauge", "Checkpoints that the router knows.",
                       lambda counts: counts.checkpoints),
-    Row[RouterCounts]("router_table_stale", "gauge", "1 while its table of checkpoints waits for a snapshot.",
+    Row[RouterCounts]("router_table_stale", "gauge", "1 while the table of checkpoints waits for a report.",
                       lambda counts: counts.is_stale),
     Row[RouterCounts]("router_report_gaps", "counter", "How often reports of checkpoints were lost.",
                       lambda counts: counts.gaps),

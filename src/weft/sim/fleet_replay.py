@@ -140,8 +140,8 @@ class _ReplicaPlayer(Player):
         if fleet.router.wants != "nothing":
             self._follower = self.memory.follow_checkpoints(pages=fleet.router.wants == "pages")
 
-    def snapshot(self) -> CheckpointReport | None:
-        return None if self._follower is None else self._follower.snapshot()
+    def full_report(self) -> CheckpointReport | None:
+        return None if self._follower is None else self._follower.full_report()
 
     def take(self, index: int, answered: int, boundaries: tuple[int, ...], now_s: float) -> None:
         """Request ``index`` arrives, with ``answered`` tokens of its answer."""
@@ -308,7 +308,7 @@ class _FleetReplay:
         for index in news.ended:
             self._take_back(player, index)
         if news.report is not None and self.router.reported(player.number, news.report):
-            self._send_snapshot(player)
+            self._send_full_report(player)
 
     # ------------------------------------------------------------------ requests
 
@@ -345,13 +345,13 @@ class _FleetReplay:
         self._players[replica] = player
         self._players = dict(sorted(self._players.items()))
         self.router.joined(replica)
-        self._send_snapshot(player)
+        self._send_full_report(player)
         self._dispatch()
 
-    def _send_snapshot(self, player: _ReplicaPlayer) -> None:
-        snapshot = player.snapshot()
-        if snapshot is not None:
-            self.router.reported(player.number, snapshot)
+    def _send_full_report(self, player: _ReplicaPlayer) -> None:
+        report = player.full_report()
+        if report is not None:
+            self.router.reported(player.number, report)
 
     def _kill(self, kill: Kill) -> None:
         """A step that was in progress is lost: its tokens do not count."""

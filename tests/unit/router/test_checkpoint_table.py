@@ -26,9 +26,9 @@ def removed(position: int) -> RemovedCheckpoint:
 
 
 def report(number: int, *positions: int, gone: tuple[int, ...] = (),
-           is_snapshot: bool = False) -> CheckpointReport:
+           is_full: bool = False) -> CheckpointReport:
     return CheckpointReport(number=number, added=[checkpoint(position) for position in positions],
-                            removed=[removed(position) for position in gone], is_snapshot=is_snapshot)
+                            removed=[removed(position) for position in gone], is_full=is_full)
 
 
 def joined(*replicas: int) -> CheckpointTable:
@@ -36,7 +36,7 @@ def joined(*replicas: int) -> CheckpointTable:
     for replica in replicas:
         table.join(replica)
         assert table.is_stale(replica)
-        assert not table.apply(replica, report(1, is_snapshot=True))
+        assert not table.apply(replica, report(1, is_full=True))
         assert not table.is_stale(replica)
     return table
 
@@ -116,7 +116,7 @@ def test_a_report_that_comes_twice_changes_nothing() -> None:
     assert table.checkpoints_of(0) == 1
 
 
-def test_a_lost_report_makes_the_table_stale_until_a_snapshot() -> None:
+def test_a_lost_report_makes_the_table_stale_until_a_full_report() -> None:
     table = joined(0)
     table.apply(0, report(2, 64))
     assert table.apply(0, report(4, 320)), "3 is missing: the router asks"
@@ -124,13 +124,13 @@ def test_a_lost_report_makes_the_table_stale_until_a_snapshot() -> None:
     assert table.gaps_of(0) == 1
     assert positions(table) == {0: 320}, "what came counts all the same"
     assert not table.apply(0, report(5, 128)), "it does not ask with each report"
-    assert not table.apply(0, report(6, 64, 192, is_snapshot=True))
+    assert not table.apply(0, report(6, 64, 192, is_full=True))
     assert not table.is_stale(0)
     assert positions(table) == {0: 192}
     assert table.checkpoints_of(0) == 2
 
 
-def test_a_snapshot_that_never_comes_is_asked_for_again() -> None:
+def test_a_full_report_that_never_comes_is_asked_for_again() -> None:
     table = joined(0)
     asked = [table.apply(0, report(number, 64)) for number in range(3, 3 + 3 * ASK_AGAIN_AFTER)]
     assert asked[0]
@@ -138,21 +138,21 @@ def test_a_snapshot_that_never_comes_is_asked_for_again() -> None:
     assert table.gaps_of(0) == 1
 
 
-def test_a_snapshot_that_is_late_does_not_undo_reports() -> None:
+def test_a_full_report_that_is_late_does_not_undo_reports() -> None:
     table = joined(0)
     table.apply(0, report(2, 64))
     table.apply(0, report(4, 320))
-    assert table.apply(0, report(3, 128, is_snapshot=True)), "it is asked for again"
+    assert table.apply(0, report(3, 128, is_full=True)), "it is asked for again"
     assert positions(table) == {0: 320}
     assert table.is_stale(0)
 
 
-def test_reports_before_the_first_snapshot_are_in_it() -> None:
+def test_reports_before_the_first_full_report_are_in_it() -> None:
     table = CheckpointTable()
     table.join(0)
     table.apply(0, report(5, 320))
     assert positions(table) == {}
-    table.apply(0, report(6, 64, is_snapshot=True))
+    table.apply(0, report(6, 64, is_full=True))
     assert positions(table) == {0: 64}
 
 
@@ -163,5 +163,5 @@ def test_a_new_process_of_a_replica_begins_with_nothing() -> None:
     assert not table.apply(0, report(8, 64)), "the last words of a process that ended"
     table.join(0)
     assert positions(table) == {}
-    table.apply(0, report(1, 128, is_snapshot=True))
+    table.apply(0, report(1, 128, is_full=True))
     assert positions(table) == {0: 128}

@@ -189,7 +189,7 @@ class CheckpointFollower:
         self._changes()
 
     def take(self) -> CheckpointReport | None:
-        """What changed since the last report or snapshot; None for nothing."""
+        """What changed since the last report; None for nothing."""
         if not self._tree.changed_nodes:
             return None
         added, removed = self._changes()
@@ -198,12 +198,12 @@ class CheckpointFollower:
         self.number += 1
         return CheckpointReport(number=self.number, added=added, removed=removed)
 
-    def snapshot(self) -> CheckpointReport:
+    def full_report(self) -> CheckpointReport:
         """Everything."""
         self._changes()
         self.number += 1
         everything = [one for offers in self._offers.values() for one in offers.values()]
-        return CheckpointReport(number=self.number, added=everything, is_snapshot=True)
+        return CheckpointReport(number=self.number, added=everything, is_full=True)
 
     def stop(self) -> None:
         """The tree notes no further changes."""
