@@ -3,7 +3,7 @@
     arrivals  -->  router.choose  -->  player 0   its own memory, scheduler and clock  (``replay``)
                         ^              player 1
                         |              ...
-                        '-- reports of checkpoints, first tokens, ends
+                        '-- reports of snapshots, first tokens, ends
 
 The router is the code of ``weft serve``. Each player steps until its clock reaches the next arrival. The
 router hears of a step when it has ended, and not before: news of all players wait in one queue by time. A
@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from weft.checkpoint_report import CheckpointReport
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
 from weft.costs.step import CostModel, Work
@@ -42,6 +41,7 @@ from weft.sim.arms import Arm, find_arm
 from weft.sim.replay import OnProgress, Played, PlayedTimes, Player, VirtualClock, sizes_for
 from weft.sim.report import Percentiles, Timeline
 from weft.sim.traffic import Traffic
+from weft.snapshot_report import SnapshotReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,12 @@ class Kill:
 @dataclass(slots=True)
 class _News:
     """What one step of a player brought. ``admitted``: requests with a first token, and the tokens of each
-    that were cached. ``ended``: requests. ``report``: checkpoints."""
+    that were cached. ``ended``: requests. ``report``: snapshots."""
 
     player: _ReplicaPlayer
     admitted: list[tuple[int, int]]
     ended: list[int]
-    report: CheckpointReport | None
+    report: SnapshotReport | None
 
 
 class _ReplicaPlayer(Player):
@@ -138,9 +138,9 @@ class _ReplicaPlayer(Player):
         self._ended: list[int] = []
         self._follower = None
         if fleet.router.wants != "nothing":
-            self._follower = self.memory.follow_checkpoints(pages=fleet.router.wants == "pages")
+            self._follower = self.memory.follow_snapshots(pages=fleet.router.wants == "pages")
 
-    def full_report(self) -> CheckpointReport | None:
+    def full_report(self) -> SnapshotReport | None:
         return None if self._follower is None else self._follower.full_report()
 
     def take(self, index: int, answered: int, boundaries: tuple[int, ...], now_s: float) -> None:

@@ -1,14 +1,14 @@
-"""The router that knows checkpoints: a score in seconds."""
+"""The router that knows snapshots: a score in seconds."""
 
 from __future__ import annotations
 
 import pytest
 
-from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
 from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
 from weft.router.seconds import AMPLIFIED, Seconds, SharedCosts
+from weft.snapshot_report import ReportedSnapshot, SnapshotReport
 from weft.units import PAGE_TOKENS
 
 COSTS = StepCost(fixed_s=0.01, token_s=1e-3)
@@ -43,9 +43,9 @@ class Rig:
 
     def report(self, replica: int, *prefixes: list[int], salt: str = "", is_full: bool = False) -> bool:
         self._reports[replica] += 1
-        added = [ReportedCheckpoint(int(prefix_digests(prefix, salt)[-1]),
+        added = [ReportedSnapshot(int(prefix_digests(prefix, salt)[-1]),
                                     len(prefix) // PAGE_TOKENS * PAGE_TOKENS) for prefix in prefixes]
-        return self.router.reported(replica, CheckpointReport(number=self._reports[replica], added=added,
+        return self.router.reported(replica, SnapshotReport(number=self._reports[replica], added=added,
                                                               is_full=is_full))
 
     def loads(self) -> list[ReplicaLoad]:
@@ -63,7 +63,7 @@ class Rig:
         return choice
 
 
-def test_a_request_goes_where_its_checkpoint_is() -> None:
+def test_a_request_goes_where_its_snapshot_is() -> None:
     rig = Rig(3)
     rig.report(2, prompt(1024))
     rig.report(1, prompt(512))
@@ -91,7 +91,7 @@ def test_a_hot_prefix_goes_to_a_second_replica_once_waiting_takes_longer_than_co
     assert rig.choose(prompt(1260, 99, common=960)).replica == 0, "waiting is over"
 
 
-def test_a_prompt_that_is_computed_now_counts_as_a_checkpoint_to_come() -> None:
+def test_a_prompt_that_is_computed_now_counts_as_a_snapshot_to_come() -> None:
     rig = Rig()
     first = rig.place("first", prompt(3000, common=2048))
     assert (first.replica, first.predicted_tokens) == (0, 0)
@@ -152,7 +152,7 @@ def test_predicted_tokens_are_counted_beside_those_of_the_engine() -> None:
     rig.router.ended("a")
     counts = rig.router.counts()[choice.replica]
     assert (counts.requests, counts.predicted_tokens, counts.cached_tokens) == (1, 1024, 960)
-    assert (counts.checkpoints, counts.is_stale, counts.gaps) == (1, False, 0)
+    assert (counts.snapshots, counts.is_stale, counts.gaps) == (1, False, 0)
 
 
 def test_a_replica_that_left_has_nothing_and_is_stale() -> None:

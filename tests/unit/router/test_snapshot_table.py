@@ -1,4 +1,4 @@
-"""Reports of checkpoints: what matches, and what happens to reports that are lost, doubled or late."""
+"""Reports of snapshots: what matches, and what happens to reports that are lost, doubled or late."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from weft.checkpoint_report import CheckpointReport, RemovedCheckpoint, ReportedCheckpoint
 from weft.prefix_digests import extended_digests, prefix_digests, salt_digest
-from weft.router.checkpoint_table import ASK_AGAIN_AFTER, CheckpointTable
+from weft.router.snapshot_table import ASK_AGAIN_AFTER, SnapshotTable
+from weft.snapshot_report import RemovedSnapshot, ReportedSnapshot, SnapshotReport
 from weft.units import PAGE_TOKENS
 
 PROMPT: npt.NDArray[np.int32] = np.arange(1000, 1400, dtype=np.int32)
 
 
-def checkpoint(position: int, salt: str = "") -> ReportedCheckpoint:
+def checkpoint(position: int, salt: str = "") -> ReportedSnapshot:
     whole = position // PAGE_TOKENS * PAGE_TOKENS
     digest = int(prefix_digests(PROMPT[:whole], salt)[-1])
-    return ReportedCheckpoint(digest, position, tuple(PROMPT[whole:position].tolist()))
+    return ReportedSnapshot(digest, position, tuple(PROMPT[whole:position].tolist()))
 
 
-def removed(position: int) -> RemovedCheckpoint:
+def removed(position: int) -> RemovedSnapshot:
     one = checkpoint(position)
-    return RemovedCheckpoint(one.digest, one.tail)
+    return RemovedSnapshot(one.digest, one.tail)
 
 
 def report(number: int, *positions: int, gone: tuple[int, ...] = (),
-           is_full: bool = False) -> CheckpointReport:
-    return CheckpointReport(number=number, added=[checkpoint(position) for position in positions],
+           is_full: bool = False) -> SnapshotReport:
+    return SnapshotReport(number=number, added=[checkpoint(position) for position in positions],
                             removed=[removed(position) for position in gone], is_full=is_full)
 
 
-def joined(*replicas: int) -> CheckpointTable:
-    table = CheckpointTable()
+def joined(*replicas: int) -> SnapshotTable:
+    table = SnapshotTable()
     for replica in replicas:
         table.join(replica)
         assert table.is_stale(replica)
@@ -41,13 +41,13 @@ def joined(*replicas: int) -> CheckpointTable:
     return table
 
 
-def positions(table: CheckpointTable, prompt: npt.NDArray[np.int32] = PROMPT,
+def positions(table: SnapshotTable, prompt: npt.NDArray[np.int32] = PROMPT,
               salt: str = "") -> dict[int, int]:
     matches = table.matches(prefix_digests(prompt, salt), prompt)
     return {replica: match.position for replica, match in matches.items()}
 
 
-def test_the_deepest_checkpoint_of_each_replica_matches() -> None:
+def test_the_deepest_snapshot_of_each_replica_matches() -> None:
     table = joined(0, 1, 2)
     table.apply(0, report(2, 64, 320))
     table.apply(1, report(2, 64, 128))
@@ -74,7 +74,7 @@ def test_a_tail_matches_to_the_token() -> None:
 
 def test_salts_share_nothing() -> None:
     table = joined(0)
-    table.apply(0, CheckpointReport(number=2, added=[checkpoint(64, "tenant")]))
+    table.apply(0, SnapshotReport(number=2, added=[checkpoint(64, "tenant")]))
     assert positions(table) == {}
     assert positions(table, salt="tenant") == {0: 64}
 
@@ -113,7 +113,7 @@ def test_a_report_that_comes_twice_changes_nothing() -> None:
     assert not table.apply(0, report(3, gone=(128,)))
     assert not table.apply(0, report(2, 64, 128)), "it is older than what is known"
     assert positions(table) == {0: 64}
-    assert table.checkpoints_of(0) == 1
+    assert table.snapshots_of(0) == 1
 
 
 def test_a_lost_report_makes_the_table_stale_until_a_full_report() -> None:
@@ -127,7 +127,7 @@ def test_a_lost_report_makes_the_table_stale_until_a_full_report() -> None:
     assert not table.apply(0, report(6, 64, 192, is_full=True))
     assert not table.is_stale(0)
     assert positions(table) == {0: 192}
-    assert table.checkpoints_of(0) == 2
+    assert table.snapshots_of(0) == 2
 
 
 def test_a_full_report_that_never_comes_is_asked_for_again() -> None:
@@ -148,7 +148,7 @@ def test_a_full_report_that_is_late_does_not_undo_reports() -> None:
 
 
 def test_reports_before_the_first_full_report_are_in_it() -> None:
-    table = CheckpointTable()
+    table = SnapshotTable()
     table.join(0)
     table.apply(0, report(5, 320))
     assert positions(table) == {}
