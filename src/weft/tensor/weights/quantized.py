@@ -269,7 +269,7 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     plain = _pad(codes.codes, _up(rows, TILE_ROWS), _up(columns, LINE))
     # Four columns of a row are moved as one word.
     words = _cut(plain.contiguous().view(torch.int32), -2, TILE_ROWS).transpose(-2, -1).contiguous()
-    tiles = _packed(words.view(torch.uint8).unflatten(-1, (TILE_ROWS, 4)), codes.bits)
+    tiles = _packed(_cut(words.view(torch.uint8), -1, 4), codes.bits)
     scales, block_scales = _scales_by_tile(codes.scales, _up(columns, LINE) // group, codes.fp8)
     minimums = block_minimums = None
     if codes.minimums is not None:
