@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -107,8 +108,8 @@ def _gguf_from_hub(name: str, repository: str, kind: str, revision: str | None) 
         there = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf"))) or "none"
         _fail(name, revision, f"{len(chosen) or 'no'} GGUF models there are of type {kind!r}; the files are "
                               f"{there}")
-    parts = [Path(_asked(name, revision, lambda file=file: hub.hf_hub_download(
-        repository, file, revision=revision))) for file in chosen[0]]
+    parts = [Path(_asked(name, revision, partial(hub.hf_hub_download, repository, file, revision=revision)))
+             for file in chosen[0]]
     view = _gguf_view(parts[0])
     assert view is not None
     return view

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,7 +110,7 @@ def _drop_old(root: Path) -> None:
 
 def _write_view(header: Header, files: Mapping[str, Path], directory: Path) -> None:
     layout = read_layout(header)
-    config = layout.config | {"quantization_config": {"quant_method": METHOD}}
+    config = layout.config | {"quantization_config": {"quant_method": METHOD, "elements": _elements(header)}}
     generation = generation_config(header)
     config["eos_token_id"] = generation["eos_token_id"]
     write_tokenizer(header, directory)
@@ -116,6 +118,17 @@ def _write_view(header: Header, files: Mapping[str, Path], directory: Path) -> N
     for name, file in files.items():
         (directory / name).symlink_to(file)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _elements(header: Header) -> dict[str, dict[str, int]]:
+    """Of matrices of layers, and of embedding and head: numbers by the form of their blocks, for plans."""
+    found: dict[str, Counter[str]] = {"layers": Counter(), "tables": Counter()}
+    for tensor in header.tensors.values():
+        # Neither convolutions nor routers: a plan counts them by themselves.
+        if len(tensor.shape) > 1 and min(tensor.shape) >= 32 and "gate_inp" not in tensor.name:
+            of = "layers" if tensor.name.startswith("blk.") else "tables"
+            found[of][tensor.type] += math.prod(tensor.shape)
+    return {of: dict(counts) for of, counts in found.items()}
 
 
 def is_view(config: Mapping[str, Any]) -> bool:
@@ -132,6 +145,8 @@ def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
     layout = read_layout(header)
     tensors: dict[str, StoredTensor] = {}
     for tensor in header.tensors.values():
+        if tensor.name == "rope_freqs.weight":   # what it says is in config.json
+            continue
         for ours in our_tensors(tensor, layout):
             tensors[ours.name] = ours
     return tensors, files[0]
