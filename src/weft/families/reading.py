@@ -24,13 +24,11 @@ from weft.families.config_keys import ConfigKeys, fail, read_rope
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``model_types``: of config.json. ``builder``: the file of ``weft.models`` with its ``build``.
-    ``activation``: the one that its feed-forward may have."""
+    """``model_types``: of config.json. ``activation``: the one that its feed-forward may have."""
 
     name: str
     model_types: tuple[str, ...]
     read: Callable[[str, ConfigKeys], Architecture]
-    builder: str
     activation: str = "silu"
 
 
@@ -100,15 +98,19 @@ def check_mamba2(mamba: Mamba2, inner: int, stated: str, *, heads: str, groups: 
 
 
 def build_architecture(family: str, keys: ConfigKeys, mixers: Sequence[Mixer | None],
-                  feed_forwards: Sequence[FeedForward | None], *, tied: bool = False, eps: float = 1e-6,
-                  max_positions: int | None = None, residual_float32: bool = False,
-                  sandwich_norms: bool = False, mtp: MtpLayer | None = None,
-                  **multipliers: float) -> Architecture:
+                       feed_forwards: Sequence[FeedForward | None], *, tied: bool | None = None,
+                       eps: float | None = None, default_eps: float = 1e-6, max_positions: int | None = None,
+                       residual_float32: bool = False, sandwich_norms: bool = False,
+                       mtp: MtpLayer | None = None, **multipliers: float) -> Architecture:
+    """``tied`` None: as ``tie_word_embeddings`` says, and not where it is silent. ``eps`` None: as
+    ``rms_norm_eps`` says, and ``default_eps`` where it is silent."""
     return Architecture(
         family=family, vocab_size=keys.integer("vocab_size"), hidden_size=keys.integer("hidden_size"),
         max_positions=keys.integer("max_position_embeddings", max_positions),
         dtype=keys.dtype() or "float32",
-        norm_eps=eps, tied_embeddings=tied, mixers=tuple(mixers), feed_forwards=tuple(feed_forwards),
+        norm_eps=keys.number("rms_norm_eps", default_eps) if eps is None else eps,
+        tied_embeddings=keys.boolean("tie_word_embeddings", False) if tied is None else tied,
+        mixers=tuple(mixers), feed_forwards=tuple(feed_forwards),
         residual_float32=residual_float32, sandwich_norms=sandwich_norms, mtp=mtp,
         **multipliers)
 
