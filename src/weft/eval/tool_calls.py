@@ -325,9 +325,8 @@ def _with_cue(rng: random.Random, parameter: ToolParameter, written: str) -> str
     return rng.choice(forms)
 
 
-def make_request(
-    rng: random.Random, split: Split, function: CallableTool, listed: dict[str, str]
-) -> ToolRequest:
+def make_request(rng: random.Random, split: Split, function: CallableTool,
+                 listed: dict[str, str]) -> ToolRequest:
     """A request for `function`. `listed`: the numbers of a list, of which one is an argument."""
     first, rest = function.parameters[0], function.parameters[1:]
     lead = rng.choice(LEADS[function.verb]).format(noun=function.noun)
@@ -449,14 +448,9 @@ def _next_turns(draft: _Draft, functions: Sequence[CallableTool], listed: dict[s
     return turns
 
 
-def make_tools_episode(
-    rng: random.Random,
-    length_tokens: int,
-    count_tokens: CountTokens,
-    *,
-    split: Split = "held_out",
-    talk: Callable[[random.Random], EpisodeTurn] | None = None,
-) -> Episode:
+def make_tools_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens, *,
+                       split: Split = "held_out",
+                       talk: Callable[[random.Random], EpisodeTurn] | None = None) -> Episode:
     """One conversation with tools, as long as `length_tokens` allows. `talk` makes other turns."""
     column = rng.choice(LISTED) if rng.random() < 0.25 else ""
     functions = _make_functions(rng, split, column)
@@ -482,9 +476,8 @@ def make_tools_episode(
     return Episode(system, tuple(draft.turns), length_tokens, tuple(listed), tools)
 
 
-def make_tools_episodes(
-    seed: int, length_tokens: int, count: int, count_tokens: CountTokens, *, split: Split = "held_out"
-) -> list[Episode]:
+def make_tools_episodes(seed: int, length_tokens: int, count: int, count_tokens: CountTokens, *,
+                        split: Split = "held_out") -> list[Episode]:
     """`count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"tools {split} {seed} {length_tokens}")
     return [make_tools_episode(rng, length_tokens, count_tokens, split=split) for _ in range(count)]
