@@ -27,11 +27,13 @@ from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, s
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
+from weft.models.blocks.recurrent import RecurrentBlock
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.sharded_model import RankedModel
 from weft.models.weights import TensorSource
 from weft.tensor.ops.moe import ExpertWeights
+from weft.tensor.ops.recurrent_layers import GATED_DELTA, MAMBA2, GatedDeltaWeights, Mamba2Weights
 
 LATENT_NORM_EPS = 1e-6
 """Of the norms inside latent attention, whatever config.json says for the others."""
@@ -187,7 +189,7 @@ class BlockReader:
             query_norm=read.norm("query_norm", LATENT_NORM_EPS))
 
     def gated_delta(self, shape: GatedDelta, name: str, *, eps: float | None = None,
-                    **names: Any) -> recurrent.GatedDeltaBlock:
+                    **names: Any) -> RecurrentBlock:
         """``eps``: of the gated norm, where it is another one. ``names``: as ``tensors.gated_delta`` takes
         them. Rows that are grouped by key head are put in the order of the others."""
         read = self.table(tensors.gated_delta(shape, self.hidden, **names), name)
@@ -195,9 +197,11 @@ class BlockReader:
         project = read.linear("project", orders={
             "in_proj_qkvz.weight": lambda rows: recurrent.ungroup_qkvz(rows, shape),
             "in_proj_ba.weight": lambda rows: recurrent.ungroup_ba(rows, shape)})
-        return recurrent.GatedDeltaBlock(
-            shape, project, conv=conv, decay=read.decay(), dt_bias=read.tensor("dt_bias"),
-            norm=read.tensor("norm"), norm_eps=self.eps if eps is None else eps, out=read.linear("out"))
+        weights = GatedDeltaWeights(
+            conv, read.decay(), read.tensor("dt_bias"), read.tensor("norm"),
+            self.eps if eps is None else eps, shape.k_heads, shape.v_heads, shape.k_dim, shape.v_dim,
+            shape.beta_scale)
+        return RecurrentBlock(GATED_DELTA, weights, project, read.linear("out"))
 
     def kimi_delta(self, shape: shapes.KimiDelta, name: str) -> recurrent.KimiDeltaBlock:
         forget = "forget_gate." if self.source.has(f"{name}.forget_gate.A_log") else ""
@@ -212,7 +216,7 @@ class BlockReader:
         return recurrent.ShortConvBlock(shape, read.linear("project"), conv=read.conv(),
                                         conv_bias=read.get("conv.bias"), out=read.linear("out"))
 
-    def mamba2(self, shape: Mamba2, name: str, *, eps: float | None = None) -> recurrent.Mamba2Block:
+    def mamba2(self, shape: Mamba2, name: str, *, eps: float | None = None) -> RecurrentBlock:
         """``eps``: of the gated norm, where it is another one."""
         source, eps = self.source, self.eps if eps is None else eps
         read = self.table(tensors.mamba2(shape, self.hidden), name)
@@ -225,10 +229,11 @@ class BlockReader:
                                       f"which are normed before their gate, have {groups} groups; use --tp "
                                       f"{groups} or less", param="--tp")
             out, norm = source.share.normed_group(groups, Norm(norm, eps), out), None
-        return recurrent.Mamba2Block(
-            shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"), a=read.decay(),
-            d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), norm=norm, norm_eps=eps, out=out,
-            factors=self._factors(shape))
+        weights = Mamba2Weights(
+            read.conv(), read.get("conv.bias"), read.decay(), read.tensor("D"), read.tensor("dt_bias"), norm,
+            eps, shape.norm == "gate_first", shape.heads, shape.groups, shape.head_dim, shape.state_dim,
+            shape.dt_limit)
+        return RecurrentBlock(MAMBA2, weights, read.linear("project"), out, self._factors(shape))
 
     def _factors(self, shape: Mamba2) -> torch.Tensor | None:
         """On each row of the input projection."""
