@@ -35,13 +35,7 @@ from weft.models.loading import LoadedModel
 from weft.models.mtp import MtpHead
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.batch import BatchBuilder, StepBatch
-from weft.runner.graphs import (
-    Capture,
-    DecodeBlock,
-    DecodeGraphs,
-    decode_widths,
-    pad_rows,
-)
+from weft.runner.graphs import Capture, DecodeBlock, DecodeGraphs, decode_widths, pad_rows
 from weft.runner.kv_scales import Model, head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
