@@ -27,13 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.assemble.assembly import (
-    choose_capture,
-    choose_device_of,
-    choose_kernels,
-    load_weights,
-    prepare_torch,
-)
+from weft.assemble import assembly
 from weft.assemble.ranks import group_of, identity_of, identity_with, meet, settings_of
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room, records_windows
 from weft.errors import ConfigError, UserError
@@ -51,19 +45,19 @@ _NEW_EACH_STEP = ("tokens", "starts")
 def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) -> None:
     """From a launch to its close."""
     config = launch.config
-    threads = prepare_torch(config, [])
-    device = choose_device_of(config, launch.rank, [])
-    choose_kernels(config, threads, device)
+    threads = assembly.prepare_torch(config, [])
+    device = assembly.choose_device_of(config, launch.rank, [])
+    assembly.choose_kernels(config, threads, device)
     connection.send(messages.RankPresent())
     collectives = meet(config, launch.folder, launch.rank, device)
     group = group_of(config, launch.rank, collectives)
 
     def load() -> Any:
-        return load_weights(config, "", launch.directory, lambda line: None, device, group)
+        return assembly.load_weights(config, "", launch.directory, lambda line: None, device, group)
 
     loaded = load()
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
-    capture = choose_capture(config, device, group)
+    capture = assembly.choose_capture(config, device, group)
     room = (ram_room(config, spec, kv_dtype) if device.type == "cpu" else
             measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, lambda line: None))
     identity = identity_with(identity_of(launch.directory, settings_of(config)), loaded)
