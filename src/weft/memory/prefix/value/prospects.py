@@ -8,7 +8,7 @@ byte.
 
     index   expected uses per second held, at the best time to give it up (hazard), of the record, or of its
             heir where that is larger
-    rate    (seconds to compute from the checkpoint above) / (slot bytes + KV bytes that only it needs)
+    rate    (seconds to compute from the snapshot above) / (slot bytes + KV bytes that only it needs)
 
 Records are columns of numbers, a row each, in memory or evicted of late. A column is a numpy array if a sweep
 reads all of its rows at once. Others are lists. Rows are reused, the last one freed first, so the same run
@@ -34,8 +34,20 @@ import numpy.typing as npt
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.policy import PrefillCost, checkpoint_above, pages_alone
-from weft.memory.prefix.value import hazard
+from weft.memory.prefix.policy import PrefillCost, pages_alone, snapshot_above
+from weft.memory.prefix.value.hazard import (
+    CODE_COUNT,
+    FACTOR_MAX,
+    FEATURES_MAX,
+    WIDTHS,
+    Codes,
+    Hazard,
+    Kind,
+    bin_of,
+    bins_of,
+    codes_of_used,
+    index_table,
+)
 from weft.units import PAD
 
 _ROWS_FIRST = 256
@@ -53,8 +65,8 @@ class Records:
         """Rows in use at any time so far; those beyond are untouched."""
         self._free: list[int] = []
         self.kinds = np.zeros(rows, np.int64)
-        self.codes = np.zeros((rows, hazard.FEATURES_MAX), np.int64)
-        self._codes: list[hazard.Codes] = []
+        self.codes = np.zeros((rows, FEATURES_MAX), np.int64)
+        self._codes: list[Codes] = []
         """The same as tuples, for single rows."""
         self.factors = np.ones(rows)
         self.tables = np.zeros(rows, np.int64)
@@ -77,12 +89,12 @@ class Records:
         self.uses: list[int] = []
         self.gaps_s: list[float | None] = []
         """Moving average of the time between uses."""
-        self.origins: list[hazard.Kind] = []
+        self.origins: list[Kind] = []
         """Its kind at creation."""
         self.turns: list[int] = []
         """The turn of its conversation at creation: answers before it."""
 
-    def add(self, kind: hazard.Kind, codes: hazard.Codes, turn: int, place: Node, now_s: float) -> int:
+    def add(self, kind: Kind, codes: Codes, turn: int, place: Node, now_s: float) -> int:
         if self._free:
             row = self._free.pop()
         else:
@@ -103,13 +115,13 @@ class Records:
         self.become(row, kind, codes, now_s)
         return row
 
-    def become(self, row: int, kind: hazard.Kind, codes: hazard.Codes, now_s: float) -> None:
+    def become(self, row: int, kind: Kind, codes: Codes, now_s: float) -> None:
         """The record changes its kind and codes, and its age begins at 0. ``Prospects`` sets its factor."""
         self.kinds[row] = kind
         self.codes[row] = self._codes[row] = codes
         self.born_s[row] = self.counted_s[row] = now_s
 
-    def codes_of(self, row: int) -> hazard.Codes:
+    def codes_of(self, row: int) -> Codes:
         return self._codes[row]
 
     def remove(self, row: int) -> None:
@@ -130,7 +142,7 @@ class Records:
     def _grow(self) -> None:
         more = len(self.kinds)
         self.kinds = np.append(self.kinds, np.zeros(more, np.int64))
-        self.codes = np.append(self.codes, np.zeros((more, hazard.FEATURES_MAX), np.int64), axis=0)
+        self.codes = np.append(self.codes, np.zeros((more, FEATURES_MAX), np.int64), axis=0)
         self.factors = np.append(self.factors, np.ones(more))
         self.tables = np.append(self.tables, np.zeros(more, np.int64))
         self.born_s = np.append(self.born_s, np.zeros(more))
@@ -144,7 +156,7 @@ class Records:
 Floats = npt.NDArray[np.float64]
 
 _STEPS_PER_OCTAVE = 2
-_OCTAVES = int(log2(hazard.FACTOR_MAX))
+_OCTAVES = int(log2(FACTOR_MAX))
 _STEPS = _OCTAVES * _STEPS_PER_OCTAVE
 _FACTORS = 2.0 ** (np.arange(-_STEPS, _STEPS + 1) / _STEPS_PER_OCTAVE)
 _GAP_MEMORY = 0.7
@@ -162,7 +174,7 @@ class Prospects:
         self._records = records
         self._page_bytes = plan.page_bytes
         self._slot_bytes = plan.slot_stride_bytes
-        self._hazard = hazard.Hazard(len(hazard.Kind), hazard.CODE_COUNT)
+        self._hazard = Hazard(len(Kind), CODE_COUNT)
         self._tables: Floats = np.zeros(0)
         self._table: list[float] = []
         """The index by kind, step of the factor and age, in that order. Both hold the same numbers: the array
@@ -180,10 +192,10 @@ class Prospects:
         before = records.gaps_s[row]
         records.gaps_s[row] = age_s if before is None else _GAP_MEMORY * before + (1 - _GAP_MEMORY) * age_s
         records.uses[row] += 1
-        codes = hazard.codes_of_used(uses=records.uses[row], mean_gap_s=records.gaps_s[row],
+        codes = codes_of_used(uses=records.uses[row], mean_gap_s=records.gaps_s[row],
                               origin=records.origins[row], turn=records.turns[row])
-        records.become(row, hazard.Kind.USED, codes, self.now_s)
-        self.weigh(row, hazard.Kind.USED, codes)
+        records.become(row, Kind.USED, codes, self.now_s)
+        self.weigh(row, Kind.USED, codes)
 
     def count_waiting(self, row: int) -> None:
         """Count the time that ``row`` was not used, up to now."""
@@ -204,28 +216,28 @@ class Prospects:
     def learn(self) -> None:
         """Take the counts in, and rebuild the table of indexes."""
         self._hazard.learn()
-        self._tables = np.concatenate([hazard.index_table(rates, hazard.WIDTHS, _FACTORS).ravel()
+        self._tables = np.concatenate([index_table(rates, WIDTHS, _FACTORS).ravel()
                                        for rates in self._hazard.rates])
         self._table = self._tables.tolist()
 
-    def weigh(self, row: int, kind: hazard.Kind, codes: hazard.Codes) -> None:
+    def weigh(self, row: int, kind: Kind, codes: Codes) -> None:
         """The features of ``row`` changed: look up its factor again."""
         self._records.factors[row] = factor = self._hazard.factor_of(codes)
         step = round((log2(factor) + _OCTAVES) * _STEPS_PER_OCTAVE)
-        self._records.tables[row] = (kind * len(_FACTORS) + step) * len(hazard.WIDTHS)
+        self._records.tables[row] = (kind * len(_FACTORS) + step) * len(WIDTHS)
 
     def weigh_rows(self, rows: Ints) -> None:
         """``weigh`` of many rows."""
         records = self._records
         records.factors[rows] = factors = self._hazard.factors_of(records.codes[rows])
         steps = np.rint((np.log2(factors) + _OCTAVES) * _STEPS_PER_OCTAVE).astype(np.int64)
-        records.tables[rows] = (records.kinds[rows] * len(_FACTORS) + steps) * len(hazard.WIDTHS)
+        records.tables[rows] = (records.kinds[rows] * len(_FACTORS) + steps) * len(WIDTHS)
 
     # ------------------------------------------------------------------ valuing
 
     def rate(self, node: Node) -> float:
         """Seconds that a use of the state at ``node`` saves, per byte that only it needs."""
-        above = checkpoint_above(node)
+        above = snapshot_above(node)
         saved = self.cost.between(above.end if above is not None else 0, node.end)
         return saved / (self._slot_bytes + pages_alone(node) * self._page_bytes)
 
@@ -251,7 +263,7 @@ class Prospects:
 
     def index(self, row: int) -> float:
         records = self._records
-        return self._table[records.tables.item(row) + hazard.bin_of(self.now_s - records.born_s.item(row))]
+        return self._table[records.tables.item(row) + bin_of(self.now_s - records.born_s.item(row))]
 
     def uses(self, row: int) -> float:
         """Uses expected of ``row`` or its heir within the ages that the hazard knows, from now on."""
@@ -265,6 +277,5 @@ class Prospects:
 
     def _indexes(self, rows: Ints) -> Floats:
         records = self._records
-        bins = hazard.bins_of(self.now_s - records.born_s[rows])
-        indexes: Floats = self._tables[records.tables[rows] + bins]
+        indexes: Floats = self._tables[records.tables[rows] + bins_of(self.now_s - records.born_s[rows])]
         return indexes
