@@ -120,8 +120,8 @@ def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, la
 def _kimi_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
     saved = f"{layer}.block_sparse_moe"
     # Transformers' save takes dense layers for sparse ones.
-    told_by = "gate_proj" if isinstance(shape, shapes.Dense) else "gate"
-    return names.feed_forward(read, shape, saved if read.source.has(f"{saved}.{told_by}.weight")
+    probe = "gate_proj" if isinstance(shape, shapes.Dense) else "gate"
+    return names.feed_forward(read, shape, saved if read.source.has(f"{saved}.{probe}.weight")
                               else f"{layer}.mlp")
 
 
