@@ -143,7 +143,7 @@ class BlockReader:
         """Of the stream."""
         return Norm(self.source.tensor(f"{name}.weight", self.hidden), self.eps, self.plus_one)
 
-    def mixer(self, shape: shapes.Mixer | None, names: Mapping[type, str], **spelled: Any) -> layer.Mixer:
+    def mixer(self, shape: shapes.Mixer | None, names: Mapping[type, str], /, **spelled: Any) -> layer.Mixer:
         """``names``: where each kind of mixer lies. ``spelled``: as the reader of its kind takes it."""
         if isinstance(shape, shapes.Parallel):
             return ParallelBlock(shape, self.attention(shape.attention, names[Attention]),
