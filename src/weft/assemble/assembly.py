@@ -45,7 +45,7 @@ from weft.assemble.room import (
     mixed_tokens_max,
     plan_memory,
     ram_room,
-    records_windows,
+    records_verify_runs,
 )
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
@@ -222,7 +222,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     own = TorchExecutor(
         loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
         reload=lambda: load_weights(config, name, directory, lambda line: None, device, group),
-        capture=capture, mixed_tokens_max=mixed_tokens_max(config), windows=records_windows(config),
+        capture=capture, mixed_tokens_max=mixed_tokens_max(config), verify_runs=records_verify_runs(config),
         sampler=Sampler if ranks is None else ranks.sampler)
     executor = own if ranks is None else ranks.executor(own)   # every rank has its arena then
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]
