@@ -133,8 +133,8 @@ def test_pages_of_a_gpu_are_rows_in_the_same_bytes_and_have_a_store_of_their_own
         return plan_memory(EngineConfig(), spec, "bfloat16", room, torch.device(device))[0]
 
     packed, rows = arena_on("cpu"), arena_on("cuda")
-    assert (packed.kv_layout, rows.kv_layout) == ("packed", "rows")
-    assert replace(rows, kv_layout="packed") == packed, "no size and no place differs"
+    assert (packed.kv_layout, rows.kv_layout) == ("vnni", "rows")
+    assert replace(rows, kv_layout="vnni") == packed, "no size and no place differs"
     assert layout_of(rows) == layout_of(packed) | {"blocks": "rows"}, "other bytes, another namespace"
     assert "blocks" not in layout_of(packed), "stores from before rows are read on"
     monkeypatch.setattr(gpu, "_interpreting", True)

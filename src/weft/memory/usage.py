@@ -39,7 +39,7 @@ class CacheCounts:
     compressed_pages: int = 0
     """Pages of KV that were compressed."""
     restored_pages: int = 0
-    """Compressed pages that were unpacked again."""
+    """Compressed pages that were restored again."""
     hits_inexact: int = 0
     """Leases that opened on data that was compressed once, or was computed from such data."""
     loaded: int = 0

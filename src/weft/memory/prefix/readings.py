@@ -1,7 +1,7 @@
 """What others see of the prefix cache: a snapshot for a store, its changes for a router, its shape for an
 operator.
 
-    contents   root --[ pages 3 9 4 )--[ packed 7 2 )o slot 5       tokens [0, position)
+    contents   root --[ pages 3 9 4 )--[ compressed 7 2 )o slot 5       tokens [0, position)
                                                                     rows   3 9 4 exact | 7 2 in 8 bits
                                                                     state  slot 5
     follower   what each changed node offers now  -  what was reported of it  -->  SnapshotReport
@@ -9,7 +9,7 @@ operator.
 
 Readings of the tree alone. **Contents**: pages and slot are those of memory's state at this version. A caller
 names them in the plan of the same version, and looks again for the next one. Codes of compressed KV lie side
-by side in its packed pages, from ``skip_bytes`` of the first on.
+by side in its compressed pages, from ``skip_bytes`` of the first on.
 
 **Follower**: a report is a difference between two states of the tree. So a snapshot that came and went
 between two reports is in none. A step that changes nothing costs nothing. A model with states resumes at
@@ -135,15 +135,15 @@ def _parts(cache: PrefixCache, node: Node, start: int) -> tuple[list[KvPart], li
 
 def _part(cache: PrefixCache, node: Node, start: int) -> tuple[KvPart, list[PageId]]:
     """The KV of one node from ``start`` on."""
-    packed = cache.compressed_kv.by_node.get(node.id)
-    if packed is None:
+    compressed = cache.compressed_kv.by_node.get(node.id)
+    if compressed is None:
         pages = node.pages[(start - node.start) // PAGE_TOKENS:]
         return KvPart(start, node.end, len(pages)), pages
     form = cache.compressed_kv.form
     passed = (start - node.start) // PAGE_TOKENS
-    row, skip_bytes = divmod(packed.skip_bytes + passed * form.record_bytes, form.page_bytes)
+    row, skip_bytes = divmod(compressed.skip_bytes + passed * form.record_bytes, form.page_bytes)
     count = pages_for(node.end) - start // PAGE_TOKENS
-    pages = packed.pages[row:row + ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes)]
+    pages = compressed.pages[row:row + ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes)]
     return KvPart(start, node.end, len(pages), True, skip_bytes), pages
 
 
@@ -167,7 +167,7 @@ def _tokens(node: Node) -> npt.NDArray[np.int32]:
 
 OFFERED_MAX = 200_000
 COMPRESSED_RESTORE_S = 1e-3
-"""A guess: unpacking a state takes about as long as writing it."""
+"""A guess: restoring a state takes about as long as writing it."""
 
 _Key = tuple[int, tuple[int, ...]]
 """Digest and tail."""
