@@ -41,7 +41,7 @@ def compress_kv(plan: ArenaPlan, cells: Cells, compress: CompressKv) -> None:
 
 
 def _places(plan: ArenaPlan, start: int, cells: tuple[object, ...]) -> Iterable[tuple[int, Share]]:
-    """Where the record that begins at byte ``start`` lies: the number of a page, and its share of that page."""
+    """Where the record from byte ``start`` on lies: the number of a page, and its share of that page."""
     size, done = plan.page_bytes, 0
     while done < plan.compressed_kv_bytes:
         at, first = divmod(start + done, size)
