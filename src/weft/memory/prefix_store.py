@@ -13,7 +13,8 @@ bytes.
 
 A *stored page* is the KV of 16 tokens of all attention layers, unsharded and in head order: one page of an
 engine on one rank. A *KV record* holds the KV of up to 256 tokens of one edge, as stored pages in a row. A
-*state record* holds the state after ``position`` tokens. A *stored snapshot* is a state record with the KV records of all tokens before it.
+*state record* holds the state after ``position`` tokens. A *stored snapshot* is a state record with the KV
+records of all tokens before it.
 
 One thread calls every method of a ``Store``, and none of them waits for a disk or a network. A store belongs
 to one namespace (``weft.store.identity``): another model, dtype or layout on the same path never matches.
