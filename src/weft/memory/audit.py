@@ -252,7 +252,7 @@ def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:
         while at is not None:
             holds[at.id] += 1
             if at.parent is None:
-                assert cache.tree.roots.get(lease.salt) is at, f"sequence {seq} reads another namespace"
+                assert cache.tree.roots.get(lease.salt) is at, f"sequence {seq} reads another salt"
             at = at.parent
     for node in cache.tree.nodes():
         readers = holds[node.id]

@@ -52,8 +52,8 @@ from weft.memory.values import (
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]
-NAMESPACES_MAX = 64
-"""Namespaces, the oldest first, in which a match looks for tokens lost to a salt (law L11)."""
+SALTS_MAX = 64
+"""Salts, the oldest first, in which a match looks for tokens lost to a salt (law L11)."""
 
 
 @dataclass(slots=True)
@@ -376,7 +376,7 @@ def _note_new(cache: PrefixCache, lease: Lease, node: Node) -> None:
 
 
 def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: Match) -> Match:
-    """``match`` of ``tokens``, with the loss to the salt: tokens that another namespace has, beyond those
+    """``match`` of ``tokens``, with the loss to the salt: tokens that another salt has, beyond those
     lost for other reasons.
 
     Each tenant computes the same tokens once (law L10), and the operator needs to know the cost of that. A
@@ -385,6 +385,6 @@ def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: 
     counted only with ``debug.count_salt``, and never reported to a request."""
     others = (name for name in cache.tree.roots if name != match.salt)
     most = max((cache.match(tokens, name, match.version).cached_tokens
-                for name in islice(others, NAMESPACES_MAX)), default=0)
+                for name in islice(others, SALTS_MAX)), default=0)
     missed = most - match.cached_tokens - match.lost.total
     return match if missed <= 0 else replace(match, lost=replace(match.lost, salt=missed))

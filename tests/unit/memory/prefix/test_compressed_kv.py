@@ -183,7 +183,7 @@ def test_what_is_left_behind_compressed_kv_is_inexact_and_computing_it_anew_make
     assert (behind.kv_inexact, behind.state_inexact) == (True, True)
     assert not node_of(memory, 7).kv_inexact
     assert memory.usage().cache.hits_inexact == 1
-    assert sum(one.total.inexact for one in memory.cache_shape(lambda version: 0.0).namespaces) == 7
+    assert sum(one.total.inexact for one in memory.cache_shape(lambda version: 0.0).salts) == 7
     # one that begins before it, and computes it all, publishes over what is compressed
     transaction = memory.transaction()
     assert transaction.open(SeqId(11), memory.match([], salt=""), 4 * PAGE_TOKENS)
