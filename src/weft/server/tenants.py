@@ -7,8 +7,8 @@
                 in flight: bytes of bodies               limits.key_mb_in_flight
 
 With ``--tenant-by-key`` requests of two keys never share a cached prefix (law L10); a ``cache_salt``
-parts the prefixes of one key. A bucket holds one minute of its rate and refills all the time. Tokens are known
-when a request has ended, so a bucket may go below zero; the next request then waits (law L11).
+parts the prefixes of one key. A bucket holds one minute of its rate and refills all the time. Tokens are
+known when a request has ended, so a bucket may go below zero; the next request then waits (law L11).
 """
 
 from __future__ import annotations
