@@ -400,7 +400,7 @@ class World:
             assert lease.inexact or self.rounded.pages.isdisjoint(read)
             assert lease.inexact or not running.computed or running.slot not in self.rounded.slots
             assert len(lease.pages) >= plan.pages_for(len(running.tokens))
-            assert sorted(tap.position for tap in lease.taps) == sorted(running.taps)
+            assert sorted(held.position for held in lease.snapshots) == sorted(running.taps)
             self.holds(lease.pages, 0, running.salt, running.tokens[:running.computed])
             if self.m and running.computed:
                 assert self.states[lease.slot] == (running.salt, running.tokens[:running.computed])

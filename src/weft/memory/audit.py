@@ -51,9 +51,9 @@ def audit(memory: MemoryState) -> None:
             slot_owners.add(lease.slot, of_lease(seq))
         else:
             assert lease.slot == PAD, f"sequence {seq} holds slot {lease.slot} of a model without states"
-        for tap in lease.taps:
-            memory.slots.check(tap.slot, tap.epoch)
-            slot_owners.add(tap.slot, of_lease(seq))
+        for snapshot in lease.snapshots:
+            memory.slots.check(snapshot.slot, snapshot.epoch)
+            slot_owners.add(snapshot.slot, of_lease(seq))
     for node in memory.cache.tree.nodes():
         compressed = memory.cache.compressed_kv.by_node.get(node.id)
         for index, page in enumerate(node.pages, start=node.start // PAGE_TOKENS):

@@ -98,7 +98,7 @@ def apply(memory: MemoryState, reservation: Reservation) -> None:
     for publication in reservation.published:
         _give_back(memory, memory.cache.publish(memory.leases[publication.seq], publication))
     for saving in reservation.saved:
-        memory.leases[saving.seq].taps.append(saving.snapshot)
+        memory.leases[saving.seq].snapshots.append(saving.snapshot)
         memory.slots.give(saving.snapshot.slot, of_lease(saving.seq))
     for seq in reservation.closed:
         _close(memory, memory.leases.pop(seq))
@@ -162,7 +162,7 @@ def _close(memory: MemoryState, lease: Lease) -> None:
     freed.pages += lease.pages[memory.plan.pages_for(lease.shared_tokens):]
     if lease.slot != NO_SLOT:
         freed.slots.append((lease.slot, lease.epoch))
-    freed.slots += [(tap.slot, tap.epoch) for tap in lease.taps]
+    freed.slots += [(held.slot, held.epoch) for held in lease.snapshots]
     _give_back(memory, freed)
 
 

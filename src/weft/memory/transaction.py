@@ -315,7 +315,7 @@ class Transaction:
 
     def _taps_up_to(self, lease: Lease, position: int) -> tuple[Snapshot, ...]:
         done = self._published.get(lease.seq, ())
-        return tuple(tap for tap in lease.taps if tap.position <= position and tap not in done)
+        return tuple(held for held in lease.snapshots if held.position <= position and held not in done)
 
     def _publish(self, lease: Lease, tokens: Int32s, saves: tuple[Snapshot, ...], *, patch: bool) -> None:
         cache = self._memory.cache

@@ -284,7 +284,7 @@ def a_root_of_nothing(memory: MemoryState) -> None:
 
 
 def a_tap_that_is_forgotten(memory: MemoryState) -> None:
-    memory.leases[ONE].taps.clear()
+    memory.leases[ONE].snapshots.clear()
 
 
 CACHE_CORRUPTIONS: list[tuple[Callable[[MemoryState], None], str]] = [

@@ -256,7 +256,7 @@ class PrefixCache:
         if ended:
             lease.slot = NO_SLOT
         else:
-            lease.taps.remove(save)
+            lease.snapshots.remove(save)
         node: Node | None
         if save.position <= path.end:
             node = self.tree.node_ending(path, save.position)
