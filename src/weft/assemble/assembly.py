@@ -136,11 +136,12 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     tier = None
     if config.store is not None:
         from weft.assemble.prefix_store import open_tier, own_parts
-        tell(f"store: {config.store}")
+        tell(f"store {config.store}: opening")
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
                                       threads=threads, device=device, clock=time.monotonic,
                                       peers=None if ranks is None else ranks.peers)
         placed.own.arena.attach(own_parts(tier.buffers))
+        tell(store_notes[0].removesuffix("."))
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
