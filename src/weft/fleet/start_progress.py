@@ -1,7 +1,7 @@
 """What a terminal or a log shows of an engine that starts: `weft serve` and `weft join`.
 
-A terminal has one line that changes. A log has a line when a part of the start begins, and one when it is
-over if there is more to say by then:
+A terminal has one line that changes. A log has a line when a part of the start begins. It has
+a second one when the part is over, if there is more to say by then:
 
     engine 0: weights of lfm2: 0 % of 681 MiB
     engine 1: weights of lfm2: 0 % of 681 MiB
