@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from weft.families.architecture import Architecture, Attention, Dense, Experts, 
 from weft.families.tensors import GATED, Names, Table, Tensor
 from weft.models import layer
 from weft.models.blocks import recurrent
-from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, separate_gate
+from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, halves, separate_gate
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
@@ -178,15 +179,32 @@ class BlockReader:
         return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm)
 
     def latent_attention(self, shape: shapes.LatentAttention, name: str) -> LatentAttentionBlock:
-        read = self.table(tensors.latent_attention(shape, self.hidden), name)
+        read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)
         expansion = read.tensor("expansion").view(shape.heads, -1, shape.latent_dim)
         keys, values = torch.split(expansion, [shape.own_dim, shape.value_dim], dim=1)
         latent_norm = read.norm("latent_norm", LATENT_NORM_EPS)
         assert latent_norm is not None
+        bias = read.get("latent.bias")
+        orders: dict[str, Order] = {}
+        if shape.rope is not None:
+            # DeepSeek pairs neighbours. Queries and keys move alike, so their products stay.
+            queries = partial(halves, heads=shape.heads, own=shape.own_dim)
+            orders = {"q_proj.weight": queries, "q_b_proj.weight": queries,
+                      "kv_a_proj_with_mqa.weight": partial(halves, heads=1, own=shape.latent_dim)}
+            if bias is not None:
+                before = (shape.query_rank or 0) + shape.latent_dim
+                bias = halves(bias[:, None], heads=1, own=before)[:, 0]
+        if bias is not None and shape.head_gated:
+            bias = torch.nn.functional.pad(bias, (0, shape.heads))
         return LatentAttentionBlock(
-            shape, query=read.linear("query"), latent=read.linear("latent"), latent_norm=latent_norm,
+            shape, query=read.linear("query", orders=orders),
+            latent=read.linear("latent", orders=orders, bias=bias), latent_norm=latent_norm,
             keys_HOC=keys.contiguous(), values_HVC=values.contiguous(), out=read.linear("out"),
             query_norm=read.norm("query_norm", LATENT_NORM_EPS))
+
+    def _out(self, name: str) -> str:
+        """Of a Kimi or Ling layer."""
+        return "dense" if self.source.has(f"{name}.dense.weight") else "o_proj"
 
     def gated_delta(self, shape: GatedDelta, name: str, *, eps: float | None = None,
                     **names: Any) -> RecurrentBlock:
@@ -205,10 +223,11 @@ class BlockReader:
 
     def kimi_delta(self, shape: shapes.KimiDelta, name: str) -> recurrent.KimiDeltaBlock:
         forget = "forget_gate." if self.source.has(f"{name}.forget_gate.A_log") else ""
-        read = self.table(tensors.kimi_delta(shape, self.hidden, forget=forget), name)
+        read = self.table(tensors.kimi_delta(shape, self.hidden, forget=forget, out=self._out(name)), name)
         return recurrent.KimiDeltaBlock(
             shape, read.linear("project"), conv=read.qkv_conv(), decay=read.decay().flatten(),
-            dt_bias=read.tensor("dt_bias"), forget=read.linear("forget"), gate=read.linear("gate"),
+            dt_bias=read.tensor("dt_bias"), forget=None if shape.wide_gates else read.linear("forget"),
+            gate=None if shape.wide_gates else read.linear("gate"),
             norm=read.tensor("norm"), norm_eps=self.eps, out=read.linear("out"))
 
     def short_conv(self, shape: shapes.ShortConv, name: str) -> recurrent.ShortConvBlock:

@@ -11,8 +11,8 @@ between spellings of a feed-forward, Zamba2 shares blocks between layers.
 
 Sources: transformers ``llama``, ``mistral``, ``qwen3``, ``qwen3_moe``, ``qwen3_5``, ``qwen3_5_moe``,
 ``qwen3_next``, ``lfm2``, ``lfm2_moe``, ``lfm3``, ``olmo3``, ``olmo_hybrid``, ``kimi_linear``,
-``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``, ``jamba``, ``zamba2``, ``mamba``, ``mamba2``,
-``falcon_mamba``.
+``bailing_hybrid``, ``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``, ``jamba``, ``zamba2``,
+``mamba``, ``mamba2``, ``falcon_mamba``.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Names:
     """``mixers``: where each kind of mixer lies. ``spelled``: what the reader of a kind is called with, of
     mixers, ``Dense`` and ``Experts``. ``shared``: where the expert that every token passes lies, if it has a
     width. ``swiglu``: dense feed-forwards are of the usual form. ``plus_one``: norms are stored as the
-    distance from 1. ``out_norms``: of a model with sandwich norms. ``feed_of`` and ``layers``: in place of
-    the row's own way."""
+    distance from 1. ``embeddings``: the first of them that the files have. ``out_norms``: of a model with
+    sandwich norms. ``feed_of`` and ``layers``: in place of the row's own way."""
 
     mixers: Mapping[type, str] = field(default_factory=dict)
     feed: str = "mlp"
     mixer_norm: str = "input_layernorm"
     feed_norm: str = "post_attention_layernorm"
     final_norm: str = "norm"
-    embedding: str = "embed_tokens"
+    embeddings: tuple[str, ...] = ("embed_tokens",)
     spelled: Mapping[type, Mapping[str, Any]] = field(default_factory=dict)
     shared: str | None = None
     swiglu: bool = True
@@ -96,7 +96,8 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     names = NAMES[architecture.family]
     read = BlockReader(architecture, source, plus_one=names.plus_one)
     layer = partial(names.layer, read) if names.layers is None else names.layers(read)
-    return read.model(layer, final_norm=names.final_norm, embedding=names.embedding)
+    embedding = next((one for one in names.embeddings if source.has(f"{one}.weight")), names.embeddings[-1])
+    return read.model(layer, final_norm=names.final_norm, embedding=embedding)
 
 
 def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
@@ -118,11 +119,26 @@ def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, la
 
 
 def _kimi_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
-    saved = f"{layer}.block_sparse_moe"
-    # Transformers' save takes dense layers for sparse ones.
-    probe = "gate_proj" if isinstance(shape, shapes.Dense) else "gate"
-    return names.feed_forward(read, shape, saved if read.source.has(f"{saved}.{probe}.weight")
-                              else f"{layer}.mlp")
+    saved, source = f"{layer}.block_sparse_moe", read.source
+    if isinstance(shape, shapes.Dense):   # transformers' save takes dense layers for sparse ones
+        return read.swiglu(shape, saved if source.has(f"{saved}.gate_proj.weight") else f"{layer}.mlp")
+    inside = saved if source.has(f"{saved}.gate.weight") else f"{layer}.mlp"
+    own_names = source.has(f"{inside}.experts.0.w1.weight")
+    bias = "expert_bias" if source.has(f"{inside}.gate.expert_bias") else "e_score_correction_bias"
+    block = read.experts(shape, inside, names=_W_NAMES if own_names else tensors.GATED,
+                         choice_bias=f"gate.{bias}", router_dtype=torch.float32)
+    block.shared = read.swiglu(shape.shared, f"{inside}.shared_experts")
+    return block
+
+
+def _kimi_layers(read: BlockReader) -> ReadLayer:
+    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
+        on_hub = read.source.has(f"{name}.attention.q_proj.weight")
+        inside = "attention" if on_hub else "self_attn"
+        names = Names({shapes.KimiDelta: inside, shapes.LatentAttention: inside}, feed_of=_kimi_feed)
+        return names.layer(read, name, mixer, feed)
+
+    return layer
 
 
 DELTA_NORM_EPS = 1e-5
@@ -232,8 +248,9 @@ _LFM = Names({shapes.Attention: "self_attn", shapes.ShortConv: "conv"}, feed="fe
 _BAMBA = Names(_MAMBA, feed="feed_forward", feed_norm="pre_ff_layernorm", final_norm="final_layernorm",
                swiglu=False, spelled={shapes.Experts: {"router": "router.weight"}})
 _ONLY_MAMBA = Names({shapes.Mamba1: "mixer", shapes.Mamba2: "mixer"}, mixer_norm="norm", final_norm="norm_f",
-                    embedding="embeddings")
+                    embeddings=("embeddings",))
 """Names of the original code."""
+_KIMI = Names(layers=_kimi_layers, embeddings=("word_embeddings", "embed_tokens"))
 NAMES: dict[str, Names] = {
     "llama": Names(_MAMBA), "qwen3": Names(_MAMBA),
     "qwen3_5": _QWEN_HYBRID,
@@ -243,14 +260,12 @@ NAMES: dict[str, Names] = {
         "out": "out_proj", "norms": ("q_layernorm", "k_layernorm")}}),
     "lfm3": _LFM,
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
-    "kimi_linear": Names({shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"},
-                         shared="shared_experts", feed_of=_kimi_feed,
-                         spelled={shapes.Experts: {"names": _W_NAMES, "router_dtype": torch.float32}}),
+    "kimi_linear": _KIMI, "ling": _KIMI,
     "granite_hybrid": Names(_MAMBA, feed_of=_granite_feed),
     "bamba": _BAMBA, "falcon_h1": _BAMBA, "jamba": _BAMBA,
     # Each layer is one thing. Hub releases keep each expert by itself; transformers saves two tensors.
     "nemotron_h": Names({shapes.Attention: "mixer", shapes.Mamba2: "mixer"}, feed="mixer", mixer_norm="norm",
-                        feed_norm="norm", final_norm="norm_f", embedding="embeddings", swiglu=False,
+                        feed_norm="norm", final_norm="norm_f", embeddings=("embeddings",), swiglu=False,
                         shared="shared_experts", spelled={shapes.Experts: {"router_dtype": torch.float32}}),
     "zamba2": Names(layers=_zamba2_layers, final_norm="final_layernorm"),
     "mamba": _ONLY_MAMBA, "mamba2": _ONLY_MAMBA, "falcon_mamba": _ONLY_MAMBA,
