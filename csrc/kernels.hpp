@@ -192,7 +192,7 @@ enum class WeightForm : int {
   bfloat16_tiles = 4,  // tiles of 16 rows: for each 2 columns 16 x 2 numbers; x is bfloat16
   float32_tiles = 5,   // tiles of 16 rows: for each column 16 numbers; x is float32
   int4 = 3,      // tiles of 16 rows: for each 8 columns 16 x 4 bytes, columns 0-3 in the low halves
-  int6 = 8,      // tiles of 16 rows: for each 16 columns 192 bytes, the low halves of codes as in int4, then their two high bits
+  int6 = 8,      // tiles of 16 rows: for each 16 columns 128 bytes as in int4, then 64 with two more bits of each
   int8_both = 6, // as int8, and x becomes int8 too (w8a8.inl): no zeros, groups of 128 n columns, or one
   bfloat16_twelve_bit = 7,  // bfloat16_tiles in 12 bits (twelve_bit.inl); where has_twelve_bit_products; in is a multiple of 8
 };

@@ -105,9 +105,9 @@ def _gguf_from_hub(name: str, repository: str, kind: str, revision: str | None) 
     files = _asked(name, revision, listed)
     chosen = files_of_type(files, kind)
     if len(chosen) != 1:
-        there = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf"))) or "none"
+        names = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf"))) or "none"
         _fail(name, revision, f"{len(chosen) or 'no'} GGUF models there are of type {kind!r}; the files are "
-                              f"{there}")
+                              f"{names}")
     parts = [Path(_asked(name, revision, partial(hub.hf_hub_download, repository, file, revision=revision)))
              for file in chosen[0]]
     view = _gguf_view(parts[0])

@@ -136,8 +136,8 @@ def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> di
     factor = float(divisors.max(initial=1.0))
     turns = _LLAMA3["original_max_position_embeddings"] * theta**(-2 * np.arange(rotary // 2) / rotary)
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    kept = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
-    if not np.allclose(1 / ((1 - kept) / factor + kept), divisors, rtol=1e-4):
+    share = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
+    if not np.allclose(1 / ((1 - share) / factor + share), divisors, rtol=1e-4):
         keys.fail("rope.scaling.type", keys.get("rope.scaling.type", "none"),
                   "the numbers of rope_freqs are not those of Llama 3.1, which are served")
     return {"rope_type": "llama3", "factor": factor} | _LLAMA3

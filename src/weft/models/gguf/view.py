@@ -122,13 +122,13 @@ def _write_view(header: Header, files: Mapping[str, Path], directory: Path) -> N
 
 def _elements(header: Header) -> dict[str, dict[str, int]]:
     """Of matrices of layers, and of embedding and head: numbers by the form of their blocks, for plans."""
-    found: dict[str, Counter[str]] = {"layers": Counter(), "tables": Counter()}
+    counts_of: dict[str, Counter[str]] = {"layers": Counter(), "tables": Counter()}
     for tensor in header.tensors.values():
         # Neither convolutions nor routers: a plan counts them by themselves.
         if len(tensor.shape) > 1 and min(tensor.shape) >= 32 and "gate_inp" not in tensor.name:
             of = "layers" if tensor.name.startswith("blk.") else "tables"
-            found[of][tensor.type] += math.prod(tensor.shape)
-    return {of: dict(counts) for of, counts in found.items()}
+            counts_of[of][tensor.type] += math.prod(tensor.shape)
+    return {of: dict(counts) for of, counts in counts_of.items()}
 
 
 def is_view(config: Mapping[str, Any]) -> bool:

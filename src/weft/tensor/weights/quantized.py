@@ -13,8 +13,8 @@ Sixteen rows are the sixteen lanes of a vector: nothing is added across lanes, a
 scales. Rows are padded to tiles, columns to lines of 32. Without ``zeros`` the zero point is the middle code
 (128, 32, 8). Every tensor may have a leading dim (experts): codes [E, rows, columns] and so on.
 
-Groups are 16 columns or whole lines. Scales and minimums are floats, or ``BlockNumbers``: a byte for each
-group times a float16 for 256 columns, as in ggml's K forms (4.6 bits a weight of Q4_K, where floats take 6).
+Groups are 16 columns or whole lines. Scales and minimums are floats, or ``BlockNumbers`` of ggml's K forms: a
+byte for each group times a float16 for 256 columns. So Q4_K takes 4.6 bits a weight; floats would take 6.
 
 Weights that weft rounds have groups of 128 (int8) and 32 (int4), symmetric: docs/quantization.md has the
 measurements. ``Codes`` holds the same values by plain rows.
@@ -335,11 +335,11 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
                              for weight in weights])
 
     def together(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-        there = [part for part in parts if part is not None]
-        if not there:
+        tensors = [part for part in parts if part is not None]
+        if not tensors:
             return None
-        wide = len({part.dtype for part in there}) > 1
-        return torch.stack([part.float() if wide else part for part in there])
+        wide = len({part.dtype for part in tensors}) > 1
+        return torch.stack([part.float() if wide else part for part in tensors])
 
     scales = [weight.scales for weight in weights]
     if len({part.shape for part in scales}) > 1:
