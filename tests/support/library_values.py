@@ -4,8 +4,8 @@
                                                 compressed-tensors, nvidia-modelopt, torchao
 
 Each file has the tensors of one matrix ``x.weight`` of 32 rows and 64 columns under the library's names, the
-matrix that the library's own dequantiser makes of them as ``values``, and quantization_config as metadata. Tests
-read the files alone: they need none of the libraries.
+matrix that the library's own dequantiser makes of them as ``values``, and quantization_config as metadata.
+Tests read the files alone: they need none of the libraries.
 """
 
 from __future__ import annotations

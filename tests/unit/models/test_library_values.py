@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.fixtures.checkpoints import checkpoint, copy_checkpoint
 from tests.fixtures.quantised_forms import FORMS, Tensors, mxfp4, write
 from tests.support.library_values import DIRECTORY
+from tests.unit.models.test_forms import experts_stacked
 from tests.unit.models.test_quantised_forms import CLOSE, Q_PROJ, load, logits
 from weft.errors import CheckpointError
 from weft.models.forms import stored_form
@@ -69,7 +70,7 @@ def test_experts_in_the_layout_of_gpt_oss_have_the_logits_of_their_values(tmp_pa
     plain = copy_checkpoint(checkpoint("qwen3_5_moe"), tmp_path / "p")
     stored: Tensors = {}
     values: Tensors = {}
-    for name, tensor in load_file(quantised / "model.safetensors").items():
+    for name, tensor in experts_stacked(load_file(quantised / "model.safetensors")).items():
         stored[name] = values[name] = tensor
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             del stored[name]

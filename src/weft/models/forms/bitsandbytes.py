@@ -86,7 +86,7 @@ class BitsAndBytes(StoredForm):
 
     def _most(self, ask: Ask, name: str, blocks: int, state: Mapping[str, Any]) -> torch.Tensor:
         """The largest value of each block."""
-        if f"{name}.nested_absmax" not in self.tensors:
+        if self.dtype_of(f"{name}.absmax") != "U8":
             return ask(f"{name}.absmax", (blocks,), ("F32",))
         block = _block(name, state, "nested_blocksize", 256)
         codes = ask(f"{name}.absmax", (blocks,), ("U8",))
@@ -105,7 +105,7 @@ class BitsAndBytes(StoredForm):
             return {}
         try:
             state = json.loads(bytes(raw.cpu().tolist()))
-            if f"{name}.nested_absmax" in self.tensors:
+            if self.dtype_of(f"{name}.absmax") == "U8":
                 float(state["nested_offset"])
             return dict(state)
         except (ValueError, KeyError, TypeError) as error:

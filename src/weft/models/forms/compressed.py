@@ -108,7 +108,7 @@ class Compressed(StoredForm):
         rows, columns = shape
         kind = self._kind(name)
         found = kind or ("words" if f"{name}_packed" in self.tensors else "int")
-        if self.kinds and found not in self.kinds:
+        if self.kinds and found not in self.kinds and f"{name}_scale" in self.tensors:
             raise CheckpointError(f"{name} is stored as {_WORDS.get(found, found)}; quantization_config of "
                                   f"config.json has the format {self.settings.get('format')!r}",
                                   param="model")

@@ -195,7 +195,7 @@ class _Named(StoredForm):
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         names, kind = self._names(name), kind_of(self, self._names(name))
-        if kind not in self.kinds:
+        if names.scales in self.tensors and kind not in self.kinds:
             raise CheckpointError(f"{name} is stored as {kind}; quantization_config of config.json "
                                   f"({self.method}) names {', '.join(self.kinds)}", param="model")
         return read_matrix(self, ask, names, shape, self._block(name))

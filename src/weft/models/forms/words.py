@@ -31,7 +31,7 @@ from weft.tensor.weights.quantized import LINE, Codes
 
 class Gptq(StoredForm):
     left_ends = ("g_idx",)
-    method = "gptq"
+    method, exceptions = "gptq", "dynamic"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
@@ -46,7 +46,7 @@ class Gptq(StoredForm):
         # are.
         self.zeros_moved = form == "gptq"
         self.ordered = bool(settings.get("desc_act", False))
-        self.schemes = _schemes(self.method, settings, "dynamic", bits, self.group)
+        self.schemes = _schemes(self.method, settings, self.exceptions, bits, self.group)
 
     def holds(self, name: str) -> bool:
         return _part(name, "qweight") in self.tensors
@@ -171,11 +171,10 @@ AUTO_ROUND = "auto-round"
 
 
 class _AutoRoundGptq(Gptq):
-    method = AUTO_ROUND
+    method, exceptions = AUTO_ROUND, "extra_config"
 
     def __init__(self, settings: Mapping[str, Any], *, zeros_moved: bool) -> None:
-        super().__init__({**settings, "dynamic": settings.get("extra_config"), "checkpoint_format": None,
-                          "desc_act": False})
+        super().__init__({**settings, "checkpoint_format": None, "desc_act": False})
         self.zeros_moved = zeros_moved
 
 
