@@ -2,10 +2,10 @@
 
     python -m benchmarks.rounded_parts [--model DIRECTORY] [--tokens 2000] [--families qwen3_5 granite]
 
-A role's matrices are rounded as ``--quantize int4`` rounds them and written back as values, so that everything else
-stays as stored. Columns are those of ``benchmarks.quantised_logits``; *saved* is what int4 saves of bfloat16 bytes, as
-a part of what it saves in all. Without --model it is the embedded model on its own task; ``--families`` are the tiny
-random checkpoints of the tests, on random tokens: they say what a family's shape does, not what training does.
+A role's matrices are rounded as ``--quantize int4`` rounds them and written back as values, so that everything
+else stays as stored. Columns are those of ``benchmarks.quantised_logits``; *share* is the role's part of all
+weights. Without --model it is the embedded model on its own task; ``--families`` are the tiny random checkpoints
+of the tests, on random tokens: they say what a family's shape does, not what training does.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from benchmarks.quantised_logits import conversations, scores
 from safetensors.torch import load_file, save_file
 
+from benchmarks.quantised_logits import conversations, scores
 from weft.api import Engine
 from weft.models.hub import resolve_model
-from weft.request import TokenLogprobs
 from weft.tensor.weights.quantized import rounded
 
 ROLES: dict[str, str] = {
@@ -55,8 +54,8 @@ def written(source: Path, to: Path, roles: set[str]) -> float:
             total += tensor.numel() * (role is not None)
             if role in roles:
                 counted += tensor.numel()
-                tensors[name] = (rounded(tensor.flatten(0, -2) if role != "convolutions" else tensor.flatten(1), 4)
-                                 .dense().view(tensor.shape).to(tensor.dtype))
+                rows = tensor.flatten(1) if role == "convolutions" else tensor.flatten(0, -2)
+                tensors[name] = rounded(rows, 4).dense().view(tensor.shape).to(tensor.dtype)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     return counted / max(total, 1)
 
@@ -70,7 +69,7 @@ def measure(name: str, source: Path, tokens: int, *, random_tokens: bool) -> Non
         truth = scores(engine, pieces)
     roles = sorted({role for file in source.glob("*.safetensors") for key in load_file(file)
                     if (role := role_of(key)) is not None})
-    print(f"{name:<28}{'saved':>8}{'nats':>9}{'moved':>9}{'same':>8}")
+    print(f"{name:<28}{'share':>8}{'nats':>9}{'moved':>9}{'same':>8}")
     for label, chosen in [("all", set(roles)), *((role, {role}) for role in roles),
                           *((f"all but {role}", set(roles) - {role}) for role in roles)]:
         with tempfile.TemporaryDirectory() as directory:
@@ -84,7 +83,8 @@ def measure(name: str, source: Path, tokens: int, *, random_tokens: bool) -> Non
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint directory; default: the embedded model")
     parser.add_argument("--families", nargs="*", default=[], help="tiny checkpoints of tests/fixtures")
     parser.add_argument("--tokens", type=int, default=2000)

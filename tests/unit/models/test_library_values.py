@@ -19,6 +19,7 @@ from tests.support.library_values import DIRECTORY
 from tests.unit.models.test_forms import experts_stacked
 from tests.unit.models.test_quantised_forms import CLOSE, Q_PROJ, load, logits
 from weft.errors import CheckpointError
+from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.forms import stored_form
 from weft.models.safetensors_header import read_header
 from weft.tensor.weights.quantized import Codes, in_tiles
@@ -65,9 +66,9 @@ def test_one_bit_of_a_stored_matrix_changes_its_values() -> None:
 
 
 def test_experts_in_the_layout_of_gpt_oss_have_the_logits_of_their_values(tmp_path: Path) -> None:
-    quantised = copy_checkpoint(checkpoint("qwen3_5_moe"), tmp_path / "q",
+    quantised = copy_checkpoint(checkpoint("qwen3_next"), tmp_path / "q",
                                 quantization_config={"quant_method": "mxfp4"})
-    plain = copy_checkpoint(checkpoint("qwen3_5_moe"), tmp_path / "p")
+    plain = copy_checkpoint(checkpoint("qwen3_next"), tmp_path / "p")
     stored: Tensors = {}
     values: Tensors = {}
     for name, tensor in experts_stacked(load_file(quantised / "model.safetensors")).items():
@@ -83,7 +84,12 @@ def test_experts_in_the_layout_of_gpt_oss_have_the_logits_of_their_values(tmp_pa
     loaded = load(quantised)
     assert "int8" in loaded.weights_form
     assert not loaded.warnings
-    torch.testing.assert_close(logits(loaded), logits(load(plain)), **CLOSE)
+    other = load(plain)
+    torch.testing.assert_close(logits(loaded), logits(other), **CLOSE)
+    block, truth = (model.model.layers[0].feed_forward for model in (loaded, other))
+    assert isinstance(block, ExpertsBlock)
+    assert isinstance(truth, ExpertsBlock)
+    assert torch.equal(block.gate_up.dense(), truth.gate_up)       # type: ignore[union-attr, arg-type]
 
 
 def test_settings_of_modelopt_are_found_in_their_own_file(tmp_path: Path) -> None:
