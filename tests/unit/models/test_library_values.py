@@ -85,7 +85,8 @@ def test_experts_in_the_layout_of_gpt_oss_have_the_logits_of_their_values(tmp_pa
     assert "int8" in loaded.weights_form
     assert not loaded.warnings
     other = load(plain)
-    torch.testing.assert_close(logits(loaded), logits(other), **CLOSE)
+    # The kernels of codes and of floats add up in other orders; the weights below are equal to the bit.
+    torch.testing.assert_close(logits(loaded), logits(other), rtol=5e-4, atol=5e-4)
     block, truth = (model.model.layers[0].feed_forward for model in (loaded, other))
     assert isinstance(block, ExpertsBlock)
     assert isinstance(truth, ExpertsBlock)
