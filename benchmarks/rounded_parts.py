@@ -2,10 +2,10 @@
 
     python -m benchmarks.rounded_parts [--model DIRECTORY] [--tokens 2000] [--families qwen3_5 granite]
 
-A role's matrices are rounded as ``--quantize int4`` rounds them and written back as values; all else stays as
-stored. Columns are those of ``benchmarks.quantised_logits``; *share* is the role's part of all weights. Without
---model it is the embedded model on its own task; ``--families`` are the tiny random checkpoints of the tests, on
-random tokens: they say what a family's shape does, not what training does.
+A role's matrices are rounded as ``--quantize int4`` rounds them and written back as values; all else stays
+as stored. Columns are those of ``benchmarks.quantised_logits``; *share* is the role's part of all weights.
+Without --model it is the embedded model on its own task; ``--families`` are the tiny random checkpoints of
+the tests, on random tokens: they say what a family's shape does, not what training does.
 """
 
 from __future__ import annotations
