@@ -107,9 +107,9 @@ class Compressed(StoredForm):
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape
         kind = self._kind(name)
-        found = kind or ("words" if f"{name}_packed" in self.tensors else "int")
-        if self.kinds and found not in self.kinds and f"{name}_scale" in self.tensors:
-            raise CheckpointError(f"{name} is stored as {_WORDS.get(found, found)}; quantization_config of "
+        stored_as = kind or ("words" if f"{name}_packed" in self.tensors else "int")
+        if self.kinds and stored_as not in self.kinds and f"{name}_scale" in self.tensors:
+            raise CheckpointError(f"{name} is stored as {_WORDS.get(stored_as, stored_as)}; quantization_config of "
                                   f"config.json has the format {self.settings.get('format')!r}",
                                   param="model")
         if kind is not None:

@@ -96,8 +96,8 @@ class TorchAo(StoredForm):
         zeros = None
         if zero_name in self.tensors:
             zeros = _unsigned(ask(zero_name, stored, ("I8",))).reshape(-1, groups).expand(rows, groups)
-        made = Codes(8, codes, scales_by_row, zeros, group_of(columns, groups))
-        return made if self.grouping(name, columns) is not None else made.dense()
+        codes_of_rows = Codes(8, codes, scales_by_row, zeros, group_of(columns, groups))
+        return codes_of_rows if self.grouping(name, columns) is not None else codes_of_rows.dense()
 
     def _is_int4(self, name: str, columns: int) -> bool:
         """Two columns in a byte."""

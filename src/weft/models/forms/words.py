@@ -91,7 +91,7 @@ class Gptq(StoredForm):
         bits = 32 * entries / max(columns, 1)
         if bits not in (2, 3, 5, 6, 7):     # another shape is named with both when it is asked for
             bits = 8 if bits == 8 else 4 if bits == 4 else self.schemes[0][0]
-        return _found(self, name, int(bits), columns)
+        return _scheme_of(self, name, int(bits), columns)
 
 
 _PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -117,7 +117,7 @@ class Awq(StoredForm):
         return _part(name, "qweight") in self.tensors
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
-        _, group = _found(self, name, _BITS, columns)
+        _, group = _scheme_of(self, name, _BITS, columns)
         return None if group % LINE else Grouping(_BITS, group)
 
     def piece(self, name: str) -> MatrixPiece | None:
@@ -129,7 +129,7 @@ class Awq(StoredForm):
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape
-        _, group = _found(self, name, _BITS, columns)
+        _, group = _scheme_of(self, name, _BITS, columns)
         groups = _groups(columns, group)
         codes = _rows_in_order(ask(_part(name, "qweight"), (columns, rows // 8), ("I32",)))
         scales = ask(_part(name, "scales"), (groups, rows), FLOATS).float().T
@@ -199,7 +199,7 @@ def _schemes(method: str, settings: Mapping[str, Any], key: str, bits: int, grou
     return tuple(schemes)
 
 
-def _found(form: Gptq | Awq, name: str, bits: int, columns: int) -> tuple[int, int]:
+def _scheme_of(form: Gptq | Awq, name: str, bits: int, columns: int) -> tuple[int, int]:
     """(bits, columns of a group, 0 for whole rows) of a layer, as its scales tell. Raises CheckpointError
     where config.json names no such layers."""
     stored = form.tensors.get(_part(name, "scales"))
