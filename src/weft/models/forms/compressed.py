@@ -109,9 +109,9 @@ class Compressed(StoredForm):
         kind = self._kind(name)
         stored_as = kind or ("words" if f"{name}_packed" in self.tensors else "int")
         if self.kinds and stored_as not in self.kinds and f"{name}_scale" in self.tensors:
-            raise CheckpointError(f"{name} is stored as {_WORDS.get(stored_as, stored_as)}; quantization_config of "
-                                  f"config.json has the format {self.settings.get('format')!r}",
-                                  param="model")
+            words = _WORDS.get(stored_as, stored_as)
+            raise CheckpointError(f"{name} is stored as {words}; quantization_config of config.json has the "
+                                  f"format {self.settings.get('format')!r}", param="model")
         if kind is not None:
             return read_matrix(self, ask, self._names(name), shape, self._block())
         stored_scale = scale_shape(self, f"{name}_scale", rows)
