@@ -109,8 +109,8 @@ class Compressed(StoredForm):
         kind = self._kind(name)
         stored_as = kind or ("words" if f"{name}_packed" in self.tensors else "int")
         if self.kinds and stored_as not in self.kinds and f"{name}_scale" in self.tensors:
-            words = _WORDS.get(stored_as, stored_as)
-            raise CheckpointError(f"{name} is stored as {words}; quantization_config of config.json has the "
+            label = _WORDS.get(stored_as, stored_as)
+            raise CheckpointError(f"{name} is stored as {label}; quantization_config of config.json has the "
                                   f"format {self.settings.get('format')!r}", param="model")
         if kind is not None:
             return read_matrix(self, ask, self._names(name), shape, self._block())
