@@ -21,7 +21,7 @@ import torch
 from weft.errors import CheckpointError
 from weft.models.forms.small_floats import (
     Kind,
-    Names,
+    TensorNames,
     group_of,
     grouping_of,
     kind_of,
@@ -77,9 +77,9 @@ class Compressed(StoredForm):
         group = 0 if groups <= 1 else columns // groups
         return Grouping(self._bits(name, columns), group) if group % LINE == 0 else None
 
-    def _names(self, name: str) -> Names:
+    def _names(self, name: str) -> TensorNames:
         codes = f"{name}_packed" if f"{name}_packed" in self.tensors else name
-        return Names(codes, f"{name}_scale", f"{name}_global_scale", divides=True)
+        return TensorNames(codes, f"{name}_scale", f"{name}_global_scale", divides=True)
 
     def _kind(self, name: str) -> Kind | None:
         """None for whole numbers."""

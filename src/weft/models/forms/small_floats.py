@@ -40,7 +40,7 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values."""
 
 
-class Names(NamedTuple):
+class TensorNames(NamedTuple):
     """The tensors of one matrix. ``one``: the scale of scales, "" without; ``divides``: scales are divided by
     it. ``in_blocks``: codes are [..., columns / 32, 16]."""
 
@@ -51,7 +51,7 @@ class Names(NamedTuple):
     in_blocks: bool = False
 
 
-def kind_of(form: StoredForm, names: Names) -> Kind | None:
+def kind_of(form: StoredForm, names: TensorNames) -> Kind | None:
     """As the headers tell; None where these are no such codes."""
     codes, scales = form.dtype_of(names.codes), form.dtype_of(names.scales)
     if codes == "F8_E4M3":
@@ -61,7 +61,7 @@ def kind_of(form: StoredForm, names: Names) -> Kind | None:
     return None
 
 
-def grouping_of(form: StoredForm, names: Names, columns: int, block: tuple[int, int] | None = None,
+def grouping_of(form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None = None,
                 ) -> Grouping | None:
     """How ``read_matrix`` groups; None where it widens."""
     kind = kind_of(form, names)
@@ -72,7 +72,7 @@ def grouping_of(form: StoredForm, names: Names, columns: int, block: tuple[int, 
     return Grouping(8, group) if group and group % LINE == 0 else None
 
 
-def read_matrix(form: StoredForm, ask: Ask, names: Names, shape: tuple[int, ...],
+def read_matrix(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
                 block: tuple[int, int] | None = None) -> Codes | torch.Tensor:
     """``block``: rows and columns that share a scale in fp8, where that is a rectangle."""
     kind = kind_of(form, names)
@@ -96,7 +96,7 @@ def piece_of(form: StoredForm, name: str, ends: tuple[str, ...], block: tuple[in
     return MatrixPiece(matrix, (-2, 1), (-1, 0))
 
 
-def _fp4(form: StoredForm, ask: Ask, names: Names, shape: tuple[int, ...], kind: Kind) -> Codes:
+def _fp4(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...], kind: Kind) -> Codes:
     *stack, rows, columns = shape
     group = _GROUPS[kind]
     stored = (*stack, rows, -(-columns // 32), 16) if names.in_blocks else (*stack, rows, -(-columns // 2))
@@ -113,7 +113,7 @@ def _fp4(form: StoredForm, ask: Ask, names: Names, shape: tuple[int, ...], kind:
     return Codes(8, codes, _finite(names.one, scales) / 2, None, group)
 
 
-def _fp8(form: StoredForm, ask: Ask, names: Names, shape: tuple[int, ...],
+def _fp8(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
          block: tuple[int, int] | None) -> Codes:
     rows, columns = shape[-2:]
     codes = ask(names.codes, shape, ("F8_E4M3",)).view(torch.uint8)
@@ -130,7 +130,7 @@ def _fp8(form: StoredForm, ask: Ask, names: Names, shape: tuple[int, ...],
     return Codes(8, codes, scales, None, group_of(columns, groups), fp8=True)
 
 
-def _fp8_group(form: StoredForm, names: Names, columns: int, block: tuple[int, int] | None) -> int:
+def _fp8_group(form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None) -> int:
     if form.dtype_of(names.scales) in POWERS:
         return _GROUPS["mxfp8"]
     if block is not None:
@@ -200,8 +200,8 @@ class _Named(StoredForm):
                                   f"({self.method}) names {', '.join(self.kinds)}", param="model")
         return read_matrix(self, ask, names, shape, self._block(name))
 
-    def _names(self, name: str) -> Names:
-        return Names(name, f"{name}_scale", f"{name}{self.one}" if self.one else "")
+    def _names(self, name: str) -> TensorNames:
+        return TensorNames(name, f"{name}_scale", f"{name}{self.one}" if self.one else "")
 
     def _block(self, name: str) -> tuple[int, int] | None:
         return None
@@ -292,5 +292,5 @@ class Mxfp4(StoredForm):
         return read_matrix(self, ask, _blocks(name), shape)
 
 
-def _blocks(name: str) -> Names:
-    return Names(f"{name}_blocks", f"{name}_scales", in_blocks=True)
+def _blocks(name: str) -> TensorNames:
+    return TensorNames(f"{name}_blocks", f"{name}_scales", in_blocks=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from weft.models.forms.small_floats import Names, group_of, grouping_of, read_matrix, scale_shape
+from weft.models.forms.small_floats import TensorNames, group_of, grouping_of, read_matrix, scale_shape
 from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse
 from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
 
@@ -109,8 +109,8 @@ def _stem(name: str) -> str:
     return f"{name.removesuffix('weight')}_weight"
 
 
-def _names(name: str) -> Names:
-    return Names(f"{_stem(name)}_qdata", f"{_stem(name)}_scale")
+def _names(name: str) -> TensorNames:
+    return TensorNames(f"{_stem(name)}_qdata", f"{_stem(name)}_scale")
 
 
 def _unsigned(codes: torch.Tensor) -> torch.Tensor:
