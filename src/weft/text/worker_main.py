@@ -22,6 +22,7 @@ import os
 import resource
 import selectors
 import signal
+import struct
 import sys
 import time
 from collections import deque
@@ -34,7 +35,8 @@ import msgspec
 
 from weft.host import trim_heap
 
-HEAD_BYTES = 16
+HEAD = struct.Struct("<QQ")
+"""Of a frame: the length of its body, and its number."""
 _PART_BYTES = 1 << 20
 Limit = Literal["seconds", "memory", "stack"]
 _TRIM_ABOVE_BYTES = 1 << 20
@@ -56,25 +58,17 @@ class Function(msgspec.Struct, frozen=True):
 
 
 def write_frame(stream: IO[bytes], number: int, body: bytes) -> None:
-    """8 bytes of length, 8 bytes of number, ``body``."""
-    left = memoryview(len(body).to_bytes(8, "little") + number.to_bytes(8, "little") + body)
-    while left:
-        left = left[stream.write(left):]
+    stream.write(HEAD.pack(len(body), number) + body)
     stream.flush()
-
-
-def frame_head(head: bytes | bytearray) -> tuple[int, int]:
-    """(length, number)."""
-    return int.from_bytes(head[:8], "little"), int.from_bytes(head[8:HEAD_BYTES], "little")
 
 
 def read_frame(stream: IO[bytes]) -> tuple[int, bytes] | None:
     """(number, body); None at the end of the stream. On an unbuffered stream it reads nothing behind the
     frame."""
-    head = _read_all(stream, HEAD_BYTES)
+    head = _read_all(stream, HEAD.size)
     if head is None:
         return None
-    size, number = frame_head(head)
+    size, number = HEAD.unpack(head)
     body = _read_all(stream, size)
     return None if body is None else (number, body)
 

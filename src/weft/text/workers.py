@@ -30,11 +30,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import IO
 
 import msgspec
 
-from weft.text.worker_main import HEAD_BYTES, Function, frame_head, write_frame
+from weft.text.worker_main import HEAD, Function
 
 _PART_BYTES = 1 << 20
 _PIPE_BYTES = 32 << 10
@@ -55,7 +54,7 @@ class Worker:
             env={**os.environ, "MALLOC_ARENA_MAX": "1"})
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._stdin: IO[bytes] = self._process.stdin
+        self._input = self._process.stdin.fileno()
         self._output = self._process.stdout.fileno()
         os.set_blocking(self._output, False)
         self._poll = select.poll()
@@ -65,8 +64,8 @@ class Worker:
         self._answers: dict[int, bytes] = {}
         self._numbers = 0
         with contextlib.suppress(OSError):  # a child that died at once is seen by who receives
-            write_frame(self._stdin, 0, msgspec.msgpack.encode(function))
-            write_frame(self._stdin, 0, start)
+            self._write(0, msgspec.msgpack.encode(function))
+            self._write(0, start)
 
     @property
     def pid(self) -> int:
@@ -80,7 +79,7 @@ class Worker:
         """The number of the job. Raises OSError if the child is gone."""
         with self._writing:
             self._numbers += 1
-            write_frame(self._stdin, self._numbers, body)
+            self._write(self._numbers, body)
             return self._numbers
 
     def receive(self, number: int, seconds: float) -> bytes | None:
@@ -113,6 +112,11 @@ class Worker:
         self._process.kill()
         self._process.wait()
 
+    def _write(self, number: int, body: bytes) -> None:
+        left = memoryview(HEAD.pack(len(body), number) + body)
+        while left:
+            left = left[os.write(self._input, left):]
+
     def _read(self, seconds: float) -> bool:
         """Takes what the child has written by then; whether it was something. Raises BrokenPipeError."""
         if not self._poll.poll(seconds * 1e3):
@@ -121,12 +125,13 @@ class Worker:
         if not part:
             raise BrokenPipeError
         self._unread += part
-        while len(self._unread) >= HEAD_BYTES:
-            size, number = frame_head(self._unread)
-            if len(self._unread) < HEAD_BYTES + size:
+        while len(self._unread) >= HEAD.size:
+            size, number = HEAD.unpack_from(self._unread)
+            end = HEAD.size + size
+            if len(self._unread) < end:
                 break
-            self._answers[number] = bytes(memoryview(self._unread)[HEAD_BYTES:HEAD_BYTES + size])
-            del self._unread[:HEAD_BYTES + size]
+            self._answers[number] = bytes(self._unread[HEAD.size:end])
+            del self._unread[:end]
         return True
 
 
