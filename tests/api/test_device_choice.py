@@ -267,7 +267,7 @@ def test_what_is_measured_is_what_a_server_meets() -> None:
     prompt, short, mixed, idle = model.shown[0], model.shown[2], model.shown[4], model.shown[-1]
     assert prompt.runs.lengths == [500], "no longer than the model's positions"
     assert (short.runs.starts, short.runs.lengths) == ([40] * 7, [142] * 7)
-    assert not any(short.runs.fresh), "after a hit: its states come from a checkpoint"
+    assert not any(short.runs.fresh), "after a hit: its states come from a snapshot"
     assert (mixed.runs.decode_count, mixed.runs.page_table_RP.shape[1]) == (4, 1), "attention is not split"
     assert mixed.runs.run_count == 5
     assert idle.runs.decode_count == 7

@@ -15,7 +15,7 @@ from weft.server.edge import EdgeLimits, HttpEdge
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 
 PREFIX: dict[str, Any] = {"label": "5f0c1e2d", "tokens": 4096, "hits": 17, "branches": 3, "readers": 2,
-                          "checkpoint": True, "age_s": 130.0, "namespace": 1}
+                          "snapshot": True, "age_s": 130.0, "namespace": 1}
 CACHE = {"nodes": 12, "states": 7, "tree": {"prefixes": [PREFIX], "namespace_count": 2}}
 
 

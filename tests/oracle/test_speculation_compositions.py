@@ -59,7 +59,7 @@ CASES = {
     "priorities and arrivals between windows": Case(run={"stagger_steps": 3, "priorities": (2, 1, 0)}),
     "prefix hits": Case(engine={"cache": True}, rounds=2),
     "'prefix cache and drafts give 20 % accuracy'": Case(
-        engine={"cache": True, "checkpoints": "every:64", "grid_tokens": 16}, rounds=3,
+        engine={"cache": True, "snapshots": "every:64", "grid_tokens": 16}, rounds=3,
         run={"boundaries": (16, 64)}),
     "compressed states": Case(engine={"cache": True, "compress": True, "memory_bytes": 700_000}, rounds=2),
     "'a preempted sequence resumes behind a stale state'": Case(

@@ -45,7 +45,7 @@ def test_the_same_model_hits(place: tuple[Path, Path, list[int]]) -> None:
     model, store, cold = place
     tokens, cached, notes = life(model, store)
     assert (tokens, cached) == (cold, 384)
-    assert "checkpoints of this model" in notes[0]
+    assert "snapshots of this model" in notes[0]
 
 
 def another_rope(model: Path) -> None:
@@ -84,7 +84,7 @@ def test_another_one_at_the_same_path_never_hits(
     else:
         right, other = life(model, None, **settings), life(model, store, **settings)
     assert other[:2] == (right[0], 0)
-    assert re.search(r"nothing of this model, [0-9]+ checkpoints of others", other[2][0])
+    assert re.search(r"nothing of this model, [0-9]+ snapshots of others", other[2][0])
 
 
 @pytest.mark.parametrize("target", ["weft.store.identity.ARITHMETIC_VERSION", "torch.__version__"])
@@ -95,4 +95,4 @@ def test_another_version_of_the_arithmetic_never_hits(
     monkeypatch.setattr(target, "999")
     tokens, cached, notes = life(model, store)
     assert (tokens, cached) == (cold, 0)
-    assert re.search(r"nothing of this model, [0-9]+ checkpoints of others", notes[0])
+    assert re.search(r"nothing of this model, [0-9]+ snapshots of others", notes[0])

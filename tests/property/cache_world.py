@@ -6,7 +6,7 @@ then compute runs that write pages, the running slot and taps. So that whatever 
 with what is there:
 
     a lease          its pages hold its tokens, its slot the state after the last computed one
-    a node           its pages hold the tokens of its path, its checkpoint the state after them
+    a node           its pages hold the tokens of its path, its snapshot the state after them
     a match          the longest front that the dictionary has
     a compressed state   its pages hold it, in pieces
     a write          goes to pages and slots that nobody else can see (law L7)
@@ -131,7 +131,7 @@ class World:
         return [seq for seq in self.seqs if seq not in closed]
 
     def expected(self, salt: str, tokens: Tokens) -> int:
-        """Tokens that a lookup must find: the longest front with a checkpoint, the last token left out."""
+        """Tokens that a lookup must find: the longest front with a snapshot, the last token left out."""
         known = self.kept if self.m else self.kv
         return max((end for end in range(1, len(tokens)) if (salt, tokens[:end]) in known), default=0)
 
@@ -412,7 +412,7 @@ class World:
             if node.slot != PAD:
                 state = (self.states[node.slot] if node.slot != COMPRESSED
                          else self.compressed_in(memory._state.cache.compressed_states.pages[node.id]))
-                assert state == (salt, tokens), "a checkpoint is the state of its path"
+                assert state == (salt, tokens), "a snapshot is the state of its path"
                 states.add((salt, tokens))
             if self.n and not node.is_tail:
                 ends = range(start + PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS)

@@ -75,7 +75,7 @@ def write_model_directory(directory: Path, *, template: str = CHAT_TEMPLATE,
     specials = ["<|end|>", "<|user|>", "<|assistant|>"]
     backend.add_special_tokens([*specials, *markers])
     assert [backend.token_to_id(name) for name in specials] == [EOS, USER, ASSISTANT]
-    backend.enable_truncation(5)  # as some checkpoints carry; weft must not apply it
+    backend.enable_truncation(5)  # as some snapshots carry; weft must not apply it
     backend.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(
         {"eos_token": "<|end|>", "chat_template": template}))

@@ -58,8 +58,8 @@ from weft.memory.frames.plan import ArenaPlan, fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
 from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
-from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
+from weft.schedule.snapshots import parse_snapshots
 from weft.schedule.store_tier import StoreTier
 from weft.spec import ITEM_BYTES, ModelSpec
 from weft.speculation.drafter import parse_sources
@@ -109,7 +109,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     notes: list[str] = []
     config.check()
     config = with_rank_threads(config)
-    checkpoints = parse_checkpoints(config.checkpoints)
+    snapshots = parse_snapshots(config.snapshots)
     check_policy(config.cache_policy)
     parse_sources(config.speculate)
     started = time.monotonic()
@@ -146,7 +146,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
                       executor=placed.executor, store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
-                      checkpoints=checkpoints, overlap=overlap,
+                      snapshots=snapshots, overlap=overlap,
                       max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     core.on_step.append(_cost_listener(core, policy, cost, tier))

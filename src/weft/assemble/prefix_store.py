@@ -135,8 +135,8 @@ def own_parts(buffers: TransferBuffers) -> BufferPlaces:
 
 def _notes(place: str, tier: StoreTier) -> list[str]:
     stats = tier.store.stats()
-    count = f"{stats.checkpoints:,} checkpoints" if stats.checkpoints else "nothing"
-    others = f", {stats.others:,} checkpoints of others" if stats.others else ""
+    count = f"{stats.snapshots:,} snapshots" if stats.snapshots else "nothing"
+    others = f", {stats.others:,} snapshots of others" if stats.others else ""
     where = " in the directory in front of it" if "://" in place else ""
     return [f"store {place}: {count} of this model{others}{where}, {format_bytes(stats.stored_bytes)} of "
             f"{format_bytes(stats.capacity_bytes)} in use.", *stats.notes]

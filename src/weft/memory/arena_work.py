@@ -12,7 +12,7 @@ device's (``weft.runner.arena``), or the scripted one of the tests. All of them 
 * Restores come before compressions. A restore only reads codes that older steps wrote. A compression writes
   codes, into free pages or over the KV that it encodes, and its source holds nothing afterwards. The
   commit uses the same order, so an id means the same bytes in both.
-* Copies come last. A copy reads a checkpoint, a shared page or a running slot. The transaction never
+* Copies come last. A copy reads a snapshot, a shared page or a running slot. The transaction never
   compresses what it opens on, and the destination of a copy is new. So no earlier kind writes what a copy
   reads (L7).
 * Within a kind, all sources are read before any destination is written, except for KV records. Those go row
@@ -100,7 +100,7 @@ class PageCopy:
 
 @dataclass(frozen=True, slots=True)
 class CompressState:
-    """The state in ``slot``, the checkpoint of ``node``, is written to ``pages`` in 8 bits."""
+    """The state in ``slot``, the snapshot of ``node``, is written to ``pages`` in 8 bits."""
 
     node: NodeId
     slot: SlotId
@@ -182,7 +182,7 @@ class StateTransfer:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointLoad:
+class SnapshotLoad:
     """Transfer buffer ``buffer`` holds the KV of [``start``, ``position``), ``start`` a multiple of a page,
     and the state after ``position`` tokens. ``exact``: nothing of it was ever compressed. ``rows``: where its
     KV lies, and in which form. ``state_row``: the row where a compressed state begins; PAD for an exact

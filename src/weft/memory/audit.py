@@ -153,7 +153,7 @@ def _audit_tree(cache: PrefixCache) -> None:
             _audit_node(cache, node, node.parent)
         else:
             assert node.children, f"root {node.id} has nothing below"
-            assert node.slot == PAD, f"root {node.id} has a checkpoint"
+            assert node.slot == PAD, f"root {node.id} has a snapshot"
         tails = sum(child.is_tail for child in node.children.values())
         assert node.tail_count == tails, f"node {node.id} has {tails} tails, counted {node.tail_count}"
     _audit_edges(tree)
@@ -163,10 +163,10 @@ def _audit_tree(cache: PrefixCache) -> None:
     compressed = {node.id for node in nodes.values() if node.slot == COMPRESSED}
     in_slots = states - compressed
     assert tree.slot_count == len(in_slots), f"the tree has {len(in_slots)} slots, counted {tree.slot_count}"
-    assert set(order.in_slots) == in_slots, "the order of checkpoints in slots is not that of the tree"
+    assert set(order.in_slots) == in_slots, "the order of snapshots in slots is not that of the tree"
     _audit_compressed(cache, compressed)
     _audit_compressed_kv(cache, nodes)
-    assert set(order.states) == states, "the order of checkpoints is not that of the tree"
+    assert set(order.states) == states, "the order of snapshots is not that of the tree"
     bare = {node.id for node in nodes.values() if node.bare and node.parent is not None}
     assert set(order.bare) == bare, "the order of bare KV is not that of the tree"
     for node_id, node in (*order.states.items(), *order.bare.items()):
@@ -229,12 +229,12 @@ def _audit_node(cache: PrefixCache, node: Node, parent: Node) -> None:
     assert len(node.tokens) == TOKEN_BYTES * (node.end - node.start), f"{name} lacks tokens"
     if node.is_tail:
         assert not node.children, f"tail {node.id} has children"
-        assert node.slot != PAD, f"tail {node.id} has no checkpoint"
+        assert node.slot != PAD, f"tail {node.id} has no snapshot"
     else:
         assert node.end % PAGE_TOKENS == 0, f"{name} ends inside a page"
     expected = ceil_div(node.end - node.start, PAGE_TOKENS) if cache.tree.paged else 0
     assert len(node.pages) == node.page_count == expected, f"{name} has {len(node.pages)} pages"
-    assert cache.tree.paged or not node.bare, f"{name} has no pages, and leads to no checkpoint"
+    assert cache.tree.paged or not node.bare, f"{name} has no pages, and leads to no snapshot"
 
 
 def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:

@@ -13,7 +13,7 @@ bytes.
 
 A *grain* is the KV of 16 tokens of all attention layers, unsharded and in head order: one page of an engine
 that runs on one rank. A *KV record* holds the KV of up to 256 tokens of one edge, as grains one after the
-other. A *state record* holds the state after ``position`` tokens. A *stored checkpoint* is a state record
+other. A *state record* holds the state after ``position`` tokens. A *stored snapshot* is a state record
 with the KV records of all tokens before it.
 
 One thread calls every method of a ``Store``, and none of them waits for a disk or a network. A store belongs
@@ -21,7 +21,7 @@ to one namespace (``weft.store.identity``): another model, dtype or layout on th
 Threads see buffers only, never the arena. Buffers given to ``fetch`` and ``put`` belong to the store until
 ``poll`` returns the event of their ticket. Cancelling the request changes nothing of that.
 
-Laws: L8 (a hit is a checkpoint with all of its KV), L9 (a put never waits: it is refused when queues are
+Laws: L8 (a hit is a snapshot with all of its KV), L9 (a put never waits: it is refused when queues are
 full), L10 (``match`` compares hashes; the fetch compares the tokens themselves before its event says
 ``fetched``), L11 (each drop and each refusal is counted with its reason; buffers have ``limit_bytes``).
 
@@ -89,12 +89,12 @@ class KvRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """A stored checkpoint: the state after ``position`` tokens and the KV of all of them.
+    """A stored snapshot: the state after ``position`` tokens and the KV of all of them.
 
     ``exact``: every byte is what the engine computed, without rounding. ``remote``: bytes that are not on the
     local disk yet. ``tokens`` and ``salt`` are what was asked for; a fetch compares them."""
 
-    checkpoint: int
+    snapshot: int
     entry: int
     position: int
     spans: tuple[StoredSpan, ...]
@@ -146,9 +146,9 @@ class StagingBuffers:
 
 @dataclass(frozen=True, slots=True)
 class PutOffer:
-    """What a put of a checkpoint needs: KV of [``start``, ``position``). The rest is stored already.
+    """What a put of a snapshot needs: KV of [``start``, ``position``). The rest is stored already.
 
-    ``start`` is a multiple of 16. ``above``: the position of the deepest checkpoint that the store has of
+    ``start`` is a multiple of 16. ``above``: the position of the deepest snapshot that the store has of
     these tokens, 0 without one. KV without a state is no place to resume at, so ``above`` may lie far before
     ``start``. An offer is good until the next put."""
 
@@ -160,7 +160,7 @@ class PutOffer:
 @dataclass(frozen=True, slots=True)
 class KvPiece:
     """KV of tokens [``start``, ``end``), at most 256 of them: one record. ``start`` is a multiple of 16, and
-    so is ``end``, except at the checkpoint's position.
+    so is ``end``, except at the snapshot's position.
 
     ``form`` 0: grains as the engine computes with them. Another number names a compressed form of the engine;
     the store only keeps it."""
@@ -177,7 +177,7 @@ class StoreEvent:
 
     ``fetched``: the staging buffers hold verified bytes. ``damaged``: a checksum or the tokens did not match,
     or the disk failed; the records are retired. ``missing``: a record was evicted or its object is gone.
-    ``written``: the checkpoint is durable and matches from now on. ``dropped``: it was not written."""
+    ``written``: the snapshot is durable and matches from now on. ``dropped``: it was not written."""
 
     ticket: Ticket
     kind: EventKind
@@ -190,7 +190,7 @@ class Store(Protocol):
     """One namespace of one directory or bucket."""
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
-        """The deepest stored checkpoint of more than ``above`` tokens that ``tokens`` begins with."""
+        """The deepest stored snapshot of more than ``above`` tokens that ``tokens`` begins with."""
         ...
 
     @property
@@ -204,12 +204,12 @@ class Store(Protocol):
 
     def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
               exact: bool) -> PutOffer | None:
-        """What a put of this checkpoint needs; None if it is stored, or if a put would be refused."""
+        """What a put of this snapshot needs; None if it is stored, or if a put would be refused."""
         ...
 
     def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
-        """Stores a checkpoint. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
+        """Stores a snapshot. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
         hit saves; eviction ranks by it. None: refused and counted."""
         ...
 

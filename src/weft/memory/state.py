@@ -98,8 +98,8 @@ def apply(memory: MemoryState, reservation: Reservation) -> None:
     for publication in reservation.published:
         _give_back(memory, memory.cache.publish(memory.leases[publication.seq], publication))
     for saving in reservation.saved:
-        memory.leases[saving.seq].taps.append(saving.checkpoint)
-        memory.slots.give(saving.checkpoint.slot, of_lease(saving.seq))
+        memory.leases[saving.seq].taps.append(saving.snapshot)
+        memory.slots.give(saving.snapshot.slot, of_lease(saving.seq))
     for seq in reservation.closed:
         _close(memory, memory.leases.pop(seq))
     for compress in work.state_compressions:

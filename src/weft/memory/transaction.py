@@ -41,13 +41,13 @@ import numpy.typing as npt
 from weft.memory.arena_work import (
     NO_WORK,
     ArenaWork,
-    CheckpointLoad,
     KvForm,
     PageCopy,
     PageTransfer,
     RestoreKv,
     RestoreState,
     SlotCopy,
+    SnapshotLoad,
     StateTransfer,
 )
 from weft.memory.frames.arena import FrameWalk, Walk
@@ -59,7 +59,7 @@ from weft.memory.prefix_store import EXACT_FORM, KvRows
 from weft.memory.relief import Relief
 from weft.memory.reservation import Extension, Lease, Opening, Reservation, Saving
 from weft.memory.state import MemoryState
-from weft.memory.values import NO_NODE, NO_SLOT, Checkpoint, FrameClaim, Match, NodeId
+from weft.memory.values import NO_NODE, NO_SLOT, FrameClaim, Match, NodeId, Snapshot
 from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div, pages_for
 
 
@@ -74,14 +74,14 @@ class LoadWork:
     state_restores: list[RestoreState] = field(default_factory=list)
 
 
-def spare_pages(load: CheckpointLoad, plan: ArenaPlan) -> int:
+def spare_pages(load: SnapshotLoad, plan: ArenaPlan) -> int:
     """Pages that a lease of ``load`` takes besides those of its tokens: for a compressed state, and one for
     compressed rows of which a part is cached."""
     compressed = any(rows.form != EXACT_FORM for rows in load.rows)
     return compressed + (plan.compressed_pages if load.state_row != PAD else 0)
 
 
-def plan_load(load: CheckpointLoad, plan: ArenaPlan, pages: Sequence[PageId], slot: SlotId,
+def plan_load(load: SnapshotLoad, plan: ArenaPlan, pages: Sequence[PageId], slot: SlotId,
               first: int) -> LoadWork:
     """``pages``: one for each 16 tokens from position ``first`` on, and the spare ones."""
     work, pool = LoadWork(), deque(pages)
@@ -100,7 +100,7 @@ def plan_load(load: CheckpointLoad, plan: ArenaPlan, pages: Sequence[PageId], sl
     return work
 
 
-def _plan_rows(work: LoadWork, load: CheckpointLoad, rows: KvRows, begin: int, plan: ArenaPlan,
+def _plan_rows(work: LoadWork, load: SnapshotLoad, rows: KvRows, begin: int, plan: ArenaPlan,
                pool: deque[PageId]) -> None:
     passed, count = (begin - rows.start) // PAGE_TOKENS, pages_for(rows.end) - begin // PAGE_TOKENS
     if rows.form == EXACT_FORM:
@@ -158,7 +158,7 @@ class Transaction:
         self._gained: dict[SeqId, list[PageId]] = {}
         self._closed: dict[SeqId, None] = {}
         self._saved: list[Saving] = []
-        self._published: dict[SeqId, list[Checkpoint]] = {}
+        self._published: dict[SeqId, list[Snapshot]] = {}
         self._unpacking = Unpacking(memory.cache.compressed_kv)
         self._sharing = Sharing(memory.cache.tree, self._unpacking)
         self._page_copies: list[PageCopy] = []
@@ -172,12 +172,12 @@ class Transaction:
     # ------------------------------------------------------------------ the verbs
 
     def open(self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0,
-             load: CheckpointLoad | None = None) -> bool:
+             load: SnapshotLoad | None = None) -> bool:
         """A lease with a slot and pages for ``tokens`` tokens, or False and nothing. ``headroom_pages`` must
         stay free after it. The lease reads the pages of ``match`` in place; compressed KV is unpacked first.
-        The state of the checkpoint is copied into the slot, and a partly filled page is copied too.
+        The state of the snapshot is copied into the slot, and a partly filled page is copied too.
 
-        ``load``: ``tokens`` are those of a checkpoint in a transfer buffer, which reaches back to ``match``.
+        ``load``: ``tokens`` are those of a snapshot in a transfer buffer, which reaches back to ``match``.
         This step loads its state and the pages that ``match`` lacks; a later transaction closes it with
         ``keep``."""
         self._check_current()
@@ -276,19 +276,19 @@ class Transaction:
         if not cache.enabled or not cache.stateful:
             return None
         assert position > 0, "there is no state after no tokens"
-        assert position % PAGE_TOKENS == 0, f"a checkpoint at {position} is inside a page"
+        assert position % PAGE_TOKENS == 0, f"a snapshot at {position} is inside a page"
         if slots.room <= spare:
             return None
         per_frame = self._memory.plan.pages_per_frame
         if per_frame and not slots.left and self._page_walk.room - per_frame < self._relief.reserve_pages():
             return None
         [slot] = slots.take(1)
-        self._saved.append(Saving(seq, Checkpoint(position, slot, self._memory.slots.epochs[slot])))
+        self._saved.append(Saving(seq, Snapshot(position, slot, self._memory.slots.epochs[slot])))
         return slot
 
     def publish(self, seq: SeqId, tokens: Int32s) -> None:
         """``tokens``, the first ones of ``seq``, are computed. Those that fill whole pages enter the tree,
-        with the checkpoints saved up to there in earlier steps. The sequence continues and reads the tree's
+        with the snapshots saved up to there in earlier steps. The sequence continues and reads the tree's
         pages from then on. ``table_patches`` has the entries that change."""
         lease = self._lease(seq)
         assert seq in self._memory.leases, f"sequence {seq} was opened in this transaction"
@@ -307,17 +307,17 @@ class Transaction:
             assert seq in self._memory.leases, f"sequence {seq} was opened in this transaction"
             saves = self._taps_up_to(lease, len(keep))
             if lease.slot != NO_SLOT:
-                saves = (*saves, Checkpoint(len(keep), lease.slot, lease.epoch))
+                saves = (*saves, Snapshot(len(keep), lease.slot, lease.epoch))
             else:
                 keep = keep[:len(keep) // PAGE_TOKENS * PAGE_TOKENS]
             self._publish(lease, keep, saves, patch=False)
         self._closed[seq] = None
 
-    def _taps_up_to(self, lease: Lease, position: int) -> tuple[Checkpoint, ...]:
+    def _taps_up_to(self, lease: Lease, position: int) -> tuple[Snapshot, ...]:
         done = self._published.get(lease.seq, ())
         return tuple(tap for tap in lease.taps if tap.position <= position and tap not in done)
 
-    def _publish(self, lease: Lease, tokens: Int32s, saves: tuple[Checkpoint, ...], *, patch: bool) -> None:
+    def _publish(self, lease: Lease, tokens: Int32s, saves: tuple[Snapshot, ...], *, patch: bool) -> None:
         cache = self._memory.cache
         new_kv = cache.tree.paged and len(tokens) > lease.shared_tokens
         if not cache.enabled or not (new_kv or saves):
@@ -327,7 +327,7 @@ class Transaction:
         self._sharing.add(lease, rest.tobytes(), saves, patch=patch)
 
     def evict_last(self, nodes: Iterable[NodeId]) -> None:
-        """Evict the checkpoints of ``nodes`` (their KV, in a model without states) only when nothing else is
+        """Evict the snapshots of ``nodes`` (their KV, in a model without states) only when nothing else is
         left. The first of them goes at the very end. Nodes that no longer exist are skipped."""
         self._relief.evict_last(nodes)
 

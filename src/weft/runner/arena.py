@@ -14,7 +14,7 @@
 Every plan names a frame here before it writes to it; the scripted executor and the simulator check it. So the
 first time there is nothing to do; later a frame is zeroed in the step that changes its kind.
 
-``copy_slots`` and ``copy_pages`` turn a checkpoint into the state of a sequence. They give a sequence its own
+``copy_slots`` and ``copy_pages`` turn a snapshot into the state of a sequence. They give a sequence its own
 copy of a partly filled shared page (law L7), and move memory to empty a frame. Loads and stores move pages
 and states from and to the transfer buffers of a store (``transfers``); on a GPU they go beside the steps.
 

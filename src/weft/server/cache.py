@@ -130,7 +130,7 @@ def _added_classes(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]
 
 def cache_report(usage: MemoryUsage, shape: CacheShape, *, costs: StepCost | None = None,
                  text_of: TextOf | None = None) -> dict[str, Any]:
-    """``states`` are checkpoints, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages;
+    """``states`` are snapshots, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages;
     ``pages`` of 16 tokens; ``read_now``: pages that running requests read; ``pages_compressed``: of KV, in
     ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a
     state that was compressed once, or was computed behind such. ``counts`` are since the start

@@ -108,7 +108,7 @@ class ServerConfig:
                               "among them. --memory and --threads are for each of them. 0: only those of "
                               "machines that join (--listen-engines). MIN..MAX with --ray.")
     router: Literal["seconds", "kv-only", "prefix-hash", "round-robin", "least-loaded"] = debug(
-        "seconds", "How a request gets its replica. seconds: the soonest first token, by the checkpoints "
+        "seconds", "How a request gets its replica. seconds: the soonest first token, by the snapshots "
                    "that each replica has. The others are to compare with.")
     listen_engines: str | None = flag(None, "HOST:PORT for the engines of other machines (weft join); "
                                             "encrypted. Needs --token.")

@@ -160,7 +160,7 @@ class PackedStore:
         state_bytes, form, stored = below.state_bytes, below.state_form, 0
         if form == PACKED:
             state_bytes, form, stored = self._state_bytes, EXACT_FORM, below.state_bytes
-        return UnpackedPrefix(below.checkpoint, below.entry, below.position, spans, state_bytes, form,
+        return UnpackedPrefix(below.snapshot, below.entry, below.position, spans, state_bytes, form,
                               below.exact, below.tokens, below.remote, below.salt,
                               stored_state_bytes=stored, below=below)
 

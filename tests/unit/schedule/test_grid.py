@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.schedule.test_prefix_sharing import AHEAD, WAITER, tokens
-from weft.schedule.checkpoints import AUTO, PROMPT, CheckpointPolicy, on_grid, tail_position, wanted_positions
 from weft.schedule.prefix_sharing import PrefixProducer, PrefixWait, position_in_flight, wait_for
+from weft.schedule.snapshots import AUTO, PROMPT, SnapshotPolicy, on_grid, tail_position, wanted_positions
 from weft.units import SeqId
 
 
@@ -23,8 +23,8 @@ def test_every_wish_lies_on_the_grid(grid: int) -> None:
 def test_a_finer_grid_keeps_the_end_of_a_prompt_nearer_to_it() -> None:
     assert wanted_positions(PROMPT, known_tokens=1050, start=0, grid=16) == [1040]
     assert wanted_positions(PROMPT, known_tokens=1050, start=0) == [1024]
-    assert wanted_positions(CheckpointPolicy(tail=True), known_tokens=60, start=0, grid=16) == [48]
-    assert wanted_positions(CheckpointPolicy(tail=True), known_tokens=60, start=0) == []
+    assert wanted_positions(SnapshotPolicy(tail=True), known_tokens=60, start=0, grid=16) == [48]
+    assert wanted_positions(SnapshotPolicy(tail=True), known_tokens=60, start=0) == []
 
 
 def test_the_tail_of_a_long_prompt_does_not_depend_on_it() -> None:

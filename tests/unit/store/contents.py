@@ -61,7 +61,7 @@ def state_of(tokens: Sequence[int], salt: str | None = None) -> bytes:
 
 def put(store: Store, tokens: Sequence[int], *, salt: str | None = None, exact: bool = True,
         seconds: float = 1.0) -> Ticket | None:
-    """Offers and puts a checkpoint at the end of ``tokens``, as an engine does."""
+    """Offers and puts a snapshot at the end of ``tokens``, as an engine does."""
     position = len(tokens)
     offer = store.offer(salt, tokens, position, exact=exact)
     if offer is None:

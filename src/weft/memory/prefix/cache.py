@@ -1,6 +1,6 @@
 """The prefix cache: the tree and the orders of eviction, changed together.
 
-    open on a match      hold the path; the anchor becomes the newest checkpoint
+    open on a match      hold the path; the anchor becomes the newest snapshot
     publish              the tree adopts pages and slots of a lease, which reads them from then on
     evict, compress      what ``eviction.choose`` chose
     restore              unpacked pages for compressed KV on the path of an opening
@@ -8,10 +8,10 @@
 
 Only ``state.apply`` calls the methods that write. Pages and slots that an operation frees are returned
 as ``Freed``: this file allocates and frees nothing. Data that no request can ever use goes at once: a tail
-without its checkpoint, and in a model without attention every node that leads to no checkpoint.
+without its snapshot, and in a model without attention every node that leads to no snapshot.
 
 A model without states resumes anywhere: a hit is as far as whole pages match. A model with states resumes at
-checkpoints only (law L8), and what matches beyond them is counted as lost, by reason.
+snapshots only (law L8), and what matches beyond them is counted as lost, by reason.
 
 Laws: L1 (audited from leases and nodes), L7 (pages of the tree are full, or copied before use), L8, L10.
 
@@ -43,11 +43,11 @@ from weft.memory.values import (
     NO_NODE,
     NO_SLOT,
     NOTHING_RECALLED,
-    Checkpoint,
     Eviction,
     Lost,
     Match,
     NodeId,
+    Snapshot,
 )
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
@@ -68,7 +68,7 @@ class PrefixCache:
     """``enabled`` False: it caches nothing, and every lookup misses. Owners of pages and slots are entered
     into ``page_owners`` and ``slot_owners``."""
 
-    __slots__ = ("compressed_kv", "compressed_states", "counts", "enabled", "new_checkpoints", "order",
+    __slots__ = ("compressed_kv", "compressed_states", "counts", "enabled", "new_snapshots", "order",
                  "plan", "policy", "stateful", "tree")
 
     def __init__(self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners,
@@ -83,14 +83,14 @@ class PrefixCache:
         self.compressed_states = CompressedStates()
         self.compressed_kv = CompressedKv(plan)
         self.counts = CacheCounts()
-        self.new_checkpoints: deque[NodeId] | None = None
-        """Nodes with a checkpoint that was computed, for a store that takes them out; None without one."""
+        self.new_snapshots: deque[NodeId] | None = None
+        """Nodes with a snapshot that was computed, for a store that takes them out; None without one."""
 
     # ------------------------------------------------------------------ reading
 
     @property
     def evictable(self) -> tuple[int, int]:
-        """Pages and slots that evictions can free: pages that no lease reads, and every checkpoint."""
+        """Pages and slots that evictions can free: pages that no lease reads, and every snapshot."""
         return self.page_count - self.tree.held_page_count, self.tree.slot_count
 
     @property
@@ -100,7 +100,7 @@ class PrefixCache:
         return self.tree.page_count - kv.record_count + kv.page_count + self.compressed_states.page_count
 
     def evictable_except(self, nodes: Iterable[NodeId]) -> tuple[int, int]:
-        """``evictable`` if the checkpoints of ``nodes`` stay, with the KV that they need."""
+        """``evictable`` if the snapshots of ``nodes`` stay, with the KV that they need."""
         pages, slots = self.evictable
         counted: set[NodeId] = set()
         for node_id in nodes:
@@ -197,7 +197,7 @@ class PrefixCache:
 
     def publish(self, lease: Lease, publication: Publication) -> Freed:
         """The tree adopts the pages that it lacks. Where it has the tokens, the lease adopts the tree's pages
-        and its own are freed. Duplicate checkpoints are freed too."""
+        and its own are freed. Duplicate snapshots are freed too."""
         tree, plan = self.tree, self.plan
         base = self.node(lease) or tree.root(lease.salt)
         done = (base.end - publication.start) // PAGE_TOKENS
@@ -247,7 +247,7 @@ class PrefixCache:
             node = node.parent
         return freed
 
-    def _save(self, lease: Lease, path: Node, save: Checkpoint, rest: bytes, freed: Freed, *,
+    def _save(self, lease: Lease, path: Node, save: Snapshot, rest: bytes, freed: Freed, *,
               inexact: bool) -> None:
         """The claim of ``save`` goes from the lease to the node that ends at its position. ``inexact``: the
         state was computed from inexact data."""
@@ -315,7 +315,7 @@ class PrefixCache:
         return freed
 
     def compress_state(self, node_id: NodeId, pages: Sequence[PageId]) -> Freed:
-        """The checkpoint of node ``node_id`` goes from its slot to ``pages``."""
+        """The snapshot of node ``node_id`` goes from its slot to ``pages``."""
         node = self.tree.by_id[node_id]
         self.compressed_states.enter(node, pages)
         node.state_inexact = True
@@ -345,7 +345,7 @@ class PrefixCache:
             self.tree.release(before)
 
     def _refile(self, node: Node, freed: Freed, *, newest: bool) -> None:
-        """``node`` lost a lease, a child or its checkpoint: remove it, or update its classes."""
+        """``node`` lost a lease, a child or its snapshot: remove it, or update its classes."""
         useless = node.bare and node.parent is not None and (node.is_tail or not self.tree.paged)
         if useless:
             self._remove(node, freed)
@@ -366,12 +366,12 @@ class PrefixCache:
 
 
 def _note_new(cache: PrefixCache, lease: Lease, node: Node) -> None:
-    """``lease`` added the checkpoint of ``node``."""
+    """``lease`` added the snapshot of ``node``."""
     if lease.loads:
         cache.counts.loaded += 1
         cache.counts.loaded_tokens += node.end - lease.cached_tokens
-    elif cache.new_checkpoints is not None:
-        cache.new_checkpoints.append(node.id)
+    elif cache.new_snapshots is not None:
+        cache.new_snapshots.append(node.id)
 
 
 def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: Match) -> Match:

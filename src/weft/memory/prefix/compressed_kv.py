@@ -15,7 +15,7 @@ pages, the first record first. It is restored the last record first, each into a
 needs. Compression therefore takes no memory, and works when none is free.
 
 **What.** Nodes that no lease holds; KV under a hold is always unpacked. An opening restores the path to its
-checkpoint: one copy, for every later reader. A sequence that publishes over a compressed node gives the tree
+snapshot: one copy, for every later reader. A sequence that publishes over a compressed node gives the tree
 its own exact pages instead. A fork inside packed pages does this to their front and cuts it off. **When** is
 decided in ``eviction``: after bare KV and before anything is lost, and no more than is missing.
 

@@ -1,20 +1,20 @@
-"""What others see of the prefix cache: a checkpoint for a store, its changes for a router, its shape for an
+"""What others see of the prefix cache: a snapshot for a store, its changes for a router, its shape for an
 operator.
 
     contents   root --[ pages 3 9 4 )--[ packed 7 2 )o slot 5       tokens [0, position)
                                                                     rows   3 9 4 exact | 7 2 in 8 bits
                                                                     state  slot 5
-    follower   what each changed node offers now  -  what was reported of it  -->  CheckpointReport
+    follower   what each changed node offers now  -  what was reported of it  -->  SnapshotReport
     shape      namespaces, depths, lengths, and the places at which requests part or resume
 
 Readings of the tree alone. **Contents**: pages and slot are those of memory's state at this version. A caller
 names them in the plan of the same version, and looks again for the next one. Codes of compressed KV lie side
 by side in its packed pages, from ``skip_bytes`` of the first on.
 
-**Follower**: a report is a difference between two states of the tree. So a checkpoint that came and went
+**Follower**: a report is a difference between two states of the tree. So a snapshot that came and went
 between two reports is in none. A step that changes nothing costs nothing. A model with states resumes at
-checkpoints only (law L8). A model without them, or a router that asks for ``pages``, hears of every fourth
-page of a span and its end. Digests go down the tree by sums (``weft.checkpoint_report``). At most OFFERED_MAX
+snapshots only (law L8). A model without them, or a router that asks for ``pages``, hears of every fourth
+page of a span and its end. Digests go down the tree by sums (``weft.snapshot_report``). At most OFFERED_MAX
 are reported at once.
 
 **Shape**: namespaces by number, the biggest first, as a salt is a tenant's secret. ``digest`` is a hash of
@@ -22,7 +22,7 @@ the tokens of a prefix, ``head`` the tokens with which the place begins to diffe
 in the server, which drops the head unless its operator asks for text. *Hits* of a prefix include those of all
 nodes below. One walk over at most NODES_MAX nodes, on request, never in a step (law L11).
 
-Rejected: an event at each place that changes a checkpoint (six places, and events that cancel out); a walk of
+Rejected: an event at each place that changes a snapshot (six places, and events that cancel out); a walk of
 the tree at each report (100,000 nodes).
 """
 
@@ -38,13 +38,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.checkpoint_report import CheckpointReport, RemovedCheckpoint, ReportedCheckpoint
 from weft.memory.prefix.cache import PrefixCache
 from weft.memory.prefix.edge import COMPRESSED, Node, path_pages
 from weft.memory.prefix.tree import PrefixTree, namespace_of
 from weft.memory.usage import CacheShape, NamespaceShape, PrefixShape, ShapeSum, SizeClass
 from weft.memory.values import NO_SLOT, NodeId
 from weft.prefix_digests import extended_digests, salt_digest
+from weft.snapshot_report import RemovedSnapshot, ReportedSnapshot, SnapshotReport
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, PageId, SlotId, ceil_div, pages_for
 
 
@@ -60,11 +60,11 @@ class KvPart(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointContents:
+class SnapshotContents:
     """``tokens``: int32 [position]. ``pages``: those of all ``parts``, the KV of [``start``, position), and
     then those of a compressed state. ``slot``: NO_SLOT in a model without recurrent layers, COMPRESSED for a
     compressed state. ``exact``: no part of it was ever compressed. ``above``: the position of the next
-    checkpoint above, 0 without one. ``hits``: sequences that resumed at it."""
+    snapshot above, 0 without one. ``hits``: sequences that resumed at it."""
 
     node: NodeId
     salt: str
@@ -91,9 +91,9 @@ class CheckpointContents:
         return self.position, self.parts, self.slot == COMPRESSED
 
 
-def checkpoint_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> CheckpointContents | None:
-    """The checkpoint of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
-    None if the node or its checkpoint is gone."""
+def snapshot_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> SnapshotContents | None:
+    """The snapshot of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
+    None if the node or its snapshot is gone."""
     node = cache.tree.by_id.get(name)
     if node is None or node.parent is None or (cache.stateful and node.slot == PAD):
         return None
@@ -108,7 +108,7 @@ def checkpoint_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> Che
     slot, salt = node.slot if cache.stateful else NO_SLOT, namespace_of(cache.tree, node)
     if slot == COMPRESSED:
         pages += cache.compressed_states.pages[node.id]
-    return CheckpointContents(node.id, salt, _tokens(node), start, tuple(pages), tuple(parts), slot, exact,
+    return SnapshotContents(node.id, salt, _tokens(node), start, tuple(pages), tuple(parts), slot, exact,
                               above, node.hits)
 
 
@@ -173,7 +173,7 @@ _Key = tuple[int, tuple[int, ...]]
 """Digest and tail."""
 
 
-class CheckpointFollower:
+class SnapshotFollower:
     """``pages``: every place where KV ends is reported, and not only states. One for a tree."""
 
     def __init__(self, tree: PrefixTree, *, pages: bool) -> None:
@@ -183,36 +183,36 @@ class CheckpointFollower:
         self._tree = tree
         self._pages = pages
         self._digests: dict[NodeId, int] = {}
-        self._offers: dict[NodeId, dict[_Key, ReportedCheckpoint]] = {}
+        self._offers: dict[NodeId, dict[_Key, ReportedSnapshot]] = {}
         """What each node offered at the last report."""
         tree.changed_nodes = set(tree.by_id)
         self._changes()
 
-    def take(self) -> CheckpointReport | None:
-        """What changed since the last report or snapshot; None for nothing."""
+    def take(self) -> SnapshotReport | None:
+        """What changed since the last report; None for nothing."""
         if not self._tree.changed_nodes:
             return None
         added, removed = self._changes()
         if not added and not removed:
             return None
         self.number += 1
-        return CheckpointReport(number=self.number, added=added, removed=removed)
+        return SnapshotReport(number=self.number, added=added, removed=removed)
 
-    def snapshot(self) -> CheckpointReport:
+    def full_report(self) -> SnapshotReport:
         """Everything."""
         self._changes()
         self.number += 1
         everything = [one for offers in self._offers.values() for one in offers.values()]
-        return CheckpointReport(number=self.number, added=everything, is_snapshot=True)
+        return SnapshotReport(number=self.number, added=everything, is_full=True)
 
     def stop(self) -> None:
         """The tree notes no further changes."""
         self._tree.changed_nodes = None
 
-    def _changes(self) -> tuple[list[ReportedCheckpoint], list[RemovedCheckpoint]]:
+    def _changes(self) -> tuple[list[ReportedSnapshot], list[RemovedSnapshot]]:
         """In the order of nodes, so equal runs have equal reports."""
         changed, self._tree.changed_nodes = self._tree.changed_nodes or set(), set()
-        came: dict[_Key, ReportedCheckpoint] = {}
+        came: dict[_Key, ReportedSnapshot] = {}
         went: set[_Key] = set()
         for node_id in changed:
             self._digests.pop(node_id, None)
@@ -226,9 +226,9 @@ class CheckpointFollower:
                 self.offered_count += len(new)
             came.update((key, one) for key, one in new.items() if old.get(key) != one)
             went.update(key for key in old if key not in new)
-        return list(came.values()), [RemovedCheckpoint(*key) for key in went if key not in came]
+        return list(came.values()), [RemovedSnapshot(*key) for key in went if key not in came]
 
-    def _offered_by(self, node: Node) -> dict[_Key, ReportedCheckpoint]:
+    def _offered_by(self, node: Node) -> dict[_Key, ReportedSnapshot]:
         if node.parent is None:
             return {}
         if self._pages:
@@ -242,11 +242,11 @@ class CheckpointFollower:
             at = node.parent
         digest = self._digest_at(at)
         if node.slot == COMPRESSED:
-            return {(digest, tail): ReportedCheckpoint(digest, node.end, tail, "compressed",
+            return {(digest, tail): ReportedSnapshot(digest, node.end, tail, "compressed",
                                                        COMPRESSED_RESTORE_S)}
-        return {(digest, tail): ReportedCheckpoint(digest, node.end, tail)}
+        return {(digest, tail): ReportedSnapshot(digest, node.end, tail)}
 
-    def _pages_of(self, node: Node) -> dict[_Key, ReportedCheckpoint]:
+    def _pages_of(self, node: Node) -> dict[_Key, ReportedSnapshot]:
         if node.is_tail or node.parent is None:
             return {}
         first = node.start // PAGE_TOKENS
@@ -257,10 +257,10 @@ class CheckpointFollower:
         self._digests[node.id] = int(digests[-1])
         ends = [end for end in range(node.start + PAGE_TOKENS, node.end + 1, PAGE_TOKENS)
                 if end % CHUNK_TOKENS == 0 or end == node.end]
-        offers: dict[_Key, ReportedCheckpoint] = {}
+        offers: dict[_Key, ReportedSnapshot] = {}
         for end in ends:
             digest = int(digests[end // PAGE_TOKENS - first - 1])
-            offers[digest, ()] = ReportedCheckpoint(digest, end)
+            offers[digest, ()] = ReportedSnapshot(digest, end)
         return offers
 
     def _digest_at(self, node: Node) -> int:
@@ -311,7 +311,7 @@ def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> Cache
         age_s = seconds_since(node.used_at)
         for total in (by_root[root][1], _class_of(depths, node.end, CHUNK_TOKENS).total,
                       _class_of(lengths, node.end - node.start, PAGE_TOKENS).total):
-            total.add(pages=node.page_count, checkpoint=node.slot != PAD, node_bytes=node_bytes,
+            total.add(pages=node.page_count, snapshot=node.slot != PAD, node_bytes=node_bytes,
                       inexact=node.kv_inexact or (node.slot != PAD and node.state_inexact),
                       hits=node.hits, age_s=age_s)
     biggest = nlargest(NAMESPACES_MAX, by_root, key=lambda root: by_root[root][1].bytes)

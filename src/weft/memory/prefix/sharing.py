@@ -26,7 +26,7 @@ from weft.memory.prefix.compressed_kv import Unpacking
 from weft.memory.prefix.edge import PAGE_KEY_BYTES, Node, common_pages, path_pages, walk
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Lease, Publication, TablePatch
-from weft.memory.values import NO_NODE, Checkpoint, NodeId
+from weft.memory.values import NO_NODE, NodeId, Snapshot
 from weft.units import PAGE_TOKENS, PageId
 
 
@@ -54,7 +54,7 @@ class Sharing:
         self.freed_count = 0
         """Pages that sequences free because they adopt the tree's."""
 
-    def add(self, lease: Lease, tokens: bytes, saves: tuple[Checkpoint, ...], *, patch: bool) -> None:
+    def add(self, lease: Lease, tokens: bytes, saves: tuple[Snapshot, ...], *, patch: bool) -> None:
         """``tokens`` are those of ``lease`` after its shared ones. ``patch``: the sequence continues."""
         start = lease.shared_tokens
         whole = tokens[:len(tokens) // PAGE_KEY_BYTES * PAGE_KEY_BYTES]

@@ -1,13 +1,13 @@
-"""The prefix tree: which tokens have KV pages, and where along them a checkpoint lies.
+"""The prefix tree: which tokens have KV pages, and where along them a snapshot lies.
 
-This file owns the shape only: nodes, edges, which node has which pages and which checkpoint. It allocates and
+This file owns the shape only: nodes, edges, which node has which pages and which snapshot. It allocates and
 frees nothing. An operation returns what it takes out, and ``cache`` gives that back.
 
     root of "tenant-a"
       └─ [0..512)  pages 3 9 4 ...                   a node is a run of whole pages
-           ├─ [512..1088) ...  checkpoint @1088      the state after token 1088
-           │     └─ [1088..1093)  checkpoint @1093   a tail: less than a page, always with a checkpoint
-           └─ [512..768) ...   checkpoint @768
+           ├─ [512..1088) ...  snapshot @1088      the state after token 1088
+           │     └─ [1088..1093)  snapshot @1093   a tail: less than a page, always with a snapshot
+           └─ [512..768) ...   snapshot @768
 
 Nodes are cut at page boundaries only, so each page lies in one node. Children are keyed by the bytes of their
 first page of tokens: equality is by tokens, never by a hash alone (law L10). A *tail* has no children, owns
@@ -86,7 +86,7 @@ class PrefixTree:
         self.change_count = 0
         """Changes that a lookup may see: while it stands still, every prompt resumes where it did."""
         self.changed_nodes: set[NodeId] | None = None
-        """Nodes that came, went, were cut, or whose checkpoint did (readings.py); None: not
+        """Nodes that came, went, were cut, or whose snapshot did (readings.py); None: not
         noted."""
 
     # ------------------------------------------------------------------ reading
@@ -152,7 +152,7 @@ class PrefixTree:
 
     def split(self, node: Node, at: int) -> Node:
         """Cut ``node`` at position ``at``; returns the new upper part. ``node`` stays the lower part, with
-        its checkpoint, children and leases."""
+        its snapshot, children and leases."""
         assert node.parent is not None
         assert node.start < at < node.end
         assert at % PAGE_TOKENS == 0
@@ -209,13 +209,13 @@ class PrefixTree:
         edge.pages[index - edge.start // PAGE_TOKENS] = page
 
     def replace_slot(self, owner: int, slot: SlotId, epoch: int) -> None:
-        """A checkpoint moved to ``slot``; ``owner`` is its owner number, a node."""
+        """A snapshot moved to ``slot``; ``owner`` is its owner number, a node."""
         node = self.by_id[NodeId(tree_id_of(owner))]
         node.slot, node.epoch = slot, epoch
 
     def take_slot(self, node: Node, to: SlotId = NO_SLOT) -> tuple[SlotId, int]:
-        """The checkpoint of ``node`` leaves its slot: ``to`` is COMPRESSED, or NO_SLOT for an eviction."""
-        assert node.slot >= 0, f"node {node.id} has no checkpoint in a slot"
+        """The snapshot of ``node`` leaves its slot: ``to`` is COMPRESSED, or NO_SLOT for an eviction."""
+        assert node.slot >= 0, f"node {node.id} has no snapshot in a slot"
         claim = node.slot, node.epoch
         self.slot_count -= 1
         node.slot = to
@@ -286,7 +286,7 @@ class PrefixTree:
 
 
 def note_change(tree: PrefixTree, node: Node) -> None:
-    """``node`` came, goes, is cut, or its checkpoint did."""
+    """``node`` came, goes, is cut, or its snapshot did."""
     tree.change_count += 1
     if tree.changed_nodes is not None:
         tree.changed_nodes.add(node.id)

@@ -10,7 +10,7 @@ from weft.memory.prefix import readings as shape
 from weft.memory.prefix.cache import NAMESPACES_MAX
 from weft.memory.usage import CacheShape, PrefixShape
 from weft.memory.values import Lost
-from weft.schedule.checkpoints import parse_checkpoints
+from weft.schedule.snapshots import parse_snapshots
 
 
 def text(name: int, length: int) -> list[int]:
@@ -18,7 +18,7 @@ def text(name: int, length: int) -> list[int]:
 
 
 def served(*requests: tuple[list[int], str], count_salt: bool = False) -> Rig:
-    rig = Rig(cache=True, frame_count=120, checkpoints=parse_checkpoints("boundaries,prompt-end,request-end"))
+    rig = Rig(cache=True, frame_count=120, snapshots=parse_snapshots("boundaries,prompt-end,request-end"))
     if count_salt:
         rig.core.memory.counts_salt = True
     for number, (prompt, salt) in enumerate(requests):
@@ -37,7 +37,7 @@ def test_the_shape_says_how_much_is_kept_how_deep_and_how_often_it_was_used() ->
     [only] = found.namespaces
     assert (only.number, only.salted, found.namespace_count) == (1, False, 1)
     assert only.total.pages == usage.pages_cached
-    assert only.total.checkpoints == usage.slots_cached
+    assert only.total.snapshots == usage.slots_cached
     assert only.total.bytes == usage.cached_bytes
     assert only.total.hits == usage.cache.hits == 3
     for classes in (found.depths, found.lengths):
@@ -46,7 +46,7 @@ def test_the_shape_says_how_much_is_kept_how_deep_and_how_often_it_was_used() ->
         assert [one.tokens_max for one in classes] == sorted({one.tokens_max for one in classes})
     assert max(found.prefixes, key=lambda one: one.hits).tokens == 128
     shared = max(found.prefixes, key=lambda one: one.hits)
-    assert (shared.hits, shared.branches, shared.checkpoint) == (3, 4, True)
+    assert (shared.hits, shared.branches, shared.snapshot) == (3, 4, True)
     assert not found.cut_off
 
 
@@ -141,7 +141,7 @@ def test_what_the_own_salt_has_or_lost_is_not_lost_to_another() -> None:
 
 
 def test_a_bounded_number_of_other_salts_is_looked_at() -> None:
-    rig = Rig(cache=True, frame_count=400, max_model_len=400, checkpoints=parse_checkpoints("prompt-end"))
+    rig = Rig(cache=True, frame_count=400, max_model_len=400, snapshots=parse_snapshots("prompt-end"))
     memory: Memory = rig.core.memory
     memory.counts_salt = True
     for number in range(NAMESPACES_MAX + 1):
