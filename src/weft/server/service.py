@@ -32,8 +32,8 @@ from weft.server.batches.files import open_file_store
 from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
-from weft.server.ignored_fields import did_you_mean
 from weft.server.metrics import EngineReport, FleetReport, Metrics
+from weft.server.protocol import did_you_mean
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tracing import RequestTracer
