@@ -12,11 +12,11 @@ A job has seconds, bytes and a function. A child in place has a limit of memory,
 a job is late. A fork has limits of CPU time, memory and stack of its own, and leaves nothing behind.
 
 The child imports little, has no terminal signals, and ends when its stdin ends, so it never outlives its
-parent. When it ends, whoever waits gets BrokenPipeError. A ``WorkerLane`` is one worker of an event loop,
-replaced after a job that was late or deadly.
+parent. When it ends, every open job fails with BrokenPipeError. A ``WorkerLane`` is one worker of an event
+loop, replaced after a job that was late or deadly.
 
-*The lane waits for a millisecond before it yields.* Most conversations are rendered in a tenth of that, and
-a future, a task and a thread for each cost more than the rendering did.
+The lane waits for a millisecond before it yields. Most conversations are rendered in a tenth of that. A
+future, a task and a thread for each cost more than the rendering did.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Worker:
         self._unread = bytearray()
         self._answers: dict[int, bytes] = {}
         self._numbers = 0
-        with contextlib.suppress(OSError):  # a child that died at once is seen by who receives
+        with contextlib.suppress(OSError):  # a child that died at once is seen by ``receive``
             self._write(0, msgspec.msgpack.encode(function))
             self._write(0, start)
 
