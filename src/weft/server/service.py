@@ -51,8 +51,8 @@ from weft.text.dialect import Dialect
 from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from weft.text.worker_main import Function
-from weft.text.workers import Worker, WorkerLane
+from weft.text.worker_main import JobFunction
+from weft.text.workers import BoundedWorker, WorkerLane
 from weft.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class TooManyValuesError(RequestError):
 class BodyChecker:
     def __init__(self, values_max: int) -> None:
         start = values_max.to_bytes(8, "little")
-        self._lane = WorkerLane(lambda: Worker(Function("weft.server.body_worker:prepare"), start), _SECONDS)
+        self._lane = WorkerLane(lambda: BoundedWorker(JobFunction("weft.server.body_worker:prepare"), start), _SECONDS)
 
     async def check(self, raw: bytes) -> None:
         """Returns at once for a small body.

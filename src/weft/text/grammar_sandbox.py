@@ -33,8 +33,8 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError, EngineUnavailableError, RequestError, presentable
 from weft.request import Grammar
 from weft.text.grammar_worker import COMPILE_STACK_BYTES, JOBS_MAX, Start, Verdict
-from weft.text.worker_main import Function
-from weft.text.workers import Worker
+from weft.text.worker_main import JobFunction
+from weft.text.workers import BoundedWorker
 from weft.units import parse_bytes
 
 ENGINE_STACK_BYTES = 64 << 20
@@ -72,7 +72,7 @@ class GrammarSandbox:
         self._seconds = seconds
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
-        self._worker: Worker | None = None
+        self._worker: BoundedWorker | None = None
 
     def check(self, grammar: Grammar, vocab_size: int) -> VettedGrammar:
         """Raises RequestError with the compiler's reason, EngineUnavailableError where the worker failed."""
@@ -116,9 +116,9 @@ class GrammarSandbox:
             if self._worker is None or self._worker.gone:
                 start = Start(self.read_tokenizer(), vocab_size, list(self._eos_ids), self._seconds,
                               self._memory_bytes)
-                function = Function("weft.text.grammar_worker:prepare", self._memory_bytes, JOBS_MAX,
+                function = JobFunction("weft.text.grammar_worker:prepare", self._memory_bytes, JOBS_MAX,
                                     self._seconds, COMPILE_STACK_BYTES)
-                self._worker = Worker(function, msgspec.msgpack.encode(start))
+                self._worker = BoundedWorker(function, msgspec.msgpack.encode(start))
             worker = self._worker
         try:
             answer = worker.receive(worker.send(grammar.encode()), _VERDICT_WITHIN_S)

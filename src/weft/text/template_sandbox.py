@@ -26,8 +26,8 @@ import msgspec
 from weft.errors import CheckpointError, EngineUnavailableError, RequestError
 from weft.text.chat import ChatMessage
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart
-from weft.text.worker_main import Function
-from weft.text.workers import Worker, WorkerLane
+from weft.text.worker_main import JobFunction
+from weft.text.workers import BoundedWorker, WorkerLane
 
 LARGE_BYTES = 256 << 10
 """From here on a conversation waits in the line of large ones."""
@@ -44,7 +44,7 @@ class TemplateSandbox:
                  chars_max: int, memory_bytes: int) -> None:
         self.source = source
         self._seconds = seconds
-        self._function = Function("weft.text.template_worker:prepare", memory_bytes)
+        self._function = JobFunction("weft.text.template_worker:prepare", memory_bytes)
         self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max))
         worker, facts = self._started()
         self._lanes = (WorkerLane(self._worker, seconds, worker), WorkerLane(self._worker, seconds))
@@ -83,12 +83,12 @@ class TemplateSandbox:
         for lane in self._lanes:
             lane.end()
 
-    def _worker(self) -> Worker:
+    def _worker(self) -> BoundedWorker:
         return self._started()[0]
 
-    def _started(self) -> tuple[Worker, TemplateFacts]:
+    def _started(self) -> tuple[BoundedWorker, TemplateFacts]:
         """A worker that has compiled the template. Raises CheckpointError."""
-        worker = Worker(self._function, self._start)
+        worker = BoundedWorker(self._function, self._start)
         limit_s = self._seconds + _START_WITHIN_S
         try:
             raw = worker.receive(0, limit_s)

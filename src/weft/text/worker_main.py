@@ -1,6 +1,6 @@
 """The child of ``weft.text.workers``: it runs jobs in place, or each in a fork.
 
-    stdin:   a Function, its start, then jobs; its end means that the parent is gone
+    stdin:   a JobFunction, its start, then jobs; its end means that the parent is gone
     stdout:  one answer for the start and one for each job, with its number
 
                             fork per job
@@ -46,7 +46,7 @@ _WALL_FACTOR = 4
 _PRIORITY = 10
 
 
-class Function(msgspec.Struct, frozen=True):
+class JobFunction(msgspec.Struct, frozen=True):
     """``name``: "module:function" of the child. ``memory_bytes``: by which a child in place, or a fork, may
     grow; 0 is no limit. ``seconds`` of CPU and ``stack_bytes`` bound a fork."""
 
@@ -120,7 +120,7 @@ class _Fork:
 class _Forks:
     """``jobs`` is unbuffered: the selector sees what was not read."""
 
-    def __init__(self, jobs: IO[bytes], function: Function, job: ForkedJob) -> None:
+    def __init__(self, jobs: IO[bytes], function: JobFunction, job: ForkedJob) -> None:
         self._jobs = jobs
         self._function = function
         self._job = job
@@ -190,7 +190,7 @@ def _limit_of(fork: _Fork, status: int) -> Limit:
     return "memory" if number == signal.SIGABRT or os.WIFEXITED(status) else "stack"
 
 
-def _run_in_fork(function: Function, job: ForkedJob, body: bytes, pipe: int) -> None:
+def _run_in_fork(function: JobFunction, job: ForkedJob, body: bytes, pipe: int) -> None:
     """Never returns: the fork exits, or dies at one of its limits."""
     code = 1
     try:
@@ -225,7 +225,7 @@ def main() -> None:
     named, start = read_frame(jobs), read_frame(jobs)
     if named is None or start is None:
         return
-    function = msgspec.msgpack.decode(named[1], type=Function)
+    function = msgspec.msgpack.decode(named[1], type=JobFunction)
     module, _, name = function.name.partition(":")
     prepare = getattr(importlib.import_module(module), name)
     if not function.forks:

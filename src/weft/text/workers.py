@@ -1,7 +1,7 @@
 """Workers: processes that run functions on input of strangers, within bounds.
 
     parent                                       child: weft.text.worker_main
-    Worker(Function, start)  ---------------->   function(start) -> (first answer, job)      once
+    BoundedWorker(JobFunction, start)  ---------------->   function(start) -> (first answer, job)      once
       .send(body) -> number  (number, body) -->  job(body)                                   each job
       .receive(number)       <-- (number, bytes)
 
@@ -33,7 +33,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from weft.text.worker_main import HEAD, Function
+from weft.text.worker_main import HEAD, JobFunction
 
 _PART_BYTES = 1 << 20
 _PIPE_BYTES = 32 << 10
@@ -43,10 +43,10 @@ _TURN_S = 0.01
 """Threads that wait for one worker read in turns."""
 
 
-class Worker:
+class BoundedWorker:
     """``start`` goes to the function. The answer to it has the number 0."""
 
-    def __init__(self, function: Function, start: bytes) -> None:
+    def __init__(self, function: JobFunction, start: bytes) -> None:
         # A session of its own: signals of the terminal are for the parent alone.
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-c", "from weft.text.worker_main import main; main()"], stdin=subprocess.PIPE,
@@ -139,7 +139,7 @@ class WorkerLane:
     """A worker of the event loop that takes one job at a time, each within ``seconds``. ``waiting``: jobs
     that wait or run."""
 
-    def __init__(self, start: Callable[[], Worker], seconds: float, worker: Worker | None = None) -> None:
+    def __init__(self, start: Callable[[], BoundedWorker], seconds: float, worker: BoundedWorker | None = None) -> None:
         self.waiting = 0
         self._start = start
         self._seconds = seconds
