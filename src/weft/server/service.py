@@ -83,8 +83,8 @@ class TooManyValuesError(RequestError):
 
 class BodyChecker:
     def __init__(self, values_max: int) -> None:
-        start = values_max.to_bytes(8, "little")
-        self._lane = WorkerLane(lambda: BoundedWorker(JobFunction("weft.server.body_worker:prepare"), start), _SECONDS)
+        function, start = JobFunction("weft.server.body_worker:prepare"), values_max.to_bytes(8, "little")
+        self._lane = WorkerLane(lambda: BoundedWorker(function, start), _SECONDS)
 
     async def check(self, raw: bytes) -> None:
         """Returns at once for a small body.

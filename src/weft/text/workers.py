@@ -1,7 +1,7 @@
 """Workers: processes that run functions on input of strangers, within bounds.
 
     parent                                       child: weft.text.worker_main
-    BoundedWorker(JobFunction, start)  ---------------->   function(start) -> (first answer, job)      once
+    BoundedWorker(JobFunction, start)  ------->  function(start) -> (first answer, job)      once
       .send(body) -> number  (number, body) -->  job(body)                                   each job
       .receive(number)       <-- (number, bytes)
 
@@ -139,7 +139,8 @@ class WorkerLane:
     """A worker of the event loop that takes one job at a time, each within ``seconds``. ``waiting``: jobs
     that wait or run."""
 
-    def __init__(self, start: Callable[[], BoundedWorker], seconds: float, worker: BoundedWorker | None = None) -> None:
+    def __init__(self, start: Callable[[], BoundedWorker], seconds: float,
+                 worker: BoundedWorker | None = None) -> None:
         self.waiting = 0
         self._start = start
         self._seconds = seconds
