@@ -101,7 +101,7 @@ for name, form in BLOCK_FORMS.items():
     assert (both.codes.shape[0], both.scales.shape[0]) == (6, 6), name
 assert "torch._dynamo" not in sys.modules
 import torch
-one.codes << 4
+torch.cat([one.codes, one.codes], dim=-2)
 assert "torch._dynamo" in sys.modules, "the control: nothing is to be avoided any more"
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
