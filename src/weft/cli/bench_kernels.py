@@ -90,8 +90,8 @@ def kernels_command(groups: tuple[str, ...], cases: Cases | None = None,
                     rivals: Callable[..., dict[str, Any]] | None = None) -> click.Command:
     """``groups``: what ``--only`` takes; ``cases`` and ``rivals``: as in ``weft.bench.kernels``."""
     only = click.Option(["--only", "groups"], type=click.Choice(groups), multiple=True, default=groups,
-                        show_default=True, help="Group of kernels; may be given several times. In a checkout, "
-                                                "`python -m benchmarks.kernels` has more.")
+                        show_default=True, help="Group of kernels; may be given several times. More in a "
+                                                "checkout: `python -m benchmarks.kernels`.")
     return FlagCommand("kernels", params=[*_PARAMS, only], help=_kernels.__doc__,
                        callback=partial(_kernels, cases=cases, rivals=rivals))
 
