@@ -158,7 +158,7 @@ class Serving:
     called there. ``capture``: steps of decodes alone go the way of graphs. ``remote``: the host looks
     at nothing of a step but what comes home, also on a CPU. ``grid_tokens``: where states are kept.
     ``model``: another one than the family's own. ``store``: prefixes beyond memory. ``drafter``: where
-    windows get their drafts."""
+    verify runs get their drafts."""
 
     def __init__(self, family: str, *, memory_bytes: int = 4 << 20, step_tokens: int = 1024,
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,

@@ -105,9 +105,9 @@ def test_a_prefix_hit_changes_nothing(family: str) -> None:
     prompts = [trunk[:cut] + text(500 + cut, 9 + cut % 40) for cut in (64, 100, 129, 199)] + [trunk]
     wanted = [alone(family, tuple(prompt)) for prompt in prompts]
     answers = [run(serving, [one])[0] for one in wanted]
-    grain = 64 if loaded(family).spec.recurrent_layers else 16
+    step = 64 if loaded(family).spec.recurrent_layers else 16
     assert [answer.cached_tokens for answer in answers] == [
-        min(cut, len(prompt) - 1) // grain * grain
+        min(cut, len(prompt) - 1) // step * step
         for cut, prompt in zip((64, 100, 129, 199, 200), prompts, strict=True)]
 
 

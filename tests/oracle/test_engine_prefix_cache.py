@@ -136,8 +136,8 @@ def test_a_conversation_goes_on_from_the_donated_state(family: str) -> None:
         assert_like_cold(family, [answer], [prompt])
         if turn:
             computed = len(prompt) - answer.cached_tokens
-            grain = 1 if family != "qwen3" else PAGE_TOKENS
-            assert computed <= 1 + new_tokens + grain - 1, f"turn {turn} computed {computed} tokens"
+            step = 1 if family != "qwen3" else PAGE_TOKENS
+            assert computed <= 1 + new_tokens + step - 1, f"turn {turn} computed {computed} tokens"
         new_tokens = 5 + 7 * turn
         prompt = prompt + answer.tokens + text(100 + turn, new_tokens)
     if family != "qwen3":

@@ -56,7 +56,7 @@ CASES = {
         "grammar": PERSON, "max_tokens": 40, "temperature": 1.0, "seed": 2, "presence_penalty": 0.5,
         "ignore_eos": False}),
     "min_p, top_k": Case(sampling={"temperature": 1.2, "top_k": 20, "min_p": 0.02, "seed": 9}),
-    "priorities and arrivals between windows": Case(run={"stagger_steps": 3, "priorities": (2, 1, 0)}),
+    "priorities and arrivals between verify runs": Case(run={"stagger_steps": 3, "priorities": (2, 1, 0)}),
     "prefix hits": Case(engine={"cache": True}, rounds=2),
     "'prefix cache and drafts give 20 % accuracy'": Case(
         engine={"cache": True, "snapshots": "every:64", "grid_tokens": 16}, rounds=3,
@@ -66,7 +66,7 @@ CASES = {
         engine={"memory_bytes": 360_000, "max_model_len": 192}, sampling={"max_tokens": 40}),
     "overlap": Case(engine={"overlap": True}),
     "padded decodes": Case(engine={"pad_decode_to": 5}),
-    "chunks of 64 beside windows": Case(engine={"step_tokens": 80}, run={"stagger_steps": 2}),
+    "chunks of 64 beside verify runs": Case(engine={"step_tokens": 80}, run={"stagger_steps": 2}),
     "KV in int8": Case(engine={"kv_dtype": "int8"}),
     "KV in fp8, states in bfloat16": Case(engine={"kv_dtype": "fp8", "state_dtype": "bfloat16"}),
     "states in float16": Case(engine={"state_dtype": "float16"}),

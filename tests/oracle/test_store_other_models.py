@@ -23,10 +23,13 @@ def life(model: Path, store: Path | None, **changes: Any) -> tuple[list[int], in
                                 "max_model_len": 1024}
     if store is not None:
         settings |= {"store": str(store), "store_size": "256MiB", "store_reserve": "1MiB"}
-    built = assemble(EngineConfig(model=str(model), **settings | changes))
+    said: list[str] = []
+    built = assemble(EngineConfig(model=str(model), **settings | changes), on_progress=said.append)
     tokens, cached = answer(built.core, 0)
     built.core.close()
-    return tokens, cached, [note for note in built.info.notes if str(store) in note]
+    notes = [note for note in built.info.notes if str(store) in note]
+    assert store is None or notes[0] in [f"{line}." for line in said], "the log says what is there as well"
+    return tokens, cached, notes
 
 
 @pytest.fixture(scope="module")

@@ -400,7 +400,7 @@ class World:
             assert lease.inexact or self.rounded.pages.isdisjoint(read)
             assert lease.inexact or not running.computed or running.slot not in self.rounded.slots
             assert len(lease.pages) >= plan.pages_for(len(running.tokens))
-            assert sorted(tap.position for tap in lease.taps) == sorted(running.taps)
+            assert sorted(held.position for held in lease.snapshots) == sorted(running.taps)
             self.holds(lease.pages, 0, running.salt, running.tokens[:running.computed])
             if self.m and running.computed:
                 assert self.states[lease.slot] == (running.salt, running.tokens[:running.computed])
@@ -427,17 +427,18 @@ class World:
         assert usage.slots_held == len(self.seqs) * (self.m > 0) + taps + usage.slots_cached
 
     def holds_node(self, node: Node, start: int, salt: str, tokens: Tokens) -> None:
-        packed = self.memory._state.cache.compressed_kv.by_node.get(node.id)
-        if packed is None:
+        compressed = self.memory._state.cache.compressed_kv.by_node.get(node.id)
+        if compressed is None:
             self.holds(node.pages, start, salt, tokens)
             assert node.kv_inexact or self.rounded.pages.isdisjoint(node.pages), "inexact KV, not marked"
         else:
-            self.seen["cut"] += packed.cut > 0 or packed.skip_bytes > 0
-            wide = records_in(self.memory.plan, self.cells, packed.pages, packed.skip_bytes, packed.count)
+            self.seen["cut"] += compressed.cut > 0 or compressed.skip_bytes > 0
+            wide = records_in(self.memory.plan, self.cells, compressed.pages, compressed.skip_bytes,
+                              compressed.count)
             assert [cell for page in wide for cell in page] == [
                 (salt, tokens[:end]) for end in range(start + 1, len(tokens) + 1)]
         assert node.state_inexact or node.slot not in self.rounded.slots, "an inexact state, not marked"
-        self.seen["inexact"] += node.kv_inexact and packed is None
+        self.seen["inexact"] += node.kv_inexact and compressed is None
 
     def holds(self, pages: list[PageId], start: int, salt: str, tokens: Tokens) -> None:
         for position in range(start, len(tokens) if self.n else start):

@@ -321,7 +321,7 @@ def taps_leak_when_their_lease_ends(patch: pytest.MonkeyPatch) -> None:
     release = PrefixCache.release
 
     def releasing(self: PrefixCache, lease: Lease) -> Freed:
-        lease.taps.clear()
+        lease.snapshots.clear()
         return release(self, lease)
     patch.setattr(PrefixCache, "release", releasing)
 

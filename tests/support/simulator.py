@@ -123,8 +123,8 @@ class _InFlightExecutor:
 
 
 class Simulation:
-    """``drafter``: where windows get their drafts; None: no speculation. ``store``: prefixes beyond memory,
-    through buffers of ``buffer_bytes``."""
+    """``drafter``: where verify runs get their drafts; None: no speculation. ``store``: prefixes beyond
+    memory, through buffers of ``buffer_bytes``."""
 
     def __init__(self, scenario: Scenario, drafter: Drafter | None = None, store: Store | None = None, *,
                  buffer_bytes: int = 1 << 22) -> None:

@@ -45,7 +45,7 @@ from weft.assemble.room import (
     mixed_tokens_max,
     plan_memory,
     ram_room,
-    records_windows,
+    records_verify_runs,
 )
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
@@ -72,7 +72,6 @@ from weft.units import format_bytes, pages_for, parse_bytes
 if TYPE_CHECKING:
     import torch
 
-    from weft.memory.frames.plan import ArenaPlan
     from weft.models.loading import LoadedModel
     from weft.models.sharded_model import RankGroup
     from weft.models.weights_cache import WeightsCache
@@ -80,9 +79,6 @@ if TYPE_CHECKING:
     from weft.ranks.peers import Peers
     from weft.runner.graphs import Capture
     from weft.runner.torch_executor import TorchExecutor
-if TYPE_CHECKING:
-    from weft.models.loading import LoadedModel
-
 
 OnProgress = Callable[[str], None]
 """Called with one line about the work of the moment."""
@@ -136,11 +132,12 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     tier = None
     if config.store is not None:
         from weft.assemble.prefix_store import open_tier, own_parts
-        tell(f"store: {config.store}")
+        tell(f"store {config.store}: opening")
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
                                       threads=threads, device=device, clock=time.monotonic,
                                       peers=None if ranks is None else ranks.peers)
         placed.own.arena.attach(own_parts(tier.buffers))
+        tell(store_notes[0].removesuffix("."))
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
@@ -222,7 +219,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     own = TorchExecutor(
         loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
         reload=lambda: load_weights(config, name, directory, lambda line: None, device, group),
-        capture=capture, mixed_tokens_max=mixed_tokens_max(config), windows=records_windows(config),
+        capture=capture, mixed_tokens_max=mixed_tokens_max(config), verify_runs=records_verify_runs(config),
         sampler=Sampler if ranks is None else ranks.sampler)
     executor = own if ranks is None else ranks.executor(own)   # every rank has its arena then
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]

@@ -168,10 +168,10 @@ def _arithmetic(kernels: str) -> str:
 
 
 def layout_of(arena: ArenaPlan) -> dict[str, Any]:
-    """Where the bytes of a page and a state are. Packed pages are not named: stores had them before rows."""
+    """Where the bytes of a page and a state are. Pages in vnni are not named: stores had them before rows."""
     layout: dict[str, Any] = {"page": [asdict(field) for field in arena.kv_fields],
                               "slot": [asdict(field) for field in arena.state_fields]}
-    return layout if arena.kv_layout == "packed" else layout | {"blocks": arena.kv_layout}
+    return layout if arena.kv_layout == "vnni" else layout | {"blocks": arena.kv_layout}
 
 
 def _plain_json(value: Any) -> Any:

@@ -257,10 +257,10 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
         table.add_row(f"{place}. {row['label']} {holds}", _count(row["tokens"]), _count(row["hits"]),
                       _count(row["branches"]),
                       _count(row["readers"]), _age(row["age_s"]))
-    count = shape["namespace_count"]
+    count = shape["salt_count"]
     return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states{_compressed(cache)}, "
                              f"{count} "
-                             f"namespace{'' if count == 1 else 's'}", "bright_black"))
+                             f"salt{'' if count == 1 else 's'}", "bright_black"))
 
 
 def _compressed(cache: Mapping[str, Any]) -> str:

@@ -166,8 +166,8 @@ class Fleet:
             raise BusyError(f"replica {number} is {replica.shown_state}; only one that serves can be drained",
                             code="not_ready")
         if not restart and not any(other.ready for other in self.replicas if other is not replica):
-            raise BusyError(f"replica {number} is the last one that serves; restart it (restart=true), or "
-                            "stop the server", code="last_replica")
+            raise BusyError(f"replica {number} is the last one that serves; restart it "
+                            f"(weft drain {number} --restart), or stop the server", code="last_replica")
         if not await self.drain_for_good(replica, timeout_s):  # it died meanwhile, and restarts by itself
             replica.draining = False
             raise BusyError(f"replica {number} died while it was drained: {replica.reason}", code="not_ready")

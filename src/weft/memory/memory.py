@@ -47,7 +47,7 @@ class Memory:
     def __init__(self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None,
                  count_salt: bool = False) -> None:
         """``cache``: prefixes are cached. ``policy``: the order of eviction, None for least recently used.
-        ``count_salt``: count tokens that only another namespace has as lost (see ``namespaces``)."""
+        ``count_salt``: count tokens that only another salt has as lost (see ``salts``)."""
         self.plan = plan
         self.counts_salt = count_salt
         self._state = MemoryState(plan, cache=cache, policy=policy)

@@ -11,10 +11,10 @@ bytes.
     load    store's thread writes a buffer --> a step copies it into pages and a slot --> freed
     store   a step copies pages and a slot into a buffer --> store's thread reads it  --> freed
 
-A *grain* is the KV of 16 tokens of all attention layers, unsharded and in head order: one page of an engine
-that runs on one rank. A *KV record* holds the KV of up to 256 tokens of one edge, as grains one after the
-other. A *state record* holds the state after ``position`` tokens. A *stored snapshot* is a state record
-with the KV records of all tokens before it.
+A *stored page* is the KV of 16 tokens of all attention layers, unsharded and in head order: one page of an
+engine on one rank. A *KV record* holds the KV of up to 256 tokens of one edge, as stored pages in a row. A
+*state record* holds the state after ``position`` tokens. A *stored snapshot* is a state record with the KV
+records of all tokens before it.
 
 One thread calls every method of a ``Store``, and none of them waits for a disk or a network. A store belongs
 to one namespace (``weft.store.identity``): another model, dtype or layout on the same path never matches.
@@ -48,8 +48,8 @@ PrefixTokens = Sequence[int] | npt.NDArray[np.int32]
 Ticket = NewType("Ticket", int)
 """One fetch or one put under way; each ends in exactly one ``StoreEvent``."""
 
-GRAIN_TOKENS = 16
-"""Tokens of a grain, the smallest piece of KV on disk."""
+STORED_PAGE_TOKENS = 16
+"""Tokens of a stored page, the smallest piece of KV on disk."""
 RECORD_TOKENS_MAX = 256
 """Most tokens of a KV record."""
 
@@ -78,7 +78,7 @@ class StoredSpan:
 
 class KvRows(NamedTuple):
     """KV of tokens [``start``, ``end``) in one form, in ``row_count`` rows of a page each, from row ``first``
-    of a buffer on. Compressed grains lie side by side, from the first byte of the first row on."""
+    of a buffer on. Compressed pages lie side by side, from the first byte of the first row on."""
 
     start: int
     end: int
@@ -117,17 +117,18 @@ class StoredPrefix:
         """How a fetch of [``start``, ``position``) fills a buffer of pages: neighbours in one form follow one
         another, and each change of form begins a new row."""
         if not any(span.form for span in self.spans) or not page_bytes:
-            pages = ceil_div(self.position, GRAIN_TOKENS) - start // GRAIN_TOKENS
+            pages = ceil_div(self.position, STORED_PAGE_TOKENS) - start // STORED_PAGE_TOKENS
             return (KvRows(start, self.position, 0, pages if page_bytes else 0),)
         rows: list[KvRows] = []
         for form, group in groupby((span for span in self.spans if span.end > start),
                                    key=lambda span: span.form):
             spans = list(group)
             begin, end = max(start, spans[0].start), spans[-1].end
-            grain_bytes = spans[0].payload_bytes // ceil_div(spans[0].end - spans[0].start, GRAIN_TOKENS)
-            grains = ceil_div(end - begin, GRAIN_TOKENS)
+            stored_page_bytes = spans[0].payload_bytes // ceil_div(spans[0].end - spans[0].start,
+                                                                   STORED_PAGE_TOKENS)
+            count = ceil_div(end - begin, STORED_PAGE_TOKENS)
             first = rows[-1].first + rows[-1].row_count if rows else 0
-            rows.append(KvRows(begin, end, first, ceil_div(grains * grain_bytes, page_bytes), form))
+            rows.append(KvRows(begin, end, first, ceil_div(count * stored_page_bytes, page_bytes), form))
         return tuple(rows)
 
 
@@ -135,7 +136,7 @@ class StoredPrefix:
 class StagingBuffers:
     """Writable memory for one fetch. A thread writes it until the fetch's event is polled.
 
-    ``kv``: the grains of [``start``, ``position``), ``start`` rounded down and ``position`` up to 16 tokens.
+    ``kv``: the pages of [``start``, ``position``), ``start`` rounded down and ``position`` up to 16 tokens.
     ``state``: the state record. ``page_bytes``: where the form of the KV changes, the next span begins at a
     multiple of it (``StoredPrefix.rows_from``); 0 for prefixes in one form."""
 
@@ -162,7 +163,7 @@ class KvPiece:
     """KV of tokens [``start``, ``end``), at most 256 of them: one record. ``start`` is a multiple of 16, and
     so is ``end``, except at the snapshot's position.
 
-    ``form`` 0: grains as the engine computes with them. Another number names a compressed form of the engine;
+    ``form`` 0: pages as the engine computes with them. Another number names a compressed form of the engine;
     the store only keeps it."""
 
     start: int

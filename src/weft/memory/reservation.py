@@ -43,19 +43,19 @@ class Lease:
     """Tokens at the front with pages of the prefix tree: read, never written (law L7)."""
     held: NodeId = NO_NODE
     """The node that ends after ``shared_tokens``; NO_NODE if that is 0."""
-    taps: list[Snapshot] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
     inexact: bool = False
     """It reads or was computed from data that was compressed once, and so is everything it publishes."""
     loads: bool = False
     """Its contents come from a store, not from a sequence that runs."""
 
     def move_slot(self, src: SlotId, dst: SlotId, epoch: int) -> None:
-        """Its state, or the state of one of its taps, moved to ``dst``."""
+        """Its state, or one of its snapshots, moved to ``dst``."""
         if self.slot == src:
             self.slot, self.epoch = dst, epoch
             return
-        [at] = [at for at, tap in enumerate(self.taps) if tap.slot == src]
-        self.taps[at] = Snapshot(self.taps[at].position, dst, epoch)
+        [at] = [at for at, held in enumerate(self.snapshots) if held.slot == src]
+        self.snapshots[at] = Snapshot(self.snapshots[at].position, dst, epoch)
 
 
 @dataclass(frozen=True, slots=True)

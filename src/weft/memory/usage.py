@@ -39,7 +39,7 @@ class CacheCounts:
     compressed_pages: int = 0
     """Pages of KV that were compressed."""
     restored_pages: int = 0
-    """Compressed pages that were unpacked again."""
+    """Compressed pages that were restored again."""
     hits_inexact: int = 0
     """Leases that opened on data that was compressed once, or was computed from such data."""
     loaded: int = 0
@@ -179,7 +179,7 @@ class ShapeSum:
 
 
 @dataclass(slots=True)
-class NamespaceShape:
+class SaltShape:
     """``number`` from 1, in the order of size; ``salted``: it has a name."""
 
     number: int
@@ -199,7 +199,7 @@ class SizeClass:
 class PrefixShape:
     """One place in the tree. ``tokens``: from the root to the place. ``hits``, ``tokens_saved`` and
     ``bytes``: its own and of all nodes below. ``age_s``: since the last use of any of them. ``branches``: its
-    children. ``readers``: leases that run now. ``namespace``: by number, 0 if it is not listed."""
+    children. ``readers``: leases that run now. ``salt``: by number, 0 if it is not listed."""
 
     digest: str
     head: list[int]
@@ -211,15 +211,15 @@ class PrefixShape:
     readers: int
     snapshot: bool
     age_s: float
-    namespace: int
+    salt: int
 
 
 @dataclass(slots=True)
 class CacheShape:
     """``cut_off``: the tree has more nodes than were looked at."""
 
-    namespaces: list[NamespaceShape]
-    namespace_count: int
+    salts: list[SaltShape]
+    salt_count: int
     depths: list[SizeClass]
     lengths: list[SizeClass]
     prefixes: list[PrefixShape]

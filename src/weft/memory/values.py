@@ -43,7 +43,7 @@ class Lost:
     ``no_checkpoint``: KV matches, but no state lies so far on. ``evicted_state``: a state was there and is
     evicted. ``evicted_kv``: the KV is evicted; an upper bound, as only its first page is known to match.
     ``not_ready``: another sequence computes these tokens now, and waiting for it would have taken longer.
-    ``salt``: another namespace has them. This is counted only if the operator asks for it, because it reveals
+    ``salt``: another salt has them. This is counted only if the operator asks for it, because it reveals
     what other tenants sent (law L10). ``stored``: the store has them, and reading them would have taken
     longer than computing. ``damaged``: the store had them, and their bytes were not what was written.
     ``store_busy``: the store has them, and did not deliver in time or had no buffer free."""

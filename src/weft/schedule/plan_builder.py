@@ -235,7 +235,7 @@ def _with_stores(work: ArenaWork, stores: Stores, moves: Moves) -> ArenaWork:
     slot_moves = {copy.src: copy.dst for copy in moves.slots}
     pages, states = stores
     overwritten = {page for one in work.kv_compressions for page in one.pages}.union(
-        *(one.packed for one in work.kv_restores))
+        *(one.compressed for one in work.kv_restores))
     if any(not overwritten.isdisjoint(one.pages) for one in pages):
         return work
     return replace(

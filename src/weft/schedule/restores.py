@@ -55,7 +55,7 @@ LOAD_SEQS_FROM = 1 << 40
 FETCHES_MAX = 16
 """Fetches at once (law L11)."""
 WAIT_S_MIN = 0.05
-"""The shortest deadline of a fetch: clocks and disks have grains."""
+"""The shortest deadline of a fetch: clocks and disks are coarse."""
 ANSWERS_MAX = 4096
 AHEAD_MAX = 16
 """Waiting requests behind the admitted ones whose fetches may begin."""

@@ -96,7 +96,7 @@ class Reuse:
             return
         donates = self._donates(preempted=preempted)
         keep = None
-        if donates or self._memory.lease(seq.id).taps:
+        if donates or self._memory.lease(seq.id).snapshots:
             keep = seq.known()[:int(self._rows.computed[self._rows.row_of(seq)])]
             if not donates:
                 step.transaction.publish(seq.id, keep)
@@ -232,7 +232,7 @@ class Reuse:
         for seq in closing:
             row = self._rows.row_of(seq)
             computed = int(self._rows.computed[row])
-            arriving = [tap.position for tap in self._memory.lease(seq.id).taps]
+            arriving = [held.position for held in self._memory.lease(seq.id).snapshots]
             arriving += [computed] if self._donates(preempted=False) else []
             if arriving:
                 producers.add(PrefixProducer(seq.id, seq.salt, None, seq.known()[:computed], computed,
@@ -243,8 +243,8 @@ class Reuse:
         computed = int(self._rows.computed[row])
         arriving: tuple[int, ...] = ()
         if publishes:
-            taps = tuple(tap.position for tap in self._memory.lease(seq.id).taps)
-            arriving = taps if self._stateful else (computed,)
+            written = tuple(held.position for held in self._memory.lease(seq.id).snapshots)
+            arriving = written if self._stateful else (computed,)
         return PrefixProducer(seq.id, seq.salt, seq.rank, known, computed, arriving)
 
     # ------------------------------------------------------------------ after a commit

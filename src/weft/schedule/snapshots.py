@@ -9,7 +9,7 @@ they lie.
                 every:N   as prompt, and forks, and every N tokens of the prompt
                 none      nothing
     source      prompt-end      the last grid point of the prompt                   a tap of the prefill
-                tail            a little before that, on a coarser grid             a tap
+                near-end        a little before that, on a coarser grid             a tap
                 boundaries      declared: system prompt and tools, each message     taps
                 marks           what the client asks for in its request             taps
                 forks           where the prompt was seen further than any state    a tap
@@ -30,14 +30,14 @@ run. The grid is CHUNK_TOKENS, or a page for kernels that go token by token (dec
     a prompt of n tokens        |system + tools|  turn 1  |   turn 2      |  question   |
     boundary (declared)                        b          b               b
     prompt end, grid(n - 1)                                                          e
-    tail: the same on a coarser grid                                            t
+    near-end: the same on a coarser grid                                        n
     fork: seen before up to f, the deepest snapshot is at c        c ---- f
     insurance: i, 2i, 4i, ...        i      2i              4i
     spare: between these               . . .   .  .  .  .       .
     decode: d, 2d, ... of the answer that follows                                      d       2d
 
-* *tail*: the last tokens of a prompt are the least likely to come again, as a template adds a few and later
-  removes them.
+* *near-end*: the last tokens of a prompt are the least likely to come again, as a template adds a few and
+  later removes them.
 * *boundary*: a system prompt is shared by requests that share nothing else.
 * *fork*: two prompts are known to differ from here on, so a third may.
 * *insurance*: for positions that are not declared. With doubling distances, a prompt that shares p tokens
@@ -52,7 +52,7 @@ All of this is a wish (law L9): a run is never cut for a tap, and a tap without 
 
 Rejected: one switch per source (nine flags that are read together anyway); a snapshot at each multiple of a
 block (the states of 397B weigh 6,253 tokens of KV each); only one at the prompt's end (it lies in the unique
-tail of most prompts, where no other prompt finds it).
+end of most prompts, where no other prompt finds it).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SnapshotPolicy:
     that distance in an answer, 0 for one that follows from the weight of a state, where ``decode`` is on."""
 
     prompt_end: bool = False
-    tail: bool = False
+    near_end: bool = False
     boundaries: bool = False
     marks: bool = False
     forks: bool = False
@@ -92,11 +92,11 @@ class SnapshotPolicy:
 
 NONE = SnapshotPolicy()
 PROMPT = SnapshotPolicy(prompt_end=True, request_end=True, preemption=True, marks=True)
-AUTO = replace(PROMPT, prompt_end=False, tail=True, boundaries=True, forks=True, insurance=True, spare=True,
-               decode=True)
+AUTO = replace(PROMPT, prompt_end=False, near_end=True, boundaries=True, forks=True, insurance=True,
+               spare=True, decode=True)
 
 _PRESETS = {"auto": AUTO, "prompt": PROMPT, "none": NONE}
-_SWITCHES = ("prompt-end", "tail", "boundaries", "marks", "forks", "insurance", "spare", "request-end",
+_SWITCHES = ("prompt-end", "near-end", "boundaries", "marks", "forks", "insurance", "spare", "request-end",
              "preemption")
 _FORMS = ("auto, prompt, every:N, none, or a list such as auto,-forks or boundaries,decode:4096 of the "
           f"sources {', '.join(_SWITCHES)}, every:N, decode, decode:N")
@@ -133,6 +133,8 @@ def _with(policy: SnapshotPolicy, item: str, text: str) -> SnapshotPolicy:
         return replace(policy, decode=on, decode_tokens=_distance(name, text) if colon else 0)
     if kind == "every" and on == bool(colon):
         return replace(policy, every_tokens=_distance(name, text) if on else 0)
+    if name == "tail":
+        raise _wrong(text, "the source 'tail' has another name now: near-end")
     if name in _PRESETS:
         raise _wrong(text, f"{name!r} is no source: it can only come first, without a minus")
     raise _wrong(text, f"{item!r} is no source" if item else "an item of it is empty")
@@ -158,8 +160,8 @@ def _wrong(text: str, why: str) -> ConfigError:
 
 INSURANCE_TOKENS_MIN = 512
 INSURANCE_TOKENS_MAX = 8192
-TAIL_GRID_MAX = 512
-_TAIL_PARTS = 8
+NEAR_END_GRID_MAX = 512
+_NEAR_END_PARTS = 8
 DECODE_TOKENS_MIN = 4096
 DECODE_TOKENS_MAX = 32768
 _DECODE_WEIGHTS = 4
@@ -173,10 +175,10 @@ def on_grid(position: int, grid: int = CHUNK_TOKENS) -> int:
     return position - position % grid
 
 
-def tail_position(known_tokens: int, grid: int = CHUNK_TOKENS) -> int:
-    """The position of *tail* for ``known_tokens``."""
+def near_end_position(known_tokens: int, grid: int = CHUNK_TOKENS) -> int:
+    """The position of *near-end* for ``known_tokens``."""
     # A grid that grows with the prompt: an eighth of it or less.
-    while grid < TAIL_GRID_MAX and 2 * grid * _TAIL_PARTS <= known_tokens:
+    while grid < NEAR_END_GRID_MAX and 2 * grid * _NEAR_END_PARTS <= known_tokens:
         grid *= 2
     return (known_tokens - 1) // grid * grid
 
@@ -247,8 +249,8 @@ def wanted_positions(policy: SnapshotPolicy, *, known_tokens: int, start: int,
             wish(on_grid(mark, grid))
     if policy.prompt_end:
         wish(last)
-    if policy.tail:
-        wish(tail_position(known_tokens, grid))
+    if policy.near_end:
+        wish(near_end_position(known_tokens, grid))
     if policy.forks and kv_tokens > start:
         wish(on_grid(min(kv_tokens, last), grid))
     if policy.boundaries:

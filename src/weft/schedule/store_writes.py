@@ -355,14 +355,14 @@ class StoreWrites:
         pieces, row = [], 0
         for part in job.contents.parts:
             flat_B = self._buffers[job.buffer].pages_PB[row:row + part.row_count].reshape(-1)
-            grain_bytes = self._compressed_kv_bytes if part.compressed else self._buffers.page_bytes
+            record_page_bytes = self._compressed_kv_bytes if part.compressed else self._buffers.page_bytes
             form = self._kv_form if part.compressed else EXACT_FORM
             row, start = row + part.row_count, part.start
             while start < part.end:
                 end = min(part.end, start - start % RECORD_TOKENS_MAX + RECORD_TOKENS_MAX)
                 first, last = (start - part.start) // PAGE_TOKENS, pages_for(end) - part.start // PAGE_TOKENS
-                begin = part.skip_bytes + first * grain_bytes
-                payload = flat_B[begin:part.skip_bytes + last * grain_bytes]
+                begin = part.skip_bytes + first * record_page_bytes
+                payload = flat_B[begin:part.skip_bytes + last * record_page_bytes]
                 pieces.append(KvPiece(start, end, payload.data if self._has_pages else memoryview(b""), form))
                 start = end
         return pieces

@@ -56,7 +56,7 @@ NO_TIER = TierStats(RestoreCounts(), WriteCounts(), StoreStats("", False, 0, 0, 
 
 
 class FetchKey(NamedTuple):
-    """A stored snapshot in a namespace of salts."""
+    """A stored snapshot of one salt."""
 
     salt: str
     snapshot: int

@@ -45,7 +45,7 @@ class ServerConfig:
                                              "times. Without one, every --api-key opens those.")
     api_key_file: str | None = flag(None, "File with further keys for --api-key, one a line; ps "
                                           "shows a command line to all users.")
-    tenant_by_key: bool = flag(False, "Give each API key a cache namespace of its own: requests of two keys "
+    tenant_by_key: bool = flag(False, "Give each API key cached prefixes of its own: requests of two keys "
                                       "never share a cached prefix.")
     key_requests_per_minute: int = limit(0, "Requests that one API key may send a minute (429); 0: no limit.",
                                          least=0)

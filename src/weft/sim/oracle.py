@@ -22,7 +22,7 @@ hold that goes further than one taken before for the same request pays and earns
 
 Placement is that of ``--snapshots auto`` with every fork seen: ``wanted_positions`` of the real scheduler,
 given the length of the prompt's known prefix. With ``foresight`` the last grid point that any later request
-will share is added. What is left out flatters it: frames, the grain of pages, steps in which memory is given
+will share is added. What is left out flatters it: frames, whole pages, steps in which memory is given
 up. A search through all choices on tiny instances is the test of the greed.
 
 Rejected: farthest next use first (the rule of Belady, best for items of one size that do not share); an exact

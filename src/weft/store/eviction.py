@@ -27,7 +27,7 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.prefix_store import GRAIN_TOKENS
+from weft.memory.prefix_store import STORED_PAGE_TOKENS
 from weft.store.index import NO_ENTRY, StoreIndex
 from weft.store.ledger import KV, SNAPSHOT
 from weft.store.recovery import Int64s
@@ -68,7 +68,7 @@ def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
 def positions_above(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.float64]:
     """The position of the stored snapshot above each of ``snapshots``, 0 without one.
 
-    The parents of all records are followed at once, in steps that double. A snapshot inside a grain ends
+    All parents are followed at once, in steps that double. A snapshot inside a stored page ends
     in a record of its own beside the longer prefix. For others it counts as one at its parent."""
     c, length = index.c, index.length
     root = length  # behind the last entry: the end of every path
@@ -77,7 +77,7 @@ def positions_above(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.floa
     ends = c["kind"][:length] == KV
     ends &= c["snapshot"][:length] != NO_ENTRY
     stops = np.append(ends, True)
-    inside = np.flatnonzero(ends & (c["tokens"][:length] % GRAIN_TOKENS != 0))
+    inside = np.flatnonzero(ends & (c["tokens"][:length] % STORED_PAGE_TOKENS != 0))
     stops[parents[inside]] = True
     nearest = np.where(stops, np.arange(length + 1), parents)
     while True:
@@ -87,7 +87,7 @@ def positions_above(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.floa
         nearest = further
     last = c["parent"][snapshots]
     before = parents[last]
-    own = (c["tokens"][last] % GRAIN_TOKENS != 0) & ~np.append(ends, False)[before]
+    own = (c["tokens"][last] % STORED_PAGE_TOKENS != 0) & ~np.append(ends, False)[before]
     at = nearest[np.where(own, parents[before], before)]
     positions = np.append(c["position"][:length].astype(np.float64) + c["tokens"][:length], 0.0)
     above: npt.NDArray[np.float64] = positions[at]
@@ -98,8 +98,8 @@ def _continued(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.bool_]:
     """Whether a longer prefix goes on from where each of ``snapshots`` is."""
     c = index.c
     last = c["parent"][snapshots]
-    # No record goes on from one that ends inside a grain: its parent has the next records as well.
-    before = np.where(c["tokens"][last] % GRAIN_TOKENS, c["parent"][last], last)
+    # No record goes on from one that ends inside a stored page: its parent has the next records as well.
+    before = np.where(c["tokens"][last] % STORED_PAGE_TOKENS, c["parent"][last], last)
     goes_on: npt.NDArray[np.bool_] = c["users"][last] > 1
     goes_on |= (before != NO_ENTRY) & (c["users"][before] > 1)
     return goes_on
@@ -109,7 +109,8 @@ def _kv_bytes(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.float64]:
     """Bytes of the KV of each snapshot from the root on, in the proportion of its last record."""
     c = index.c
     last = c["parent"][snapshots]
-    tokens = (c["tokens"][last].astype(np.int64) + GRAIN_TOKENS - 1) // GRAIN_TOKENS * GRAIN_TOKENS
+    pages = (c["tokens"][last].astype(np.int64) + STORED_PAGE_TOKENS - 1) // STORED_PAGE_TOKENS
+    tokens = pages * STORED_PAGE_TOKENS
     per_token = c["payload"][last] / np.maximum(tokens, 1)
     kv_bytes: npt.NDArray[np.float64] = per_token * c["position"][snapshots]
     return kv_bytes

@@ -28,7 +28,7 @@ import numpy as np
 
 from weft.memory.prefix_store import (
     EXACT_FORM,
-    GRAIN_TOKENS,
+    STORED_PAGE_TOKENS,
     PutOffer,
     StagingBuffers,
     StoredPrefix,
@@ -127,7 +127,7 @@ class StoreIndex:
                 c["sibling"][entry] = self.heads.get(head, NO_ENTRY)
                 self.heads[head] = entry
         short = rows["tokens"][own]
-        counts = np.bincount(short[short < GRAIN_TOKENS], minlength=1)
+        counts = np.bincount(short[short < STORED_PAGE_TOKENS], minlength=1)
         self._short = {length: int(count) for length, count in enumerate(counts) if count}
         self._load_snapshots(np.flatnonzero(rows["kind"] == SNAPSHOT), parents)
 
@@ -215,7 +215,7 @@ class StoreIndex:
             return self._covered[1]
         best = KvChain((), 0, root)
         for path in self._paths(root, tokens, exact=exact, durable=False):
-            if path.end > best.end and (path.end % GRAIN_TOKENS == 0 or path.end * 4 == len(tokens)):
+            if path.end > best.end and (path.end % STORED_PAGE_TOKENS == 0 or path.end * 4 == len(tokens)):
                 best = path
         self._covered = asked, best
         return best
@@ -252,10 +252,10 @@ class StoreIndex:
         while to_visit and visits < VISITS_MAX:
             at = to_visit.pop()
             rest = view[4 * at.end:]
-            if at.end % GRAIN_TOKENS or not rest:
+            if at.end % STORED_PAGE_TOKENS or not rest:
                 continue
             lengths = [n for n in self._short if 4 * n <= len(rest)]
-            lengths += [GRAIN_TOKENS] if len(rest) >= 4 * GRAIN_TOKENS else []
+            lengths += [STORED_PAGE_TOKENS] if len(rest) >= 4 * STORED_PAGE_TOKENS else []
             for length in lengths:
                 for entry in self._list(self.heads.get(head_of(at.chain, rest[:4 * length]), NO_ENTRY)):
                     visits += 1
@@ -296,8 +296,8 @@ class StoreIndex:
         self._count_short(self.c["tokens"].item(entry), -1)
 
     def _count_short(self, tokens: int, change: int) -> None:
-        """Lengths below a grain: a lookup tries each of them."""
-        if tokens < GRAIN_TOKENS:
+        """Lengths below a stored page: a lookup tries each of them."""
+        if tokens < STORED_PAGE_TOKENS:
             self._short[tokens] = self._short.get(tokens, 0) + change
             if self._short[tokens] == 0:
                 del self._short[tokens]
@@ -374,8 +374,8 @@ def places_of(prefix: StoredPrefix, start: int,
             continue
         if span.form != form and page_bytes:
             at = ceil_div(at, page_bytes) * page_bytes
-        grains = ceil_div(span.end - span.start, GRAIN_TOKENS)
-        skipped = max(0, start - span.start) // GRAIN_TOKENS * (span.payload_bytes // grains)
+        pages = ceil_div(span.end - span.start, STORED_PAGE_TOKENS)
+        skipped = max(0, start - span.start) // STORED_PAGE_TOKENS * (span.payload_bytes // pages)
         yield span, at, span.payload_bytes - skipped
         at, form = at + span.payload_bytes - skipped, span.form
 

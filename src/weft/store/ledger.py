@@ -43,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from weft.memory.prefix_store import GRAIN_TOKENS
+from weft.memory.prefix_store import STORED_PAGE_TOKENS
 from weft.store.disk import OsDisk
 
 ROW = np.dtype([
@@ -132,7 +132,7 @@ def chain_of(parent_chain: int, tokens: bytes | memoryview) -> int:
 
 def head_of(parent_chain: int, tokens: bytes | memoryview) -> int:
     """``chain_of`` of at most the first 16 of ``tokens``."""
-    return chain_of(parent_chain, memoryview(tokens)[:4 * GRAIN_TOKENS])
+    return chain_of(parent_chain, memoryview(tokens)[:4 * STORED_PAGE_TOKENS])
 
 
 def payload_checksum(payload: bytes | memoryview) -> bytes:

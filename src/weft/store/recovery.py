@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.prefix_store import GRAIN_TOKENS, RECORD_TOKENS_MAX
+from weft.memory.prefix_store import RECORD_TOKENS_MAX, STORED_PAGE_TOKENS
 from weft.store.ledger import KV, REMOTE_VOLUME, RETIRED, ROW, SNAPSHOT, USED, LedgerRows
 from weft.store.space import BLOCK_BYTES
 
@@ -111,7 +111,7 @@ def _has_tokens(records: LedgerRows, tokens_bytes: int) -> Bools:
     inside = (records["tokens_at"] <= np.uint64(tokens_bytes)) & \
         (counts * np.uint64(4) <= np.uint64(tokens_bytes) - np.minimum(records["tokens_at"],
                                                                        np.uint64(tokens_bytes)))
-    whole = (counts >= 1) & (counts <= RECORD_TOKENS_MAX) & (records["position"] % GRAIN_TOKENS == 0)
+    whole = (counts >= 1) & (counts <= RECORD_TOKENS_MAX) & (records["position"] % STORED_PAGE_TOKENS == 0)
     answer: Bools = np.where(records["kind"] == KV, inside & whole, True)
     return answer
 

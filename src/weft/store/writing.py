@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from weft.memory.prefix_store import GRAIN_TOKENS, RECORD_TOKENS_MAX, DropReason, KvPiece, Ticket
+from weft.memory.prefix_store import RECORD_TOKENS_MAX, STORED_PAGE_TOKENS, DropReason, KvPiece, Ticket
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex
 from weft.store.ledger import (
     INEXACT,
@@ -335,7 +335,7 @@ def put_request(base: KvChain, tokens: bytes, kv: Sequence[KvPiece], state: memo
     at = base.end
     for piece in pieces:
         assert piece.start == at, "KV pieces leave a gap"
-        assert piece.start % GRAIN_TOKENS == 0, "a KV piece begins at a multiple of 16"
+        assert piece.start % STORED_PAGE_TOKENS == 0, "a KV piece begins at a multiple of 16"
         assert 0 < piece.end - piece.start <= RECORD_TOKENS_MAX, "a KV piece has 1 to 256 tokens"
         at = piece.end
     assert 4 * at == len(tokens), "KV pieces end at the snapshot's position"

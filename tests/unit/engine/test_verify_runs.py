@@ -146,9 +146,9 @@ def test_windows_stop_where_an_answer_saves_a_state() -> None:
 def test_a_step_has_a_bounded_number_of_window_tokens() -> None:
     rig, _ = speculating("perfect", most=VERIFY_TOKENS_MAX * 2)
     rig.run()
-    windows = [sum(int(plan.lengths[run]) for run in plan.verify_runs) for plan in rig.plans]
-    assert max(windows) <= VERIFY_TOKENS_MAX
-    assert max(windows) > 20
+    verified = [sum(int(plan.lengths[run]) for run in plan.verify_runs) for plan in rig.plans]
+    assert max(verified) <= VERIFY_TOKENS_MAX
+    assert max(verified) > 20
 
 
 @pytest.mark.parametrize("kind", ["perfect", "random", "adversarial"])

@@ -284,7 +284,7 @@ def a_root_of_nothing(memory: MemoryState) -> None:
 
 
 def a_tap_that_is_forgotten(memory: MemoryState) -> None:
-    memory.leases[ONE].taps.clear()
+    memory.leases[ONE].snapshots.clear()
 
 
 CACHE_CORRUPTIONS: list[tuple[Callable[[MemoryState], None], str]] = [
@@ -292,7 +292,7 @@ CACHE_CORRUPTIONS: list[tuple[Callable[[MemoryState], None], str]] = [
     (a_reader_of_another_node, "holds a node that ends at 16"),
     (a_reader_of_no_node, "reads 32 tokens of no node"),
     (a_reader_of_other_pages, "reads other pages than those of its node"),
-    (a_reader_of_another_namespace, "sequence 3 reads another namespace"),
+    (a_reader_of_another_namespace, "sequence 3 reads another salt"),
     (a_page_of_a_node_and_a_lease, r"page \d+ has two owners"),
     (a_page_that_its_node_forgot, r"page \d+ is recorded as of -\d+, its owner is 0"),
     (a_snapshot_of_an_old_epoch, "stale claim on slot"),

@@ -33,7 +33,7 @@ def test_a_list_begins_with_a_preset_or_with_nothing_and_adds_and_takes_away(
 
 
 def test_every_source_can_be_switched_off_alone() -> None:
-    for name, field in (("prompt-end", "prompt_end"), ("tail", "tail"), ("boundaries", "boundaries"),
+    for name, field in (("prompt-end", "prompt_end"), ("near-end", "near_end"), ("boundaries", "boundaries"),
                         ("marks", "marks"), ("forks", "forks"), ("insurance", "insurance"),
                         ("spare", "spare"), ("decode", "decode"), ("request-end", "request_end"),
                         ("preemption", "preemption")):
@@ -45,6 +45,7 @@ def test_every_source_can_be_switched_off_alone() -> None:
 @pytest.mark.parametrize(("text", "says"), [
     ("", "an item of it is empty"),
     ("all", "'all' is no source"),
+    ("auto,-tail", "the source 'tail' has another name now: near-end"),
     ("Auto", "'Auto' is no source"),
     ("auto,", "an item of it is empty"),
     ("auto,,forks", "an item of it is empty"),

@@ -14,9 +14,9 @@ from weft.schedule.snapshots import (
     decode_distance,
     decodes_due,
     insurance_tokens,
+    near_end_position,
     parse_snapshots,
     spare_in_run,
-    tail_position,
     taps_in_run,
     wanted_positions,
 )
@@ -35,9 +35,9 @@ def test_the_prompt_end_is_the_last_grid_point_before_the_last_token(known: int,
     (4095, 3840), (4096, 3584), (5000, 4608), (100_001, 99_840),
 ])
 def test_a_tail_is_near_the_end_on_a_grid_of_an_eighth_at_most(known: int, expected: int) -> None:
-    assert tail_position(known) == expected
+    assert near_end_position(known) == expected
     wanted = [expected] if expected else []
-    assert wanted_positions(SnapshotPolicy(tail=True), known_tokens=known, start=0) == wanted
+    assert wanted_positions(SnapshotPolicy(near_end=True), known_tokens=known, start=0) == wanted
 
 
 @pytest.mark.parametrize(("start", "expected"), [(0, [1024]), (1000, [1024]), (1024, []), (1040, [])])

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.unit.store.contents import (
-    GRAIN_BYTES,
     PATIENCE_S,
     STATE_BYTES,
+    STORED_PAGE_BYTES,
     assert_hit,
     assert_right_or_none,
     event_of,
@@ -243,7 +243,7 @@ def test_a_write_waits_for_the_reads_that_are_under_way(tmp_path: Path,
     order.clear()
     prefix = store.match(None, tokens, 0)
     assert prefix is not None
-    fetch = store.fetch(prefix, 0, StagingBuffers(memoryview(bytearray(GRAIN_BYTES * 16)),
+    fetch = store.fetch(prefix, 0, StagingBuffers(memoryview(bytearray(STORED_PAGE_BYTES * 16)),
                                                   memoryview(bytearray(STATE_BYTES))))
     ticket = put(store, prompt(256, 7))
     assert ticket is not None

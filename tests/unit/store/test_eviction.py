@@ -27,7 +27,7 @@ def add_snapshot(index: StoreIndex, record: int, number: int) -> int:
 
 
 def walked(index: StoreIndex, snapshot: int) -> int:
-    """The position of the snapshot above, one parent after the other. A snapshot inside a grain stands
+    """The position of the snapshot above, one parent after the other. A snapshot inside a stored page stands
     at the end of the record before its own."""
     c = index.c
 

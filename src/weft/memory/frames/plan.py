@@ -124,7 +124,7 @@ class ArenaPlan:
     """Bytes of a compressed KV page; 0: KV is never compressed."""
     compressed_kv_fields: tuple[CompressedKvField, ...] = ()
     compressed_kv_dtype: CompressedKvName = "int8"
-    kv_layout: KvLayoutName = "packed"
+    kv_layout: KvLayoutName = "vnni"
     """Of the blocks inside a page. It changes no size."""
 
     @property
@@ -258,7 +258,7 @@ def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[i
 
 def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName | None = None,
                compress: bool = False, compress_kv: CompressedKvName = "int8",
-               kv_layout: KvLayoutName = "packed") -> ArenaPlan:
+               kv_layout: KvLayoutName = "vnni") -> ArenaPlan:
     """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``compress``:
     snapshots may be compressed, if that saves a quarter of their bytes and the model has pages. KV may too,
     in ``compress_kv``, if the model has snapshots and its KV has more than 8 bits. ``kv_layout``: what the

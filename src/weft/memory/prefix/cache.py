@@ -3,7 +3,7 @@
     open on a match      hold the path; the anchor becomes the newest snapshot
     publish              the tree adopts pages and slots of a lease, which reads them from then on
     evict, compress      what ``eviction.choose`` chose
-    restore              unpacked pages for compressed KV on the path of an opening
+    restore              exact pages for compressed KV on the path of an opening
     release              a lease ends; what nothing needs any more becomes evictable
 
 Only ``state.apply`` calls the methods that write. Pages and slots that an operation frees are returned
@@ -39,21 +39,12 @@ from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.tree import Owners, PrefixTree, note_change
 from weft.memory.reservation import Lease, Opening, Publication
 from weft.memory.usage import CacheCounts
-from weft.memory.values import (
-    NO_NODE,
-    NO_SLOT,
-    NOTHING_RECALLED,
-    Eviction,
-    Lost,
-    Match,
-    NodeId,
-    Snapshot,
-)
+from weft.memory.values import NO_NODE, NO_SLOT, NOTHING_RECALLED, Eviction, Lost, Match, NodeId, Snapshot
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]
-NAMESPACES_MAX = 64
-"""Namespaces, the oldest first, in which a match looks for tokens lost to a salt (law L11)."""
+SALTS_MAX = 64
+"""Salts, the oldest first, in which a match looks for tokens lost to a salt (law L11)."""
 
 
 @dataclass(slots=True)
@@ -187,13 +178,13 @@ class PrefixCache:
             self._hold(lease, self.tree.node_ending(anchor, lease.shared_tokens))
 
     def restore(self, restore: RestoreKv) -> Freed:
-        """Compressed KV is unpacked; the caller enters the owners of its pages."""
+        """Compressed KV is restored; the caller enters the owners of its pages."""
         node = self.tree.by_id[restore.node]
-        packed = self.compressed_kv.leave(node)
+        compressed = self.compressed_kv.leave(node)
         node.edge.set_pages(node.start, restore.pages)
         self.counts.restored_pages += len(restore.pages)
-        unpacked = set(restore.pages)
-        return Freed([page for page in packed if page not in unpacked])
+        restored = set(restore.pages)
+        return Freed([page for page in compressed if page not in restored])
 
     def publish(self, lease: Lease, publication: Publication) -> Freed:
         """The tree adopts the pages that it lacks. Where it has the tokens, the lease adopts the tree's pages
@@ -233,10 +224,11 @@ class PrefixCache:
         exactly, node = not lease.inexact, end
         while node is not base:
             own = lease.pages[self.plan.pages_for(node.start):self.plan.pages_for(node.end)]
-            packed = self.compressed_kv.packed_node(node)
-            adopted = packed is not None or node.pages != own
+            compressed = self.compressed_kv.compressed_node(node)
+            adopted = compressed is not None or node.pages != own
             if adopted:
-                freed += node.pages if packed is None else self.compressed_kv.cut_front(packed, len(own))
+                freed += (node.pages if compressed is None
+                          else self.compressed_kv.cut_front(compressed, len(own)))
                 node.edge.set_pages(node.start, own)
                 for page in own:
                     self.tree.page_owners[page] = of_tree(node.edge.id)
@@ -255,7 +247,7 @@ class PrefixCache:
         if ended:
             lease.slot = NO_SLOT
         else:
-            lease.taps.remove(save)
+            lease.snapshots.remove(save)
         node: Node | None
         if save.position <= path.end:
             node = self.tree.node_ending(path, save.position)
@@ -327,7 +319,7 @@ class PrefixCache:
     def compress_kv(self, compress: CompressKv) -> Freed:
         """The KV of a node goes into the first of its own pages; the caller enters their owners."""
         self.counts.compressed_pages += len(compress.pages)
-        return Freed(self.compressed_kv.enter(self.tree.by_id[compress.node], compress.packed_count))
+        return Freed(self.compressed_kv.enter(self.tree.by_id[compress.node], compress.compressed_count))
 
     def _hold(self, lease: Lease, node: Node) -> None:
         before = self.node(lease)
@@ -355,9 +347,9 @@ class PrefixCache:
     def _remove(self, node: Node, freed: Freed) -> None:
         parent = node.parent
         assert parent is not None
-        packed = self.compressed_kv.leave(node) if node.id in self.compressed_kv.by_node else None
+        compressed = self.compressed_kv.leave(node) if node.id in self.compressed_kv.by_node else None
         pages = self.tree.remove(node)
-        freed.pages += pages if packed is None else packed
+        freed.pages += pages if compressed is None else compressed
         self.order.forget(node)
         self.compressed_kv.forget(node)
         if parent.parent is not None:
@@ -375,7 +367,7 @@ def _note_new(cache: PrefixCache, lease: Lease, node: Node) -> None:
 
 
 def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: Match) -> Match:
-    """``match`` of ``tokens``, with the loss to the salt: tokens that another namespace has, beyond those
+    """``match`` of ``tokens``, with the loss to the salt: tokens that another salt has, beyond those
     lost for other reasons.
 
     Each tenant computes the same tokens once (law L10), and the operator needs to know the cost of that. A
@@ -384,6 +376,6 @@ def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: 
     counted only with ``debug.count_salt``, and never reported to a request."""
     others = (name for name in cache.tree.roots if name != match.salt)
     most = max((cache.match(tokens, name, match.version).cached_tokens
-                for name in islice(others, NAMESPACES_MAX)), default=0)
+                for name in islice(others, SALTS_MAX)), default=0)
     missed = most - match.cached_tokens - match.lost.total
     return match if missed <= 0 else replace(match, lost=replace(match.lost, salt=missed))

@@ -24,7 +24,7 @@ with a scale for each row, take about a quarter of its bytes and lie in k KV pag
 saves the same seconds for fewer bytes, so compression comes between the two classes, the least recently used
 state first. It takes pages before it gives a slot back, and must reduce the demand in frames, or it is not
 done; so a shortage ends. A compressed state stays so until its eviction: a sequence that resumes there gets
-an unpacked copy in its own slot.
+an exact copy in its own slot.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen snapshot)
 in an overlay, and stops at ``EVICTIONS_PER_STEP`` (law L11).

@@ -1,15 +1,15 @@
 """What others see of the prefix cache: a snapshot for a store, its changes for a router, its shape for an
 operator.
 
-    contents   root --[ pages 3 9 4 )--[ packed 7 2 )o slot 5       tokens [0, position)
+    contents   root --[ pages 3 9 4 )--[ compressed 7 2 )o slot 5       tokens [0, position)
                                                                     rows   3 9 4 exact | 7 2 in 8 bits
                                                                     state  slot 5
     follower   what each changed node offers now  -  what was reported of it  -->  SnapshotReport
-    shape      namespaces, depths, lengths, and the places at which requests part or resume
+    shape      salts, depths, lengths, and the places at which requests part or resume
 
 Readings of the tree alone. **Contents**: pages and slot are those of memory's state at this version. A caller
 names them in the plan of the same version, and looks again for the next one. Codes of compressed KV lie side
-by side in its packed pages, from ``skip_bytes`` of the first on.
+by side in its compressed pages, from ``skip_bytes`` of the first on.
 
 **Follower**: a report is a difference between two states of the tree. So a snapshot that came and went
 between two reports is in none. A step that changes nothing costs nothing. A model with states resumes at
@@ -17,7 +17,7 @@ snapshots only (law L8). A model without them, or a router that asks for ``pages
 page of a span and its end. Digests go down the tree by sums (``weft.snapshot_report``). At most OFFERED_MAX
 are reported at once.
 
-**Shape**: namespaces by number, the biggest first, as a salt is a tenant's secret. ``digest`` is a hash of
+**Shape**: salts by number, the biggest first, as a salt is a tenant's secret. ``digest`` is a hash of
 the tokens of a prefix, ``head`` the tokens with which the place begins to differ from its siblings. Both stay
 in the server, which drops the head unless its operator asks for text. *Hits* of a prefix include those of all
 nodes below. One walk over at most NODES_MAX nodes, on request, never in a step (law L11).
@@ -40,8 +40,8 @@ import numpy.typing as npt
 
 from weft.memory.prefix.cache import PrefixCache
 from weft.memory.prefix.edge import COMPRESSED, Node, path_pages
-from weft.memory.prefix.tree import PrefixTree, namespace_of
-from weft.memory.usage import CacheShape, NamespaceShape, PrefixShape, ShapeSum, SizeClass
+from weft.memory.prefix.tree import PrefixTree, salt_of
+from weft.memory.usage import CacheShape, PrefixShape, SaltShape, ShapeSum, SizeClass
 from weft.memory.values import NO_SLOT, NodeId
 from weft.prefix_digests import extended_digests, salt_digest
 from weft.snapshot_report import RemovedSnapshot, ReportedSnapshot, SnapshotReport
@@ -105,7 +105,7 @@ def snapshot_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> Snaps
         at = at.parent
         if at is not None and at.slot != PAD and not above:
             above = at.end
-    slot, salt = node.slot if cache.stateful else NO_SLOT, namespace_of(cache.tree, node)
+    slot, salt = node.slot if cache.stateful else NO_SLOT, salt_of(cache.tree, node)
     if slot == COMPRESSED:
         pages += cache.compressed_states.pages[node.id]
     return SnapshotContents(node.id, salt, _tokens(node), start, tuple(pages), tuple(parts), slot, exact,
@@ -135,15 +135,15 @@ def _parts(cache: PrefixCache, node: Node, start: int) -> tuple[list[KvPart], li
 
 def _part(cache: PrefixCache, node: Node, start: int) -> tuple[KvPart, list[PageId]]:
     """The KV of one node from ``start`` on."""
-    packed = cache.compressed_kv.by_node.get(node.id)
-    if packed is None:
+    compressed = cache.compressed_kv.by_node.get(node.id)
+    if compressed is None:
         pages = node.pages[(start - node.start) // PAGE_TOKENS:]
         return KvPart(start, node.end, len(pages)), pages
     form = cache.compressed_kv.form
     passed = (start - node.start) // PAGE_TOKENS
-    row, skip_bytes = divmod(packed.skip_bytes + passed * form.record_bytes, form.page_bytes)
+    row, skip_bytes = divmod(compressed.skip_bytes + passed * form.record_bytes, form.page_bytes)
     count = pages_for(node.end) - start // PAGE_TOKENS
-    pages = packed.pages[row:row + ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes)]
+    pages = compressed.pages[row:row + ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes)]
     return KvPart(start, node.end, len(pages), True, skip_bytes), pages
 
 
@@ -167,7 +167,7 @@ def _tokens(node: Node) -> npt.NDArray[np.int32]:
 
 OFFERED_MAX = 200_000
 COMPRESSED_RESTORE_S = 1e-3
-"""A guess: unpacking a state takes about as long as writing it."""
+"""A guess: restoring a state takes about as long as writing it."""
 
 _Key = tuple[int, tuple[int, ...]]
 """Digest and tail."""
@@ -271,7 +271,7 @@ class SnapshotFollower:
             path.append(at)
             at = at.parent
         if at.parent is None:
-            digest = salt_digest(namespace_of(self._tree, at))
+            digest = salt_digest(salt_of(self._tree, at))
         else:
             digest = self._digests[at.id]
         if path:
@@ -282,7 +282,7 @@ class SnapshotFollower:
 
 
 NODES_MAX = 20_000
-NAMESPACES_MAX = 16
+SALTS_MAX = 16
 PREFIXES_MAX = 12
 HEAD_TOKENS = 24
 
@@ -314,11 +314,11 @@ def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> Cache
             total.add(pages=node.page_count, snapshot=node.slot != PAD, node_bytes=node_bytes,
                       inexact=node.kv_inexact or (node.slot != PAD and node.state_inexact),
                       hits=node.hits, age_s=age_s)
-    biggest = nlargest(NAMESPACES_MAX, by_root, key=lambda root: by_root[root][1].bytes)
+    biggest = nlargest(SALTS_MAX, by_root, key=lambda root: by_root[root][1].bytes)
     numbers = {root: number for number, root in enumerate(biggest, start=1)}
     return CacheShape(
-        namespaces=[NamespaceShape(number, *by_root[root]) for root, number in numbers.items()],
-        namespace_count=len(cache.tree.roots),
+        salts=[SaltShape(number, *by_root[root]) for root, number in numbers.items()],
+        salt_count=len(cache.tree.roots),
         depths=sorted(depths.values(), key=lambda one: one.tokens_max),
         lengths=sorted(lengths.values(), key=lambda one: one.tokens_max),
         prefixes=[PrefixShape(_digest(node), _head(node), node.end, use.tokens_saved, use.bytes, use.hits,

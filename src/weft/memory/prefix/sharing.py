@@ -1,4 +1,4 @@
-"""What the publications of one transaction will do, worked out in advance: a reading of the tree and of it.
+"""What the publications of one transaction will do, worked out before the commit, without a change.
 
 Two sequences with the same tokens may publish in one step, before either is in the tree. Each path that a
 transaction will add is remembered by the place where it leaves the tree. So the second sequence sees the
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from weft.memory.prefix.compressed_kv import Unpacking
+from weft.memory.prefix.compressed_kv import Restoring
 from weft.memory.prefix.edge import PAGE_KEY_BYTES, Node, common_pages, path_pages, walk
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Lease, Publication, TablePatch
@@ -41,11 +41,11 @@ class _Path:
 class Sharing:
     """The publications of one transaction."""
 
-    __slots__ = ("_paths", "_tree", "_unpacking", "freed_count", "patches", "publications", "visited")
+    __slots__ = ("_paths", "_restoring", "_tree", "freed_count", "patches", "publications", "visited")
 
-    def __init__(self, tree: PrefixTree, unpacking: Unpacking) -> None:
+    def __init__(self, tree: PrefixTree, restoring: Restoring) -> None:
         self._tree = tree
-        self._unpacking = unpacking
+        self._restoring = restoring
         self._paths: dict[tuple[str, NodeId, int], list[_Path]] = {}
         self.publications: list[Publication] = []
         self.patches: list[TablePatch] = []
@@ -85,8 +85,8 @@ class Sharing:
                 for node in (*path.passed, path.partly) if path.partly is not None else path.passed:
                     at = node.start // PAGE_TOKENS - first
                     end = min(node.end, path.end) // PAGE_TOKENS - first
-                    self._unpacking.replace_inexact(node, cached[at:end], own[at:end])
-            pages = self._unpacking.resolve_over(cached, own)
+                    self._restoring.replace_inexact(node, cached[at:end], own[at:end])
+            pages = self._restoring.resolve_over(cached, own)
             end, place = path.end, last.id
         rest = whole[(end - start) // PAGE_TOKENS * PAGE_KEY_BYTES:]
         earlier = self._paths.setdefault((lease.salt, place, end), [])

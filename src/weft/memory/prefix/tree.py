@@ -47,11 +47,11 @@ Owners = list[int] | dict[int, int]
 
 
 class PrefixTree:
-    """Nodes by namespace. ``paged`` False: a model without attention, its edges have no pages. The tree
+    """Nodes by salt. ``paged`` False: a model without attention, its edges have no pages. The tree
     enters what it adopts into ``page_owners`` and ``slot_owners``."""
 
     __slots__ = (
-        "_namespaces",
+        "_salts",
         "by_id",
         "change_count",
         "changed_nodes",
@@ -73,7 +73,7 @@ class PrefixTree:
         self.page_owners: Owners = {} if page_owners is None else page_owners
         self.slot_owners: Owners = {} if slot_owners is None else slot_owners
         self.roots: dict[str, Node] = {}
-        self._namespaces: dict[NodeId, str] = {}
+        self._salts: dict[NodeId, str] = {}
         self.by_id: dict[NodeId, Node] = {}
         self.edges: dict[EdgeId, Edge] = {}
         self.next_id = 0
@@ -91,9 +91,9 @@ class PrefixTree:
 
     # ------------------------------------------------------------------ reading
 
-    def find(self, namespace: str, data: bytes) -> PrefixMatch | None:
-        """The deepest match of the tokens ``data`` (int32 bytes); None for an unknown namespace."""
-        root = self.roots.get(namespace)
+    def find(self, salt: str, data: bytes) -> PrefixMatch | None:
+        """The deepest match of the tokens ``data`` (int32 bytes); None for an unknown salt."""
+        root = self.roots.get(salt)
         return None if root is None else find(root, data)
 
     def path_ids(self, name: NodeId) -> set[NodeId]:
@@ -120,11 +120,11 @@ class PrefixTree:
 
     # ------------------------------------------------------------------ writing
 
-    def root(self, namespace: str) -> Node:
-        root = self.roots.get(namespace)
+    def root(self, salt: str) -> Node:
+        root = self.roots.get(salt)
         if root is None:
-            root = self.roots[namespace] = self._new(None, Edge(NO_EDGE, 0, b"", []), 0, 0)
-            self._namespaces[root.id] = namespace
+            root = self.roots[salt] = self._new(None, Edge(NO_EDGE, 0, b"", []), 0, 0)
+            self._salts[root.id] = salt
         return root
 
     def insert(self, base: Node, data: bytes, pages: Sequence[PageId]) -> tuple[Node, int]:
@@ -260,7 +260,7 @@ class PrefixTree:
         self.page_count -= len(pages)
         if parent.parent is None and not parent.children:
             del self.by_id[parent.id]
-            del self.roots[self._namespaces.pop(parent.id)]
+            del self.roots[self._salts.pop(parent.id)]
         return pages
 
     def _add(self, parent: Node, tokens: bytes, pages: list[PageId]) -> Node:
@@ -292,8 +292,8 @@ def note_change(tree: PrefixTree, node: Node) -> None:
         tree.changed_nodes.add(node.id)
 
 
-def namespace_of(tree: PrefixTree, node: Node) -> str:
-    """The namespace of a node of ``tree``."""
+def salt_of(tree: PrefixTree, node: Node) -> str:
+    """The salt of a node of ``tree``."""
     while node.parent is not None:
         node = node.edge.nodes[0].parent or node.parent
-    return tree._namespaces[node.id]
+    return tree._salts[node.id]

@@ -51,10 +51,10 @@ from weft.server.sse import (
     Handler,
     answer_job,
     json_response,
-    namespace_of,
     owner_of,
     page_of,
     read_raw,
+    salt_of,
     tenant_of,
     unless_gone,
 )
@@ -192,7 +192,7 @@ class ResponseHandlers:
     async def _body(self, request: Request, raw: bytes) -> ResponsesBody:
         body = await read_body(raw, ResponsesBody, unserved=UNSERVED_IN_RESPONSES)
         check_fields(body)
-        body.cache_salt = namespace_of(request, body.cache_salt)
+        body.cache_salt = salt_of(request, body.cache_salt)
         return body
 
     def _store(self) -> ResponseStore:

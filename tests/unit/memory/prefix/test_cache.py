@@ -153,7 +153,7 @@ def test_a_publication_serves_others_while_its_sequence_runs() -> None:
     reservation = in_one(memory, lambda one: one.publish(ONE, tokens_of(1, 2)))
     assert hit(memory, tokens_of(1, 2, 5)) == 32
     lease = memory.lease(ONE)
-    assert (lease.pages, lease.shared_tokens, lease.taps) == (pages, 32, [])
+    assert (lease.pages, lease.shared_tokens, lease.snapshots) == (pages, 32, [])
     assert reservation.table_patches == (), "its table stays as it is"
 
 
