@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
-from weft.router.routers import ReplicaLoad, RoutedRequest
+from weft.router.protocol import ReplicaLoad, RoutedRequest
 from weft.router.seconds import Seconds
 from weft.snapshot_report import ReportedSnapshot, SnapshotReport
 from weft.units import PAGE_TOKENS

@@ -9,7 +9,7 @@ from tests.sim.test_snapshot_reports import COST
 from tests.support.synthetic import Library, document_traffic
 from tests.support.workload import small_arena
 from weft.errors import ConfigError
-from weft.router.routers import ROUTERS
+from weft.router.blind import ROUTERS
 from weft.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
 from weft.sim.replay import replay
 from weft.sim.traffic import Traffic

@@ -21,7 +21,7 @@ from weft.cli.flags import FlagCommand
 from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE
 from weft.cli.simulate_setup import DEFAULT_DEVICE, DEFAULT_MEMORY, Setup, setup_of, several
 from weft.errors import ConfigError
-from weft.router.routers import DEFAULT_ROUTER, ROUTERS
+from weft.router.blind import DEFAULT_ROUTER, ROUTERS
 from weft.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
 from weft.sim.fleet_replay import REPLICAS_MAX, RESTART_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.errors import ConfigError
-from weft.router.routers import ROUTERS
+from weft.router.blind import ROUTERS
 from weft.sim.arms import Arm
 from weft.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
 from weft.sim.replay import OnProgress, replay, sizes_for

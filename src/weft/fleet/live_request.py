@@ -24,7 +24,7 @@ import msgspec
 
 from weft.errors import DeadlyRequestError, WeftError
 from weft.request import Request, Resumption, TokenEvent
-from weft.router.routers import RoutedRequest
+from weft.router.protocol import RoutedRequest
 
 STRIKES_MAX = 2.0
 HALF_STRIKE = 0.5

@@ -27,7 +27,7 @@ from weft.errors import EngineUnavailableError, QueueFullError, WeftError
 from weft.fleet.live_request import EventSink, LiveRequest, RequestStream
 from weft.fleet.replica import Replica
 from weft.request import Request, TokenEvent, split_seed
-from weft.router.routers import ReplicaLoad, Router
+from weft.router.protocol import ReplicaLoad, Router
 from weft.rpc.client import EngineClient
 
 _REFUSED_RETRY_S = 0.2

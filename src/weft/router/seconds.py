@@ -20,7 +20,7 @@ from math import exp
 
 from weft.costs.step import StepCost, mean_cost
 from weft.prefix_digests import prefix_digests, token_array
-from weft.router.routers import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
 from weft.router.snapshot_table import CacheMatch, SnapshotTable
 from weft.snapshot_report import SnapshotReport
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS

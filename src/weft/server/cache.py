@@ -21,7 +21,7 @@ from weft.costs.step import StepCost
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError
 from weft.memory.usage import STORE_COUNTS, CacheShape, MemoryUsage, PrefixShape, ShapeSum, SizeClass
-from weft.router.routers import RouterCounts
+from weft.router.protocol import RouterCounts
 
 LOOK_EVERY_S = 1.0
 EngineShapes = list[tuple[int, CacheShape]]

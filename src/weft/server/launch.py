@@ -36,7 +36,8 @@ from weft.fleet.start_progress import StartProgress
 from weft.host import usable_cores
 from weft.info import ModelInfo
 from weft.models.hub import local_checkpoint
-from weft.router.routers import Router, make_router
+from weft.router.blind import make_router
+from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
 from weft.rpc.link import LinkKeys, new_token, read_or_create_token, tcp_address
 from weft.server.banner import base_url, print_banner

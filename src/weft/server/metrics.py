@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from weft.engine.stats import EngineStats
 from weft.memory.usage import CacheCounts
 from weft.request import SamplingParams, TokenEvent
-from weft.router.routers import RouterCounts
+from weft.router.protocol import RouterCounts
 from weft.schedule.tier_values import NO_TIER, TierStats
 from weft.server.cache import memory_bytes
 from weft.server.edge import HttpEdge

@@ -34,7 +34,8 @@ from weft.config import Sizes
 from weft.costs.fit import StepMeter
 from weft.costs.step import CostModel, Work
 from weft.memory.frames.plan import ArenaPlan
-from weft.router.routers import ReplicaLoad, RoutedRequest, Router, make_router
+from weft.router.blind import make_router
+from weft.router.protocol import ReplicaLoad, RoutedRequest, Router
 from weft.schedule.plan import StepPlan
 from weft.sim.arms import Arm, find_arm
 from weft.sim.replay import OnProgress, Played, PlayedTimes, Player, VirtualClock, sizes_for

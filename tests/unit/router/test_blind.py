@@ -7,15 +7,8 @@ from collections import Counter
 import pytest
 
 from weft.errors import ConfigError
-from weft.router.routers import (
-    ROUTERS,
-    LeastLoaded,
-    PrefixHash,
-    ReplicaLoad,
-    RoundRobin,
-    RoutedRequest,
-    make_router,
-)
+from weft.router.blind import ROUTERS, LeastLoaded, PrefixHash, RoundRobin, make_router
+from weft.router.protocol import ReplicaLoad, RoutedRequest
 
 REQUEST = RoutedRequest("a", [1, 2, 3])
 

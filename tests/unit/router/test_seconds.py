@@ -6,7 +6,7 @@ import pytest
 
 from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
-from weft.router.routers import ReplicaLoad, Route, RoutedRequest
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
 from weft.router.seconds import AMPLIFIED, Seconds, SharedCosts
 from weft.snapshot_report import ReportedSnapshot, SnapshotReport
 from weft.units import PAGE_TOKENS
