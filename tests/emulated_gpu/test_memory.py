@@ -44,6 +44,16 @@ def test_a_view_keeps_its_memory(card: Card) -> None:
     assert view.tolist() == [3, 4]
 
 
+def test_a_strided_view_counts_from_its_own_memory(card: Card) -> None:
+    """A second tensor lies behind the first, in one segment of torch's."""
+    first, second = torch.zeros(1000, device=CUDA), torch.zeros(1000, device=CUDA)
+    view = second.as_strided((2, 3), (10, 1), 5)
+    assert view.data_ptr() == second.data_ptr() + 20
+    view.fill_(7)
+    assert first.sum().item() == 0
+    assert second.nonzero().flatten().tolist() == [5, 6, 7, 15, 16, 17]
+
+
 def test_segments_are_counted_as_torch_does(card: Card) -> None:
     before, mib = torch.cuda.mem_get_info(CUDA)[0], 1 << 20
     held = [torch.empty(size, dtype=torch.uint8, device=CUDA) for size in (100, mib // 2, 3 * mib, 4 * mib)]
