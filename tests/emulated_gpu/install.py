@@ -276,8 +276,8 @@ def _names(bytes_total: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None, index: int = 0) -> Iterator[Card]:
-    """Inside, torch has a GPU with ``card_bytes``, the last of ``index`` + 1. Threads that begin inside see it
-    too."""
+    """Inside, torch has a GPU with ``card_bytes``, the last of ``index`` + 1. Threads that begin inside see
+    it too."""
     one = Card(card_bytes, seed, index)
     bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 

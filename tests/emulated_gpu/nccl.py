@@ -1,12 +1,12 @@
-"""NCCL between the cards of several processes: torch's group over gloo, each collective in its stream's order.
+"""NCCL between the cards of several processes: each collective goes over gloo when its stream comes to it.
 
     stream of rank 0   work | all-gather | work         the host has asked for all of it, and waits for none
                                   '-- gloo, when the stream comes to it --.
     stream of rank 1   work | work | all-gather | work  <-----------------'
 
-As with NCCL, ``wait`` lets the stream wait and not the host, a collective is recorded like a kernel, and both
-ends have to ask in the same order: or else they hang, until the group's timeout. Not emulated: the stream that
-a group may have of its own, and the memory and bandwidth that NCCL takes.
+As with NCCL, ``wait`` lets the stream wait and not the host, and a collective is recorded like a kernel. Both
+ends have to ask in the same order, or they hang until the group's timeout. Not emulated: a stream of the
+group's own, and the memory and bandwidth that NCCL takes.
 """
 
 from __future__ import annotations

@@ -28,12 +28,13 @@ def serve(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
         execute = executor.execute
 
         def reported(plan: StepPlan) -> Any:
+            if not card.serving:
+                card.begin_serving()
             result = execute(plan)
             assert not card.reports, "; ".join(str(report) for report in card.reports)
             return result
 
         executor.execute = reported
-        card.begin_serving()
         try:
             follow(executor, *more)
         finally:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from tests.emulated_gpu import emulated
-from tests.emulated_gpu.card import Card
+from tests.emulated_gpu.card import RESERVE_SLACK, Card
 from tests.emulated_gpu.engines import answers, assert_tokens_of_transformers, started
 from tests.fixtures.checkpoints import checkpoint
 from weft.errors import ConfigError
+from weft.runner import arena
 from weft.runner.reserve import Reserve
+from weft.runner.torch_executor import TorchExecutor
 from weft.tensor.device import wait_for
 from weft.tensor.gpu.host_memory import room_for
 
@@ -155,3 +159,20 @@ def test_prefixes_come_back_from_the_store_without_a_wait(tmp_path: Path) -> Non
         assert not card.reports, [str(report) for report in card.reports]
     assert restored
     assert_tokens_of_transformers(family, [prompt, prompt], made)
+
+
+def test_a_compaction_in_a_circle_takes_no_memory_of_its_size() -> None:
+    """Fault 3: pieces of all pages go through a room that the start counted."""
+    checkpoint("qwen3")
+    with mock.patch.object(arena, "MOVES_ROOM_BYTES", 4096), emulated() as card, \
+            started(card, "qwen3") as engine:
+        held = cast(TorchExecutor, engine.core.executor).arena
+        rows = held.buffer[: 12 * held.plan.page_bytes].view(12, -1)
+        rows.copy_(torch.arange(12, device=CUDA).to(torch.uint8)[:, None].expand_as(rows))
+        assert rows.nbytes > RESERVE_SLACK
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        held.copy_pages(list(range(12)), [*range(1, 12), 0])
+        assert torch.cuda.max_memory_allocated() - before < 2048, "ids alone"
+        card.serving = False
+        assert rows.float().mean(1).tolist() == [11, *range(11)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -34,3 +35,23 @@ def test_two_ranks_answer_as_transformers_does_and_nothing_is_reported(family: s
         assert card.replays
     assert not card.reports, [str(report) for report in card.reports]
     assert_tokens_of_transformers(family, [*PROMPTS, PROMPTS[0]], made)
+
+
+def test_both_ranks_load_and_store_out_of_memory_that_was_pinned_at_the_start(
+        two: Peers, tmp_path: Path) -> None:
+    """Fault 6: with memory that is not pinned each copy of rank 1 waits, which is a report."""
+    family, prompt = "qwen3_5", list(range(3, 69))
+    checkpoint(family)
+    made = []
+    for _ in range(2):
+        with emulated() as card, started(card, family, peers=two, tp=2, rank_timeout=120.0,
+                                         store=str(tmp_path)) as engine:
+            made += answers(engine.core, [prompt])
+            engine.core.write_all(20.0)
+            assert engine.core.store is not None
+            restored = engine.core.store.stats().restores.restored_tokens
+            made += answers(engine.core, PROMPTS[1:], name="then")   # rank 1 says with it what it has noticed
+        assert not card.reports, [str(report) for report in card.reports]
+    assert restored >= 48
+    assert made[:2] == made[2:]
+    assert_tokens_of_transformers(family, [prompt], made[:1])

@@ -136,10 +136,13 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     tier = None
     if config.store is not None:
         from weft.assemble.prefix_store import open_tier, own_parts
+        from weft.ranks.executor import RankedExecutor
+
         tell(f"store: {config.store}")
+        executor = placed.executor
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
                                       threads=threads, device=device, clock=time.monotonic,
-                                      peers=None if ranks is None else ranks.peers)
+                                      ranks=executor if isinstance(executor, RankedExecutor) else None)
         placed.own.arena.attach(own_parts(tier.buffers))
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)

@@ -46,13 +46,14 @@ from weft.ranks.messages import (
     RankLaunch,
     RankLayout,
     RankLoaded,
+    RankMemory,
     RankPresent,
     RankReady,
     RankSleep,
     RankStored,
     RankWake,
 )
-from weft.ranks.shared_buffers import ReceivedBuffers
+from weft.ranks.shared_buffers import ReceivedBuffers, received
 from weft.schedule.plan import StepPlan
 from weft.units import format_bytes
 
@@ -112,6 +113,7 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
         follow(executor, connection, buffers)
     finally:
         executor.close()
+        buffers.close()
 
 
 def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: ReceivedBuffers) -> None:
@@ -128,7 +130,13 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
         elif isinstance(message, RankBuffer):
             buffers.receive(message, connection)
         elif isinstance(message, RankBufferFreed):
+            executor.arena.follow_loads(message.buffer)   # before the next step, and so before its end
             buffers.forget(message)
+        elif isinstance(message, RankMemory):
+            from weft.tensor.gpu.host_memory import CudaPin, HostBuffer
+
+            buffers.memory = HostBuffer(message.size, CudaPin(executor.arena.device),
+                                        received(connection, message.size))
         elif isinstance(message, RankSleep):
             executor.sleep(message.level)
             connection.send(RankDone())

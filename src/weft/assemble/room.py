@@ -74,6 +74,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     """After the weights are loaded: what a step takes is measured, and the arena gets a share of the rest."""
     import torch
 
+    from weft.runner.arena import MOVES_ROOM_BYTES
     from weft.runner.reserve import CudaMeter, measure_reserve
     from weft.runner.transfers import ROOMS_BYTES
     from weft.tensor import gpu
@@ -105,8 +106,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
                      "%s", error)
         gpu.choose("torch")
         reserve = measure(step_tokens=tokens, capture=None)   # torch's operators cannot be recorded
-    if config.store is not None:
-        reserve = replace(reserve, transfer_bytes=ROOMS_BYTES)
+    reserve = replace(reserve, transfer_bytes=MOVES_ROOM_BYTES + (ROOMS_BYTES if config.store else 0))
     return gpu_room(config, free_bytes(device), reserve.total_bytes, reserve.in_words())
 
 

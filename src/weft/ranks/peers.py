@@ -41,6 +41,7 @@ from weft.ranks.messages import (
     RankLaunch,
     RankLayout,
     RankLoaded,
+    RankMemory,
     RankPresent,
     RankReady,
     RankStored,
@@ -160,10 +161,12 @@ class Peers:
         for peer in self.ranks:
             self._send(peer, message)
 
-    def share(self, message: RankBuffer, descriptor: int) -> None:
-        """The memory behind ``descriptor`` is mapped by all."""
+    def share(self, message: RankBuffer | RankMemory, descriptor: int | None) -> None:
+        """The memory behind ``descriptor`` is mapped by all; None: ``message`` needs none."""
         for peer in self.ranks:
             self._send(peer, message)
+            if descriptor is None:
+                continue
             try:
                 send_handle(peer.connection, descriptor, peer.process.pid)
             except OSError as error:
