@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--memory", default="1GiB")
-    parser.add_argument("--checkpoints", default="auto")
+    parser.add_argument("--snapshots", default="auto")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path, help="write every round to this file")
     args = parser.parse_args(argv)
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(model: str | None, args: argparse.Namespace) -> int:
     drivers = {name: Driver(EngineConfig(
         model=model, memory=args.memory, prefix_cache=name == "on", max_model_len=4096, threads=args.threads,
-        checkpoints=args.checkpoints)) for name in ("on", "off")}
+        snapshots=args.snapshots)) for name in ("on", "off")}
     info = drivers["on"].info
     tokens = Tokens(info.vocab_size)
     for driver in drivers.values():  # the first steps of a process are slower

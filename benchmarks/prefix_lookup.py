@@ -79,7 +79,7 @@ def main() -> None:
     tokens = np.random.default_rng(1).integers(0, VOCAB_SIZE, asked.tokens, dtype=np.int32)
     print(f"{asked.tokens:,} cached tokens")
     measure("one edge", tokens, asked.tokens, 0, asked.repeats)
-    measure("a checkpoint every 4096", tokens, 4096, 0, asked.repeats)
+    measure("a snapshot every 4096", tokens, 4096, 0, asked.repeats)
     measure("every 512", tokens, 512, 0, asked.repeats)
     measure("every 512, 1000 branches", tokens, 512, 1000, asked.repeats)
     measure("every 64", tokens, 64, 0, asked.repeats)

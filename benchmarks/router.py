@@ -1,8 +1,8 @@
-"""What routing a request costs the HTTP process, with many checkpoints known.
+"""What routing a request costs the HTTP process, with many snapshots known.
 
-    python -m benchmarks.router [--checkpoints 100000] [--replicas 4] [--repeats 200]
+    python -m benchmarks.router [--snapshots 100000] [--replicas 4] [--repeats 200]
 
-The table holds --checkpoints, in equal parts of all replicas: conversations of up to 16,384 tokens, each with
+The table holds --snapshots, in equal parts of all replicas: conversations of up to 16,384 tokens, each with
 a state every 512. A request of each length is routed as the fleet does it: choose, placed, admitted, ended.
 Half of the prompts continue a known conversation. Printed are the medians in microseconds: of the whole, and
 of the part that reads the prompt (a Python list becomes an array, and its digests are computed).
@@ -17,11 +17,11 @@ from statistics import median
 
 import numpy as np
 
-from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
 from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
 from weft.router.protocol import ReplicaLoad, RoutedRequest
 from weft.router.seconds import Seconds
+from weft.snapshot_report import ReportedSnapshot, SnapshotReport
 from weft.units import PAGE_TOKENS
 
 CONVERSATION_TOKENS = 16_384
@@ -34,21 +34,21 @@ def conversation(number: int, length: int) -> np.ndarray[tuple[int, ...], np.dty
     return np.random.default_rng(number).integers(0, 150_000, length, dtype=np.int32)
 
 
-def filled_router(checkpoints: int, replicas: int) -> tuple[Seconds, int]:
+def filled_router(snapshots: int, replicas: int) -> tuple[Seconds, int]:
     """The router, and how many conversations it knows."""
     router = Seconds(time.monotonic)
     each = CONVERSATION_TOKENS // STATE_EVERY
-    count = -(-checkpoints // each)
-    added: list[list[ReportedCheckpoint]] = [[] for _ in range(replicas)]
+    count = -(-snapshots // each)
+    added: list[list[ReportedSnapshot]] = [[] for _ in range(replicas)]
     for number in range(count):
         digests = prefix_digests(conversation(number, CONVERSATION_TOKENS), "")
         for position in range(STATE_EVERY, CONVERSATION_TOKENS + 1, STATE_EVERY):
             added[number % replicas].append(
-                ReportedCheckpoint(int(digests[position // PAGE_TOKENS - 1]), position))
+                ReportedSnapshot(int(digests[position // PAGE_TOKENS - 1]), position))
     for replica, one in enumerate(added):
         router.joined(replica)
-        router.reported(replica, CheckpointReport(number=1, added=one, is_snapshot=True))
-    assert sum(counts.checkpoints for counts in router.counts().values()) >= checkpoints
+        router.reported(replica, SnapshotReport(number=1, added=one, is_full=True))
+    assert sum(counts.snapshots for counts in router.counts().values()) >= snapshots
     return router, count
 
 
@@ -75,12 +75,12 @@ def measured(router: Seconds, known: int, length: int, replicas: int, repeats: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoints", type=int, default=100_000)
+    parser.add_argument("--snapshots", type=int, default=100_000)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=200)
     args = parser.parse_args()
-    router, known = filled_router(args.checkpoints, args.replicas)
-    print(f"{args.checkpoints:,} checkpoints on {args.replicas} replicas, microseconds a request")
+    router, known = filled_router(args.snapshots, args.replicas)
+    print(f"{args.snapshots:,} snapshots on {args.replicas} replicas, microseconds a request")
     print(f"{'prompt':>8}  {'routing':>8}  {'of it, reading the prompt':>26}")
     for length in LENGTHS:
         whole, reading = measured(router, known, length, args.replicas, args.repeats)

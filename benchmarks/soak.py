@@ -5,7 +5,7 @@
 Half of the requests go through one engine that never restarts. The others go through many small engines whose
 devices fall off the bus now and then. Both have the simulator's kinds of trouble: memory for
 little more than one sequence; bursts longer than the queue; cancels between and inside steps; twins; resumed
-conversations; flushes while a step is in flight; many choices of ``--checkpoints``. After each step all books
+conversations; flushes while a step is in flight; many choices of ``--snapshots``. After each step all books
 are recounted from their owners. Every answer is compared with the right one, and every page and state that is
 read with its right content. The best sequence must make progress.
 

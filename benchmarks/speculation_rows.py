@@ -4,7 +4,7 @@
                                           [--rounds 12] [--cpu-time] [--parts]
 
 A model with random weights writes an answer without drafts first. Then the same answer is written again, with
-windows of 1, 4 and 8 rows in turn. Its drafts are all right, or all wrong, in every other round. So a line
+runs of 1, 4 and 8 rows in turn. Its drafts are all right, or all wrong, in every other round. So a line
 has planning, the products, attention, recurrences, the choice of tokens, the replay and settling.
 
     right    the replay consumes 4 or 8 tokens        wrong    it consumes one

@@ -2,14 +2,14 @@
 
     python benchmarks/store_bound.py TRACE [--limit 4000] [--store 1TB]
 
-Checkpoints stand where the engine puts them: at ends of answers, at forks and inside prompts
+Snapshots stand where the engine puts them: at ends of answers, at forks and inside prompts
 (`wanted_positions`). Each is stored as soon as it is computed, and a request finds the deepest one of its
 prompt. When the store is full, the rule evicts until 1 % of it is free.
 
     whole    seconds from the root on / bytes from the root on
-    above    seconds behind the stored checkpoint above / bytes behind it           (weft.store.eviction)
+    above    seconds behind the stored snapshot above / bytes behind it           (weft.store.eviction)
 
-    value = seconds x uses / bytes / age to the power p       uses: ``w`` for the first one of a checkpoint
+    value = seconds x uses / bytes / age to the power p       uses: ``w`` for the first one of a snapshot
                                                               that a longer prefix goes on from
 
 Left out: the memory above the store, the rate of writes, and the time of reads. So the rules are compared by
@@ -28,7 +28,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from weft.schedule.checkpoints import AUTO, insurance_tokens, on_grid, wanted_positions
+from weft.schedule.snapshots import AUTO, insurance_tokens, on_grid, wanted_positions
 from weft.sim.oracle import Forest, computed_tokens
 from weft.sim.recording import SAMPLE, read_trace
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, parse_bytes
@@ -43,7 +43,7 @@ TURN_USES = np.asarray([0.87, 1.33, 1.9, 2.3])
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Rule = Callable[["LightStore", Ints], Floats]
-"""The values of checkpoints at these places; the smallest goes first."""
+"""The values of snapshots at these places; the smallest goes first."""
 
 
 class Requests:
@@ -166,7 +166,7 @@ class LightStore:
             self.used_bytes -= self._bytes_without(path)
 
     def above(self, places: Ints) -> Floats:
-        """The position of the stored checkpoint above each place."""
+        """The position of the stored snapshot above each place."""
         answers = np.zeros(len(places))
         for at, place in enumerate(places.tolist()):
             path = self.path_of[place][:-1]

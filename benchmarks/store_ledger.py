@@ -1,9 +1,9 @@
-"""A ledger of many checkpoints: seconds until it is ready, and host memory of each.
+"""A ledger of many snapshots: seconds until it is ready, and host memory of each.
 
-    python -m benchmarks.store_ledger --checkpoints 100000
+    python -m benchmarks.store_ledger --snapshots 100000
 
 Rows are written as a store writes them, with real hashes; payloads lie in one sparse volume and are not read.
-Each checkpoint has ``--records`` KV records of 256 tokens of its own. "Ready" is from the open of the
+Each snapshot has ``--records`` KV records of 256 tokens of its own. "Ready" is from the open of the
 directory to the first match. Memory is the growth of the resident set over the load.
 """
 
@@ -24,8 +24,8 @@ from weft.store.directory_store import DirectoryStore
 from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
 from weft.store.ledger import (
-    CHECKPOINT,
     KV,
+    SNAPSHOT,
     chain_of,
     create_ledger,
     generations,
@@ -44,24 +44,24 @@ BLOCK = 4096
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--checkpoints", type=int, default=100_000)
-    parser.add_argument("--records", type=int, default=2, help="KV records of each checkpoint")
+    parser.add_argument("--snapshots", type=int, default=100_000)
+    parser.add_argument("--records", type=int, default=2, help="KV records of each snapshot")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        seconds, cpu, nbytes = measure(Path(folder) / "store", arguments.checkpoints, arguments.records)
+        seconds, cpu, nbytes = measure(Path(folder) / "store", arguments.snapshots, arguments.records)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({
-            "checkpoints": arguments.checkpoints, "records": arguments.records, "ready_s": seconds,
+            "snapshots": arguments.snapshots, "records": arguments.records, "ready_s": seconds,
             "ready_cpu_s": cpu, "host_bytes_each": nbytes}, indent=1) + "\n", encoding="utf-8")
-    print(f"{arguments.checkpoints:,} checkpoints with {arguments.records} KV records each: ready in "
+    print(f"{arguments.snapshots:,} snapshots with {arguments.records} KV records each: ready in "
           f"{seconds:.2f} s ({cpu:.2f} s of a core), {nbytes:.0f} bytes of host memory each")
 
 
-def measure(path: Path, checkpoints: int, records: int) -> tuple[float, float, float]:
-    """(seconds until the first match, seconds of one core, bytes of host memory for each checkpoint)."""
+def measure(path: Path, snapshots: int, records: int) -> tuple[float, float, float]:
+    """(seconds until the first match, seconds of one core, bytes of host memory for each snapshot)."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:  # this process has used no memory before
-        tokens = pool.apply(_fill, (path, checkpoints, records))
+        tokens = pool.apply(_fill, (path, snapshots, records))
     gc.collect()
     process = psutil.Process()
     before, began, cpu = process.memory_info().rss, time.perf_counter(), time.process_time()
@@ -73,13 +73,13 @@ def measure(path: Path, checkpoints: int, records: int) -> tuple[float, float, f
     assert prefix.position == records * RECORD_TOKENS
     gc.collect()
     after = process.memory_info().rss
-    assert store.stats().checkpoints == checkpoints
+    assert store.stats().snapshots == snapshots
     store.close()
-    return seconds, cpu, (after - before) / checkpoints
+    return seconds, cpu, (after - before) / snapshots
 
 
-def _fill(path: Path, checkpoints: int, records: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """Writes the store; returns the tokens of the last checkpoint."""
+def _fill(path: Path, snapshots: int, records: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """Writes the store; returns the tokens of the last snapshot."""
     disk = OsDisk()
     open_directory(path, disk).close()
     rng = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def _fill(path: Path, checkpoints: int, records: int) -> np.ndarray[tuple[int], 
     pieces: list[bytes] = []
     number = block = 0
     tokens = np.zeros(0, dtype=np.uint32)
-    for _ in range(checkpoints):
+    for _ in range(snapshots):
         tokens = rng.integers(0, 1 << 31, records * RECORD_TOKENS, dtype=np.uint32)
         content = tokens.tobytes()
         chain, parent = root, 0
@@ -104,7 +104,7 @@ def _fill(path: Path, checkpoints: int, records: int) -> np.ndarray[tuple[int], 
             pieces.append(piece)
             parent = number
         number, block = number + 1, block + 1
-        rows.append(row_of(kind=CHECKPOINT, number=number, parent=parent, offset=block * BLOCK, chain=chain,
+        rows.append(row_of(kind=SNAPSHOT, number=number, parent=parent, offset=block * BLOCK, chain=chain,
                            position=records * RECORD_TOKENS, **plain))
     volumes = Volumes(_SparseDisk(), path / VOLUMES_FOLDER, True)
     volumes.create(0, block + 1)

@@ -1,17 +1,17 @@
-"""Where a simulated store loses prompt tokens that it could have had, by what became of their checkpoint.
+"""Where a simulated store loses prompt tokens that it could have had, by what became of their snapshot.
 
     python benchmarks/store_losses.py TRACE [--limit 4000] [--store 1TB@3GB/s]
 
-It plays the trace as `weft simulate --store` does, and follows each checkpoint that was computed:
+It plays the trace as `weft simulate --store` does, and follows each snapshot that was computed:
 
-    computed --> put --> evicted         the last event of the deepest checkpoint of a prompt, when the prompt
+    computed --> put --> evicted         the last event of the deepest snapshot of a prompt, when the prompt
                                          arrives and less than that is cached
 
     computed    never put: it left memory before its turn, or was not worth writing
     put         in the store or on the way there: reading it was too dear or too late
     evicted     gone from the store
 
-What is left to the hit rate without a limit had no checkpoint. It takes twice the time of the simulation.
+What is left to the hit rate without a limit had no snapshot. It takes twice the time of the simulation.
 Sizes and costs are those of Qwen3.5-397B-A17B on eight H100 with 20 GB each.
 """
 
@@ -42,7 +42,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 class Followed:
-    """Checkpoints by number; ``lost[event]``: (tokens, seconds since the checkpoint was computed)."""
+    """Snapshots by number; ``lost[event]``: (tokens, seconds since the snapshot was computed)."""
 
     def __init__(self) -> None:
         self.tokens: list[Tokens] = []
@@ -52,7 +52,7 @@ class Followed:
         self._numbers: dict[int, int] = {}
         self._of_record: dict[int, int] = {}
         self._probes = np.zeros((3, 0), np.int64)
-        """By checkpoint: its position, its last token, and one in its middle."""
+        """By snapshot: its position, its last token, and one in its middle."""
 
     def computed(self, tokens: Tokens, now_s: float) -> None:
         if self._numbers.setdefault(hash(tokens.tobytes()), len(self.tokens)) == len(self.tokens):
@@ -88,7 +88,7 @@ def watched(followed: Followed) -> list[tuple[Any, str, Callable[..., Any]]]:
     add, put, evict, began = (StoreWrites._add, VirtualStore.put, store_tier.evict, Player._note_began)
 
     def added(writes: StoreWrites, node: NodeId) -> None:
-        contents = writes._memory.checkpoint_contents(node)
+        contents = writes._memory.snapshot_contents(node)
         if contents is not None:
             followed.computed(np.asarray(contents.tokens, np.int32)[:contents.position], writes._clock())
         add(writes, node)
@@ -138,7 +138,7 @@ def main() -> None:
         total += tokens.sum() / prompts
         print(f"{event:10s} {100 * tokens.sum() / prompts:5.2f} %  {len(lost)} requests, "
               f"half of them after {np.median(ages_s):.0f} s")
-    print(f"{'none':10s} {100 * (limit - total):5.2f} %  no checkpoint; {100 * limit:.2f} % without a limit")
+    print(f"{'none':10s} {100 * (limit - total):5.2f} %  no snapshot; {100 * limit:.2f} % without a limit")
 
 
 if __name__ == "__main__":

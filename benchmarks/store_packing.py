@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.store.ledger import CHECKPOINT, KV, ROW_BYTES, parse_rows
+from weft.store.ledger import KV, ROW_BYTES, SNAPSHOT, parse_rows
 from weft.store.packing import join_parts, pack_part, unpack
 
 
@@ -32,7 +32,7 @@ def records(store: Path) -> Iterator[tuple[str, bytes]]:
     """(kind, payload) of each record of a store that no process uses."""
     rows, valid = parse_rows(next(store.glob("ledger-*.rows")).read_bytes()[ROW_BYTES:])
     for row in rows[valid]:
-        if row["kind"] in (KV, CHECKPOINT) and row["payload_bytes"]:
+        if row["kind"] in (KV, SNAPSHOT) and row["payload_bytes"]:
             with (store / "volumes" / f"volume-{int(row['volume']):05d}").open("rb") as volume:
                 volume.seek(int(row["offset"]))
                 yield "KV" if row["kind"] == KV else "state", volume.read(int(row["payload_bytes"]))

@@ -314,8 +314,8 @@ def tokenizer_for(recipe: Recipe, kept: Path) -> Tokenizer:
     return tokenizer
 
 
-def train(recipe: Recipe, log: Path, snapshot_steps: int) -> None:
-    """Runs a recipe to its end, or on to its end from the last snapshot in `log`, and exports it."""
+def train(recipe: Recipe, log: Path, save_steps: int) -> None:
+    """Runs a recipe to its end, or on to its end from the last save in `log`, and exports it."""
     log.mkdir(parents=True, exist_ok=True)
     round_in_kernels(True)
     tokenizer = tokenizer_for(recipe, log / "tokenizer.json")
@@ -326,9 +326,9 @@ def train(recipe: Recipe, log: Path, snapshot_steps: int) -> None:
         while run.step < recipe.steps:
             lines.write(json.dumps(run.one_step(chats)) + "\n")
             lines.flush()
-            if run.step % snapshot_steps == 0:
+            if run.step % save_steps == 0:
                 run.save(log / "run.pt")
-                export(run.model, tokenizer, log / "snapshot", recipe.tokens_max)
+                export(run.model, tokenizer, log / "last-save", recipe.tokens_max)
     export(run.model, tokenizer, recipe.directory, recipe.tokens_max)
 
 
@@ -336,16 +336,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m train.run", description=__doc__.splitlines()[0])
     parser.add_argument("recipe", choices=sorted(RECIPES))
     parser.add_argument(
-        "--log", type=Path, default=Path("train_runs"), help="folder for the log and snapshots"
+        "--log", type=Path, default=Path("train_runs"), help="folder for the log and saves"
     )
-    parser.add_argument("--snapshot-steps", type=int, default=100)
+    parser.add_argument("--save-steps", type=int, default=100)
     parser.add_argument("--steps", type=int, help="another length of the run than the recipe has")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     recipe = RECIPES[chosen.recipe]
     recipe = replace(recipe, steps=chosen.steps or recipe.steps)
-    train(recipe, chosen.log / chosen.recipe, chosen.snapshot_steps)
+    train(recipe, chosen.log / chosen.recipe, chosen.save_steps)
 
 
 if __name__ == "__main__":

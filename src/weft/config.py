@@ -73,7 +73,7 @@ class EngineConfig:
     max_queued_requests: int = flag(1024, "Most requests waiting to run; more are turned away with 503.",
                                     least=1)
     prefix_cache: bool = flag(True, "Keep what was computed, and start later requests from it.")
-    checkpoints: str = flag("auto", "Where states are kept for later requests: auto, prompt (prompt ends), "
+    snapshots: str = flag("auto", "Where states are kept for later requests: auto, prompt (prompt ends), "
                                     "every:N tokens or none; or a list that adds and takes away sources, "
                                     "such as auto,-insurance or boundaries,decode:4096.")
     exact: bool = flag(True, "Keep cached KV and states as they are. With --no-exact they go into 8 bits "

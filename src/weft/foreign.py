@@ -55,13 +55,14 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--mlock": Foreign("weights are read into memory at start", _LEAVE_OUT),
     "--no-mmap": Foreign("weights are read into memory at start", _LEAVE_OUT),
     # states
+    "--checkpoints": Foreign(_OTHER_NAME, "--snapshots"),
     "--mamba-cache-mode": Foreign("states are kept one by one, where they are useful ('none' there is none "
                                   "here, 'align' is prompt, or auto to find more, 'all' is every:N)",
-                                  "--checkpoints"),
+                                  "--snapshots"),
     "--mamba-block-size": Foreign("there are no blocks of states (its N is the N of every:N, any multiple of "
-                                  "64)", "--checkpoints"),
+                                  "64)", "--snapshots"),
     "--prefix-match-unit": Foreign("prefixes are compared token by token and go on from any state that was "
-                                   "kept; every:N says how far apart states are", "--checkpoints"),
+                                   "kept; every:N says how far apart states are", "--snapshots"),
     "--attn-pack-size": Foreign("a page is 16 tokens of all attention layers, whatever a state weighs",
                                 _LEAVE_OUT),
     "--mamba-cache-dtype": Foreign(_OTHER_NAME, "--state-dtype"),

@@ -29,7 +29,7 @@ ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8
 KV_DTYPES: dict[str, CacheDTypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16",
                                         "fp8": "float8_e4m3", "int8": "int8"}
 """What ``--kv-dtype`` may say besides auto."""
-KvLayoutName = Literal["packed", "rows"]
+KvLayoutName = Literal["vnni", "rows"]
 """Order of the numbers inside a KV page: ``tensor.layout``."""
 CompressedKvName = Literal["int8", "int4"]
 COMPRESSED_KV_DTYPES: tuple[CompressedKvName, ...] = ("int8", "int4")

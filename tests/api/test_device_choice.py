@@ -133,8 +133,8 @@ def test_pages_of_a_gpu_are_rows_in_the_same_bytes_and_have_a_store_of_their_own
         return plan_memory(EngineConfig(), spec, "bfloat16", room, torch.device(device))[0]
 
     packed, rows = arena_on("cpu"), arena_on("cuda")
-    assert (packed.kv_layout, rows.kv_layout) == ("packed", "rows")
-    assert replace(rows, kv_layout="packed") == packed, "no size and no place differs"
+    assert (packed.kv_layout, rows.kv_layout) == ("vnni", "rows")
+    assert replace(rows, kv_layout="vnni") == packed, "no size and no place differs"
     assert layout_of(rows) == layout_of(packed) | {"blocks": "rows"}, "other bytes, another namespace"
     assert "blocks" not in layout_of(packed), "stores from before rows are read on"
     monkeypatch.setattr(gpu, "_interpreting", True)
@@ -203,19 +203,19 @@ class Pooled:
 
 
 def measured(rows: int, capture: bool = False, step_tokens: int = 1000, *,
-             windows: bool = False) -> tuple[Reserve, Greedy, Pooled]:
+             verify_runs: bool = False) -> tuple[Reserve, Greedy, Pooled]:
     meter = FakeMeter()
     model, pooled = Greedy(meter), Pooled(meter)
     reserve = measure_reserve(model, model.spec, "float32", step_tokens=step_tokens, rows=rows, model_len=400,
                               device=torch.device("cpu"), meter=meter, capture=pooled if capture else None,
-                              windows=windows)
+                              verify_runs=verify_runs)
     return reserve, model, pooled
 
 
 def test_the_reserve_is_that_of_the_largest_step() -> None:
     """Many short runs have more tokens than one prompt where a sequence is shorter than a step; a slice of a
-    scored prompt, or the logits of all rows, may need more than either. A step with windows chooses a token
-    for each of theirs too."""
+    scored prompt, or the logits of all rows, may need more than either. A step with verify runs chooses a
+    token for each of theirs too."""
     assert measured(7)[0].step_bytes == 1000 * 128
     assert measured(200)[0].step_bytes == 1000 * (200 + 64)
     assert measured(40, step_tokens=100_000)[0].largest == "short runs after hits"
@@ -267,7 +267,7 @@ def test_what_is_measured_is_what_a_server_meets() -> None:
     prompt, short, mixed, idle = model.shown[0], model.shown[2], model.shown[4], model.shown[-1]
     assert prompt.runs.lengths == [500], "no longer than the model's positions"
     assert (short.runs.starts, short.runs.lengths) == ([40] * 7, [142] * 7)
-    assert not any(short.runs.fresh), "after a hit: its states come from a checkpoint"
+    assert not any(short.runs.fresh), "after a hit: its states come from a snapshot"
     assert (mixed.runs.decode_count, mixed.runs.page_table_RP.shape[1]) == (4, 1), "attention is not split"
     assert mixed.runs.run_count == 5
     assert idle.runs.decode_count == 7
@@ -308,8 +308,8 @@ def test_graphs_are_budgeted_by_recording_two_of_them() -> None:
     decodes, mixed = 5300 + 4 * 300, 5300 + 15 * 300
     assert reserve.graph_bytes == decodes + mixed, "of 1, 2, 4, 8 and 12 decodes; of 16 sizes with prompts"
     assert reserve.total_bytes == reserve.step_bytes + reserve.graph_bytes
-    with_drafts, _, _ = measured(12, capture=True, windows=True)
-    assert with_drafts.graph_bytes == reserve.graph_bytes + 20 * 300, "ten sizes of windows, and their states"
+    with_drafts, _, _ = measured(12, capture=True, verify_runs=True)
+    assert with_drafts.graph_bytes == reserve.graph_bytes + 20 * 300, "ten sizes, and their states"
 
 
 def test_steps_with_prompts_may_be_left_out_of_the_graphs() -> None:

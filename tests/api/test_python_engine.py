@@ -320,5 +320,5 @@ def test_a_conversation_does_not_pay_for_its_beginning_twice():
 
 
 def test_a_wrong_way_to_keep_states_is_refused_by_its_flag():
-    with pytest.raises(ConfigError, match="--checkpoints is 'often'"):
-        Engine(str(checkpoint(FAMILY)), memory="8MiB", checkpoints="often")
+    with pytest.raises(ConfigError, match="--snapshots is 'often'"):
+        Engine(str(checkpoint(FAMILY)), memory="8MiB", snapshots="often")

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
 BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host",
-        "config_check", "foreign", "checkpoint_report", "prefix_digests"}
+        "config_check", "foreign", "snapshot_report", "prefix_digests"}
 PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text", "store",
         "router", "costs"}
 """Groups that never import torch, not even through something else."""

@@ -226,6 +226,7 @@ def test_a_flag_of_another_engine_says_why_not_and_what_instead(flag: str) -> No
 
 
 @pytest.mark.parametrize(("flag", "sentence"), [
+    ("--checkpoints", "--checkpoints has another name here: --snapshots"),
     ("--enforce-eager", "--enforce-eager has another name here: debug.cuda_graphs = 'off' of the "
                         "--config file"),
     ("--cpu-offload-gb", "--cpu-offload-gb is not supported here, because a model lies on one device as a "

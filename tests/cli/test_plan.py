@@ -47,7 +47,7 @@ def data(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
     return json.loads(said(capsys, *arguments, "--json", code=code))
 
 
-def test_one_screen_says_whether_it_fits_how_many_and_what_a_checkpoint_costs(
+def test_one_screen_says_whether_it_fits_how_many_and_what_a_snapshot_costs(
         capsys: pytest.CaptureFixture[str]) -> None:
     shown = said(capsys, "qwen3-next-80b-a3b", "--memory", "80GiB", "--tp", "4")
     for words in ("Qwen/Qwen3-Next-80B-A3B", "79.7B parameters", "one of 4 devices", "weights 37.2 GiB",
@@ -94,7 +94,7 @@ def test_the_json_has_every_figure_of_the_screen(capsys: pytest.CaptureFixture[s
     found = data(capsys, "Qwen3.5-397B-A17B", "--arena", "40GiB", "--tp", "2", "--compare")
     assert found["model"] == "Qwen/Qwen3.5-397B-A17B"
     assert (found["kv_bytes_per_token"], found["state_bytes_per_sequence"]) == (15360, 96030720)
-    assert found["checkpoint"] == {"bytes": 96092160, "tokens": 6256, "compressed_bytes": 26050560}
+    assert found["snapshot"] == {"bytes": 96092160, "tokens": 6256, "compressed_bytes": 26050560}
     assert found["arena"]["frame_bytes"] == found["arena"]["pages_per_frame"] * found["arena"]["page_bytes"]
     assert [row["tokens"] for row in found["lengths"]] == [4096, 32768, 131072, 262144]
     layouts = {row["layout"]: row for row in found["layouts"]}

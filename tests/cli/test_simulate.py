@@ -127,7 +127,7 @@ def write_recording(file: Path, *, steps: int) -> None:
     spec = ModelSpec("qwen3_5", 100, 64, 4096, "float32", (attention(1, 64), gated_delta(1, 1, 64, 64, 4)))
     arena = plan_arena(spec, 2_000_000)
     fingerprints = Fingerprints(bytes(32))
-    lines = [header_line(model="recorded-model", arena=arena, checkpoints="auto", sizes=Sizes(
+    lines = [header_line(model="recorded-model", arena=arena, snapshots="auto", sizes=Sizes(
         max_model_len=4096, rows_max=4, step_tokens_max=512, queue_max=4, memory_bytes=2_000_000))]
     for at in range(6):
         tokens = [*range(300), *range(1000 + 50 * at, 1050 + 50 * at)]

@@ -41,7 +41,7 @@ def test_info_names_models_and_bytes(filled: Path, capsys: pytest.CaptureFixture
     facts = _json(capsys)
     models = facts["models"]
     assert isinstance(models, list)
-    assert [(one["model"], one["checkpoints"], one["tokens"]) for one in models] == \
+    assert [(one["model"], one["snapshots"], one["tokens"]) for one in models] == \
         [("tiny", 12, 3072), ("other", 2, 512)]
     assert facts["holder"] == ""
 
@@ -138,7 +138,7 @@ def bucket(tmp_path: Path) -> str:
 def test_info_of_a_bucket_names_models_and_bytes(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "info", bucket, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    models = sorted((one["model"], one["checkpoints"]) for one in facts["models"])
+    models = sorted((one["model"], one["snapshots"]) for one in facts["models"])
     assert models == [("other", 1), ("tiny", 3)]
     assert facts["payload_bytes"] == sum(one["payload_bytes"] for one in facts["models"]) > 0
     assert main(["store", "info", bucket]) == 0

@@ -15,8 +15,8 @@ from weft.server.edge import EdgeLimits, HttpEdge
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 
 PREFIX: dict[str, Any] = {"label": "5f0c1e2d", "tokens": 4096, "hits": 17, "branches": 3, "readers": 2,
-                          "checkpoint": True, "age_s": 130.0, "namespace": 1}
-CACHE = {"nodes": 12, "states": 7, "tree": {"prefixes": [PREFIX], "namespace_count": 2}}
+                          "snapshot": True, "age_s": 130.0, "salt": 1}
+CACHE = {"nodes": 12, "states": 7, "tree": {"prefixes": [PREFIX], "salt_count": 2}}
 
 
 def reading(at_s: float, requests: int, *, prefix: str = "weft", alive: bool = True,
@@ -47,7 +47,7 @@ def test_the_first_frame_has_totals_and_no_rates() -> None:
     assert "tokens generated 10" in text
     assert "found 64 45.7%" in text
     assert "1. 5f0c1e2d state kept 4,096 17 3 2 2 min ago" in text
-    assert "12 nodes, 7 states, 2 namespaces" in text
+    assert "12 nodes, 7 states, 2 salts" in text
     assert "since the last frame" not in text
 
 
@@ -55,9 +55,9 @@ def test_compressed_states_are_told_apart_once_there_were_any() -> None:
     compressed = {**CACHE, "states_compressed": 3, "compressed_bytes": 3 << 20,
                   "counts": {"compressed": 5, "restored": 2}}
     text = shown(reading(0.0, 2), cache=compressed)
-    assert "7 states (3 of them compressed in 3.0 MiB; 2 requests began on one), 2 namespaces" in text
+    assert "7 states (3 of them compressed in 3.0 MiB; 2 requests began on one), 2 salts" in text
     none = shown(reading(0.0, 2), cache={**compressed, "counts": {"compressed": 0, "restored": 0}})
-    assert "12 nodes, 7 states, 2 namespaces" in none
+    assert "12 nodes, 7 states, 2 salts" in none
 
 
 def test_a_later_frame_has_what_came_since_per_second() -> None:

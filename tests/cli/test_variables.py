@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(("name", "words"), [
     ("WEFT_NONSENSE", "weft reads no environment variable WEFT_NONSENSE, so it is ignored"),
     ("WEFT_MAX_MODEL_LENGTH", "WEFT_MAX_MODEL_LENGTH: did you mean WEFT_MAX_MODEL_LEN?"),
+    ("WEFT_CHECKPOINTS", "WEFT_CHECKPOINTS: did you mean WEFT_SNAPSHOTS?"),
     ("WEFT_QUANTISE", "did you mean WEFT_QUANTIZE?"),
 ])
 def test_an_unknown_variable_is_one_warning_line(

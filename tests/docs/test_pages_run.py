@@ -124,7 +124,7 @@ def test_a_block_that_would_escape_is_noticed(text: str, words: str) -> None:
     "```bash\necho a\n```\n\n```text\nb\n```\n", "```bash\ncurl http://127.0.0.1:8000/nowhere\n```\n",
     "```bash\nweft serve --kv-dtype int9\n```\n", '```toml\nkv_dtype = "int9"\n```\n',
     "```python\nprint({'a': 1})\n```\n```text\n{'a': 2}\n```\n",
-    "```bash\nweft serve --checkpoints no\n```\n",
+    "```bash\nweft serve --snapshots no\n```\n",
 ])
 def test_a_block_that_fails_or_prints_something_else_is_noticed(text: str, reader: Reader) -> None:
     [block] = blocks_of("page.md", text)

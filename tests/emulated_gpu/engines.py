@@ -32,7 +32,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
 @dataclass
 class Started:
-    """``puts``: checkpoints that its store was given."""
+    """``puts``: snapshots that its store was given."""
 
     core: EngineCore
     info: ModelInfo

@@ -60,7 +60,7 @@ def serve(family: str = "qwen3", prompts: list[list[int]] = PROMPTS, sampling: S
     """What the card reports. Without a report, tokens are looked at."""
     checkpoint(family)
     with emulated(card_bytes) as card, started(card, family, **more) as engine:
-        if more.get("drafter") is not None:   # checkpoints are written at once, in steps with drafts
+        if more.get("drafter") is not None:   # snapshots are written at once, in steps with drafts
             cast(StoreTier, engine.core.scheduler.store).writes.draining = True
         made = answers(engine.core, prompts, sampling)
     if card.reports:
@@ -70,14 +70,14 @@ def serve(family: str = "qwen3", prompts: list[list[int]] = PROMPTS, sampling: S
 
 
 def store() -> list[Report]:
-    """Checkpoints are written, and come back."""
+    """Snapshots are written, and come back."""
     prompt = list(range(3, 69))
     with tempfile.TemporaryDirectory() as directory:
         return [report for _ in range(2) for report in serve("qwen3_5", [prompt], store=directory)]
 
 
 def drafts() -> list[Report]:
-    """Steps with drafts store the checkpoints of another prompt. Their replays wait for tables, which is
+    """Steps with drafts store the snapshots of another prompt. Their replays wait for tables, which is
     known."""
     prompts = [list(range(3, 43)), list(range(50, 182))]
     said = said_by_transformers("qwen3_5", prompts[0], LONGER.max_tokens)
@@ -99,7 +99,7 @@ def large_card() -> list[Report]:
 
 
 def hybrid() -> list[Report]:
-    """A checkpoint is copied: the second prompt begins as the first."""
+    """A snapshot is copied: the second prompt begins as the first."""
     return serve("qwen3_5", [list(range(3, 69)), list(range(3, 72))])
 
 

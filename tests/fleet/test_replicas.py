@@ -101,7 +101,7 @@ async def test_a_replica_is_drained_and_started_again(server: RunningServer, und
     drained = replicas(server)[1]
     assert (drained["sequences"], drained["running"], drained["waiting"]) == (0, 0, 0), drained
     assert main(["drain", "0", "--url", server.url]) == 2
-    assert "the last one that serves" in capsys.readouterr().err
+    assert "the last one that serves; restart it (weft drain 0 --restart)" in capsys.readouterr().err
     assert main(["drain", "7", "--url", server.url]) == 2
     assert "0 to 1" in capsys.readouterr().err
     assert main(["drain", "1", "--start", "--url", server.url]) == 0

@@ -1,4 +1,4 @@
-"""The router of two real engine processes: a prompt goes where its checkpoint is, as engines report it."""
+"""The router of two real engine processes: a prompt goes where its snapshot is, as engines report it."""
 
 from __future__ import annotations
 

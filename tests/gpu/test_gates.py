@@ -30,6 +30,11 @@ def test_gates_of_strided_rows_equal_their_formula(dtype: torch.dtype, lines: in
     torch.testing.assert_close(beta, exact_beta, rtol=1e-6, atol=0)
     other = delta_gates(a, bias, decay.flip(0), b)[0]
     assert (other - g).abs().max() > 0.1, "the control: a column has the decay of its own head"
+    floored, exact = (op(a, bias, decay, b, floor=-3.0)[0] for op in (delta_gates, delta_gates.torch))
+    torch.testing.assert_close(floored, exact, rtol=2e-5, atol=1e-7)
+    assert (floored - g).abs().max() > 0.1
+    assert floored.min() >= -3.0
+    assert floored.max() <= 0.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -89,7 +89,7 @@ def test_nothing_in_a_step_waits_for_the_device(family: str, quantize: QuantizeC
 
 
 def test_loads_and_stores_wait_for_nothing_either() -> None:
-    """Checkpoints go to a store and come back, compressed ones too. What a step does not wait for ends beside
+    """Snapshots go to a store and come back, compressed ones too. What a step does not wait for ends beside
     it."""
     prompt = [(7 * at * at + 3) % 400 + 4 for at in range(80)]
     kept: list[Contents] = []

@@ -35,7 +35,7 @@ class Pages:
 
 
 def blank_pages(count: int, kv_heads: int, dim: int, dtype: torch.dtype,
-                layout: KvLayoutName = "packed") -> Pages:
+                layout: KvLayoutName = "vnni") -> Pages:
     block = kv_heads * dim * PAGE_TOKENS * dtype.itemsize
     arena = torch.full((count, 3 * block + 256 * kv_heads), 0xFF, dtype=torch.uint8)
     shapes = k_block_shape(kv_heads, dim, dtype, layout), v_block_shape(kv_heads, dim, dtype, layout)
@@ -47,7 +47,7 @@ def blank_pages(count: int, kv_heads: int, dim: int, dtype: torch.dtype,
 
 
 def filled_pages(runs: Runs, count: int, kv_heads: int, dim: int, dtype: torch.dtype,
-                 layout: KvLayoutName = "packed") -> Pages:
+                 layout: KvLayoutName = "vnni") -> Pages:
     """Random keys and values at the places of the runs' contexts."""
     noise = torch.Generator().manual_seed(11)
     pages = blank_pages(count, kv_heads, dim, dtype, layout)

@@ -16,7 +16,7 @@ from weft.tensor.ops.paged_attention import paged_attention
 from weft.tensor.ops.write_kv import write_kv
 
 PAGES, HEADS, DIM = 30, 2, 24
-LAYOUTS: tuple[KvLayoutName, ...] = ("packed", "rows")
+LAYOUTS: tuple[KvLayoutName, ...] = ("vnni", "rows")
 each_dtype = pytest.mark.parametrize("dtype", KV_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 

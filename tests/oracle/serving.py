@@ -44,8 +44,8 @@ from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.graphs import Capture
 from weft.runner.sampler import Sampler
 from weft.runner.torch_executor import TorchExecutor
-from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
+from weft.schedule.snapshots import parse_snapshots
 from weft.schedule.store_tier import StoreTier
 from weft.spec import CompressedKvName
 from weft.speculation.drafter import Drafter
@@ -151,18 +151,18 @@ Break = Callable[["Serving", StepPlan], None]
 class Serving:
     """An engine on ``family``. ``memory_bytes``: the arena; ``step_tokens``: the token budget of a step;
     ``pad_decode_to``: PAD rows; ``before_step(serving, plan)``: called before a plan is applied; ``cache``:
-    whether prefixes are kept, with states where ``checkpoints`` says, and which go first, by ``policy``; with
+    whether prefixes are kept, with states where ``snapshots`` says, and which go first, by ``policy``; with
     ``compress`` they may be compressed, though these models are too small to gain by it; KV with
     ``compress_kv``.
     With ``overlap`` the next step is planned while one is computed on another thread: ``before_step`` is
     called there. ``capture``: steps of decodes alone go the way of graphs. ``remote``: the host looks
     at nothing of a step but what comes home, also on a CPU. ``grid_tokens``: where states are kept.
     ``model``: another one than the family's own. ``store``: prefixes beyond memory. ``drafter``: where
-    windows get their drafts."""
+    verify runs get their drafts."""
 
     def __init__(self, family: str, *, memory_bytes: int = 4 << 20, step_tokens: int = 1024,
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
-                 max_num_seqs: int = 16, cache: bool = False, checkpoints: str = "auto",
+                 max_num_seqs: int = 16, cache: bool = False, snapshots: str = "auto",
                  kv_dtype: KvDTypeChoice = "auto", state_dtype: StateDTypeChoice = "float32",
                  policy: str = "value", compress: bool = False, compress_kv: CompressedKvName | None = None,
                  overlap: bool = False, capture: Capture | None = None, remote: bool = False,
@@ -197,7 +197,7 @@ class Serving:
                              exact=not compress)
         self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes, memory=memory, store=tier,
                                pause=time.sleep,
-                               checkpoints=parse_checkpoints(checkpoints),
+                               snapshots=parse_snapshots(snapshots),
                                executor=self.executor, clock=lambda: 0.0, seed=0, overlap=overlap,
                                drafter=drafter,
                                eos_ids=model.generation_defaults.eos_ids)

@@ -2,7 +2,7 @@
 they begin on was compressed.
 
 As in ``test_recall_skill`` each prompt is computed in chunks that end at a border in the middle of the text.
-There the accumulators of its state go to codes and back, as they do when a checkpoint is compressed and a
+There the accumulators of its state go to codes and back, as they do when a snapshot is compressed and a
 sequence begins on it. The states-only model has no other memory: what rounding cost would show in it first.
 Control: the same codes put back with rows for columns, and it forgets. (Scales that are wrong make it forget
 little: what it reads is normed. Those show in logits, in ``test_engine_compression``.)

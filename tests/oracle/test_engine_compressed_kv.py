@@ -63,7 +63,7 @@ def test_kv_from_fewer_bits_changes_logits_a_little(family: str, dtype: Compress
     assert restored >= 10
     assert 1e-5 < max(gaps) < TOLERANCE[dtype], "above rounding, or nothing was compressed"
     shape = serving.core.memory.cache_shape(lambda version: 0.0)
-    assert sum(one.total.inexact for one in shape.namespaces) > 0
+    assert sum(one.total.inexact for one in shape.salts) > 0
 
 
 @pytest.mark.parametrize("dtype", COMPRESSED_KV_DTYPES)

@@ -1,7 +1,7 @@
 """States that are compressed in 8 bits: logits within a bound that is far above rounding, and no bit changed
 where none is.
 
-Every checkpoint is compressed as soon as possible, so each hit on one is restored from 8 bits. Memory is full
+Every snapshot is compressed as soon as possible, so each hit on one is restored from 8 bits. Memory is full
 of NaN, and so is each page and slot that becomes free (see ``serving``): a piece that is not read, or read
 from elsewhere, shows. Negative controls: scales that are wrong, a restoring that is left out. The models are
 random: what a bound on logits means for answers is measured on trained ones, in ``test_compressed_skill``.

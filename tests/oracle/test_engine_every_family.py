@@ -99,21 +99,21 @@ def test_preemption_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_prefix_hit_changes_nothing(family: str) -> None:
-    serving = Serving(family, cache=True, checkpoints="every:64")
+    serving = Serving(family, cache=True, snapshots="every:64")
     trunk = text(7, 200)
     serving.run([trunk], GREEDY)
     prompts = [trunk[:cut] + text(500 + cut, 9 + cut % 40) for cut in (64, 100, 129, 199)] + [trunk]
     wanted = [alone(family, tuple(prompt)) for prompt in prompts]
     answers = [run(serving, [one])[0] for one in wanted]
-    grain = 64 if loaded(family).spec.recurrent_layers else 16
+    step = 64 if loaded(family).spec.recurrent_layers else 16
     assert [answer.cached_tokens for answer in answers] == [
-        min(cut, len(prompt) - 1) // grain * grain
+        min(cut, len(prompt) - 1) // step * step
         for cut, prompt in zip((64, 100, 129, 199, 200), prompts, strict=True)]
 
 
 def test_a_cached_prefix_that_is_damaged_is_noticed(family: str) -> None:
     """The control of the hit: what is kept is what is read."""
-    serving = Serving(family, cache=True, checkpoints="every:64")
+    serving = Serving(family, cache=True, snapshots="every:64")
     trunk, spec = text(7, 200), loaded(family).spec
     wanted = alone(family, tuple(trunk[:129] + text(129, 9 + 129 % 40)))
     serving.run([trunk], GREEDY)

@@ -11,8 +11,8 @@ import torch
 
 from tests.oracle.serving import RECURRENT_FAMILIES, Serving, loaded
 from tests.oracle.test_engine_prefix_cache import SHORT, TOLERANCE, cold, gap, one_by_one, tapped, text, warm
-from weft.schedule.checkpoints import on_grid
 from weft.schedule.plan import StepPlan
+from weft.schedule.snapshots import on_grid
 from weft.spec import StatePart
 from weft.tensor import native
 from weft.tensor.chunks import grid_tokens
@@ -27,7 +27,7 @@ def test_a_hit_between_two_chunks_changes_no_token(family: str) -> None:
     spec = loaded(family).model.spec
     if native.MISSING is None:
         assert grid_tokens(spec, CPU) == PAGE_TOKENS
-    serving = warm(family, checkpoints="prompt", grid_tokens=grid_tokens(spec, CPU))
+    serving = warm(family, snapshots="prompt", grid_tokens=grid_tokens(spec, CPU))
     prompts = [text(length, length) for length in (17, 40, 64, 100, 213)]
     first, again = one_by_one(serving, prompts), one_by_one(serving, prompts)
     for prompt, computed, hit in zip(prompts, first, again, strict=True):
@@ -60,7 +60,7 @@ def test_a_damaged_state_between_two_chunks_is_noticed() -> None:
             serving.executor.arena.fill_slots([copy.src], 1)
 
     prompt = text(3, 100)
-    serving = warm("qwen3_5", checkpoints="prompt", grid_tokens=PAGE_TOKENS, before_step=spoil)
+    serving = warm("qwen3_5", snapshots="prompt", grid_tokens=PAGE_TOKENS, before_step=spoil)
     serving.run([prompt], SHORT)
     [hit] = serving.run([prompt], SHORT)
     assert damaged

@@ -77,7 +77,7 @@ def test_a_replay_writes_its_own_slots_and_the_last_place_of_its_own_pages_and_n
     """Every byte of the arena that is not read by the live rows is NaN before, and the same after."""
     before: dict[int, torch.Tensor] = {}
 
-    def snapshot(serving: Serving, plan: StepPlan) -> None:
+    def spoil_others(serving: Serving, plan: StepPlan) -> None:
         arena = serving.executor.arena
         if before:
             return
@@ -86,7 +86,7 @@ def test_a_replay_writes_its_own_slots_and_the_last_place_of_its_own_pages_and_n
             arena.buffer[~owned] = NAN_BYTE
             before[plan.step] = arena.buffer.clone()
 
-    serving = Serving(family, capture=EagerCapture(), before_step=snapshot)
+    serving = Serving(family, capture=EagerCapture(), before_step=spoil_others)
     execute = serving.executor.execute
     changed: list[torch.Tensor] = []
 

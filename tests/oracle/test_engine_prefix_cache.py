@@ -103,7 +103,7 @@ def test_states_kept_on_the_way_change_nothing_whatever_the_chunks(family: str, 
     """Taps at every chunk, against none: the very same logits."""
     prompt = text(1, 500)
     plain = Serving(family, step_tokens=step_tokens).run([prompt], SHORT)[0]
-    serving = warm(family, step_tokens=step_tokens, checkpoints="every:64")
+    serving = warm(family, step_tokens=step_tokens, snapshots="every:64")
     [answer] = serving.run([prompt], SHORT)
     assert sorted(tapped(serving)) == list(range(64, 449, 64))
     assert answer.tokens == plain.tokens
@@ -113,7 +113,7 @@ def test_states_kept_on_the_way_change_nothing_whatever_the_chunks(family: str, 
 @pytest.mark.parametrize("family", WIDER)
 def test_a_fork_from_every_kept_state_changes_nothing(family: str) -> None:
     """One prompt keeps states all along; others leave it everywhere, at and beside the grid."""
-    serving = warm(family, checkpoints="every:64")
+    serving = warm(family, snapshots="every:64")
     trunk = text(2, 460)
     serving.run([trunk], SHORT)
     cuts = [16, 64, 65, 100, 128, 191, 192, 300, 448, 459]
@@ -121,7 +121,7 @@ def test_a_fork_from_every_kept_state_changes_nothing(family: str) -> None:
     answers = one_by_one(serving, prompts)
     assert_like_cold(family, answers, prompts)
     assert sum(answer.cached_tokens for answer in answers) > 1200
-    together = warm(family, checkpoints="every:64")
+    together = warm(family, snapshots="every:64")
     together.run([trunk], SHORT)
     assert_like_cold(family, together.run(prompts, SHORT), prompts, tolerance=TOLERANCE_IN_COMPANY)
 
@@ -136,8 +136,8 @@ def test_a_conversation_goes_on_from_the_donated_state(family: str) -> None:
         assert_like_cold(family, [answer], [prompt])
         if turn:
             computed = len(prompt) - answer.cached_tokens
-            grain = 1 if family != "qwen3" else PAGE_TOKENS
-            assert computed <= 1 + new_tokens + grain - 1, f"turn {turn} computed {computed} tokens"
+            step = 1 if family != "qwen3" else PAGE_TOKENS
+            assert computed <= 1 + new_tokens + step - 1, f"turn {turn} computed {computed} tokens"
         new_tokens = 5 + 7 * turn
         prompt = prompt + answer.tokens + text(100 + turn, new_tokens)
     if family != "qwen3":
@@ -162,12 +162,12 @@ def in_the_middle_of_an_answer(family: str, serving: Serving) -> tuple[list[int]
 @pytest.mark.parametrize("family", RECURRENT_FAMILIES)
 def test_a_state_copied_between_two_decodes_changes_nothing(family: str) -> None:
     """Neither for the answer that goes on past it, nor for the one that begins there."""
-    serving = warm(family, checkpoints="decode:64")
+    serving = warm(family, snapshots="decode:64")
     taken_up, answer = in_the_middle_of_an_answer(family, serving)
     assert tapped(serving) == []
     assert_like_cold(family, [answer], [taken_up])
     plain = Serving(family).run([text(40, 30), text(41, 50)], LONG)
-    again = warm(family, checkpoints="decode:64").run([text(40, 30), text(41, 50)], LONG)
+    again = warm(family, snapshots="decode:64").run([text(40, 30), text(41, 50)], LONG)
     assert all(torch.equal(one.logits, other.logits) for one, other in zip(plain, again, strict=True))
 
 
@@ -183,7 +183,7 @@ def test_a_state_copied_one_step_late_is_noticed(family: str) -> None:
         if copies and plan.decode_count:
             late.append(np.array([(copy.src, copy.dst) for copy in copies], np.int32).T)
 
-    serving = warm(family, checkpoints="decode:64", before_step=copy_later)
+    serving = warm(family, snapshots="decode:64", before_step=copy_later)
     taken_up, answer = in_the_middle_of_an_answer(family, serving)
     assert gap(answer, cold(family, taken_up)) > 10 * TOLERANCE
 
@@ -341,7 +341,7 @@ def zero_a_page(serving: Serving) -> None:
 
 
 def swap_states(serving: Serving) -> None:
-    """Every checkpoint holds the state of another position."""
+    """Every snapshot holds the state of another position."""
     slots = np.asarray(sorted(cached_slots(serving)), np.int32)
     serving.executor.arena.copy_slots(slots, np.roll(slots, 1))
 
@@ -350,7 +350,7 @@ Damage = Callable[[Serving], None]
 
 
 def damaged_gap(family: str, damage: Damage) -> float:
-    serving = warm(family, checkpoints="every:64")
+    serving = warm(family, snapshots="every:64")
     prompt = text(9, 300)
     serving.run([prompt], SHORT)
     damage(serving)

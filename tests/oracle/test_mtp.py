@@ -67,7 +67,7 @@ CASES = {
     "nothing else": Case(),
     "sampling and penalties": Case(sampling={"temperature": 0.8, "seed": 3, "frequency_penalty": 0.4}),
     "logprobs of answers and prompts": Case(sampling={"logprobs": 2, "prompt_logprobs": 1}),
-    "prefix hits and checkpoints": Case(engine={"cache": True, "checkpoints": "every:64", "grid_tokens": 16},
+    "prefix hits and snapshots": Case(engine={"cache": True, "snapshots": "every:64", "grid_tokens": 16},
                                         rounds=2),
     "preemptions": Case(engine={"memory_bytes": 800_000, "max_model_len": 256},
                         sampling={"max_tokens": 40}, copies=3),

@@ -27,8 +27,8 @@ from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
 from weft.runner.arena import NAN_BYTE
 from weft.schedule.budget import step_tokens_bound
-from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
+from weft.schedule.snapshots import parse_snapshots
 from weft.sim.replay import VirtualClock
 from weft.spec import ModelSpec
 from weft.units import pages_for
@@ -40,7 +40,7 @@ class Published:
     """The engine on the memory of a published model."""
 
     def __init__(self, spec: ModelSpec, memory_bytes: int, *, max_num_seqs: int = 64,
-                 checkpoints: str = "auto") -> None:
+                 snapshots: str = "auto") -> None:
         self.spec = spec
         self.arena = plan_arena(spec, memory_bytes)
         self.sizes = fit_sizes(EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=4096,
@@ -51,7 +51,7 @@ class Published:
             step_tokens_bound=step_tokens_bound(self.sizes.step_tokens_max, self.sizes.rows_max))
         self.core = EngineCore(
             vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=Memory(self.arena, cache=True), executor=device,
-            clock=VirtualClock(), seed=0, eos_ids=(), checkpoints=parse_checkpoints(checkpoints))
+            clock=VirtualClock(), seed=0, eos_ids=(), snapshots=parse_snapshots(snapshots))
         self.running_max = 0
         self._count = 0
 
@@ -93,7 +93,7 @@ def test_a_prompt_shorter_than_a_block_of_other_engines_is_found(spec: ModelSpec
 
 
 def test_a_shared_beginning_is_kept_although_every_prompt_ends_in_a_tail_of_its_own() -> None:
-    """vllm 45238: the only checkpoint lands in the unique tail, 0 of 64 hits, and prompts are paid twice."""
+    """vllm 45238: the only snapshot lands in the unique tail, 0 of 64 hits, and prompts are paid twice."""
     engine = Published(LFM2_1_2B, 1 * GB)
     shared = text(1, 600)
     before = engine.core.computed_tokens
@@ -115,7 +115,7 @@ def test_the_tail_of_a_prompt_and_the_place_where_it_parts_are_both_kept() -> No
 
 def test_a_lost_hit_is_told_apart_from_no_shared_prefix() -> None:
     """vllm 52527, 51198: the hit rate is 0 and nobody can say whether anything was there to be hit."""
-    rig = Rig(cache=True, frame_count=30, checkpoints=parse_checkpoints("request-end"))
+    rig = Rig(cache=True, frame_count=30, snapshots=parse_snapshots("request-end"))
 
     def losses(name: str, prompt: list[int]) -> dict[str, int]:
         counts = rig.core.memory.usage().cache
@@ -154,7 +154,7 @@ def test_more_sequences_than_memory_holds_are_fitted_and_said_in_one_line() -> N
 
 def test_the_capacity_that_is_reported_is_the_capacity_that_is_there() -> None:
     """vllm 37429: memory is over-allocated seven times and the report of what fits is wrong."""
-    engine = Published(QWEN35_397B, 20 * GB, max_num_seqs=1024, checkpoints="none")
+    engine = Published(QWEN35_397B, 20 * GB, max_num_seqs=1024, snapshots="none")
     spec, usage = engine.spec, engine.core.memory.usage()
     kv = pages_for(100) * 16 * spec.kv_bytes_per_token("bfloat16")
     exact = spec.state_bytes_per_sequence("bfloat16") + kv

@@ -23,10 +23,13 @@ def life(model: Path, store: Path | None, **changes: Any) -> tuple[list[int], in
                                 "max_model_len": 1024}
     if store is not None:
         settings |= {"store": str(store), "store_size": "256MiB", "store_reserve": "1MiB"}
-    built = assemble(EngineConfig(model=str(model), **settings | changes))
+    said: list[str] = []
+    built = assemble(EngineConfig(model=str(model), **settings | changes), on_progress=said.append)
     tokens, cached = answer(built.core, 0)
     built.core.close()
-    return tokens, cached, [note for note in built.info.notes if str(store) in note]
+    notes = [note for note in built.info.notes if str(store) in note]
+    assert store is None or notes[0] in [f"{line}." for line in said], "the log says what is there as well"
+    return tokens, cached, notes
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def test_the_same_model_hits(place: tuple[Path, Path, list[int]]) -> None:
     model, store, cold = place
     tokens, cached, notes = life(model, store)
     assert (tokens, cached) == (cold, 384)
-    assert "checkpoints of this model" in notes[0]
+    assert "snapshots of this model" in notes[0]
 
 
 def another_rope(model: Path) -> None:
@@ -84,7 +87,7 @@ def test_another_one_at_the_same_path_never_hits(
     else:
         right, other = life(model, None, **settings), life(model, store, **settings)
     assert other[:2] == (right[0], 0)
-    assert re.search(r"nothing of this model, [0-9]+ checkpoints of others", other[2][0])
+    assert re.search(r"nothing of this model, [0-9]+ snapshots of others", other[2][0])
 
 
 @pytest.mark.parametrize("target", ["weft.store.identity.ARITHMETIC_VERSION", "torch.__version__"])
@@ -95,4 +98,4 @@ def test_another_version_of_the_arithmetic_never_hits(
     monkeypatch.setattr(target, "999")
     tokens, cached, notes = life(model, store)
     assert (tokens, cached) == (cold, 0)
-    assert re.search(r"nothing of this model, [0-9]+ checkpoints of others", notes[0])
+    assert re.search(r"nothing of this model, [0-9]+ snapshots of others", notes[0])

@@ -6,7 +6,7 @@ then compute runs that write pages, the running slot and taps. So that whatever 
 with what is there:
 
     a lease          its pages hold its tokens, its slot the state after the last computed one
-    a node           its pages hold the tokens of its path, its checkpoint the state after them
+    a node           its pages hold the tokens of its path, its snapshot the state after them
     a match          the longest front that the dictionary has
     a compressed state   its pages hold it, in pieces
     a write          goes to pages and slots that nobody else can see (law L7)
@@ -131,7 +131,7 @@ class World:
         return [seq for seq in self.seqs if seq not in closed]
 
     def expected(self, salt: str, tokens: Tokens) -> int:
-        """Tokens that a lookup must find: the longest front with a checkpoint, the last token left out."""
+        """Tokens that a lookup must find: the longest front with a snapshot, the last token left out."""
         known = self.kept if self.m else self.kv
         return max((end for end in range(1, len(tokens)) if (salt, tokens[:end]) in known), default=0)
 
@@ -400,7 +400,7 @@ class World:
             assert lease.inexact or self.rounded.pages.isdisjoint(read)
             assert lease.inexact or not running.computed or running.slot not in self.rounded.slots
             assert len(lease.pages) >= plan.pages_for(len(running.tokens))
-            assert sorted(tap.position for tap in lease.taps) == sorted(running.taps)
+            assert sorted(held.position for held in lease.snapshots) == sorted(running.taps)
             self.holds(lease.pages, 0, running.salt, running.tokens[:running.computed])
             if self.m and running.computed:
                 assert self.states[lease.slot] == (running.salt, running.tokens[:running.computed])
@@ -412,7 +412,7 @@ class World:
             if node.slot != PAD:
                 state = (self.states[node.slot] if node.slot != COMPRESSED
                          else self.compressed_in(memory._state.cache.compressed_states.pages[node.id]))
-                assert state == (salt, tokens), "a checkpoint is the state of its path"
+                assert state == (salt, tokens), "a snapshot is the state of its path"
                 states.add((salt, tokens))
             if self.n and not node.is_tail:
                 ends = range(start + PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS)
@@ -427,17 +427,18 @@ class World:
         assert usage.slots_held == len(self.seqs) * (self.m > 0) + taps + usage.slots_cached
 
     def holds_node(self, node: Node, start: int, salt: str, tokens: Tokens) -> None:
-        packed = self.memory._state.cache.compressed_kv.by_node.get(node.id)
-        if packed is None:
+        compressed = self.memory._state.cache.compressed_kv.by_node.get(node.id)
+        if compressed is None:
             self.holds(node.pages, start, salt, tokens)
             assert node.kv_inexact or self.rounded.pages.isdisjoint(node.pages), "inexact KV, not marked"
         else:
-            self.seen["cut"] += packed.cut > 0 or packed.skip_bytes > 0
-            wide = records_in(self.memory.plan, self.cells, packed.pages, packed.skip_bytes, packed.count)
+            self.seen["cut"] += compressed.cut > 0 or compressed.skip_bytes > 0
+            wide = records_in(self.memory.plan, self.cells, compressed.pages, compressed.skip_bytes,
+                              compressed.count)
             assert [cell for page in wide for cell in page] == [
                 (salt, tokens[:end]) for end in range(start + 1, len(tokens) + 1)]
         assert node.state_inexact or node.slot not in self.rounded.slots, "an inexact state, not marked"
-        self.seen["inexact"] += node.kv_inexact and packed is None
+        self.seen["inexact"] += node.kv_inexact and compressed is None
 
     def holds(self, pages: list[PageId], start: int, salt: str, tokens: Tokens) -> None:
         for position in range(start, len(tokens) if self.n else start):

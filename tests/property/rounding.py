@@ -31,17 +31,17 @@ class Share:
 
 def compress_kv(plan: ArenaPlan, cells: Cells, compress: CompressKv) -> None:
     """In place, so everything is read first."""
-    shares: list[list[object]] = [[] for _ in range(compress.packed_count)]
+    shares: list[list[object]] = [[] for _ in range(compress.compressed_count)]
     for number, page in enumerate(compress.pages):
         for at, share in _places(plan, number * plan.compressed_kv_bytes, tuple(cells[page])):
             shares[at].append(share)
     for page in compress.pages:
         del cells[page]
-    cells.update(zip(compress.pages[:compress.packed_count], shares, strict=True))
+    cells.update(zip(compress.pages[:compress.compressed_count], shares, strict=True))
 
 
 def _places(plan: ArenaPlan, start: int, cells: tuple[object, ...]) -> Iterable[tuple[int, Share]]:
-    """Where the record that begins at byte ``start`` of a packed lies: number of the page, and its share."""
+    """Where the record from byte ``start`` on lies: the number of a page, and its share of that page."""
     size, done = plan.page_bytes, 0
     while done < plan.compressed_kv_bytes:
         at, first = divmod(start + done, size)
@@ -67,8 +67,8 @@ def records_in(plan: ArenaPlan, cells: Cells, pages: Sequence[PageId], skip_byte
 
 
 def restore_kv(plan: ArenaPlan, cells: Cells, restore: RestoreKv) -> None:
-    wide = records_in(plan, cells, restore.packed, restore.skip_bytes, len(restore.pages))
-    for page in restore.packed:
+    wide = records_in(plan, cells, restore.compressed, restore.skip_bytes, len(restore.pages))
+    for page in restore.compressed:
         del cells[page]
     cells.update(zip(restore.pages, wide, strict=True))
 

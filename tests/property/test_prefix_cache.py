@@ -321,7 +321,7 @@ def taps_leak_when_their_lease_ends(patch: pytest.MonkeyPatch) -> None:
     release = PrefixCache.release
 
     def releasing(self: PrefixCache, lease: Lease) -> Freed:
-        lease.taps.clear()
+        lease.snapshots.clear()
         return release(self, lease)
     patch.setattr(PrefixCache, "release", releasing)
 
@@ -330,7 +330,7 @@ def nothing_is_filed_for_eviction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Recency, "refresh", lambda self, node, newest: None)
 
 
-def a_tail_outlives_its_checkpoint(patch: pytest.MonkeyPatch) -> None:
+def a_tail_outlives_its_snapshot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "_refile",
                   lambda self, node, freed, newest: self.order.refresh(node, newest=newest))
 
@@ -354,7 +354,7 @@ def an_eviction_is_not_carried_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "evict", lambda self, eviction: Freed())
 
 
-def a_checkpoint_is_kept_at_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
+def a_snapshot_is_kept_at_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
     node_ending = PrefixTree.node_ending
     patch.setattr(PrefixTree, "node_ending", lambda self, node, position: node if node.slot == -1
                   else node_ending(self, node, position))
@@ -370,13 +370,13 @@ BROKEN: list[Break] = [
     a_state_is_not_copied, a_partly_filled_page_is_not_copied, a_table_is_not_patched,
     a_hit_is_as_far_as_kv_matches, salts_share_a_namespace, what_a_lease_reads_can_be_evicted,
     a_lease_never_lets_go, twins_of_one_step_do_not_see_each_other, pages_that_are_given_up_leak,
-    taps_leak_when_their_lease_ends, nothing_is_filed_for_eviction, a_tail_outlives_its_checkpoint,
+    taps_leak_when_their_lease_ends, nothing_is_filed_for_eviction, a_tail_outlives_its_snapshot,
     a_transaction_evicts_at_once, nothing_is_ever_evicted, an_eviction_is_not_carried_out,
     a_page_that_moves_is_not_copied, a_state_that_moves_is_not_copied,
     a_reader_of_a_page_that_moves_is_not_told, a_sequence_is_not_told_where_its_state_is,
     what_is_read_by_others_is_patched_for_one, what_a_transaction_publishes_may_move,
     what_a_transaction_opens_on_may_move, nothing_is_ever_moved,
-    a_checkpoint_is_kept_at_the_wrong_place,
+    a_snapshot_is_kept_at_the_wrong_place,
 ]
 
 

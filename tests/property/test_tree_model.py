@@ -1,4 +1,4 @@
-"""The prefix tree beside a dull dictionary: token tuples with a checkpoint, and token tuples with KV."""
+"""The prefix tree beside a dull dictionary: token tuples with a snapshot, and token tuples with KV."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Beside:
         return self.next_id
 
     def insert(self, salt: str, path: Tokens, rest: Tokens) -> None:
-        """A checkpoint after ``path + rest``, as a request that ends there leaves it."""
+        """A snapshot after ``path + rest``, as a request that ends there leaves it."""
         if not path and not rest:
             return
         own = [PageId(self.fresh()) for _ in range(len(path) // PAGE_TOKENS)]
@@ -74,7 +74,7 @@ class Beside:
         where: Node | None = node
         if rest:
             where = self.tree.add_tail(node, data_of(rest), [PageId(self.fresh())])
-            assert (where is None) == ((salt, path + rest) in self.slots), "a tail has a checkpoint"
+            assert (where is None) == ((salt, path + rest) in self.slots), "a tail has a snapshot"
         if where is not None and where.slot == PAD:
             slot = self.slots[salt, path + rest] = self.fresh()
             self.tree.set_slot(where, SlotId(slot), 0)
@@ -109,7 +109,7 @@ class Beside:
         return next(salt for salt, root in self.tree.roots.items() if root is node)
 
     def lose(self, number: int) -> None:
-        """A checkpoint is evicted; a tail goes with it."""
+        """A snapshot is evicted; a tail goes with it."""
         node = self.some_node(number, lambda node: node.slot != PAD)
         if node is None:
             return
@@ -201,7 +201,7 @@ def a_split_loses_a_page(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixTree, "split", splitting)
 
 
-def a_split_moves_the_checkpoint_up(patch: pytest.MonkeyPatch) -> None:
+def a_split_moves_the_snapshot_up(patch: pytest.MonkeyPatch) -> None:
     split = PrefixTree.split
 
     def splitting(self: PrefixTree, node: Node, at: int) -> Node:
@@ -232,7 +232,7 @@ def the_hit_is_the_kv(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixTree, "find", finding)
 
 
-BROKEN = [a_page_is_compared_by_its_first_token, a_split_loses_a_page, a_split_moves_the_checkpoint_up,
+BROKEN = [a_page_is_compared_by_its_first_token, a_split_loses_a_page, a_split_moves_the_snapshot_up,
           salts_share_a_root, tails_are_not_looked_for, the_hit_is_the_kv]
 
 

@@ -35,7 +35,7 @@ def core(tmp_path: Path) -> EngineCore:
 
 
 def make(core: EngineCore, file: Path, limit_bytes: int = 10**6, *, has_tokens: bool = False) -> Recorder:
-    return Recorder(file, core, model="scripted", checkpoints="auto", limit_bytes=limit_bytes,
+    return Recorder(file, core, model="scripted", snapshots="auto", limit_bytes=limit_bytes,
                     clock=time.monotonic, has_tokens=has_tokens)
 
 

@@ -75,7 +75,7 @@ def write_model_directory(directory: Path, *, template: str = CHAT_TEMPLATE,
     specials = ["<|end|>", "<|user|>", "<|assistant|>"]
     backend.add_special_tokens([*specials, *markers])
     assert [backend.token_to_id(name) for name in specials] == [EOS, USER, ASSISTANT]
-    backend.enable_truncation(5)  # as some checkpoints carry; weft must not apply it
+    backend.enable_truncation(5)  # as some snapshots carry; weft must not apply it
     backend.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(
         {"eos_token": "<|end|>", "chat_template": template}))
@@ -100,7 +100,7 @@ class AnsweringExecutor:
             self._rows[admission.row] = (admission, tokens, self._script(tokens[:admission.prompt_tokens]))
         chosen = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs, prompt_logprobs = {}, {}
-        windows: dict[int, tuple[int, ...]] = {}
+        verified: dict[int, tuple[int, ...]] = {}
         for run, row in enumerate(plan.rows.tolist()):
             admission, tokens, script = self._rows[row]
             if run in plan.prompt_logprob_runs:
@@ -117,14 +117,15 @@ class AnsweringExecutor:
                     tokens.append(said[-1])
                     if said[-1] != draft:
                         break
-                windows[run], chosen[run] = tuple(said), said[-1]
+                verified[run], chosen[run] = tuple(said), said[-1]
             elif plan.samples[run]:
                 token = self._token(admission, len(tokens) - admission.prompt_tokens, script)
                 tokens.append(token)
                 chosen[run] = token
                 if admission.sampling.logprobs is not None:
                     logprobs[run] = scripted_logprobs(token, len(tokens), admission.sampling.logprobs)
-        return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs, verified=windows)
+        return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
+                          verified=verified)
 
     def transfers_done(self, step: int) -> bool:
         return True

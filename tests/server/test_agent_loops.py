@@ -40,7 +40,7 @@ def weather(arguments: str | dict[str, Any]) -> str:
 
 def check_hits(prompts: list[int], cached: list[int]) -> None:
     """All of the prompt before comes from the cache, but for its end: where an answer follows, the template
-    writes its opening in another way. Checkpoints have a grid of up to 64 tokens."""
+    writes its opening in another way. Snapshots have a grid of up to 64 tokens."""
     assert len(prompts) == TURNS
     assert cached[0] == 0
     for before, hit in zip(prompts[:-1], cached[1:], strict=True):

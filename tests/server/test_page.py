@@ -72,6 +72,23 @@ def test_the_page_loads_nothing_from_elsewhere_and_says_so(server: RunningServer
     assert "innerHTML" not in SCRIPTS
 
 
+@pytest.mark.parametrize(("kept", "words"), [
+    ("null", "This server wants a key: put it into the box."),
+    ('"an-old-one"', "That is no key of this server: put another one into the box."),
+])
+def test_a_page_without_a_right_key_names_the_box_and_no_header(server: RunningServer, kept: str,
+                                                                words: str) -> None:
+    refusal = server.get("/metrics")
+    assert (refusal.status_code, "header" in refusal.text) == (401, True), "what a program reads"
+    engine = MiniRacer()
+    engine.eval(re.sub(r"^export ", "", FILES["server.js"], flags=re.MULTILINE) + f"""
+        const sessionStorage = {{getItem: () => {kept}}};
+        const fetch = async () => ({{ok: false, status: 401, json: async () => ({refusal.text})}});
+        let said;
+        ask("metrics").catch((error) => {{ said = [error instanceof KeyWantedError, error.message]; }});""")
+    assert json.loads(str(engine.eval("JSON.stringify(said)"))) == [True, words]
+
+
 def test_every_part_that_the_script_asks_for_is_in_the_page() -> None:
     asked = set(re.findall(r'\bpart\("([^"]+)"\)', SCRIPTS))
     assert asked

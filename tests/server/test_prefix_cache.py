@@ -92,7 +92,7 @@ def test_the_cache_tells_its_shape_and_no_text(server: RunningServer) -> None:
     for question in ("one", "two"):
         chat(server, question, cache_salt="tenant 7")
     # An answer may be as old as the engine may be asked again.
-    assert eventually(lambda: server.get("/v1/cache").json()["tree"]["namespace_count"] > 0, 30.0)
+    assert eventually(lambda: server.get("/v1/cache").json()["tree"]["salt_count"] > 0, 30.0)
     found = server.get("/v1/cache").json()
     tree = found["tree"]
     assert tree["prefixes"][0]["tokens"] >= 64

@@ -1,4 +1,4 @@
-"""API keys as tenants: namespaces of their own, quotas, and cached_tokens that are hidden."""
+"""API keys as tenants: salts of their own, quotas, and cached_tokens that are hidden."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class Clock:
 
 def test_a_bucket_refills() -> None:
     clock = Clock()
-    tenant = Tenant(b"a", Quotas(requests_per_minute=2), has_namespace=False, clock=clock)
+    tenant = Tenant(b"a", Quotas(requests_per_minute=2), salts_its_own=False, clock=clock)
     assert [tenant.admit(0) is None for _ in range(3)] == [True, True, False]
     clock.now_s = 31.0
     assert [tenant.admit(0) is None for _ in range(2)] == [True, False]
 
 
 def test_a_request_that_another_process_admits_is_given_back() -> None:
-    tenant = Tenant(b"a", Quotas(requests_per_minute=2, bytes_in_flight=100), has_namespace=False,
+    tenant = Tenant(b"a", Quotas(requests_per_minute=2, bytes_in_flight=100), salts_its_own=False,
                     clock=Clock())
     assert tenant.admit(80) is None
     tenant.withdraw(80)
@@ -103,7 +103,7 @@ def test_a_request_that_another_process_admits_is_given_back() -> None:
 
 def test_tokens_are_paid_for_afterwards() -> None:
     clock = Clock()
-    tenant = Tenant(b"a", Quotas(tokens_per_minute=60), has_namespace=False, clock=clock)
+    tenant = Tenant(b"a", Quotas(tokens_per_minute=60), salts_its_own=False, clock=clock)
     assert tenant.admit(0) is None
     tenant.spend(90)
     refusal = tenant.admit(0)
@@ -114,7 +114,7 @@ def test_tokens_are_paid_for_afterwards() -> None:
 
 
 def test_bytes_in_flight_are_given_back() -> None:
-    tenant = Tenant(b"a", Quotas(bytes_in_flight=100), has_namespace=False)
+    tenant = Tenant(b"a", Quotas(bytes_in_flight=100), salts_its_own=False)
     assert tenant.admit(80) is None
     assert tenant.admit(80) is not None
     tenant.release(80)
@@ -125,7 +125,7 @@ def test_bytes_in_flight_are_given_back() -> None:
 def test_without_the_flag_a_salt_is_left_alone() -> None:
     tenant, is_operator = Keys(["a"], ["b"]).match("a")
     assert tenant is not None
-    assert (tenant.namespace("salt"), tenant.namespace(None), is_operator) == ("salt", None, False)
+    assert (tenant.salt("salt"), tenant.salt(None), is_operator) == ("salt", None, False)
     assert Keys(["a"], ["b"]).match("c") == (None, False)
 
 

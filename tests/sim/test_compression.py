@@ -89,7 +89,7 @@ def test_an_arm_compresses_only_where_its_name_says_so(name: str) -> None:
         plan = arm.make_memory(arena, cost, lambda: 0.0).plan
         assert plan.compressed_pages == pages
         assert (plan.compressed_kv_bytes > 0) == (pages > 0)
-    assert find_arm(f"{name}+compressed").checkpoints == find_arm(name).checkpoints
+    assert find_arm(f"{name}+compressed").snapshots == find_arm(name).snapshots
 
 
 def test_an_arm_compresses_in_as_many_bits_as_its_name_says() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.sim.test_checkpoint_reports import COST
+from tests.sim.test_snapshot_reports import COST
 from tests.support.synthetic import Library, document_traffic
 from tests.support.workload import small_arena
 from weft.errors import ConfigError

@@ -31,8 +31,8 @@ from weft.memory.usage import CacheCounts
 from weft.request import Request, SamplingParams
 from weft.rpc.recorder import Recorder
 from weft.schedule.budget import step_tokens_bound
-from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult, work_of
+from weft.schedule.snapshots import parse_snapshots
 from weft.sim.arms import Arm, find_arm, prefill_cost
 from weft.sim.recording import Recording, read_recording
 from weft.sim.replay import VirtualClock, replay
@@ -68,10 +68,10 @@ class Ran:
 
 
 def run_engine(core: EngineCore, clock: VirtualClock, file: Path, arrivals: tuple[Arrival, ...],
-               cancels: tuple[ScriptedCancel, ...] = (), checkpoints: str = "auto") -> Ran:
+               cancels: tuple[ScriptedCancel, ...] = (), snapshots: str = "auto") -> Ran:
     """Everything through the engine, recorded into ``file``; arrivals come between steps, as in a server."""
     core.parts.executor = TimedExecutor(core.executor, clock)
-    recorder = Recorder(file, core, model="m", checkpoints=checkpoints, limit_bytes=10**8, clock=clock)
+    recorder = Recorder(file, core, model="m", snapshots=snapshots, limit_bytes=10**8, clock=clock)
     waiting, leaving = list(arrivals), [one for one in cancels if one.in_step is None]
     while waiting or core.has_work:
         if not core.has_work:
@@ -97,7 +97,7 @@ def run_engine(core: EngineCore, clock: VirtualClock, file: Path, arrivals: tupl
 
 def replay_of(ran: Ran, *, jump: bool = True) -> Report:
     recording = ran.recording
-    arm = Arm("recorded", parse_checkpoints(recording.checkpoints), find_arm(ran.policy).make_memory)
+    arm = Arm("recorded", parse_snapshots(recording.snapshots), find_arm(ran.policy).make_memory)
     sizes = replace(ran.sizes, queue_max=10**6)
     return replay(recording.traffic, recording.arena, COST, arm=arm, sizes=sizes, jump=jump)
 
@@ -120,14 +120,14 @@ def scripted(scenario: Scenario, clock: VirtualClock, policy: str) -> EngineCore
                     policy=make_policy(policy, scenario.arena, prefill_cost(COST), clock))
     return EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=memory, executor=device, clock=clock,
                       seed=scenario.seed, eos_ids=EOS_IDS,
-                      checkpoints=parse_checkpoints(scenario.checkpoints))
+                      snapshots=parse_snapshots(scenario.snapshots))
 
 
 def run_scenario(seed: int, file: Path, policy: str = "lru") -> Ran:
     scenario = sharing_scenario(seed)
     clock = VirtualClock()
     ran = run_engine(scripted(scenario, clock, policy), clock, file, scenario.arrivals, scenario.cancels,
-                     scenario.checkpoints)
+                     scenario.snapshots)
     return replace(ran, policy=policy)
 
 

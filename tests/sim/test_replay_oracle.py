@@ -10,7 +10,7 @@ import pytest
 from tests.support.synthetic import document_traffic
 from tests.support.workload import small_arena
 from weft.costs.step import StepCost
-from weft.schedule.checkpoints import AUTO, insurance_tokens, wanted_positions
+from weft.schedule.snapshots import AUTO, insurance_tokens, wanted_positions
 from weft.sim.arms import find_arm
 from weft.sim.oracle import Forest, OracleMemory, Span, computed_tokens, infinite_cache, oracle
 from weft.sim.study import run_study

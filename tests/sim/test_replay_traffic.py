@@ -256,7 +256,7 @@ def sequence(fingerprints: Fingerprints, tokens: list[int], output: int, salt: s
 
 def recorded(lines: list[dict[str, object]]) -> list[list[int]]:
     header = header_line(model="m", arena=small_arena(pages_per_frame=1, slots_per_frame=1, frame_count=9),
-                         checkpoints="auto", sizes=Sizes(max_model_len=64, rows_max=1, step_tokens_max=64,
+                         snapshots="auto", sizes=Sizes(max_model_len=64, rows_max=1, step_tokens_max=64,
                                                          queue_max=1, memory_bytes=1))
     timed = [{**line, "at_s": float(at)} for at, line in enumerate(lines)]
     traffic = read_recording([header, *timed]).traffic

@@ -167,7 +167,7 @@ class _Touched:
 class InFlight:
     """Told of each step when it begins (its plan was committed) and when it is home.
 
-    What a step only copies from (a state that moves or is compressed, a checkpoint) may have another owner in
+    What a step only copies from (a state that moves or is compressed, a snapshot) may have another owner in
     the next plan already: it is read before that plan's writes, as steps are computed in order."""
 
     def __init__(self, memory: Memory) -> None:

@@ -1,10 +1,11 @@
 """Compressed contents on the scripted device: pages whose cells are not KV.
 
     a piece of a compressed state    [ state | piece number, piece number ... ]
-    a page of packed KV              [ seal, seal ...                         ]   seal -> the records on it
+    a page of compressed KV          [ seal, seal ...                         ]   seal -> the records on it
 
-A page of packed KV holds parts of several records. A table says which, under a *seal* that fills all cells of
-the page. The seal goes along when the page moves, and it is gone as soon as anything else is written there.
+A page of compressed KV holds parts of several records. A table says which, under a *seal* that fills all
+cells of the page. The seal goes along when the page moves, and it is gone as soon as anything else is
+written there.
 A record is read back only if both of its pages hold what one compression wrote.
 
 Sources are checked as on a device that runs row by row. A compressed state or page that is put together from
@@ -96,19 +97,19 @@ class CompressedDigests:
     def compress_kv(self, ids: Int32s) -> None:
         """A page is sealed once its last record is on it. So a row that reads a page which an earlier row has
         written finds no cells there."""
-        packed: dict[int, dict[int, Record]] = {}
+        compressed: dict[int, dict[int, Record]] = {}
         for page, first, last, start in ids.tolist():
             self._check_record(page, first, last, start)
-            require(page not in packed, f"L5: page {page} is compressed after it was overwritten")
+            require(page not in compressed, f"L5: page {page} is compressed after it was overwritten")
             unread = (self._readers[[page, first, last]] == 0).all()
             require(unread, f"L7: page {page} is compressed and read")
             record = tuple(self._cells[page].tolist())
             require(UNWRITTEN not in record, f"L6: page {page} is compressed and holds no KV")
-            packed.setdefault(first, {})[start] = record
+            compressed.setdefault(first, {})[start] = record
             if first != last:
-                packed.setdefault(last, {})[start - self._arena.page_bytes] = record
+                compressed.setdefault(last, {})[start - self._arena.page_bytes] = record
         self._cells[ids[:, 0]] = UNWRITTEN
-        for page, records in packed.items():
+        for page, records in compressed.items():
             self._seals += 1
             seal = digest(EMPTY ^ 0x5EA1, self._seals)
             self._claim_page(page)

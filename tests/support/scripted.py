@@ -153,7 +153,7 @@ class ScriptedExecutor(LateExecutor):
         self._patch_rows(plan)
         tokens = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
-        windows: dict[int, tuple[int, ...]] = {}
+        verified: dict[int, tuple[int, ...]] = {}
         verified_logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         require(all(0 <= tap.run < plan.run_count for tap in plan.taps), "a tap of a run that is not there")
@@ -165,8 +165,8 @@ class ScriptedExecutor(LateExecutor):
             if run in plan.prompt_logprob_runs:
                 prompt_logprobs[run] = self._prompt_logprobs(row, int(plan.starts[run]), length)
             if run in plan.verify_runs:
-                windows[run] = self._verify(plan, run, row, verified_logprobs)
-                tokens[run] = windows[run][-1]
+                verified[run] = self._verify(plan, run, row, verified_logprobs)
+                tokens[run] = verified[run][-1]
             elif plan.samples[run]:
                 tokens[run] = self._sample(row)
                 if row.admission.sampling.logprobs is not None:
@@ -174,8 +174,8 @@ class ScriptedExecutor(LateExecutor):
                                                      row.admission.sampling.logprobs)
         for kind, ids in plan.arena_work.after_runs():
             self.arena.perform(kind, ids, plan)
-        return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, verified=windows,
-                          verified_logprobs=verified_logprobs)
+        return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
+                          verified=verified, verified_logprobs=verified_logprobs)
 
     # ------------------------------------------------------------------ what a plan may look like
 
@@ -189,9 +189,9 @@ class ScriptedExecutor(LateExecutor):
         require(len(set(plan.rows.tolist())) == runs, "a row has two runs in one step")
         require(len(set(plan.seqs)) == runs, "a sequence has two runs in one step")
         decodes, prefills = slice(0, plan.decode_count), slice(plan.decode_count, runs)
-        windows = slice(plan.verify_runs.start, plan.verify_runs.stop)
-        require((plan.lengths[windows] > 1).all(), "a window without drafts")
-        require((plan.starts[windows] > 0).all(), "a window starts at 0")
+        verified = slice(plan.verify_runs.start, plan.verify_runs.stop)
+        require((plan.lengths[verified] > 1).all(), "a verify run without drafts")
+        require((plan.starts[verified] > 0).all(), "a verify run starts at 0")
         require((plan.lengths[decodes] == 1).all(), "a decode is longer than one token")
         require((plan.starts[decodes] > 0).all(), "a decode starts at 0")
         require((plan.lengths[prefills] > 0).all(), "an empty run")

@@ -45,7 +45,7 @@ def sharing_scenario(seed: int, *, requests: int | None = None) -> Scenario:
                     cancels=random_cancels(random, arrivals), cache=True,
                     flush_every_steps=random.choice([0, 0, 0, 0, 0, 0, 0, 3, 50]),
                     fail_in_step=random.randrange(1, 60) if random.random() < 0.05 else None,
-                    checkpoints=random.choice(["auto", "auto", "auto", "prompt", "every:64", "every:128",
+                    snapshots=random.choice(["auto", "auto", "auto", "prompt", "every:64", "every:128",
                                                "auto,decode:64", "decode:64,-preemption", "none"]))
 
 

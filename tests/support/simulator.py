@@ -29,8 +29,8 @@ from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
 from weft.memory.prefix_store import Store, TransferBuffers
 from weft.schedule.budget import step_tokens_bound
-from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
+from weft.schedule.snapshots import parse_snapshots
 from weft.schedule.store_tier import StoreTier
 from weft.sim.replay import VirtualClock
 from weft.speculation.drafter import Drafter
@@ -75,7 +75,7 @@ class Outcome:
     table_patches: int = 0
     restores: int = 0
     written: int = 0
-    """Checkpoints that the store got."""
+    """Snapshots that the store got."""
     prefix_waits: int = 0
     """Steps in which a request waited for a prefix in flight."""
 
@@ -123,8 +123,8 @@ class _InFlightExecutor:
 
 
 class Simulation:
-    """``drafter``: where windows get their drafts; None: no speculation. ``store``: prefixes beyond memory,
-    through buffers of ``buffer_bytes``."""
+    """``drafter``: where verify runs get their drafts; None: no speculation. ``store``: prefixes beyond
+    memory, through buffers of ``buffer_bytes``."""
 
     def __init__(self, scenario: Scenario, drafter: Drafter | None = None, store: Store | None = None, *,
                  buffer_bytes: int = 1 << 22) -> None:
@@ -141,7 +141,7 @@ class Simulation:
         self.core = EngineCore(
             vocab_size=VOCAB_SIZE, sizes=sizes, memory=memory,
             executor=_InFlightExecutor(self), clock=self.clock, seed=scenario.seed, eos_ids=EOS_IDS,
-            checkpoints=parse_checkpoints(scenario.checkpoints), overlap=scenario.overlap, drafter=drafter,
+            snapshots=parse_snapshots(scenario.snapshots), overlap=scenario.overlap, drafter=drafter,
             max_step_s=scenario.max_step_s, store=self.tier, pause=self.clock.advance)
         self.ledger = Ledger(engine_seed=scenario.seed, eos_ids=EOS_IDS, max_model_len=sizes.max_model_len,
                              next_token=self.device.next_token)

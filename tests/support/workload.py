@@ -47,7 +47,7 @@ class ScriptedCancel:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """``fail_in_step``: the executor raises in that step (a broken device), None: never. ``cache``: prefixes
-    are kept; ``checkpoints``: where states are; ``flush_every_steps``: how often all of it is
+    are kept; ``snapshots``: where states are; ``flush_every_steps``: how often all of it is
     dropped, while a step is in flight; 0: never. ``overlap``: the next step is planned meanwhile.
     ``max_step_s``: as of the engine."""
 
@@ -58,7 +58,7 @@ class Scenario:
     cancels: tuple[ScriptedCancel, ...]
     fail_in_step: int | None = None
     cache: bool = False
-    checkpoints: str = "auto"
+    snapshots: str = "auto"
     flush_every_steps: int = 0
     overlap: bool = False
     max_step_s: float | None = None

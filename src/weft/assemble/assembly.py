@@ -45,7 +45,7 @@ from weft.assemble.room import (
     mixed_tokens_max,
     plan_memory,
     ram_room,
-    records_windows,
+    records_verify_runs,
 )
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
@@ -58,8 +58,8 @@ from weft.memory.frames.plan import ArenaPlan, fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
 from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
-from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
+from weft.schedule.snapshots import parse_snapshots
 from weft.schedule.store_tier import StoreTier
 from weft.spec import ITEM_BYTES, ModelSpec
 from weft.speculation.drafter import parse_sources
@@ -109,7 +109,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     notes: list[str] = []
     config.check()
     config = with_rank_threads(config)
-    checkpoints = parse_checkpoints(config.checkpoints)
+    snapshots = parse_snapshots(config.snapshots)
     check_policy(config.cache_policy)
     parse_sources(config.speculate)
     started = time.monotonic()
@@ -138,18 +138,19 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         from weft.assemble.prefix_store import open_tier, own_parts
         from weft.ranks.executor import RankedExecutor
 
-        tell(f"store: {config.store}")
+        tell(f"store {config.store}: opening")
         executor = placed.executor
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
                                       threads=threads, device=device, clock=time.monotonic,
                                       ranks=executor if isinstance(executor, RankedExecutor) else None)
         placed.own.arena.attach(own_parts(tier.buffers))
+        tell(store_notes[0].removesuffix("."))
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
                       executor=placed.executor, store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
-                      checkpoints=checkpoints, overlap=overlap,
+                      snapshots=snapshots, overlap=overlap,
                       max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     core.on_step.append(_cost_listener(core, policy, cost, tier))
@@ -225,7 +226,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     own = TorchExecutor(
         loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
         reload=lambda: load_weights(config, name, directory, lambda line: None, device, group),
-        capture=capture, mixed_tokens_max=mixed_tokens_max(config), windows=records_windows(config),
+        capture=capture, mixed_tokens_max=mixed_tokens_max(config), verify_runs=records_verify_runs(config),
         sampler=Sampler if ranks is None else ranks.sampler)
     executor = own if ranks is None else ranks.executor(own)   # every rank has its arena then
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]

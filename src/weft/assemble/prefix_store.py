@@ -152,8 +152,8 @@ def own_parts(buffers: TransferBuffers) -> BufferPlaces:
 
 def _notes(place: str, tier: StoreTier) -> list[str]:
     stats = tier.store.stats()
-    count = f"{stats.checkpoints:,} checkpoints" if stats.checkpoints else "nothing"
-    others = f", {stats.others:,} checkpoints of others" if stats.others else ""
+    count = f"{stats.snapshots:,} snapshots" if stats.snapshots else "nothing"
+    others = f", {stats.others:,} snapshots of others" if stats.others else ""
     where = " in the directory in front of it" if "://" in place else ""
     return [f"store {place}: {count} of this model{others}{where}, {format_bytes(stats.stored_bytes)} of "
             f"{format_bytes(stats.capacity_bytes)} in use.", *stats.notes]
@@ -185,10 +185,10 @@ def _arithmetic(kernels: str) -> str:
 
 
 def layout_of(arena: ArenaPlan) -> dict[str, Any]:
-    """Where the bytes of a page and a state are. Packed pages are not named: stores had them before rows."""
+    """Where the bytes of a page and a state are. Pages in vnni are not named: stores had them before rows."""
     layout: dict[str, Any] = {"page": [asdict(field) for field in arena.kv_fields],
                               "slot": [asdict(field) for field in arena.state_fields]}
-    return layout if arena.kv_layout == "packed" else layout | {"blocks": arena.kv_layout}
+    return layout if arena.kv_layout == "vnni" else layout | {"blocks": arena.kv_layout}
 
 
 def _plain_json(value: Any) -> Any:

@@ -35,7 +35,13 @@ from weft.assemble.assembly import (
     prepare_torch,
 )
 from weft.assemble.ranks import group_of, identity_of, identity_with, meet, settings_of
-from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room, records_windows
+from weft.assemble.room import (
+    cache_dtypes,
+    measured_gpu_room,
+    mixed_tokens_max,
+    ram_room,
+    records_verify_runs,
+)
 from weft.errors import ConfigError, UserError
 from weft.ranks.messages import (
     RankBuffer,
@@ -97,7 +103,8 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
     try:
         executor = TorchExecutor(loaded.model, layout.arena, layout.sizes, kv_scales=loaded.kv_scales,
                                  device=device, reload=load, capture=capture,
-                                 mixed_tokens_max=mixed_tokens_max(config), windows=records_windows(config),
+                                 mixed_tokens_max=mixed_tokens_max(config),
+                                 verify_runs=records_verify_runs(config),
                                  sampler=partial(FollowingSampler, leader))
     except (MemoryError, RuntimeError) as error:
         size = format_bytes(layout.arena.arena_bytes)

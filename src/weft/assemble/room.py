@@ -84,7 +84,8 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     tokens = max(config.max_num_batched_tokens or STEP_TOKENS_GPU, CHUNK_TOKENS + 1)
     measure = partial(
         measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
-        meter=CudaMeter(device), mixed_tokens_max=mixed_tokens_max(config), windows=records_windows(config),
+        meter=CudaMeter(device), mixed_tokens_max=mixed_tokens_max(config),
+        verify_runs=records_verify_runs(config),
         model_len=min(config.max_model_len or spec.max_positions, spec.max_positions))
     tell("memory: measuring what a step takes")
     try:
@@ -124,7 +125,7 @@ def _fitting_tokens(measure: Callable[..., Reserve], tokens: int) -> int | None:
     return None
 
 
-def records_windows(config: EngineConfig) -> bool:
+def records_verify_runs(config: EngineConfig) -> bool:
     """Whether steps with drafts are recorded as graphs."""
     return config.speculate != "off"
 

@@ -60,7 +60,7 @@ def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes
     tell("speculation: measuring steps of 1 to 16 rows")
     measured = profile_steps(Memory(memory.plan), executor, sizes, loaded.spec.vocab_size,
                         head_drafts=HEAD_DRAFTS_MAX if head else 0)
-    return Speculator(sources, costs=RowCosts(measured.plain, measured.windows),
+    return Speculator(sources, costs=RowCosts(measured.plain, measured.verify_runs),
                       tree=memory.prefix_tree if memory.caches else None,
                       drafts_max=config.speculate_max, head_seconds=measured.head_measured,
                       prompt_share=1 / len(loaded.spec.layers) if config.speculate == "auto" else None,

@@ -41,7 +41,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "dtype", "quantize", "weights_cache", "seed", "served_model_name",
               "chat_template", "reasoning_parser", "tool_parser"),
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
-    "Cache": ("prefix_cache", "checkpoints", "exact", "compress_kv", "store", "store_size", "store_cache",
+    "Cache": ("prefix_cache", "snapshots", "exact", "compress_kv", "store", "store_size", "store_cache",
               "store_required"),
     "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "max_queued_requests",
                    "speculate"),
@@ -354,7 +354,10 @@ def known_variables() -> set[str]:
 
 def _sentence(name: str, known: Collection[str]) -> str:
     tails = sorted(one.removeprefix(ENV_PREFIX) for one in known)
-    near = difflib.get_close_matches(name.removeprefix(ENV_PREFIX), tails, n=1, cutoff=0.6)
+    tail = name.removeprefix(ENV_PREFIX)
+    other = foreign_flag(flag_name(tail.lower()))
+    renamed = other.instead.lstrip("-").replace("-", "_").upper() if other is not None else ""
+    near = [renamed] if renamed in tails else difflib.get_close_matches(tail, tails, n=1, cutoff=0.6)
     hint = f": did you mean {ENV_PREFIX}{near[0]}?" if near else ", so it is ignored"
     return f"weft reads no environment variable {name}{hint}"
 

@@ -84,7 +84,7 @@ def show_known(plans: Sequence[ModelPlan]) -> None:
     for plan in plans:
         table.add_row(plan.name.split("/")[-1], format_bytes(plan.weights.rank_bytes),
                       format_bytes(1024 * plan.kv_token_bytes), format_bytes(plan.state_bytes),
-                      f"{plan.checkpoint_tokens:,} tokens")
+                      f"{plan.snapshot_tokens:,} tokens")
     console = Console(highlight=False)
     console.print(table)
     console.print("\nPlan one of them, a checkpoint directory or a hub model:\n"
@@ -153,8 +153,8 @@ def _costs(plan: ModelPlan) -> Table:
     table.add_row("a frame", format_bytes(arena.frame_bytes),
                   kinds + (f"; {arena.frame_count:,} of them" if arena.frame_count else ""))
     if arena.slot_stride_bytes:
-        table.add_row("a checkpoint", format_bytes(arena.slot_stride_bytes),
-                      f"as much as the KV of {plan.checkpoint_tokens:,} tokens" if plan.kv_token_bytes
+        table.add_row("a snapshot", format_bytes(arena.slot_stride_bytes),
+                      f"as much as the KV of {plan.snapshot_tokens:,} tokens" if plan.kv_token_bytes
                       else "one state")
     if plan.compressed_bytes:
         table.add_row("one in 8 bits", format_bytes(plan.compressed_bytes),

@@ -1,6 +1,6 @@
 """``weft store``: what a store holds, whether it is right, and space given back.
 
-    info     by model: checkpoints, tokens, bytes      works beside a server
+    info     by model: snapshots, tokens, bytes      works beside a server
     verify   every checksum; exit code 1 on damage     works beside a server
     prune    evict down to a size, remove volumes      needs the store for itself
     rm       one model, or all of it                   needs the store for itself
@@ -211,10 +211,10 @@ def _show_models(models: Sequence[ModelTotals], place: str) -> None:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("model", "namespace", "checkpoints", "tokens", "bytes", "restores"):
+    for title in ("model", "namespace", "snapshots", "tokens", "bytes", "restores"):
         table.add_column(title, justify="left" if title in ("model", "namespace") else "right")
     for one in models:
-        table.add_row(one.model, one.namespace[:NAMESPACE_SHOWN], f"{one.checkpoints:,}", f"{one.tokens:,}",
+        table.add_row(one.model, one.namespace[:NAMESPACE_SHOWN], f"{one.snapshots:,}", f"{one.tokens:,}",
                       format_bytes(one.payload_bytes), f"{one.restores:,}")
     Console(highlight=False).print(table if models else f"{place} is empty", soft_wrap=True)
 

@@ -219,7 +219,7 @@ def _store(now: Reading) -> list[str]:
     writes = now.by_label.get("store_writes_total", {})
     restored = int(values.get("store_restored_tokens_total", 0))
     saved_s = values.get("store_saved_seconds_total", 0.0)
-    return [f"store: {int(values['store_checkpoints']):,} checkpoints, "
+    return [f"store: {int(values['store_checkpoints']):,} snapshots, "
             f"{format_bytes(int(values['store_bytes']))} of "
             f"{format_bytes(int(values['store_capacity_bytes']))}",
             f"from the store: {restored:,} tokens, {saved_s:,.1f} s saved, "
@@ -253,14 +253,14 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
         return Text("no prefix is shared yet", "bright_black")
     table = _table("biggest prefixes", "tokens", "hits", "branches", "read by", "last used", first_width=24)
     for place, row in enumerate(rows, start=1):
-        holds = "state kept" if row["checkpoint"] else "KV only"
+        holds = "state kept" if row["snapshot"] else "KV only"
         table.add_row(f"{place}. {row['label']} {holds}", _count(row["tokens"]), _count(row["hits"]),
                       _count(row["branches"]),
                       _count(row["readers"]), _age(row["age_s"]))
-    count = shape["namespace_count"]
+    count = shape["salt_count"]
     return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states{_compressed(cache)}, "
                              f"{count} "
-                             f"namespace{'' if count == 1 else 's'}", "bright_black"))
+                             f"salt{'' if count == 1 else 's'}", "bright_black"))
 
 
 def _compressed(cache: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ READ_BYTES_S = 500e6
 COPY_BYTES_S = 5e9
 LATENCY_S = 2e-3
 PRIOR_USES = 0.5
-"""Uses expected of a checkpoint that no request has used yet."""
+"""Uses expected of a snapshot that no request has used yet."""
 _FADE = 0.9
 """Weight of the sums so far when a measurement arrives."""
 _OTHERS_FADE = 0.99

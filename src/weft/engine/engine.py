@@ -43,9 +43,9 @@ from weft.memory.memory import Memory
 from weft.memory.usage import CacheShape
 from weft.request import Request, TokenEvent
 from weft.schedule.budget import StepLimit
-from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import StepPlan, work_of
 from weft.schedule.scheduler import Scheduler
+from weft.schedule.snapshots import AUTO, SnapshotPolicy
 from weft.schedule.store_tier import StoreTier
 from weft.speculation.drafter import Drafter, SpeculationStats
 from weft.speculation.speculator import Speculator
@@ -53,12 +53,12 @@ from weft.speculation.speculator import Speculator
 STORE_PAUSE_S = 1e-3
 """While every request waits for the store, its events are read this often."""
 STORE_CLOSE_S = 20.0
-"""An engine that ends writes checkpoints for at most this long."""
+"""An engine that ends writes snapshots for at most this long."""
 
 
 class EngineCore:
     """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
-    ``memory`` decides whether prefixes are cached, ``checkpoints`` where states are cached. ``grammars``
+    ``memory`` decides whether prefixes are cached, ``snapshots`` where states are cached. ``grammars``
     compiles the grammars of requests. ``overlap``: plan the next step while one is computed. ``store``:
     prefixes beyond memory; ``pause`` lets time pass while every request waits for it. ``drafter`` guesses
     next tokens, which steps then verify (``weft.schedule.verify_runs``); None: no speculation.
@@ -67,7 +67,7 @@ class EngineCore:
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
-                 checkpoints: CheckpointPolicy = AUTO, grammars: GrammarCompiler | None = None,
+                 snapshots: SnapshotPolicy = AUTO, grammars: GrammarCompiler | None = None,
                  overlap: bool = False, store: StoreTier | None = None,
                  pause: Callable[[float], None] = lambda seconds: None,
                  drafter: Drafter | None = None, max_step_s: float | None = None,
@@ -78,7 +78,7 @@ class EngineCore:
         self.eos_ids = eos_ids
         self.grammars = grammars or GrammarCompiler(None, eos_ids, vocab_size)
         self.drafter = drafter
-        self.scheduler = Scheduler(memory, sizes, checkpoints, store, drafter)
+        self.scheduler = Scheduler(memory, sizes, snapshots, store, drafter)
         self.store = store
         self._pause = pause
         self.counters = EngineCounters()
@@ -230,7 +230,7 @@ class EngineCore:
             self.store.poll()
 
     def close(self, *, write_s: float = STORE_CLOSE_S) -> list[TokenEvent]:
-        """Cancel everything and free the device. Checkpoints that are worth it go to the store first, for at
+        """Cancel everything and free the device. Snapshots that are worth it go to the store first, for at
         most ``write_s`` seconds. Returns the events not yet returned by ``step``. Idempotent."""
         if not self._closed:
             self.streams.cancel(list(self.streams.by_seq.values()))
@@ -244,7 +244,7 @@ class EngineCore:
         return self.streams.drain()
 
     def write_all(self, limit_s: float) -> None:
-        """Write every checkpoint that is worth it, for at most ``limit_s`` seconds. No request is live."""
+        """Write every snapshot that is worth it, for at most ``limit_s`` seconds. No request is live."""
         if self.store is None or self.sleep_state.level:
             return
         self.store.writes.draining = True

@@ -111,7 +111,7 @@ class Settlement:
                      result: StepResult) -> int:
         """A run that did not choose one token for a live stream."""
         if run in result.verified:
-            return self._settle_window(plan, run, stream, result)
+            return self._settle_verify_run(plan, run, stream, result)
         if stream is None:  # the sequence ended while the step was in flight: no event
             if token != PAD:
                 self._scheduler.learn_late(plan, run, token)
@@ -122,9 +122,9 @@ class Settlement:
             self._streams.end(stream, [], "error", error=result.failures[run], own_fault=True)
         return 0
 
-    def _settle_window(self, plan: StepPlan, run: int, stream: Stream | None, result: StepResult) -> int:
-        """The tokens of a window, one by one. Drafts hold no end of an answer, so only the last token may be
-        one."""
+    def _settle_verify_run(self, plan: StepPlan, run: int, stream: Stream | None, result: StepResult) -> int:
+        """The tokens of a verify run, one by one. Drafts hold no end of an answer, so only the last token may
+        be one."""
         tokens = list(result.verified[run])
         if stream is None:
             for token in tokens:

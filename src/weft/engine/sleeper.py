@@ -20,7 +20,7 @@ from weft.engine.stats import AWAKE, PARTS, Flushed, Part, SleepState, check_lev
 from weft.errors import BusyError, EngineUnavailableError
 
 STORE_SLEEP_S = 20.0
-"""An engine that falls asleep writes checkpoints to its store for at most this long."""
+"""An engine that falls asleep writes snapshots to its store for at most this long."""
 _ABORTED = "the engine was put to sleep while it answered"
 
 

@@ -88,8 +88,9 @@ class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads come from one latent
     of ``latent_dim`` numbers per token. Only the latent is cached, with ``shared_dim`` numbers of key that
     all heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its
-    value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. No rotary
-    (Kimi)."""
+    value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. ``rope`` turns
+    the shared part, None for no positions (Kimi); ``head_gated``: the output is multiplied by sigmoid of one
+    number per head (Ling 3)."""
 
     heads: int
     latent_dim: int
@@ -99,6 +100,8 @@ class LatentAttention:
     scale: float
     query_rank: int | None = None
     bias: bool = False
+    rope: Rope | None = None
+    head_gated: bool = False
 
     @property
     def key_dim(self) -> int:
@@ -134,11 +137,15 @@ class GatedDelta:
 
 @dataclass(frozen=True, slots=True)
 class KimiDelta:
-    """Kimi delta attention (2025): the gated delta rule with a decay for each key channel."""
+    """Kimi delta attention (2025): the gated delta rule with a decay for each key channel. ``wide_gates``:
+    the forget gate and the output gate are one matrix each, without a bottleneck; ``decay_floor``: the least
+    log decay, None for none (Ling 3 has both)."""
 
     heads: int
     head_dim: int
     conv_kernel: int
+    wide_gates: bool = False
+    decay_floor: float | None = None
 
     @property
     def width(self) -> int:

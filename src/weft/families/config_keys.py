@@ -148,7 +148,7 @@ def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, 
     theta = inner.number("rope_theta", keys.number("rope_theta", theta))
     if kind == "default":
         return Rope(theta, rotary_dim)
-    max_positions = keys.integer("max_position_embeddings")
+    max_positions = keys.integer("max_position_embeddings", keys.get("model_max_length"))
     original = keys.integer("original_max_position_embeddings",
                             inner.integer("original_max_position_embeddings", max_positions))
     if inner.get("factor") is None and kind != "yarn":

@@ -1,15 +1,20 @@
 """Kimi Linear: Kimi delta attention, every fourth layer latent attention without positions; experts.
 
+Ling 3 (``bailing_hybrid``) has the same layers, every sixth of them attention, with positions and a gate for
+each head; its forget gate has a floor, and its gates have no bottleneck.
+
 Released configurations keep the delta layers' numbers in ``linear_attn_config`` and count layers from 1;
 transformers writes them at top level, with ``layer_types`` and ``mlp_layer_types``. Both are read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from weft.families.architecture import Architecture, Dense, Experts, FeedForward, KimiDelta, LatentAttention
-from weft.families.config_keys import ConfigKeys, fail
+from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.reading import Family, build_architecture, layer_kinds
 
 
@@ -21,12 +26,46 @@ def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
                       conv_kernel=inner.integer("short_conv_kernel_size",
                                                 keys.integer("linear_conv_kernel_dim", 4)))
     kinds = layer_kinds(keys, lambda count: _kinds(inner, count))
+    if not keys.boolean("mla_use_nope", True):
+        fail("mla_use_nope", False, "latent attention of this family with positions is not served")
     attention = _latent_attention(keys)
     return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
                               _feed_forwards(keys, len(kinds)),
                               tied=keys.boolean("tie_word_embeddings", False),
                               eps=keys.number("rms_norm_eps", 1e-5),
                               max_positions=keys.integer("model_max_length", 1_048_576))
+
+
+def read_ling(family: str, keys: ConfigKeys) -> Architecture:
+    floor = keys.number("kda_lower_bound", -5.0) if keys.boolean("kda_safe_gate", True) else None
+    if floor is not None and floor >= 0:
+        fail("kda_lower_bound", floor, "a floor of log decays is below 0")
+    # What transformers saves has the dims that positions turn under head_dim.
+    head_dim = keys.integer("linear_head_dim", keys.integer("head_dim", 128))
+    delta = KimiDelta(heads=keys.integer("num_attention_heads", 32), head_dim=head_dim,
+                      conv_kernel=keys.integer("short_conv_kernel_size", 4), wide_gates=True,
+                      decay_floor=floor)
+    every = keys.integer("layer_group_size", 6)
+    kinds = layer_kinds(keys, lambda count: ["recurrent" if (i + 1) % every else "attention"
+                                             for i in range(count)])
+    latent = _latent_attention(keys)
+    rope = read_rope(keys, latent.shared_dim, theta=6e6, partial=1.0)
+    attention = replace(latent, rope=rope, head_gated=True, scale=latent.scale * _scale_of_rope(keys))
+    return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
+                              _feed_forwards(keys, len(kinds), _LING),
+                              tied=keys.boolean("tie_word_embeddings", False),
+                              eps=keys.number("rms_norm_eps", 1e-6),
+                              max_positions=keys.integer("model_max_length", 262_144))
+
+
+def _scale_of_rope(keys: ConfigKeys) -> float:
+    """What DeepSeek's ``mscale_all_dim`` makes of the scale of the scores, where positions are stretched."""
+    stated = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+    inner = ConfigKeys(stated if isinstance(stated, Mapping) else {}, fallback={})
+    factor, scale = inner.number("factor", 1.0), inner.number("mscale_all_dim", 0.0)
+    if inner.get("rope_type", inner.get("type", "default")) == "default" or not scale or factor <= 1:
+        return 1.0
+    return float((0.1 * scale * math.log(factor) + 1.0) ** 2)
 
 
 def _kinds(inner: ConfigKeys, count: int) -> list[str]:
@@ -46,8 +85,6 @@ def _latent_attention(keys: ConfigKeys) -> LatentAttention:
     if keys.integer("num_key_value_heads", heads) != heads:
         fail("num_key_value_heads", keys.get("num_key_value_heads"),
              f"latent attention has as many as num_attention_heads, {heads}")
-    if not keys.boolean("mla_use_nope", True):
-        fail("mla_use_nope", False, "latent attention with positions is not served")
     rank = keys.get("q_lora_rank")
     own, shared = keys.integer("qk_nope_head_dim", 128), keys.integer("qk_rope_head_dim", 64)
     return LatentAttention(heads=heads, latent_dim=keys.integer("kv_lora_rank", 512), shared_dim=shared,
@@ -57,41 +94,60 @@ def _latent_attention(keys: ConfigKeys) -> LatentAttention:
                            bias=keys.boolean("attention_bias", False))
 
 
-def _feed_forwards(keys: ConfigKeys, count: int) -> list[FeedForward]:
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    """Of the feed-forwards, as transformers' configuration classes have them."""
+
+    dense_first: int
+    dense_width: int
+    experts: int
+    width: int
+    scale: float
+    groups: int
+    groups_chosen: int
+
+
+_KIMI = _Defaults(1, 9216, 256, 1024, 2.446, 1, 1)
+_LING = _Defaults(2, 6144, 512, 768, 2.5, 8, 4)
+
+
+def _feed_forwards(keys: ConfigKeys, count: int, default: _Defaults = _KIMI) -> list[FeedForward]:
     listed = keys.get("mlp_layer_types")
     if listed is None:
-        first = keys.integer("first_k_dense_replace", 1, least=0)
+        first = keys.integer("first_k_dense_replace", default.dense_first, least=0)
         every = keys.integer("moe_layer_freq", 1)
         listed = ["dense" if i < first or i % every else "sparse" for i in range(count)]
     if not isinstance(listed, list) or len(listed) != count or not set(listed) <= {"dense", "sparse"}:
         fail("mlp_layer_types", listed, f"it must say dense or sparse for each of the {count} layers")
-    dense = Dense(keys.integer("intermediate_size", 9216))
+    dense = Dense(keys.integer("intermediate_size", default.dense_width))
     if "sparse" not in listed:
         return [dense] * count
-    sparse = _experts(keys)
+    sparse = _experts(keys, default)
     return [sparse if kind == "sparse" else dense for kind in listed]
 
 
-def _experts(keys: ConfigKeys) -> Experts:
-    scoring = keys.get("moe_router_activation_func", "sigmoid")
-    if scoring != "sigmoid":
-        fail("moe_router_activation_func", scoring, "experts chosen by sigmoid are served")
-    count = keys.integer("num_experts", keys.integer("num_local_experts", 256))
+def _experts(keys: ConfigKeys, default: _Defaults) -> Experts:
+    for key in ("moe_router_activation_func", "score_function"):
+        if (scoring := keys.get(key, "sigmoid")) != "sigmoid":
+            fail(key, scoring, "experts chosen by sigmoid are served")
+    count = keys.integer("num_experts", keys.integer("num_local_experts", default.experts))
     per_token = keys.integer("num_experts_per_token", keys.integer("num_experts_per_tok", 8))
     if per_token > count:
         fail("num_experts_per_token", per_token, f"the model has {count} experts")
-    width = keys.integer("moe_intermediate_size", 1024)
+    width = keys.integer("moe_intermediate_size", default.width)
     shared = keys.integer("num_shared_experts", keys.integer("n_shared_experts", 1))
-    groups = keys.integer("num_expert_group", keys.integer("n_group", 1))
+    groups = keys.integer("num_expert_group", keys.integer("n_group", default.groups))
     if count % groups:
         fail("num_expert_group", groups, f"it must divide the {count} experts")
     return Experts(count=count, per_token=per_token, width=width,
                    normalized=keys.boolean("moe_renormalize", keys.boolean("norm_topk_prob", True)),
                    shared_width=width * shared, scoring="sigmoid", choice_bias=True,
-                   scale=keys.number("routed_scaling_factor", 2.446),
-                   normalizer_eps=1e-20, groups=groups, groups_chosen=keys.integer("topk_group", 1))
+                   scale=keys.number("routed_scaling_factor", default.scale),
+                   normalizer_eps=1e-20, groups=groups,
+                   groups_chosen=keys.integer("topk_group", default.groups_chosen))
 
 
 FAMILIES = (
     Family("kimi_linear", ("kimi_linear",), read_kimi_linear, builder="kimi_linear"),
+    Family("ling", ("bailing_hybrid",), read_ling, builder="kimi_linear"),
 )

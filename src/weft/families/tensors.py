@@ -161,7 +161,8 @@ def attention(shape: Attention, hidden: int, *, inputs: int | None = None, out: 
     return table | _product("out", queries, (out, hidden), bias=shape.bias)
 
 
-def latent_attention(shape: LatentAttention, hidden: int) -> Table:
+def latent_attention(shape: LatentAttention, hidden: int, *, out: str = "o_proj") -> Table:
+    """Head gates have no bias."""
     rank, latent = shape.query_rank, shape.latent_dim
     into: tuple[tuple[str, Dim], ...] = (("kv_a_proj_with_mqa", latent + shape.shared_dim),)
     queries = Units(shape.heads, shape.key_dim)
@@ -171,10 +172,13 @@ def latent_attention(shape: LatentAttention, hidden: int) -> Table:
         table = _product("query", rank, ("q_b_proj", queries)) | _norm("query_norm", rank, "q_a_layernorm")
         into = (("q_a_proj", rank), *into)
     expanded = Units(shape.heads, shape.own_dim + shape.value_dim)
-    return (table | _product("latent", hidden, *into, bias=shape.bias)
+    table |= _product("latent", hidden, *into, bias=shape.bias)
+    if shape.head_gated:
+        table["latent"] += (Tensor("g_proj.weight", (Units(shape.heads), hidden)),)
+    return (table
             | _norm("latent_norm", latent, "kv_a_layernorm")
             | _product("expansion", latent, ("kv_b_proj", expanded))
-            | _product("out", Units(shape.heads, shape.value_dim), ("o_proj", hidden), bias=shape.bias))
+            | _product("out", Units(shape.heads, shape.value_dim), (out, hidden), bias=shape.bias))
 
 
 DeltaNames = Literal["fused", "by_key_head", "each"]
@@ -202,19 +206,22 @@ def gated_delta(shape: GatedDelta, hidden: int, *, names: DeltaNames = "fused", 
             | _norm("norm", shape.v_dim, norm) | _product("out", value, (out, hidden)))
 
 
-def kimi_delta(shape: KimiDelta, hidden: int, *, forget: str = "") -> Table:
+def kimi_delta(shape: KimiDelta, hidden: int, *, forget: str = "", out: str = "o_proj") -> Table:
     """``forget``: what stands before the names of the forget gate."""
     width, heads, rank = Units(shape.heads, shape.head_dim), Units(shape.heads), shape.head_dim
     table = _product("project", hidden, ("q_proj", width), ("k_proj", width), ("v_proj", width))
+    wide, between = shape.wide_gates, width if shape.wide_gates else rank
+    into = ("f_proj", "g_proj") if wide else ("f_a_proj", "g_a_proj")
     table["project"] += (Tensor("b_proj.weight", (heads, hidden), "plain"),
-                         Tensor(f"{forget}f_a_proj.weight", (rank, hidden)),
-                         Tensor("g_a_proj.weight", (rank, hidden)))
-    table["A_log"] = (Tensor(f"{forget}A_log", (1, 1, heads, 1), "float32"),)
+                         Tensor(f"{forget}{into[0]}.weight", (between, hidden)),
+                         Tensor(f"{into[1]}.weight", (between, hidden)))
+    table["A_log"] = (Tensor(f"{forget}A_log", (heads,) if wide else (1, 1, heads, 1), "float32"),)
     table["dt_bias"] = (Tensor(f"{forget}dt_bias", (width,), "float32"),)
+    if not wide:
+        table |= _product("forget", rank, (f"{forget}f_b_proj", width))
+        table |= _product("gate", rank, ("g_b_proj", width))
     return (table | _conv((width, width, width), shape.conv_kernel)
-            | _product("forget", rank, (f"{forget}f_b_proj", width))
-            | _product("gate", rank, ("g_b_proj", width))
-            | _norm("norm", rank, "o_norm") | _product("out", width, ("o_proj", hidden)))
+            | _norm("norm", rank, "o_norm") | _product("out", width, (out, hidden)))
 
 
 def mamba2(shape: Mamba2, hidden: int) -> Table:

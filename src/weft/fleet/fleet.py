@@ -20,7 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.errors import BusyError, EngineUnavailableError, UnknownReplicaError, WeftError
 from weft.fleet.all_engines import AllEngines
@@ -30,8 +29,9 @@ from weft.fleet.replica import Replica, first_error
 from weft.info import ModelInfo
 from weft.router.blind import LeastLoaded
 from weft.router.protocol import Router
-from weft.rpc.client import ANYWHERE, ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints
+from weft.rpc.client import ANYWHERE, ASSEMBLE, STALL_AFTER_S, EngineClient, follow_snapshots
 from weft.rpc.messages import RecordingTarget
+from weft.snapshot_report import SnapshotReport
 
 if TYPE_CHECKING:
     from weft.fleet.joined import JoinedReplicas
@@ -167,8 +167,8 @@ class Fleet:
             raise BusyError(f"replica {number} is {replica.shown_state}; only one that serves can be drained",
                             code="not_ready")
         if not restart and not any(other.ready for other in self.replicas if other is not replica):
-            raise BusyError(f"replica {number} is the last one that serves; restart it (restart=true), or "
-                            "stop the server", code="last_replica")
+            raise BusyError(f"replica {number} is the last one that serves; restart it "
+                            f"(weft drain {number} --restart), or stop the server", code="last_replica")
         if not await self.drain_for_good(replica, timeout_s):  # it died meanwhile, and restarts by itself
             replica.draining = False
             raise BusyError(f"replica {number} died while it was drained: {replica.reason}", code="not_ready")
@@ -230,14 +230,14 @@ class Fleet:
                 on_progress=lambda text: self._on_line(number, text),
                 on_events=lambda events: self.requests.take(events),
                 on_step_tokens=lambda sizes: self.on_step_tokens(number, sizes),
-                on_checkpoints=lambda report: self._on_checkpoints(number, report))
+                on_snapshots=lambda report: self._on_snapshots(number, report))
         return new_engine
 
     def _follow(self, replica: Replica) -> None:
         if self.router.wants != "nothing":
-            follow_checkpoints(replica.engine, pages=self.router.wants == "pages")
+            follow_snapshots(replica.engine, pages=self.router.wants == "pages")
 
-    def _on_checkpoints(self, number: int, report: CheckpointReport) -> None:
+    def _on_snapshots(self, number: int, report: SnapshotReport) -> None:
         if self.router.reported(number, report):
             self._follow(self.replicas[number])
 

@@ -1,7 +1,14 @@
 """What a terminal or a log shows of an engine that starts: `weft serve` and `weft join`.
 
-A terminal has one line that changes. A log has a line when a part of the start begins, one when it is over,
-and one now and then between them. A bar at 5 % that never moves again would look like a start that hangs.
+A terminal has one line that changes. A log has a line when a part of the start begins. It has
+a second one when the part is over, if there is more to say by then:
+
+    engine 0: weights of lfm2: 0 % of 681 MiB
+    engine 1: weights of lfm2: 0 % of 681 MiB
+    engine 0: weights of lfm2: 681 MiB read and packed in 1.2 s
+    engine 0: memory: 3.0 GiB in 1358 frames
+
+A long part has a line now and then. A bar at 5 % that never moves again would look like a start that hangs.
 """
 
 from __future__ import annotations
@@ -16,44 +23,56 @@ _BAR = str.maketrans("", "", "█·")
 
 
 class StartProgress:
-    """``show`` gets what the engine does: ``part: how far``."""
+    """``show`` gets what an engine does: ``part: how far``, behind ``engine N:`` where there are several."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = console.status("", spinner="dots") if console.is_terminal else None
         self._shown_s = time.monotonic()
-        self._part = self._latest = ""
+        self._parts: dict[str, str] = {}
+        """The part that each engine is in."""
+        self._latest: dict[str, str] = {}
+        """What each engine said last, if that is not printed yet."""
 
     def show(self, text: str) -> None:
         if self._status is not None:
             self._status.update(escape(text))
             self._status.start()
             return
-        part = text.partition(":")[0]
-        if part != self._part:
-            self._print_latest()
-            self._part = part
-            self._print(part)
-        if text != part:
-            self._latest = text
+        engine, part = _engine_and_part(text)
+        if part != self._parts.get(engine):
+            self._print_latest(engine)
+            self._parts[engine] = part
+            self._print(text)
+        else:
+            self._latest[engine] = text
         if time.monotonic() - self._shown_s >= _LINES_APART_S:
-            self._print_latest()
+            for waiting in list(self._latest):
+                self._print_latest(waiting)
 
     def end(self) -> None:
         if self._status is not None:
             self._status.stop()
-        self._print_latest()
+        for engine in list(self._latest):
+            self._print_latest(engine)
 
     def say(self, text: str) -> None:
         """A line of its own, after what was shown so far."""
         self.end()
         self._print(text)
 
-    def _print_latest(self) -> None:
-        if self._latest:
-            self._shown_s = time.monotonic()
-            self._print(" ".join(self._latest.translate(_BAR).split()))
-        self._latest = ""
+    def _print_latest(self, engine: str) -> None:
+        if engine in self._latest:
+            self._print(self._latest.pop(engine))
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._shown_s = time.monotonic()
+        self._console.print(" ".join(text.translate(_BAR).split()), markup=False, highlight=False,
+                            soft_wrap=True)
+
+
+def _engine_and_part(text: str) -> tuple[str, str]:
+    first, _, rest = text.partition(": ")
+    if first.startswith("engine ") and rest:
+        return first, rest.partition(":")[0]
+    return "", text.partition(":")[0]

@@ -12,7 +12,7 @@ device's (``weft.runner.arena``), or the scripted one of the tests. All of them 
 * Restores come before compressions. A restore only reads codes that older steps wrote. A compression writes
   codes, into free pages or over the KV that it encodes, and its source holds nothing afterwards. The
   commit uses the same order, so an id means the same bytes in both.
-* Copies come last. A copy reads a checkpoint, a shared page or a running slot. The transaction never
+* Copies come last. A copy reads a snapshot, a shared page or a running slot. The transaction never
   compresses what it opens on, and the destination of a copy is new. So no earlier kind writes what a copy
   reads (L7).
 * Within a kind, all sources are read before any destination is written, except for KV records. Those go row
@@ -100,7 +100,7 @@ class PageCopy:
 
 @dataclass(frozen=True, slots=True)
 class CompressState:
-    """The state in ``slot``, the checkpoint of ``node``, is written to ``pages`` in 8 bits."""
+    """The state in ``slot``, the snapshot of ``node``, is written to ``pages`` in 8 bits."""
 
     node: NodeId
     slot: SlotId
@@ -124,35 +124,35 @@ class KvForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompressKv:
-    """The KV of ``node`` in ``pages`` is compressed into the first ``packed_count`` of them. The others are
-    free from the next transaction on."""
+    """The KV of ``node`` in ``pages`` is compressed into the first ``compressed_count`` of them. The others
+    are free from the next transaction on."""
 
     node: NodeId
     pages: tuple[PageId, ...]
-    packed_count: int
+    compressed_count: int
     form: KvForm
 
     @property
-    def packed(self) -> tuple[PageId, ...]:
+    def compressed(self) -> tuple[PageId, ...]:
         """The pages that hold the records afterwards."""
-        return self.pages[:self.packed_count]
+        return self.pages[:self.compressed_count]
 
     @property
     def ids(self) -> Int32s:
         """int32 [records, 4], see ``WorkKind``, in an order that works in place."""
-        return _record_ids(self.pages, self.packed, 0, self.form)
+        return _record_ids(self.pages, self.compressed, 0, self.form)
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreKv:
-    """The compressed KV of ``node``, which begins at byte ``skip_bytes`` of ``packed``, is written to
+    """The compressed KV of ``node``, which begins at byte ``skip_bytes`` of ``compressed``, is written to
     ``pages``. NO_NODE: this step loads it, for a lease.
 
-    ``pages`` are most of ``packed`` and some new ones. The rest of ``packed`` is free from the next
+    ``pages`` are most of ``compressed`` and some new ones. The rest of ``compressed`` is free from the next
     transaction on."""
 
     node: NodeId
-    packed: tuple[PageId, ...]
+    compressed: tuple[PageId, ...]
     skip_bytes: int
     pages: tuple[PageId, ...]
     form: KvForm
@@ -160,7 +160,7 @@ class RestoreKv:
     @property
     def ids(self) -> Int32s:
         """As ``CompressKv.ids``, the last record first."""
-        return _record_ids(self.pages, self.packed, self.skip_bytes, self.form)[::-1]
+        return _record_ids(self.pages, self.compressed, self.skip_bytes, self.form)[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class StateTransfer:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointLoad:
+class SnapshotLoad:
     """Transfer buffer ``buffer`` holds the KV of [``start``, ``position``), ``start`` a multiple of a page,
     and the state after ``position`` tokens. ``exact``: nothing of it was ever compressed. ``rows``: where its
     KV lies, and in which form. ``state_row``: the row where a compressed state begins; PAD for an exact
@@ -250,7 +250,7 @@ class ArenaWork:
         return {one.dst for one in self.page_copies}.union(
             *(one.pages for one in self.page_loads),
             *(one.pages for one in self.state_compressions), *(one.pages for one in self.kv_restores),
-            *(one.packed for one in self.kv_compressions))
+            *(one.compressed for one in self.kv_compressions))
 
     @property
     def writes_pages(self) -> bool:
@@ -301,9 +301,10 @@ def _state_transfer_ids(transfers: Sequence[StateTransfer]) -> Int32s:
     return np.asarray([(one.slot, one.buffer) for one in transfers], dtype=np.int32)
 
 
-def _record_ids(pages: Sequence[PageId], packed: Sequence[PageId], skip_bytes: int, form: KvForm) -> Int32s:
+def _record_ids(pages: Sequence[PageId], compressed: Sequence[PageId], skip_bytes: int,
+                form: KvForm) -> Int32s:
     start = skip_bytes + np.arange(len(pages), dtype=np.int64) * form.record_bytes
-    lies_on = np.asarray(packed, dtype=np.int64)
+    lies_on = np.asarray(compressed, dtype=np.int64)
     first, last = start // form.page_bytes, (start + form.record_bytes - 1) // form.page_bytes
     columns = (np.asarray(pages, dtype=np.int64), lies_on[first], lies_on[last], start % form.page_bytes)
     return np.stack(columns, axis=1).astype(np.int32)

@@ -51,16 +51,16 @@ def audit(memory: MemoryState) -> None:
             slot_owners.add(lease.slot, of_lease(seq))
         else:
             assert lease.slot == PAD, f"sequence {seq} holds slot {lease.slot} of a model without states"
-        for tap in lease.taps:
-            memory.slots.check(tap.slot, tap.epoch)
-            slot_owners.add(tap.slot, of_lease(seq))
+        for snapshot in lease.snapshots:
+            memory.slots.check(snapshot.slot, snapshot.epoch)
+            slot_owners.add(snapshot.slot, of_lease(seq))
     for node in memory.cache.tree.nodes():
-        packed = memory.cache.compressed_kv.by_node.get(node.id)
+        compressed = memory.cache.compressed_kv.by_node.get(node.id)
         for index, page in enumerate(node.pages, start=node.start // PAGE_TOKENS):
-            if packed is None:
+            if compressed is None:
                 page_owners.add(page, of_tree(node.edge.id), index, memory.pages.indexes)
-        for index, page in enumerate(packed.pages if packed is not None else (),
-                                     start=packed.cut if packed is not None else 0):
+        for index, page in enumerate(compressed.pages if compressed is not None else (),
+                                     start=compressed.cut if compressed is not None else 0):
             page_owners.add(page, of_compressed_kv(node.id), index, memory.pages.indexes)
         if node.slot == COMPRESSED:
             for index, page in enumerate(memory.cache.compressed_states.pages.get(node.id, ())):
@@ -153,7 +153,7 @@ def _audit_tree(cache: PrefixCache) -> None:
             _audit_node(cache, node, node.parent)
         else:
             assert node.children, f"root {node.id} has nothing below"
-            assert node.slot == PAD, f"root {node.id} has a checkpoint"
+            assert node.slot == PAD, f"root {node.id} has a snapshot"
         tails = sum(child.is_tail for child in node.children.values())
         assert node.tail_count == tails, f"node {node.id} has {tails} tails, counted {node.tail_count}"
     _audit_edges(tree)
@@ -163,10 +163,10 @@ def _audit_tree(cache: PrefixCache) -> None:
     compressed = {node.id for node in nodes.values() if node.slot == COMPRESSED}
     in_slots = states - compressed
     assert tree.slot_count == len(in_slots), f"the tree has {len(in_slots)} slots, counted {tree.slot_count}"
-    assert set(order.in_slots) == in_slots, "the order of checkpoints in slots is not that of the tree"
+    assert set(order.in_slots) == in_slots, "the order of snapshots in slots is not that of the tree"
     _audit_compressed(cache, compressed)
     _audit_compressed_kv(cache, nodes)
-    assert set(order.states) == states, "the order of checkpoints is not that of the tree"
+    assert set(order.states) == states, "the order of snapshots is not that of the tree"
     bare = {node.id for node in nodes.values() if node.bare and node.parent is not None}
     assert set(order.bare) == bare, "the order of bare KV is not that of the tree"
     for node_id, node in (*order.states.items(), *order.bare.items()):
@@ -186,19 +186,19 @@ def _audit_compressed(cache: PrefixCache, nodes: set[NodeId]) -> None:
 def _audit_compressed_kv(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> None:
     kv = cache.compressed_kv
     assert set(kv.by_node) <= set(nodes), "the KV of a node is compressed that is not in the tree"
-    for node_id, packed in kv.by_node.items():
+    for node_id, compressed in kv.by_node.items():
         node, name = nodes[node_id], f"the compressed KV of node {node_id}"
-        ids = [packed.first_id - at for at in range(packed.count)]
+        ids = [compressed.first_id - at for at in range(compressed.count)]
         assert node.pages == ids, f"{name} has other records than the node"
         assert not node.holds, f"{name} is read"
         assert node.kv_inexact, f"{name} is taken for exact"
-        size = packed.skip_bytes + packed.count * kv.record_bytes
+        size = compressed.skip_bytes + compressed.count * kv.record_bytes
         pages = ceil_div(size, kv.page_bytes)
-        assert packed.skip_bytes < kv.page_bytes, f"{name} has a page with nothing in it"
-        assert len(packed.pages) == pages, f"{name} is in {len(packed.pages)} pages and not {pages}"
-    count = sum(len(packed.pages) for packed in kv.by_node.values())
+        assert compressed.skip_bytes < kv.page_bytes, f"{name} has a page with nothing in it"
+        assert len(compressed.pages) == pages, f"{name} is in {len(compressed.pages)} pages and not {pages}"
+    count = sum(len(compressed.pages) for compressed in kv.by_node.values())
     assert kv.page_count == count, f"compressed KV has {count} pages, counted {kv.page_count}"
-    count = sum(packed.count for packed in kv.by_node.values())
+    count = sum(compressed.count for compressed in kv.by_node.values())
     assert kv.record_count == count, f"compressed KV has {count} records, counted {kv.record_count}"
     idle = {node.id for node in nodes.values() if node.parent and not node.holds and not node.is_tail}
     expected = idle - set(kv.by_node) if kv.record_bytes else set()
@@ -229,12 +229,12 @@ def _audit_node(cache: PrefixCache, node: Node, parent: Node) -> None:
     assert len(node.tokens) == TOKEN_BYTES * (node.end - node.start), f"{name} lacks tokens"
     if node.is_tail:
         assert not node.children, f"tail {node.id} has children"
-        assert node.slot != PAD, f"tail {node.id} has no checkpoint"
+        assert node.slot != PAD, f"tail {node.id} has no snapshot"
     else:
         assert node.end % PAGE_TOKENS == 0, f"{name} ends inside a page"
     expected = ceil_div(node.end - node.start, PAGE_TOKENS) if cache.tree.paged else 0
     assert len(node.pages) == node.page_count == expected, f"{name} has {len(node.pages)} pages"
-    assert cache.tree.paged or not node.bare, f"{name} has no pages, and leads to no checkpoint"
+    assert cache.tree.paged or not node.bare, f"{name} has no pages, and leads to no snapshot"
 
 
 def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:
@@ -252,7 +252,7 @@ def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:
         while at is not None:
             holds[at.id] += 1
             if at.parent is None:
-                assert cache.tree.roots.get(lease.salt) is at, f"sequence {seq} reads another namespace"
+                assert cache.tree.roots.get(lease.salt) is at, f"sequence {seq} reads another salt"
             at = at.parent
     for node in cache.tree.nodes():
         readers = holds[node.id]

@@ -28,17 +28,17 @@ from weft.memory.audit import audit
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.cache import with_lost_to_salt
 from weft.memory.prefix.policy import Policy, pages_alone
-from weft.memory.prefix.readings import CheckpointContents, CheckpointFollower, checkpoint_contents, shape_of
+from weft.memory.prefix.readings import SnapshotContents, SnapshotFollower, shape_of, snapshot_contents
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Lease, Reservation
 from weft.memory.state import MemoryState, apply
 from weft.memory.transaction import Transaction
 from weft.memory.usage import CacheShape, MemoryUsage, MoveCounts
-from weft.memory.values import NOTHING_RECALLED, CheckpointOutlook, Match, NodeId
+from weft.memory.values import NOTHING_RECALLED, Match, NodeId, SnapshotOutlook
 from weft.units import SeqId
 
-NEW_CHECKPOINTS_MAX = 4096
-"""Computed checkpoints that wait for a store to look at them; the oldest are forgotten (law L11)."""
+NEW_SNAPSHOTS_MAX = 4096
+"""Computed snapshots that wait for a store to look at them; the oldest are forgotten (law L11)."""
 
 
 class Memory:
@@ -47,7 +47,7 @@ class Memory:
     def __init__(self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None,
                  count_salt: bool = False) -> None:
         """``cache``: prefixes are cached. ``policy``: the order of eviction, None for least recently used.
-        ``count_salt``: count tokens that only another namespace has as lost (see ``namespaces``)."""
+        ``count_salt``: count tokens that only another salt has as lost (see ``salts``)."""
         self.plan = plan
         self.counts_salt = count_salt
         self._state = MemoryState(plan, cache=cache, policy=policy)
@@ -122,32 +122,32 @@ class Memory:
         assert held == (0, 0, 0), f"leases, pages and slots are held while the arena goes: {held}"
         state.arena.forget()
 
-    def take_new_checkpoints(self) -> list[NodeId]:
-        """Nodes whose checkpoint was computed, and not loaded, since the last call. The first call has none:
+    def take_new_snapshots(self) -> list[NodeId]:
+        """Nodes whose snapshot was computed, and not loaded, since the last call. The first call has none:
         it begins the list."""
         cache = self._state.cache
-        nodes = list(cache.new_checkpoints or ())
-        cache.new_checkpoints = deque(maxlen=NEW_CHECKPOINTS_MAX)
+        nodes = list(cache.new_snapshots or ())
+        cache.new_snapshots = deque(maxlen=NEW_SNAPSHOTS_MAX)
         return nodes
 
-    def checkpoint_contents(self, node: NodeId, start: int = 0) -> CheckpointContents | None:
-        """The checkpoint of ``node`` with its pages from position ``start`` on; None if a store cannot have
+    def snapshot_contents(self, node: NodeId, start: int = 0) -> SnapshotContents | None:
+        """The snapshot of ``node`` with its pages from position ``start`` on; None if a store cannot have
         it (``weft.memory.prefix.readings``). Reads only."""
-        return checkpoint_contents(self._state.cache, node, start)
+        return snapshot_contents(self._state.cache, node, start)
 
-    def checkpoint_outlook(self, node: NodeId) -> CheckpointOutlook | None:
-        """What is expected of the checkpoint of ``node``; None for one that is gone. Reads only."""
+    def snapshot_outlook(self, node: NodeId) -> SnapshotOutlook | None:
+        """What is expected of the snapshot of ``node``; None for one that is gone. Reads only."""
         cache, plan = self._state.cache, self.plan
         known = cache.tree.by_id.get(node)
         if known is None:
             return None
         alone = plan.slot_stride_bytes + pages_alone(known) * plan.page_bytes
-        return CheckpointOutlook(cache.policy.uses_of(known), known.end, alone)
+        return SnapshotOutlook(cache.policy.uses_of(known), known.end, alone)
 
-    def follow_checkpoints(self, *, pages: bool) -> CheckpointFollower:
+    def follow_snapshots(self, *, pages: bool) -> SnapshotFollower:
         """Reports of what the cache gets and loses from now on; the last follower is the only one. ``pages``:
         of KV pages too. A model without states is always reported by pages."""
-        return CheckpointFollower(self.prefix_tree, pages=pages or not self._state.cache.stateful)
+        return SnapshotFollower(self.prefix_tree, pages=pages or not self._state.cache.stateful)
 
     @property
     def version(self) -> int:

@@ -11,17 +11,17 @@ bytes.
     load    store's thread writes a buffer --> a step copies it into pages and a slot --> freed
     store   a step copies pages and a slot into a buffer --> store's thread reads it  --> freed
 
-A *grain* is the KV of 16 tokens of all attention layers, unsharded and in head order: one page of an engine
-that runs on one rank. A *KV record* holds the KV of up to 256 tokens of one edge, as grains one after the
-other. A *state record* holds the state after ``position`` tokens. A *stored checkpoint* is a state record
-with the KV records of all tokens before it.
+A *stored page* is the KV of 16 tokens of all attention layers, unsharded and in head order: one page of an
+engine on one rank. A *KV record* holds the KV of up to 256 tokens of one edge, as stored pages in a row. A
+*state record* holds the state after ``position`` tokens. A *stored snapshot* is a state record with the KV
+records of all tokens before it.
 
 One thread calls every method of a ``Store``, and none of them waits for a disk or a network. A store belongs
 to one namespace (``weft.store.identity``): another model, dtype or layout on the same path never matches.
 Threads see buffers only, never the arena. Buffers given to ``fetch`` and ``put`` belong to the store until
 ``poll`` returns the event of their ticket. Cancelling the request changes nothing of that.
 
-Laws: L8 (a hit is a checkpoint with all of its KV), L9 (a put never waits: it is refused when queues are
+Laws: L8 (a hit is a snapshot with all of its KV), L9 (a put never waits: it is refused when queues are
 full), L10 (``match`` compares hashes; the fetch compares the tokens themselves before its event says
 ``fetched``), L11 (each drop and each refusal is counted with its reason; buffers have ``limit_bytes``).
 
@@ -48,8 +48,8 @@ PrefixTokens = Sequence[int] | npt.NDArray[np.int32]
 Ticket = NewType("Ticket", int)
 """One fetch or one put under way; each ends in exactly one ``StoreEvent``."""
 
-GRAIN_TOKENS = 16
-"""Tokens of a grain, the smallest piece of KV on disk."""
+STORED_PAGE_TOKENS = 16
+"""Tokens of a stored page, the smallest piece of KV on disk."""
 RECORD_TOKENS_MAX = 256
 """Most tokens of a KV record."""
 
@@ -78,7 +78,7 @@ class StoredSpan:
 
 class KvRows(NamedTuple):
     """KV of tokens [``start``, ``end``) in one form, in ``row_count`` rows of a page each, from row ``first``
-    of a buffer on. Compressed grains lie side by side, from the first byte of the first row on."""
+    of a buffer on. Compressed pages lie side by side, from the first byte of the first row on."""
 
     start: int
     end: int
@@ -89,12 +89,12 @@ class KvRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """A stored checkpoint: the state after ``position`` tokens and the KV of all of them.
+    """A stored snapshot: the state after ``position`` tokens and the KV of all of them.
 
     ``exact``: every byte is what the engine computed, without rounding. ``remote``: bytes that are not on the
     local disk yet. ``tokens`` and ``salt`` are what was asked for; a fetch compares them."""
 
-    checkpoint: int
+    snapshot: int
     entry: int
     position: int
     spans: tuple[StoredSpan, ...]
@@ -117,17 +117,18 @@ class StoredPrefix:
         """How a fetch of [``start``, ``position``) fills a buffer of pages: neighbours in one form follow one
         another, and each change of form begins a new row."""
         if not any(span.form for span in self.spans) or not page_bytes:
-            pages = ceil_div(self.position, GRAIN_TOKENS) - start // GRAIN_TOKENS
+            pages = ceil_div(self.position, STORED_PAGE_TOKENS) - start // STORED_PAGE_TOKENS
             return (KvRows(start, self.position, 0, pages if page_bytes else 0),)
         rows: list[KvRows] = []
         for form, group in groupby((span for span in self.spans if span.end > start),
                                    key=lambda span: span.form):
             spans = list(group)
             begin, end = max(start, spans[0].start), spans[-1].end
-            grain_bytes = spans[0].payload_bytes // ceil_div(spans[0].end - spans[0].start, GRAIN_TOKENS)
-            grains = ceil_div(end - begin, GRAIN_TOKENS)
+            stored_page_bytes = spans[0].payload_bytes // ceil_div(spans[0].end - spans[0].start,
+                                                                   STORED_PAGE_TOKENS)
+            count = ceil_div(end - begin, STORED_PAGE_TOKENS)
             first = rows[-1].first + rows[-1].row_count if rows else 0
-            rows.append(KvRows(begin, end, first, ceil_div(grains * grain_bytes, page_bytes), form))
+            rows.append(KvRows(begin, end, first, ceil_div(count * stored_page_bytes, page_bytes), form))
         return tuple(rows)
 
 
@@ -135,7 +136,7 @@ class StoredPrefix:
 class StagingBuffers:
     """Writable memory for one fetch. A thread writes it until the fetch's event is polled.
 
-    ``kv``: the grains of [``start``, ``position``), ``start`` rounded down and ``position`` up to 16 tokens.
+    ``kv``: the pages of [``start``, ``position``), ``start`` rounded down and ``position`` up to 16 tokens.
     ``state``: the state record. ``page_bytes``: where the form of the KV changes, the next span begins at a
     multiple of it (``StoredPrefix.rows_from``); 0 for prefixes in one form."""
 
@@ -146,9 +147,9 @@ class StagingBuffers:
 
 @dataclass(frozen=True, slots=True)
 class PutOffer:
-    """What a put of a checkpoint needs: KV of [``start``, ``position``). The rest is stored already.
+    """What a put of a snapshot needs: KV of [``start``, ``position``). The rest is stored already.
 
-    ``start`` is a multiple of 16. ``above``: the position of the deepest checkpoint that the store has of
+    ``start`` is a multiple of 16. ``above``: the position of the deepest snapshot that the store has of
     these tokens, 0 without one. KV without a state is no place to resume at, so ``above`` may lie far before
     ``start``. An offer is good until the next put."""
 
@@ -160,9 +161,9 @@ class PutOffer:
 @dataclass(frozen=True, slots=True)
 class KvPiece:
     """KV of tokens [``start``, ``end``), at most 256 of them: one record. ``start`` is a multiple of 16, and
-    so is ``end``, except at the checkpoint's position.
+    so is ``end``, except at the snapshot's position.
 
-    ``form`` 0: grains as the engine computes with them. Another number names a compressed form of the engine;
+    ``form`` 0: pages as the engine computes with them. Another number names a compressed form of the engine;
     the store only keeps it."""
 
     start: int
@@ -177,7 +178,7 @@ class StoreEvent:
 
     ``fetched``: the staging buffers hold verified bytes. ``damaged``: a checksum or the tokens did not match,
     or the disk failed; the records are retired. ``missing``: a record was evicted or its object is gone.
-    ``written``: the checkpoint is durable and matches from now on. ``dropped``: it was not written."""
+    ``written``: the snapshot is durable and matches from now on. ``dropped``: it was not written."""
 
     ticket: Ticket
     kind: EventKind
@@ -190,7 +191,7 @@ class Store(Protocol):
     """One namespace of one directory or bucket."""
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
-        """The deepest stored checkpoint of more than ``above`` tokens that ``tokens`` begins with."""
+        """The deepest stored snapshot of more than ``above`` tokens that ``tokens`` begins with."""
         ...
 
     @property
@@ -204,12 +205,12 @@ class Store(Protocol):
 
     def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
               exact: bool) -> PutOffer | None:
-        """What a put of this checkpoint needs; None if it is stored, or if a put would be refused."""
+        """What a put of this snapshot needs; None if it is stored, or if a put would be refused."""
         ...
 
     def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
-        """Stores a checkpoint. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
+        """Stores a snapshot. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
         hit saves; eviction ranks by it. None: refused and counted."""
         ...
 

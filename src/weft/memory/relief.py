@@ -402,7 +402,7 @@ class Relief:
 
     def _wanted(self) -> tuple[int, int]:
         """Pages and slots that were reclaimed, and a reserve ahead of need: pages, and slots for the next
-        sequence and its checkpoints. The reserve applies only if it needs none of what goes last. A
+        sequence and its snapshots. The reserve applies only if it needs none of what goes last. A
         transaction that closes something frees memory anyway."""
         cache = self._memory.cache
         pages, slots = self._needed

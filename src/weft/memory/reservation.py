@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.memory.arena_work import NO_WORK, ArenaWork, PageCopy, SlotCopy
-from weft.memory.values import NO_NODE, Checkpoint, Eviction, FrameClaim, Match, NodeId
+from weft.memory.values import NO_NODE, Eviction, FrameClaim, Match, NodeId, Snapshot
 from weft.units import PageId, SeqId, SlotId
 
 
@@ -43,19 +43,19 @@ class Lease:
     """Tokens at the front with pages of the prefix tree: read, never written (law L7)."""
     held: NodeId = NO_NODE
     """The node that ends after ``shared_tokens``; NO_NODE if that is 0."""
-    taps: list[Checkpoint] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
     inexact: bool = False
     """It reads or was computed from data that was compressed once, and so is everything it publishes."""
     loads: bool = False
     """Its contents come from a store, not from a sequence that runs."""
 
     def move_slot(self, src: SlotId, dst: SlotId, epoch: int) -> None:
-        """Its state, or the state of one of its taps, moved to ``dst``."""
+        """Its state, or one of its snapshots, moved to ``dst``."""
         if self.slot == src:
             self.slot, self.epoch = dst, epoch
             return
-        [at] = [at for at, tap in enumerate(self.taps) if tap.slot == src]
-        self.taps[at] = Checkpoint(self.taps[at].position, dst, epoch)
+        [at] = [at for at, held in enumerate(self.snapshots) if held.slot == src]
+        self.snapshots[at] = Snapshot(self.snapshots[at].position, dst, epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class Extension(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """In this step ``seq`` writes its state after ``checkpoint.position`` tokens into ``checkpoint.slot``."""
+    """In this step ``seq`` writes its state after ``snapshot.position`` tokens into ``snapshot.slot``."""
 
     seq: SeqId
-    checkpoint: Checkpoint
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Publication:
     tokens: bytes = field(repr=False)
     pages: tuple[PageId, ...]
     cached_end: int
-    saves: tuple[Checkpoint, ...]
+    saves: tuple[Snapshot, ...]
 
 
 @dataclass(frozen=True, slots=True)

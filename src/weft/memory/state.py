@@ -98,15 +98,15 @@ def apply(memory: MemoryState, reservation: Reservation) -> None:
     for publication in reservation.published:
         _give_back(memory, memory.cache.publish(memory.leases[publication.seq], publication))
     for saving in reservation.saved:
-        memory.leases[saving.seq].taps.append(saving.checkpoint)
-        memory.slots.give(saving.checkpoint.slot, of_lease(saving.seq))
+        memory.leases[saving.seq].snapshots.append(saving.snapshot)
+        memory.slots.give(saving.snapshot.slot, of_lease(saving.seq))
     for seq in reservation.closed:
         _close(memory, memory.leases.pop(seq))
     for compress in work.state_compressions:
         memory.pages.give(compress.pages, of_compressed_state(compress.node), 0)
         _give_back(memory, memory.cache.compress_state(compress.node, compress.pages))
     for kv_compress in work.kv_compressions:
-        memory.pages.give(kv_compress.packed, of_compressed_kv(kv_compress.node), 0)
+        memory.pages.give(kv_compress.compressed, of_compressed_kv(kv_compress.node), 0)
         _give_back(memory, memory.cache.compress_kv(kv_compress))
     for eviction in reservation.evicted:
         _give_back(memory, memory.cache.evict(eviction))
@@ -119,13 +119,13 @@ def _move(memory: MemoryState, moves: Moves) -> None:
     vacated = Freed([copy.src for copy in moves.pages])
     for page in moves.pages:
         owner, index = pages.owners[page.src], pages.indexes[page.src]
-        seq, compressed, packed = lease_of(owner), state_node_of(owner), kv_node_of(owner)
+        seq, state, kv = lease_of(owner), state_node_of(owner), kv_node_of(owner)
         if seq is not None:
             memory.leases[seq].pages[index] = page.dst
-        elif compressed is not None:
-            memory.cache.compressed_states.pages[NodeId(compressed)][index] = page.dst
-        elif packed is not None:
-            memory.cache.compressed_kv.by_node[NodeId(packed)].move(index, page.dst)
+        elif state is not None:
+            memory.cache.compressed_states.pages[NodeId(state)][index] = page.dst
+        elif kv is not None:
+            memory.cache.compressed_kv.by_node[NodeId(kv)].move(index, page.dst)
         else:
             tree.replace_page(owner, index, page.dst)
         pages.give([page.dst], owner, index)
@@ -162,7 +162,7 @@ def _close(memory: MemoryState, lease: Lease) -> None:
     freed.pages += lease.pages[memory.plan.pages_for(lease.shared_tokens):]
     if lease.slot != NO_SLOT:
         freed.slots.append((lease.slot, lease.epoch))
-    freed.slots += [(tap.slot, tap.epoch) for tap in lease.taps]
+    freed.slots += [(held.slot, held.epoch) for held in lease.snapshots]
     _give_back(memory, freed)
 
 

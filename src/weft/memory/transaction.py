@@ -19,14 +19,14 @@ gets. The pools do not change, so dropping the transaction is the rollback. What
 tree, moves or evicts is free from the next transaction on: the step in flight may still read it. Each use
 checks the version of memory's state: a transaction of an older version is a bug that is caught (law L5).
 
-A load copies codes into some of the pages that the lease gets, and the same step unpacks them there. A
+A load copies codes into some of the pages that the lease gets, and the same step restores them there. A
 compressed state takes pages of the lease too. These *spare* pages hold nothing once the step is computed.
 They lie behind those of the tokens, and the close of the lease frees them.
 
 Laws: L2 (all or nothing), L3 (no room is False or None), L5, L9 (``save`` costs no other request anything).
 
 Rejected: take first and undo on failure (two writers); a predictor of what will fit (it drifts from the
-allocator); a load in two steps, or unpacking on the host (the link would move two to four times the bytes).
+allocator); a load in two steps, or restoring on the host (the link would move two to four times the bytes).
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ import numpy.typing as npt
 from weft.memory.arena_work import (
     NO_WORK,
     ArenaWork,
-    CheckpointLoad,
     KvForm,
     PageCopy,
     PageTransfer,
     RestoreKv,
     RestoreState,
     SlotCopy,
+    SnapshotLoad,
     StateTransfer,
 )
 from weft.memory.frames.arena import FrameWalk, Walk
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.prefix.compressed_kv import PackedPages, Unpacking
+from weft.memory.prefix.compressed_kv import CompressedPages, Restoring
 from weft.memory.prefix.edge import COMPRESSED, Node, path_pages
 from weft.memory.prefix.sharing import Sharing
 from weft.memory.prefix_store import EXACT_FORM, KvRows
 from weft.memory.relief import Relief
 from weft.memory.reservation import Extension, Lease, Opening, Reservation, Saving
 from weft.memory.state import MemoryState
-from weft.memory.values import NO_NODE, NO_SLOT, Checkpoint, FrameClaim, Match, NodeId
+from weft.memory.values import NO_NODE, NO_SLOT, FrameClaim, Match, NodeId, Snapshot
 from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div, pages_for
 
 
@@ -74,14 +74,14 @@ class LoadWork:
     state_restores: list[RestoreState] = field(default_factory=list)
 
 
-def spare_pages(load: CheckpointLoad, plan: ArenaPlan) -> int:
+def spare_pages(load: SnapshotLoad, plan: ArenaPlan) -> int:
     """Pages that a lease of ``load`` takes besides those of its tokens: for a compressed state, and one for
     compressed rows of which a part is cached."""
     compressed = any(rows.form != EXACT_FORM for rows in load.rows)
     return compressed + (plan.compressed_pages if load.state_row != PAD else 0)
 
 
-def plan_load(load: CheckpointLoad, plan: ArenaPlan, pages: Sequence[PageId], slot: SlotId,
+def plan_load(load: SnapshotLoad, plan: ArenaPlan, pages: Sequence[PageId], slot: SlotId,
               first: int) -> LoadWork:
     """``pages``: one for each 16 tokens from position ``first`` on, and the spare ones."""
     work, pool = LoadWork(), deque(pages)
@@ -100,7 +100,7 @@ def plan_load(load: CheckpointLoad, plan: ArenaPlan, pages: Sequence[PageId], sl
     return work
 
 
-def _plan_rows(work: LoadWork, load: CheckpointLoad, rows: KvRows, begin: int, plan: ArenaPlan,
+def _plan_rows(work: LoadWork, load: SnapshotLoad, rows: KvRows, begin: int, plan: ArenaPlan,
                pool: deque[PageId]) -> None:
     passed, count = (begin - rows.start) // PAGE_TOKENS, pages_for(rows.end) - begin // PAGE_TOKENS
     if rows.form == EXACT_FORM:
@@ -110,15 +110,15 @@ def _plan_rows(work: LoadWork, load: CheckpointLoad, rows: KvRows, begin: int, p
         return
     form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
     row, skip_bytes = divmod(passed * form.record_bytes, form.page_bytes)
-    packed = [pool.popleft() for _ in range(ceil_div(skip_bytes + count * form.record_bytes,
+    compressed = [pool.popleft() for _ in range(ceil_div(skip_bytes + count * form.record_bytes,
                                                      form.page_bytes))]
-    run = PackedPages(packed, 0, skip_bytes, 0, count)
+    run = CompressedPages(compressed, 0, skip_bytes, 0, count)
     extra = [pool.popleft() for _ in range(run.missing)]
-    unpacked = run.unpack_into(extra, form)
-    work.page_loads.append(PageTransfer(load.buffer, rows.first + row, tuple(packed)))
-    work.kv_restores.append(RestoreKv(NO_NODE, tuple(packed), skip_bytes, unpacked, form))
-    work.pages += unpacked
-    pool += [page for page in (*packed, *extra) if page not in set(unpacked)]
+    restored = run.restore_into(extra, form)
+    work.page_loads.append(PageTransfer(load.buffer, rows.first + row, tuple(compressed)))
+    work.kv_restores.append(RestoreKv(NO_NODE, tuple(compressed), skip_bytes, restored, form))
+    work.pages += restored
+    pool += [page for page in (*compressed, *extra) if page not in set(restored)]
 
 
 Int32s = npt.NDArray[np.int32]
@@ -140,11 +140,11 @@ class Transaction:
         "_published",
         "_relief",
         "_restored",
+        "_restoring",
         "_saved",
         "_sharing",
         "_slot_copies",
         "_slot_walk",
-        "_unpacking",
         "_version",
     )
 
@@ -158,9 +158,9 @@ class Transaction:
         self._gained: dict[SeqId, list[PageId]] = {}
         self._closed: dict[SeqId, None] = {}
         self._saved: list[Saving] = []
-        self._published: dict[SeqId, list[Checkpoint]] = {}
-        self._unpacking = Unpacking(memory.cache.compressed_kv)
-        self._sharing = Sharing(memory.cache.tree, self._unpacking)
+        self._published: dict[SeqId, list[Snapshot]] = {}
+        self._restoring = Restoring(memory.cache.compressed_kv)
+        self._sharing = Sharing(memory.cache.tree, self._restoring)
         self._page_copies: list[PageCopy] = []
         self._slot_copies: list[SlotCopy] = []
         self._restored: list[RestoreState] = []
@@ -172,12 +172,12 @@ class Transaction:
     # ------------------------------------------------------------------ the verbs
 
     def open(self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0,
-             load: CheckpointLoad | None = None) -> bool:
+             load: SnapshotLoad | None = None) -> bool:
         """A lease with a slot and pages for ``tokens`` tokens, or False and nothing. ``headroom_pages`` must
-        stay free after it. The lease reads the pages of ``match`` in place; compressed KV is unpacked first.
-        The state of the checkpoint is copied into the slot, and a partly filled page is copied too.
+        stay free after it. The lease reads the pages of ``match`` in place; compressed KV is restored first.
+        The state of the snapshot is copied into the slot, and a partly filled page is copied too.
 
-        ``load``: ``tokens`` are those of a checkpoint in a transfer buffer, which reaches back to ``match``.
+        ``load``: ``tokens`` are those of a snapshot in a transfer buffer, which reaches back to ``match``.
         This step loads its state and the pages that ``match`` lacks; a later transaction closes it with
         ``keep``."""
         self._check_current()
@@ -189,8 +189,8 @@ class Transaction:
         if load is not None:
             page_count += spare_pages(load, plan)
         anchor = self._anchor(match)
-        unpacked = self._unpacking.missing(anchor) if anchor is not None else 0
-        if unpacked is None or any(self._relief.room().short(page_count + unpacked + headroom_pages, 1)):
+        restored = self._restoring.missing(anchor) if anchor is not None else 0
+        if restored is None or any(self._relief.room().short(page_count + restored + headroom_pages, 1)):
             return False
         slot, epoch = NO_SLOT, 0
         if plan.slots_per_frame:
@@ -220,8 +220,8 @@ class Transaction:
     def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId], *,
                  copies: bool) -> None:
         """``copies``: the state of ``anchor`` and its partly filled page are copied for the lease."""
-        self._unpacking.restore(anchor, self._page_walk.take)
-        lease.pages = self._unpacking.resolve(path_pages(anchor, 0, shared_tokens))
+        self._restoring.restore(anchor, self._page_walk.take)
+        lease.pages = self._restoring.resolve(path_pages(anchor, 0, shared_tokens))
         lease.shared_tokens = shared_tokens
         self._opened_on.add(anchor.id)
         if not copies:
@@ -276,19 +276,19 @@ class Transaction:
         if not cache.enabled or not cache.stateful:
             return None
         assert position > 0, "there is no state after no tokens"
-        assert position % PAGE_TOKENS == 0, f"a checkpoint at {position} is inside a page"
+        assert position % PAGE_TOKENS == 0, f"a snapshot at {position} is inside a page"
         if slots.room <= spare:
             return None
         per_frame = self._memory.plan.pages_per_frame
         if per_frame and not slots.left and self._page_walk.room - per_frame < self._relief.reserve_pages():
             return None
         [slot] = slots.take(1)
-        self._saved.append(Saving(seq, Checkpoint(position, slot, self._memory.slots.epochs[slot])))
+        self._saved.append(Saving(seq, Snapshot(position, slot, self._memory.slots.epochs[slot])))
         return slot
 
     def publish(self, seq: SeqId, tokens: Int32s) -> None:
         """``tokens``, the first ones of ``seq``, are computed. Those that fill whole pages enter the tree,
-        with the checkpoints saved up to there in earlier steps. The sequence continues and reads the tree's
+        with the snapshots saved up to there in earlier steps. The sequence continues and reads the tree's
         pages from then on. ``table_patches`` has the entries that change."""
         lease = self._lease(seq)
         assert seq in self._memory.leases, f"sequence {seq} was opened in this transaction"
@@ -307,17 +307,17 @@ class Transaction:
             assert seq in self._memory.leases, f"sequence {seq} was opened in this transaction"
             saves = self._taps_up_to(lease, len(keep))
             if lease.slot != NO_SLOT:
-                saves = (*saves, Checkpoint(len(keep), lease.slot, lease.epoch))
+                saves = (*saves, Snapshot(len(keep), lease.slot, lease.epoch))
             else:
                 keep = keep[:len(keep) // PAGE_TOKENS * PAGE_TOKENS]
             self._publish(lease, keep, saves, patch=False)
         self._closed[seq] = None
 
-    def _taps_up_to(self, lease: Lease, position: int) -> tuple[Checkpoint, ...]:
+    def _taps_up_to(self, lease: Lease, position: int) -> tuple[Snapshot, ...]:
         done = self._published.get(lease.seq, ())
-        return tuple(tap for tap in lease.taps if tap.position <= position and tap not in done)
+        return tuple(held for held in lease.snapshots if held.position <= position and held not in done)
 
-    def _publish(self, lease: Lease, tokens: Int32s, saves: tuple[Checkpoint, ...], *, patch: bool) -> None:
+    def _publish(self, lease: Lease, tokens: Int32s, saves: tuple[Snapshot, ...], *, patch: bool) -> None:
         cache = self._memory.cache
         new_kv = cache.tree.paged and len(tokens) > lease.shared_tokens
         if not cache.enabled or not (new_kv or saves):
@@ -327,7 +327,7 @@ class Transaction:
         self._sharing.add(lease, rest.tobytes(), saves, patch=patch)
 
     def evict_last(self, nodes: Iterable[NodeId]) -> None:
-        """Evict the checkpoints of ``nodes`` (their KV, in a model without states) only when nothing else is
+        """Evict the snapshots of ``nodes`` (their KV, in a model without states) only when nothing else is
         left. The first of them goes at the very end. Nodes that no longer exist are skipped."""
         self._relief.evict_last(nodes)
 
@@ -403,7 +403,7 @@ class Transaction:
                 state_loads=tuple(state for load in self._loads for state in load.state_loads),
                 state_restores=(*self._restored,
                                 *(state for load in self._loads for state in load.state_restores)),
-                kv_restores=(*self._unpacking.restored,
+                kv_restores=(*self._restoring.restored,
                              *(kv for load in self._loads for kv in load.kv_restores)),
                 state_compressions=state_compressions,
                 kv_compressions=compressed_kv.compressions(

@@ -31,21 +31,21 @@ class CacheCounts:
     evicted_pages: int = 0
     """Bare KV, and one page for each tail."""
     evicted_tails: int = 0
-    """Checkpoints inside a page, where a request had ended."""
+    """Snapshots inside a page, where a request had ended."""
     compressed: int = 0
-    """Checkpoints that were compressed."""
+    """Snapshots that were compressed."""
     restored: int = 0
-    """Leases that opened on a compressed checkpoint."""
+    """Leases that opened on a compressed snapshot."""
     compressed_pages: int = 0
     """Pages of KV that were compressed."""
     restored_pages: int = 0
-    """Compressed pages that were unpacked again."""
+    """Compressed pages that were restored again."""
     hits_inexact: int = 0
     """Leases that opened on data that was compressed once, or was computed from such data."""
     loaded: int = 0
-    """Checkpoints that came from a store."""
+    """Snapshots that came from a store."""
     loaded_tokens: int = 0
-    """Tokens that those checkpoints added to what the cache had."""
+    """Tokens that those snapshots added to what the cache had."""
 
 
 STORE_COUNTS = frozenset({"lost_stored", "lost_damaged", "lost_store_busy", "loaded", "loaded_tokens"})
@@ -91,10 +91,10 @@ class MemoryUsage:
     pages_shared: int = 0
     """Pages that running sequences read among ``pages_cached``; they cannot be evicted."""
     slots_cached: int = 0
-    """Checkpoints of the prefix tree among ``slots_held``; compressed ones lie in pages."""
+    """Snapshots of the prefix tree among ``slots_held``; compressed ones lie in pages."""
     states_compressed: int = 0
     compressed_bytes: int = 0
-    """Bytes of the pages, among ``pages_cached``, of the ``states_compressed`` checkpoints."""
+    """Bytes of the pages, among ``pages_cached``, of the ``states_compressed`` snapshots."""
     pages_compressed: int = 0
     """Pages of cached KV that are compressed, in ``compressed_kv_bytes`` of the pages among
     ``pages_cached``."""
@@ -118,13 +118,13 @@ class MemoryUsage:
 class StoreStats:
     """Counters since the store was opened, and what it holds now; it crosses processes in ``EngineStats``.
 
-    ``checkpoints``: of this namespace; ``others``: of other models in the same directory.
+    ``snapshots``: of this namespace; ``others``: of other models in the same directory.
     ``damaged``, ``dropped``: counts by reason. ``notes``: sentences about the state of the store that an
     operator reads, such as that another process holds the lock."""
 
     path: str
     writable: bool
-    checkpoints: int
+    snapshots: int
     kv_records: int
     stored_bytes: int
     capacity_bytes: int
@@ -157,29 +157,29 @@ class ShapeSum:
 
     nodes: int = 0
     pages: int = 0
-    checkpoints: int = 0
+    snapshots: int = 0
     inexact: int = 0
-    """Nodes whose KV or checkpoint was compressed once, or was computed behind what was."""
+    """Nodes whose KV or snapshot was compressed once, or was computed behind what was."""
     bytes: int = 0
     hits: int = 0
     youngest_s: float = 0.0
     oldest_s: float = 0.0
 
-    def add(self, *, pages: int, checkpoint: bool, inexact: bool, node_bytes: int, hits: int,
+    def add(self, *, pages: int, snapshot: bool, inexact: bool, node_bytes: int, hits: int,
             age_s: float) -> None:
         """One more node."""
         self.youngest_s = age_s if not self.nodes else min(self.youngest_s, age_s)
         self.oldest_s = max(self.oldest_s, age_s)
         self.nodes += 1
         self.pages += pages
-        self.checkpoints += checkpoint
+        self.snapshots += snapshot
         self.inexact += inexact
         self.bytes += node_bytes
         self.hits += hits
 
 
 @dataclass(slots=True)
-class NamespaceShape:
+class SaltShape:
     """``number`` from 1, in the order of size; ``salted``: it has a name."""
 
     number: int
@@ -199,7 +199,7 @@ class SizeClass:
 class PrefixShape:
     """One place in the tree. ``tokens``: from the root to the place. ``hits``, ``tokens_saved`` and
     ``bytes``: its own and of all nodes below. ``age_s``: since the last use of any of them. ``branches``: its
-    children. ``readers``: leases that run now. ``namespace``: by number, 0 if it is not listed."""
+    children. ``readers``: leases that run now. ``salt``: by number, 0 if it is not listed."""
 
     digest: str
     head: list[int]
@@ -209,17 +209,17 @@ class PrefixShape:
     hits: int
     branches: int
     readers: int
-    checkpoint: bool
+    snapshot: bool
     age_s: float
-    namespace: int
+    salt: int
 
 
 @dataclass(slots=True)
 class CacheShape:
     """``cut_off``: the tree has more nodes than were looked at."""
 
-    namespaces: list[NamespaceShape]
-    namespace_count: int
+    salts: list[SaltShape]
+    salt_count: int
     depths: list[SizeClass]
     lengths: list[SizeClass]
     prefixes: list[PrefixShape]

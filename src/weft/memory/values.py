@@ -43,7 +43,7 @@ class Lost:
     ``no_checkpoint``: KV matches, but no state lies so far on. ``evicted_state``: a state was there and is
     evicted. ``evicted_kv``: the KV is evicted; an upper bound, as only its first page is known to match.
     ``not_ready``: another sequence computes these tokens now, and waiting for it would have taken longer.
-    ``salt``: another namespace has them. This is counted only if the operator asks for it, because it reveals
+    ``salt``: another salt has them. This is counted only if the operator asks for it, because it reveals
     what other tenants sent (law L10). ``stored``: the store has them, and reading them would have taken
     longer than computing. ``damaged``: the store had them, and their bytes were not what was written.
     ``store_busy``: the store has them, and did not deliver in time or had no buffer free."""
@@ -64,7 +64,7 @@ class Lost:
 
     def but(self, reason: StoreLoss | Literal["not_ready"], tokens: int) -> Lost:
         """The same loss, with its first ``tokens`` counted as ``reason`` only. By position, a match loses
-        first to evicted states, then to missing checkpoints, then to evicted KV."""
+        first to evicted states, then to missing snapshots, then to evicted KV."""
         left = tokens
         remaining = []
         for count in (self.evicted_state, self.no_checkpoint, self.evicted_kv):
@@ -94,7 +94,7 @@ NOTHING_RECALLED = Recall()
 class Match:
     """What the cache has of a prompt. The first ``cached_tokens`` need not be computed.
 
-    ``kv_tokens``: how far the KV matches; past ``cached_tokens`` this is a place worth a checkpoint, not a
+    ``kv_tokens``: how far the KV matches; past ``cached_tokens`` this is a place worth a snapshot, not a
     hit. ``anchor`` and ``version`` are for ``Transaction.open``. ``restore_pages``: pages that opening on the
     match needs besides its own, because KV on the path is compressed."""
 
@@ -131,7 +131,7 @@ class FrameClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Snapshot:
     """A claim on a slot for the state after ``position`` tokens."""
 
     position: int
@@ -141,9 +141,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """``what`` "state": the checkpoint of ``node`` goes, and a tail goes whole. "kv": the pages of ``node``
+    """``what`` "state": the snapshot of ``node`` goes, and a tail goes whole. "kv": the pages of ``node``
     go, except the first ``pages_left``; the node goes with the last page. "slot": the slot goes, because the
-    checkpoint is compressed. "pages": the KV of ``node`` is compressed and keeps fewer pages."""
+    snapshot is compressed. "pages": the KV of ``node`` is compressed and keeps fewer pages."""
 
     node: NodeId
     what: Literal["state", "kv", "slot", "pages"]
@@ -155,9 +155,9 @@ class Eviction:
         return self.what in ("slot", "pages")
 
 
-class CheckpointOutlook(NamedTuple):
+class SnapshotOutlook(NamedTuple):
     """``uses``: expected from now on, None under a policy that does not know. ``position``: tokens of the
-    checkpoint. ``alone_bytes``: of its state, and of the KV that only it needs, on one rank."""
+    snapshot. ``alone_bytes``: of its state, and of the KV that only it needs, on one rank."""
 
     uses: float | None
     position: int

@@ -28,7 +28,7 @@ from weft.units import format_bytes
 
 _PREFIXES = ("model.language_model.", "model.", "language_model.model.", "language_model.", "backbone.",
              "language_model.backbone.", "")
-_EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 DRAFT_PREFIXES = ("mtp.", "model.mtp.")

@@ -113,7 +113,7 @@ class ModelPlan:
         return self.spec.state_bytes_per_sequence(self.spec.dtype)
 
     @property
-    def checkpoint_tokens(self) -> int:
+    def snapshot_tokens(self) -> int:
         """Tokens whose KV takes as much as one kept state: 0 where either is nothing."""
         return self.arena.slot_stride_bytes // self.kv_token_bytes if self.kv_token_bytes else 0
 
@@ -235,7 +235,7 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
                   "frames": arena.frame_count, "page_bytes": arena.page_bytes,
                   "pages_per_frame": arena.pages_per_frame, "slot_bytes": arena.slot_stride_bytes,
                   "slots_per_frame": arena.slots_per_frame},
-        "checkpoint": {"bytes": arena.slot_stride_bytes, "tokens": plan.checkpoint_tokens,
+        "snapshot": {"bytes": arena.slot_stride_bytes, "tokens": plan.snapshot_tokens,
                        "compressed_bytes": plan.compressed_bytes},
         "longest_tokens": plan.longest_tokens, "enough": plan.enough, "need_bytes": plan.need_bytes,
         "tp_that_fits": plan.tp_that_fits,

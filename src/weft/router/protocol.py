@@ -7,7 +7,7 @@
     placed(request, route)           ----->   the request went there
     admitted(request_id, tokens)     ----->   its prompt is computed; tokens that the engine had cached
     ended(request_id)                ----->   the request left its replica, for any reason
-    reported(replica, report)        ----->   checkpoints that came and went; True asks for a snapshot
+    reported(replica, report)        ----->   snapshots that came and went; True asks for a full report
 
 A replica is a number from 0. ``choose`` gets only replicas that serve and take requests; the fleet holds a
 request while there is none. ``choose`` changes nothing, so a dropped choice needs no repair. Each ``placed``
@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from weft.checkpoint_report import CheckpointReport
 from weft.costs.step import StepCost
+from weft.snapshot_report import SnapshotReport
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,13 +79,13 @@ class Route:
 @dataclass(slots=True)
 class RouterCounts:
     """Of one replica. ``predicted_tokens`` and ``cached_tokens``: expected in its cache, and reported by its
-    engine, of requests that were admitted. ``checkpoints``: known now. ``is_stale``: reports were lost, or
-    its snapshot is on the way. ``gaps``: how often reports were lost."""
+    engine, of requests that were admitted. ``snapshots``: known now. ``is_stale``: reports were lost, or
+    its full report is on the way. ``gaps``: how often reports were lost."""
 
     requests: int = 0
     predicted_tokens: int = 0
     cached_tokens: int = 0
-    checkpoints: int = 0
+    snapshots: int = 0
     is_stale: bool = False
     gaps: int = 0
 
@@ -116,7 +116,7 @@ class Router(Protocol):
     def left(self, replica: int) -> None:
         return None
 
-    def reported(self, replica: int, report: CheckpointReport) -> bool:
+    def reported(self, replica: int, report: SnapshotReport) -> bool:
         return False
 
     def counts(self) -> dict[int, RouterCounts]:

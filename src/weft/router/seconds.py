@@ -1,9 +1,9 @@
-"""The router that knows checkpoints: the replica that gives the first token soonest.
+"""The router that knows snapshots: the replica that gives the first token soonest.
 
     seconds  =  waiting behind other prefills                    PrefillQueue
               + a step of the sequences that run there           costs of the replica's engine
-              + prefill(position, n) from the deepest checkpoint that the replica has, or will have
-              + restore of that checkpoint                       checkpoint_table
+              + prefill(position, n) from the deepest snapshot that the replica has, or will have
+              + restore of that snapshot                       snapshot_table
               + what that prefill costs others                   SharedCosts
 
 There is no threshold and no weight. A hot prefix is computed on a second replica once waiting takes longer
@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
 
-from weft.checkpoint_report import CheckpointReport
 from weft.costs.step import StepCost, mean_cost
 from weft.prefix_digests import prefix_digests, token_array
-from weft.router.checkpoint_table import CacheMatch, CheckpointTable
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
+from weft.router.snapshot_table import CacheMatch, SnapshotTable
+from weft.snapshot_report import SnapshotReport
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 AMPLIFIED = 3.0
@@ -37,7 +37,7 @@ class SharedCosts:
 
         weight  =  sequences that decode beside it  +  requests that wait behind it  +  what it displaces
 
-    A request that goes where it has no checkpoint may get its first token sooner, and yet cost the fleet
+    A request that goes where it has no snapshot may get its first token sooner, and yet cost the fleet
     more.
 
     *Decodes.* Each sequence that decodes on the same replica waits for the prefill: a second of it is a
@@ -49,7 +49,7 @@ class SharedCosts:
     threshold.
 
     Rejected: no such term (8 % of the hits of a conversation trace went, for tens of milliseconds in a
-    burst); the value of the checkpoint that would be evicted (each engine would report it for each size of
+    burst); the value of the snapshot that would be evicted (each engine would report it for each size of
     prompt); the returns of each cache by itself (the one with the fewest hits gets what no replica has, so
     its hits become fewer still); the decodes of each replica at this moment (a prompt that another replica
     has goes to an idle one: 2 of 26 points of the hits went)."""
@@ -99,7 +99,7 @@ class _Flight:
 
 
 class _Known:
-    """What is known of one replica besides its checkpoints. ``residence_s``: mean time that a request stays,
+    """What is known of one replica besides its snapshots. ``residence_s``: mean time that a request stays,
     0 before the first one left."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Seconds:
     def __init__(self, clock: Callable[[], float], wants: Wants = "states") -> None:
         self._clock = clock
         self._wants: Wants = wants
-        self._table = CheckpointTable()
+        self._table = SnapshotTable()
         self._boundaries = Boundaries()
         self._replicas: dict[int, _Known] = {}
         self._flights: dict[str, _Flight] = {}
@@ -219,14 +219,14 @@ class Seconds:
         known = self._known(replica)
         known.queue, known.residence_s = PrefillQueue(), 0.0
 
-    def reported(self, replica: int, report: CheckpointReport) -> bool:
+    def reported(self, replica: int, report: SnapshotReport) -> bool:
         if report.removed:
             self._shared_costs.evicted(replica)
         return self._table.apply(replica, report)
 
     def counts(self) -> dict[int, RouterCounts]:
         for replica, known in self._replicas.items():
-            known.counts.checkpoints = self._table.checkpoints_of(replica)
+            known.counts.snapshots = self._table.snapshots_of(replica)
             known.counts.is_stale = self._table.is_stale(replica)
             known.counts.gaps = self._table.gaps_of(replica)
         return {replica: known.counts for replica, known in sorted(self._replicas.items())}

@@ -26,7 +26,6 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.engine.stats import AWAKE, EngineStats, Part, SleepState
 from weft.errors import EngineUnavailableError, WeftError
@@ -58,6 +57,7 @@ from weft.rpc.messages import (
     Submit,
     Wake,
 )
+from weft.snapshot_report import SnapshotReport
 
 ASSEMBLE = "weft.assemble:assemble"
 STALL_AFTER_S = 10.0
@@ -244,7 +244,7 @@ def exit_reason(code: int) -> str:
 
 class EngineClient:
     """``on_progress`` gets the lines of a starting engine, ``on_events`` the events of its sequences,
-    ``on_step_tokens`` the sizes of its steps in tokens. ``on_checkpoints`` gets what its prefix cache got and
+    ``on_step_tokens`` the sizes of its steps in tokens. ``on_snapshots`` gets what its prefix cache got and
     lost, once it is followed. ``on_failure`` gets the id of a request that a fleet gave up.
     ``place``: the part of the machine that it may use.
     ``record``: where a recording of its traffic goes. ``link``: to a process elsewhere (default: a child).
@@ -257,7 +257,7 @@ class EngineClient:
                  on_progress: Callable[[str], None] = lambda text: None,
                  on_events: Callable[[list[TokenEvent]], None] = lambda events: None,
                  on_step_tokens: Callable[[list[int]], None] = lambda sizes: None,
-                 on_checkpoints: Callable[[CheckpointReport], None] = lambda report: None,
+                 on_snapshots: Callable[[SnapshotReport], None] = lambda report: None,
                  on_failure: Callable[[str, WeftError], None] = lambda request_id, error: None) -> None:
         self.state: State = "starting"
         self.progress = "starting the engine"
@@ -267,7 +267,7 @@ class EngineClient:
         self.heart = HeartMonitor(stall_after_s)
         self.on_events = on_events
         self._on_step_tokens = on_step_tokens
-        self._on_checkpoints = on_checkpoints
+        self._on_snapshots = on_snapshots
         self._on_failure = on_failure
         self._config = config
         self._factory = factory
@@ -313,7 +313,7 @@ class EngineClient:
     def detach(self) -> None:
         """Events that still arrive are dropped: their sequences are computed elsewhere from now on."""
         self.on_events = lambda events: None
-        self._on_checkpoints = lambda report: None
+        self._on_snapshots = lambda report: None
 
     # ------------------------------------------------------------------ requests
 
@@ -412,8 +412,8 @@ class EngineClient:
             self._replies.resolve(reply)
         if report.events:
             self.on_events(report.events)
-        if report.checkpoints is not None:
-            self._on_checkpoints(report.checkpoints)
+        if report.snapshots is not None:
+            self._on_snapshots(report.snapshots)
         for request_id, refusal in report.failures.items():
             self._on_failure(request_id, refusal.as_error())
 
@@ -435,8 +435,8 @@ class EngineClient:
         self._died.set()
 
 
-def follow_checkpoints(client: EngineClient, *, pages: bool) -> None:
-    """Asks for a snapshot of its checkpoints, and for reports of what changes from then on. Never waits."""
+def follow_snapshots(client: EngineClient, *, pages: bool) -> None:
+    """Asks for a full report of its snapshots, then for reports of what changes. Never waits."""
     if client.state == "ready":
         client.link.post(Follow(pages))
 

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
-from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler, TokenGrammar
@@ -46,7 +45,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.host import end_memory_turn, use_part_of_host
-from weft.memory.prefix.readings import CheckpointFollower
+from weft.memory.prefix.readings import SnapshotFollower
 from weft.request import Grammar, Request, TokenEvent
 from weft.rpc.child import die_with_parent, read_launch
 from weft.rpc.heartbeat import StepClock, start_beating
@@ -70,6 +69,7 @@ from weft.rpc.messages import (
     Submit,
     Wake,
 )
+from weft.snapshot_report import SnapshotReport
 from weft.text.grammar_worker import JOBS_MAX
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ _AUDIT_AFTER_MS = 100
 _GRAMMAR_LOOK_MS = 2
 """While the engine waits only for a grammar, it looks at the compiling thread this often."""
 _STORE_LOOK_MS = 10
-"""While checkpoints wait to be written, an idle engine looks at its store this often."""
+"""While snapshots wait to be written, an idle engine looks at its store this often."""
 _STATS_EVERY_S = 0.1
 _BUCKET_LOOK_MS = 1000
 """How often an idle engine reports whether its bucket answers; without a bucket it has no news."""
@@ -256,8 +256,8 @@ class EngineLoop:
         self._replies: list[Reply] = []
         self._step_tokens: list[int] = []
         self._stats_due_s = 0.0
-        self._follower: CheckpointFollower | None = None
-        self._snapshot_due = False
+        self._follower: SnapshotFollower | None = None
+        self._full_report_due = False
         self._poller = zmq.Poller()
         self._poller.register(commands, zmq.POLLIN)
         for descriptor in () if core.processes is None else core.processes.descriptors:
@@ -302,7 +302,7 @@ class EngineLoop:
         return self._commands in ready
 
     def _report_when_idle(self) -> None:
-        if (self._replies or self._snapshot_due) and not self._core.has_work:
+        if (self._replies or self._full_report_due) and not self._core.has_work:
             self._report([])
 
     def _step(self) -> list[TokenEvent]:
@@ -343,8 +343,8 @@ class EngineLoop:
             self._replies += self._sleep_queue.take(command)
         elif isinstance(command, Follow):
             if self._follower is None:
-                self._follower = self._core.memory.follow_checkpoints(pages=command.pages)
-            self._snapshot_due = True
+                self._follower = self._core.memory.follow_snapshots(pages=command.pages)
+            self._full_report_due = True
         elif isinstance(command, Reset):
             self._reset(command.number)
         else:
@@ -393,18 +393,18 @@ class EngineLoop:
         if news or now_s >= self._stats_due_s or not self._core.has_work:
             stats = self._core.stats()
             self._stats_due_s = now_s + _STATS_EVERY_S
-        checkpoints = self._checkpoints()
-        if events or stats is not None or checkpoints is not None:
+        snapshots = self._snapshots()
+        if events or stats is not None or snapshots is not None:
             send(self._events, StepReport(replies=self._replies, events=events, step_tokens=self._step_tokens,
-                                          stats=stats, checkpoints=checkpoints))
+                                          stats=stats, snapshots=snapshots))
             self._replies, self._step_tokens = [], []
 
-    def _checkpoints(self) -> CheckpointReport | None:
+    def _snapshots(self) -> SnapshotReport | None:
         if self._follower is None:
             return None
-        if self._snapshot_due:
-            self._snapshot_due = False
-            return self._follower.snapshot()
+        if self._full_report_due:
+            self._full_report_due = False
+            return self._follower.full_report()
         return self._follower.take()
 
 
@@ -416,7 +416,7 @@ def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
 
     target = launch.record
     return Recorder(Path(target.file), assembled.core, model=assembled.info.name, clock=time.monotonic,
-                    checkpoints=str(launch.config.get("checkpoints", "auto")),
+                    snapshots=str(launch.config.get("snapshots", "auto")),
                     limit_bytes=target.limit_bytes, has_tokens=target.has_tokens)
 
 

@@ -23,11 +23,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from weft.checkpoint_report import CheckpointReport
 from weft.engine.stats import EngineStats, Flushed, Part, SleepState
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
 from weft.request import Request, TokenEvent
+from weft.snapshot_report import SnapshotReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
 
 
 class Follow(msgspec.Struct, frozen=True, tag=True):
-    """The next StepReport has a snapshot of the checkpoints, and later ones what changed. ``pages``: of KV
+    """The next StepReport has a full report of the snapshots, and later ones what changed. ``pages``: of KV
     pages too."""
 
     pages: bool = False
@@ -196,7 +196,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """``step_tokens``: tokens computed by each step since the last report (the histogram of iteration
-    sizes). ``stats``: the engine's counters, not on every report. ``checkpoints``: what the prefix cache got
+    sizes). ``stats``: the engine's counters, not on every report. ``snapshots``: what the prefix cache got
     and lost, after a Follow. ``failures``: of requests that had been accepted and get no further event; an
     engine has none, as a failed sequence is an event of it, and a fleet has."""
 
@@ -204,7 +204,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     events: list[TokenEvent] = []
     step_tokens: list[int] = []
     stats: EngineStats | None = None
-    checkpoints: CheckpointReport | None = None
+    snapshots: SnapshotReport | None = None
     failures: dict[str, Refusal] = {}
 
 

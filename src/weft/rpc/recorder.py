@@ -53,7 +53,7 @@ class Recorder:
     """``clock`` is the engine's. Raises ConfigError (``--record``) where the file exists or cannot be
     made."""
 
-    def __init__(self, file: Path, core: EngineCore, *, model: str, checkpoints: str, limit_bytes: int,
+    def __init__(self, file: Path, core: EngineCore, *, model: str, snapshots: str, limit_bytes: int,
                  clock: Callable[[], float], has_tokens: bool = False) -> None:
         self._clock = clock
         self._has_tokens = has_tokens
@@ -68,7 +68,7 @@ class Recorder:
         self._fingerprints = Fingerprints(secrets.token_bytes(32))
         self._writer = _Writer(file, limit_bytes)
         self._writer.write(header_line(
-            model=model, arena=core.memory.plan, sizes=core.sizes, checkpoints=checkpoints))
+            model=model, arena=core.memory.plan, sizes=core.sizes, snapshots=snapshots))
         core.on_step.append(self.stepped)
         self._thread = threading.Thread(target=self._write_lines, name="recorder", daemon=True)
         self._thread.start()

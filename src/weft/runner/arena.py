@@ -14,7 +14,7 @@
 Every plan names a frame here before it writes to it; the scripted executor and the simulator check it. So the
 first time there is nothing to do; later a frame is zeroed in the step that changes its kind.
 
-``copy_slots`` and ``copy_pages`` turn a checkpoint into the state of a sequence. They give a sequence its own
+``copy_slots`` and ``copy_pages`` turn a snapshot into the state of a sequence. They give a sequence its own
 copy of a partly filled shared page (law L7), and move memory to empty a frame. Loads and stores move pages
 and states from and to the transfer buffers of a store (``transfers``); on a GPU they go beside the steps.
 
@@ -72,7 +72,7 @@ class DeviceArena:
         self.plan = plan
         self.device = device
         self._compression: CompressionTable | None = None
-        self._packed_kv: BlockTable | None = None
+        self._compressed_kv_table: BlockTable | None = None
         self._buffers: BufferPlaces | None = None
         self._transfers: HostTransfers | DeviceTransfers | None = None
         self.allocate()
@@ -229,11 +229,11 @@ class DeviceArena:
         if not gpu.fits(self.buffer):
             (restore_kv if restore else compress_kv)(self.buffer, self.plan, records_K4)
             return
-        from weft.runner import compressed_kv_kernels as packed_kernels
+        from weft.runner import compressed_kv_kernels as kv_kernels
 
-        if self._packed_kv is None:
-            self._packed_kv = packed_kernels.BlockTable(self.plan, self.buffer.device)
-        packed_kernels.compress(self.buffer, self.plan, self._packed_kv, records_K4, restore=restore)
+        if self._compressed_kv_table is None:
+            self._compressed_kv_table = kv_kernels.BlockTable(self.plan, self.buffer.device)
+        kv_kernels.compress(self.buffer, self.plan, self._compressed_kv_table, records_K4, restore=restore)
 
     def _compress(self, states: Items, *, restore: bool) -> None:
         host = _on_host(states)

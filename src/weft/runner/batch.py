@@ -68,7 +68,7 @@ class StepBatch:
     """``inputs``: the model's, or the block of a graph if the step has one.
 
     ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], for the runs that sample: the index in
-    the plan, the row, and the position of the token to choose. A window has one entry for each of its tokens.
+    the plan, the row, and the position of the token to choose. A verify run has one for each of its tokens.
     On the device: ``sample_index_X``, the index in T of the token before it, None if that is every token;
     ``sample_rows_X``, their rows, None in a steady step. ``head_inputs``: for the model's own head, where a
     graph computes the step."""
@@ -199,7 +199,7 @@ class BatchBuilder:
                                     else plan.mtp_drafts is None):
             prompts = plan.lengths[decodes:].tolist()
             shape = next((shape for shape in self.mixed_shapes if shape.holds(
-                decodes, prompts, len(plan.taps), windows=plan.verify_count > 0)), None)
+                decodes, prompts, len(plan.taps), verify_runs=plan.verify_count > 0)), None)
             if shape is not None:
                 return _Padding(shape.decodes - decodes, True, shape, shape.prompts + 1 - len(prompts),
                                 shape.tokens - shape.decodes - sum(prompts))
@@ -264,7 +264,7 @@ class BatchBuilder:
         sampling.host[0] = offsets[in_batch] + lengths[in_batch] - 1 - behind
         sampling.host[1] = plan.rows[sample_runs]
         positions = contexts[in_batch] - behind
-        if not plan.verify_count:   # windows choose their tokens one by one
+        if not plan.verify_count:   # verify runs choose their tokens one by one
             sampler.stage(self.rows.staging, sampling.host[1], positions)
         return sampling, sample_runs, positions
 
@@ -324,7 +324,7 @@ class BatchBuilder:
 
     def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
         """The rows whose output is needed; None if it is needed for all, as for prompt logprobs,
-        windows and the model's own head."""
+        verify runs and the model's own head."""
         if (len(staged.sample_runs) == token_count or staged.plan.verify_count
                 or len(staged.plan.prompt_logprob_runs) or staged.plan.mtp_drafts is not None):
             return None
@@ -347,12 +347,12 @@ class BatchBuilder:
 
 def _sampled(plan: StepPlan) -> tuple[Int64s, Int64s]:
     """int64 [X]: the run of each token that is chosen, and how many tokens of the run lie behind the one that
-    chooses it: 0, but for windows."""
+    chooses it: 0, but for verify runs."""
     runs = np.flatnonzero(plan.samples)
     if not plan.verify_count:
         return runs, np.zeros(len(runs), np.int64)
-    in_window = (runs >= plan.verify_runs.start) & (runs < plan.verify_runs.stop)
-    counts = np.where(in_window, plan.lengths[runs], 1)
+    in_verify_run = (runs >= plan.verify_runs.start) & (runs < plan.verify_runs.stop)
+    counts = np.where(in_verify_run, plan.lengths[runs], 1)
     ends = np.repeat(counts.cumsum(), counts)
     return np.repeat(runs, counts), ends - 1 - np.arange(len(ends))
 

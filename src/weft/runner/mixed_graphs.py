@@ -13,17 +13,17 @@ and PAD fills the rest. All numbers of a step arrive in one block:
 
     int64   tokens | positions [T each] | starts | slots | contexts | rows [R each] | table of runs (int32s)
 
-*Verify runs* are such steps too: in the place of prompts they have windows, of a few tokens each
-(``MixedShape.window``). Their states follow from the tokens that are chosen, by a second graph for each
+A step with *verify runs* is one too: in the place of prompts it has runs of a few tokens each
+(``MixedShape.verify_tokens``). Their states follow from the tokens that are chosen: a second graph for each
 shape. It reads the log that the first one wrote (``tensor.replay_log``), and is recorded right behind it. No
 other graph is replayed between the two, so the log may lie in the memory that all graphs share.
 
-    replay   int64   starts | slots | contexts [windows + 1 each] | table of runs     lengths: what was right
+    replay   int64   starts | slots | contexts [verify runs + 1 each] | table of runs    lengths: right tokens
 
 Shapes. Tokens from 64 to 2,048: longer steps hide their launches behind the device's work. Decode rows are 8,
-64 and all rows. Up to 4 prompts. Windows: 1, 4 or 16 of up to 2, 4, 8 or 16 tokens, 64 tokens in all, which
+64 and all rows. Up to 4 prompts. Verify runs: 1, 4 or 16 of up to 2, 4, 8 or 16 tokens, 64 in all, which
 makes 10 shapes of two graphs. A step that fits no shape is launched from Python: more prompts, prompts beside
-windows, longer. A PAD token costs what a token costs in matrix products, so the table is fine where the
+verify runs, longer. A PAD token costs what a token costs in matrix products, so the table is fine where the
 device is busy: at most a quarter is PAD from 384 tokens on, and no more than the launches cost below.
 
 Memory. All graphs record into the pool of the decode graphs, the largest shape first, so that each further
@@ -62,9 +62,9 @@ DECODES = (8, 64)
 PROMPTS = 4
 CUTS = 3
 """Chunks of a prompt beyond its tokens by 64. It begins and ends inside of one; a tap may be off the grid."""
-WINDOWS = (1, 4, 16)
-WINDOW_TOKENS = (2, 4, 8, 16)
-"""Windows of a step, and tokens of each."""
+VERIFY_COUNTS = (1, 4, 16)
+VERIFY_LENGTHS = (2, 4, 8, 16)
+"""Verify runs of a step, and tokens of each."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -72,14 +72,14 @@ Int64s = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True, order=True)
 class MixedShape:
     """Counts of a recorded step: ``tokens`` of all runs; ``decodes``, ``prompts`` and ``chunks`` at most.
-    ``window``: tokens of each window, where the prompts are windows. ``forward``: False for the replay of
+    ``verify_tokens``: of each verify run, where they stand for prompts. ``forward``: False for the replay of
     their states."""
 
     tokens: int
     decodes: int
     prompts: int
     chunks: int
-    window: int = 0
+    verify_tokens: int = 0
     forward: bool = True
 
     @property
@@ -95,8 +95,10 @@ class MixedShape:
         table = device_runs.table_numbers(self.runs, self.chunks)
         return 2 * stride_of(self.tokens) + 4 * stride_of(self.runs) + table // 2
 
-    def holds(self, decodes: int, prompt_lengths: Sequence[int], taps: int, *, windows: bool = False) -> bool:
-        if windows != bool(self.window) or (windows and max(prompt_lengths) > self.window):
+    def holds(self, decodes: int, prompt_lengths: Sequence[int], taps: int, *,
+              verify_runs: bool = False) -> bool:
+        if verify_runs != bool(self.verify_tokens) or (
+                verify_runs and max(prompt_lengths) > self.verify_tokens):
             return False
         rest = self.tokens - self.decodes - sum(prompt_lengths)
         if rest < 0 or decodes > self.decodes or len(prompt_lengths) > self.prompts:
@@ -113,18 +115,18 @@ class MixedBlock:
     flat: torch.Tensor
 
 
-def recorded_shapes(rows_max: int, step_tokens_max: int, *, windows: bool) -> tuple[MixedShape, ...]:
-    """Ascending: of steps with prompts and, with ``windows``, of steps with drafts."""
-    with_drafts = window_shapes(rows_max) if windows and step_tokens_max else ()
+def recorded_shapes(rows_max: int, step_tokens_max: int, *, verify_runs: bool) -> tuple[MixedShape, ...]:
+    """Ascending: of steps with prompts and, with ``verify_runs``, of steps with drafts."""
+    with_drafts = verify_shapes(rows_max) if verify_runs and step_tokens_max else ()
     return tuple(sorted([*mixed_shapes(rows_max, step_tokens_max), *with_drafts]))
 
 
-def window_shapes(rows_max: int) -> tuple[MixedShape, ...]:
+def verify_shapes(rows_max: int) -> tuple[MixedShape, ...]:
     """Ascending: steps with verify runs, and behind each the replay of its states."""
     return tuple(sorted(
         MixedShape(count * (1 + length), count, count,
                    2 * count + ceil_div(count * length, CHUNK_TOKENS) + 1, length, forward)
-        for count in {min(count, rows_max) for count in WINDOWS} for length in WINDOW_TOKENS
+        for count in {min(count, rows_max) for count in VERIFY_COUNTS} for length in VERIFY_LENGTHS
         if count * length <= VERIFY_TOKENS_MAX for forward in (False, True)))
 
 
@@ -158,7 +160,7 @@ class MixedGraphs:
         numbers = max((shape.block_numbers for shape in shapes), default=0)
         self._static = torch.zeros(numbers, dtype=torch.int64, device=table.device)
         self._log: ReplayLog | None = None
-        """Of the windows that were recorded last."""
+        """Of the verify runs that were recorded last."""
         self._replays = Staging(table.device, 8 * max((shape.block_numbers for shape in shapes
                                                        if not shape.forward), default=0))
         self._recordings: Recordings[MixedShape] = Recordings(capture)
@@ -181,10 +183,10 @@ class MixedGraphs:
 
     @property
     def recorded_shapes(self) -> tuple[MixedShape, ...]:
-        """Ascending; those with windows whose replay is recorded too."""
+        """Ascending; those with verify runs whose replay is recorded too."""
         keys = self._recordings.keys
         return tuple(shape for shape in keys if shape.forward
-                     and (not shape.window or replace(shape, forward=False) in keys))
+                     and (not shape.verify_tokens or replace(shape, forward=False) in keys))
 
     @property
     def recorded_s(self) -> float:
@@ -193,7 +195,7 @@ class MixedGraphs:
     def refused_in_words(self) -> str | None:
         return self._recordings.refused_in_words(
             "step", lambda shape: f"of {shape.tokens} tokens with {shape.decodes} decodes"
-            + (f", windows of {shape.window}" if shape.window else "")
+            + (f", verify runs of {shape.verify_tokens}" if shape.verify_tokens else "")
             + ("" if shape.forward else ", its states"))
 
     def replay(self, block: MixedBlock) -> torch.Tensor:
@@ -203,10 +205,10 @@ class MixedGraphs:
 
     def replay_states(self, shape: MixedShape, starts: Sequence[int], lengths: Sequence[int],
                       right: Sequence[int], slots: Sequence[int]) -> None:
-        """The states of the windows of the step that was replayed last, which had ``lengths`` tokens: after
+        """The states of the verify runs of the last replayed step, which had ``lengths`` tokens: after
         ``right`` of them each."""
         again = replace(shape, forward=False)
-        offsets = [sum(lengths[:window]) for window in range(len(lengths))]
+        offsets = [sum(lengths[:at]) for at in range(len(lengths))]
         self._replays.begin()
         piece = self._replays.add(_replay_block(again, offsets, list(starts), list(right), list(slots)))
         self._replays.send()
@@ -215,10 +217,10 @@ class MixedGraphs:
 
     def idle(self, shape: MixedShape) -> torch.Tensor:
         """A step without a sequence. It reads and writes nothing of the arena, but for the bytes of a slot
-        where it has windows: with what is there."""
+        where it has verify runs: with what is there."""
         block = torch.from_numpy(self._pad_block(shape)).to(self._table.device)
         hidden = self.replay(MixedBlock(shape, block))
-        if shape.window:
+        if shape.verify_tokens:
             self.replay_states(shape, [], [], [], [])
         return hidden
 
@@ -262,8 +264,8 @@ class MixedGraphs:
                 fresh=unreadable("fresh"), decode_count=decodes, starts_R=starts_R, slots_R=slots_R,
                 context_R=context_R, page_table_RP=self._table.index_select(0, rows_R),
                 taps=unreadable("taps"), padded=True, memo=dict(memo),
-                verify_count=shape.prompts if shape.window else 0,
-                log=ReplayLog(decodes, shape.tokens - decodes) if shape.window else None)
+                verify_count=shape.prompts if shape.verify_tokens else 0,
+                log=ReplayLog(decodes, shape.tokens - decodes) if shape.verify_tokens else None)
             self._log = runs.log
             fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self._chosen)
             return forward(StepInputs(torch.cat((fed, tokens_T[decodes:])), positions_T, runs), caches)
@@ -298,7 +300,7 @@ class MixedGraphs:
 
 def _replay_block(shape: MixedShape, offsets: list[int], starts: list[int], lengths: list[int],
                   slots: list[int]) -> Int64s:
-    """Windows of ``lengths`` right tokens, which begin at ``offsets`` of the log; PAD behind them."""
+    """Verify runs of ``lengths`` right tokens, which begin at ``offsets`` of the log; PAD behind them."""
     count, pads = shape.prompts + 1, shape.prompts + 1 - len(starts)
     block = np.full(shape.block_numbers, PAD, np.int64)
     by_run = block[: 3 * stride_of(count)].reshape(3, -1)

@@ -176,7 +176,7 @@ class HeadRunner:
         return _Ends(runs, torch.tensor(rows, dtype=torch.int64, device=inputs.tokens_T.device), starts)
 
     def _following(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> torch.Tensor:
-        """int64 [T]: the token after each of the step; any token behind the wrong drafts of a window."""
+        """int64 [T]: the token after each of the step; any token behind the wrong drafts of a verify run."""
         pads = inputs.runs.decode_count - plan.decode_count
         following = np.zeros(inputs.tokens_T.shape[0], np.int64)
         decodes = plan.decode_count

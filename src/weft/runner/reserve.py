@@ -14,7 +14,7 @@ so is missing from the free memory that is read afterwards.
     mixed            decodes of short contexts beside a prompt: a page table of one page, where attention is
                      not split, so that its kernel has no partial results
     few tokens       prompts of 1, 2, 4, ... tokens: matrix and expert kernels choose tiles by rows
-    windows          two verify runs behind hits, the states of which are computed again afterwards
+    verify runs      two verify runs behind hits, the states of which are computed again afterwards
     decodes          PAD rows alone, with a page table as wide as that of a CUDA graph
 
 Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the
@@ -57,7 +57,7 @@ HIT_TOKENS = 40
 """Off the grid of chunks: the first chunk of a run ends inside it."""
 MIXED_DECODES = 4
 MIXED_PROMPT_TOKENS = 16
-WINDOW_TOKENS = 4
+VERIFY_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ def step_shapes(*, tokens: int, rows: int, positions: int, table_pages: int, voc
         shapes.append(StepShape(f"{count} tokens",
                                 one_prompt(count, vocab_size, device, first_page=first_page)))
         count *= 2
-    if rows > 1 and start + WINDOW_TOKENS <= longest and tokens >= 2 * WINDOW_TOKENS:
-        windows = _runs([start] * 2, [WINDOW_TOKENS] * 2, 0, vocab_size, device, first_page)
+    if rows > 1 and start + VERIFY_TOKENS <= longest and tokens >= 2 * VERIFY_TOKENS:
+        verify = _runs([start] * 2, [VERIFY_TOKENS] * 2, 0, vocab_size, device, first_page)
         shapes.append(StepShape("verify runs", replace(
-            windows, runs=replace(windows.runs, verify_count=2))))
+            verify, runs=replace(verify.runs, verify_count=2))))
     shapes.append(StepShape("decodes", pad_rows(rows, table_pages, device), decodes=True))
     return shapes
 
@@ -190,13 +190,13 @@ class Reserve:
 def measure_reserve(model: MeasuredModel, spec: ModelSpec, kv_dtype: CacheDTypeName, *, step_tokens: int,
                     rows: int, model_len: int, device: torch.device, meter: Meter,
                     capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
-                    windows: bool = False) -> Reserve:
+                    verify_runs: bool = False) -> Reserve:
     """``spec``: with the dtypes of states; ``step_tokens`` and ``rows``: the most of a step; ``model_len``:
     the longest sequence, which makes the width of the page table of every graph; ``capture``: None without
-    graphs; ``mixed_tokens_max``: of a recorded step with prompts; ``windows``: as for the executor."""
+    graphs; ``mixed_tokens_max``: of a recorded step with prompts; ``verify_runs``: as for the executor."""
     with current(device):
         scratch.home = device
-        shapes = recorded_shapes(rows, min(step_tokens, mixed_tokens_max), windows=windows)
+        shapes = recorded_shapes(rows, min(step_tokens, mixed_tokens_max), verify_runs=verify_runs)
         return _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter).run(
             capture, shapes)
 
@@ -248,15 +248,15 @@ class _Measurement:
         return self._meter.peak_bytes()
 
     def _step(self, shape: StepShape) -> None:
-        inputs, windows = shape.inputs, shape.inputs.runs.verify_count
+        inputs, verified = shape.inputs, shape.inputs.runs.verify_count
         # A memo of its own: that of the step before has tables, and addresses of its log.
-        log = ReplayLog(0, len(inputs.tokens_T)) if windows else None
+        log = ReplayLog(0, len(inputs.tokens_T)) if verified else None
         inputs = replace(inputs, runs=replace(inputs.runs, log=log, memo={}))
         hidden_TD = self._model.forward(inputs, self._caches)
-        if windows:
-            replay(inputs.runs, range(1, 1 + windows))
+        if verified:
+            replay(inputs.runs, range(1, 1 + verified))
         sampled = min(self._rows, shape.inputs.runs.run_count)
-        if windows:   # each token of a window chooses one, beside those of the other decodes
+        if verified:   # each token of a verify run chooses one, beside those of the other decodes
             sampled = min(self._rows + VERIFY_TOKENS_MAX, self._step_tokens)
         sampled_XD = hidden_TD[torch.arange(sampled, device=self._device) % len(hidden_TD)]
         rows = np.arange(sampled) % self._rows

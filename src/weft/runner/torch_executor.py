@@ -92,7 +92,7 @@ class TorchExecutor:
     fp8, and measured for the other layers. ``reload`` reads the checkpoint again,
     after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
     called; None: never. ``mixed_tokens_max``: of a recorded step with prompts; 0: none is recorded.
-    ``windows``: steps with verify runs are recorded too.
+    ``verify_runs``: steps with verify runs are recorded too.
     ``pad_decode_to`` and the two hooks are described above and in ``weft.runner.batch``. ``sampler`` makes
     the sampler: of one rank of several it is another. Not thread-safe: one step at a time."""
 
@@ -100,7 +100,7 @@ class TorchExecutor:
                  kv_scales: Mapping[int, torch.Tensor] | None = None,
                  reload: Callable[[], LoadedModel] | None = None, device: torch.device | None = None,
                  capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
-                 windows: bool = False, pad_decode_to: int = 0, observer: Observer | None = None,
+                 verify_runs: bool = False, pad_decode_to: int = 0, observer: Observer | None = None,
                  before_step: BeforeStep | None = None,
                  sampler: MakeSampler = Sampler) -> None:
         device = scratch.home = device or torch.device("cpu")
@@ -119,7 +119,8 @@ class TorchExecutor:
             rows.table, rows.chosen, decode_widths(sizes.rows_max), capture)
         self.mixed_graphs = None if capture is None or capture.reads_host else MixedGraphs(
             rows.table, rows.chosen, recorded_shapes(
-                sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max), windows=windows), capture)
+                sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max), verify_runs=verify_runs),
+            capture)
         self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device)
         with current(device):
             self.sampler.warm()
@@ -213,7 +214,7 @@ class TorchExecutor:
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
                   began_s: float) -> LaunchedStep:
-        """The rest of a step with windows. It is home at once: the states of the windows follow from its
+        """The rest of astep with verify runs. It is home at once: their states follow from its
         tokens."""
         room = self._logits_room(len(batch.sample_runs))
         logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
@@ -221,13 +222,13 @@ class TorchExecutor:
             self.observer(plan, logits_XV)
         chosen = choose(self.sampler, logits_XV,
                         SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions), plan)
-        right = [len(tokens) for tokens in chosen.windows.values()]
+        right = [len(tokens) for tokens in chosen.by_run.values()]
         if isinstance(batch.inputs, MixedBlock):
             assert self.mixed_graphs is not None
-            windows = slice(plan.verify_runs.start, plan.verify_runs.stop)
-            self.mixed_graphs.replay_states(batch.inputs.shape, plan.starts[windows].tolist(),
-                                            plan.lengths[windows].tolist(), right,
-                                            plan.slots[windows].tolist())
+            verified = slice(plan.verify_runs.start, plan.verify_runs.stop)
+            self.mixed_graphs.replay_states(batch.inputs.shape, plan.starts[verified].tolist(),
+                                            plan.lengths[verified].tolist(), right,
+                                            plan.slots[verified].tolist())
         else:
             assert isinstance(batch.inputs, StepInputs)
             replay(batch.inputs.runs, right)
@@ -236,7 +237,7 @@ class TorchExecutor:
         # Waited for without scores too: the copies of the store are before it, and end with the step.
         home = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts).home()
         result = StepResult(chosen.tokens, chosen.logprobs, home.prompt_logprobs,
-                            time.perf_counter() - began_s, chosen.failures, chosen.windows,
+                            time.perf_counter() - began_s, chosen.failures, chosen.by_run,
                             chosen.verified_logprobs)
         return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
 

@@ -3,7 +3,7 @@
     load    pages_PB of a buffer --> pages          state_B --> the first bytes of a slot
     store   pages                --> pages_PB       the first bytes of a slot --> state_B
 
-A page crosses with all of its bytes, so every layout of a page is the same here, packed pages of the CPU
+A page crosses with all of its bytes, so every layout of a page is the same here, those of the CPU
 kernels included. A slot crosses without its padding: S bytes of S'. With several ranks, a rank copies its own
 columns of a buffer (``ranks.shared_buffers``).
 

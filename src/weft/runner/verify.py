@@ -1,10 +1,10 @@
 """Verify runs on the device: which tokens they choose, and what their states are then.
 
-    logits     [ decodes | w0 w0 w0 | w1 w1 | prompts ]      one row for each decode, window token and prompt
+    logits     [ decodes | w0 w0 w0 | w1 w1 | prompts ]      a row for each decode, draft and prompt
     round 1      x         x          x       x              every run chooses its first token
-    round 2                   x                              windows whose first draft is that token
+    round 2                   x                              verify runs whose first draft is that token
     round 3                      x                           ... and whose second draft is the second
-    replay                 n = 3      n = 1                  states of the windows after n tokens
+    replay                 n = 3      n = 1                  states of the verify runs after n tokens
 
 A round samples as a step of decodes does: the same row, logits and position. Histories, grammars,
 ``min_tokens`` and logprobs see a right draft exactly as they see a chosen token. So a text with drafts is the
@@ -13,7 +13,7 @@ text without, at any temperature, and no rule of sampling knows of drafts.
 Where no row looks back, all rows are sampled at once, and those behind a wrong draft are dropped. A call of
 the sampler costs more than a row. With penalties or a grammar a row depends on the drafts before it.
 
-Afterwards every recurrent op consumes the right part of its window (``tensor.replay_log``). A window of one
+Afterwards every recurrent op consumes the right part of its run (``tensor.replay_log``). A run of one right
 token goes through the replay as a decode, others as prefills.
 """
 
@@ -51,7 +51,7 @@ class Verified:
     """``tokens``: int32 [runs], the last that each run chose. The rest by run, as in ``StepResult``."""
 
     tokens: npt.NDArray[np.int32]
-    windows: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    by_run: dict[int, tuple[int, ...]] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     verified_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
@@ -85,12 +85,12 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
             if i not in sampled.failures and token == drafts[run][len(chosen[run]) - 1]:
                 going_on.append(row + 1)
         at = np.asarray(going_on, np.int64)
-    verified.windows.update((run, tuple(tokens)) for run, tokens in chosen.items())
+    verified.by_run.update((run, tuple(tokens)) for run, tokens in chosen.items())
     return verified
 
 
 def _drafts(plan: StepPlan) -> dict[int, list[int]]:
-    """The drafts of each window, PAD behind the last."""
+    """The drafts of each verify run, PAD behind the last."""
     begin, drafts = plan.decode_count, {}
     for run, length in zip(plan.verify_runs, plan.lengths[plan.decode_count :].tolist(), strict=False):
         drafts[run] = [*plan.tokens[begin + 1 : begin + length].tolist(), PAD]
@@ -106,8 +106,8 @@ def _rows_at(logits_XV: torch.Tensor, at: Int64s) -> torch.Tensor:
 
 
 def replay(runs: Runs, counts: Sequence[int]) -> None:
-    """The states of the windows of ``runs`` after ``counts`` tokens each."""
-    assert runs.log is not None, "a step without windows"
+    """The states of the verify runs of ``runs`` after ``counts`` tokens each."""
+    assert runs.log is not None, "a step without verify runs"
     at = slice(runs.decode_count, runs.decode_count + len(counts))
     runs.log.replay_filled(LoggedRuns([offset - runs.log.first for offset in runs.offsets[at]],
                                       runs.starts[at], list(counts), runs.slots[at]))
@@ -117,11 +117,11 @@ def replay(runs: Runs, counts: Sequence[int]) -> None:
         _replay_alone(runs, counts[0])
         return
     first = runs.decode_count
-    order = sorted(range(len(counts)), key=lambda window: counts[window] > 1)
-    windows = [first + window for window in order]
-    lengths = [counts[window] for window in order]
-    starts, slots = ([values[window] for window in windows] for values in (runs.starts, runs.slots))
-    begins = [runs.offsets[window] - runs.log.first for window in windows]
+    order = sorted(range(len(counts)), key=lambda at: counts[at] > 1)
+    verified = [first + at for at in order]
+    lengths = [counts[at] for at in order]
+    starts, slots = ([values[run] for run in verified] for values in (runs.starts, runs.slots))
+    begins = [runs.offsets[run] - runs.log.first for run in verified]
     index = [begin + at for begin, length in zip(begins, lengths, strict=True) for at in range(length)]
     device = runs.slots_R.device
 
@@ -133,15 +133,15 @@ def replay(runs: Runs, counts: Sequence[int]) -> None:
         slots=slots, fresh=[False] * len(lengths), decode_count=sum(length == 1 for length in lengths),
         starts_R=on_device(starts), slots_R=on_device(slots),
         context_R=on_device([start + length for start, length in zip(starts, lengths, strict=True)]),
-        page_table_RP=runs.page_table_RP.index_select(0, on_device(windows)))
+        page_table_RP=runs.page_table_RP.index_select(0, on_device(verified)))
     runs.log.replay(on_device(index), again)
 
 
 def _replay_alone(runs: Runs, count: int) -> None:
-    """The one window of ``runs``: its rows are in a row, so views do, and nothing is gathered."""
+    """The one verify run of ``runs``: its rows are in a row, so views do, and nothing is gathered."""
     assert runs.log is not None
-    window = slice(runs.decode_count, runs.decode_count + 1)
+    alone = slice(runs.decode_count, runs.decode_count + 1)
     runs.log.replay(slice(0, count), Runs(
-        offsets=[0], starts=runs.starts[window], lengths=[count], slots=runs.slots[window], fresh=[False],
-        decode_count=int(count == 1), starts_R=runs.starts_R[window], slots_R=runs.slots_R[window],
-        context_R=runs.starts_R[window] + count, page_table_RP=runs.page_table_RP[window]))
+        offsets=[0], starts=runs.starts[alone], lengths=[count], slots=runs.slots[alone], fresh=[False],
+        decode_count=int(count == 1), starts_R=runs.starts_R[alone], slots_R=runs.slots_R[alone],
+        context_R=runs.starts_R[alone] + count, page_table_RP=runs.page_table_RP[alone]))

@@ -150,8 +150,8 @@ class PlanBuilder:
         """A tap of prefill number ``prefill``. The decodes must be final."""
         self.taps.append(Tap(int(self.decode_rows.size) + prefill, position, slot))
 
-    def copy_slot(self, running: SlotId, checkpoint: SlotId) -> None:
-        self.copies.append(SlotCopy(running, checkpoint))
+    def copy_slot(self, running: SlotId, snapshot: SlotId) -> None:
+        self.copies.append(SlotCopy(running, snapshot))
 
     def seal(self, step: int, rows: RowTable) -> StepPlan:
         """The plan, with positions and tokens of ``rows``."""
@@ -235,7 +235,7 @@ def _with_stores(work: ArenaWork, stores: Stores, moves: Moves) -> ArenaWork:
     slot_moves = {copy.src: copy.dst for copy in moves.slots}
     pages, states = stores
     overwritten = {page for one in work.kv_compressions for page in one.pages}.union(
-        *(one.packed for one in work.kv_restores))
+        *(one.compressed for one in work.kv_restores))
     if any(not overwritten.isdisjoint(one.pages) for one in pages):
         return work
     return replace(

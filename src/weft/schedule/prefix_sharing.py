@@ -26,9 +26,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from weft.memory.values import Match
-from weft.schedule.checkpoints import on_grid
 from weft.schedule.plan import Int32s
 from weft.schedule.sequence import Rank, Sequence
+from weft.schedule.snapshots import on_grid
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, SeqId
 
 SAVED_TOKENS_MIN = CHUNK_TOKENS

@@ -3,7 +3,7 @@
     plan      look      the store has more than the cache, and reading is cheaper --> a wish for a fetch
     commit    begin     a transfer buffer, Store.fetch, a deadline
     (poll)    READING --fetched--> READY          --damaged, missing, too late--> the request computes
-    plan      load      a lease for the checkpoint; a step begins to load it           READY --> LOADING
+    plan      load      a lease for the snapshot; a step begins to load it           READY --> LOADING
     (finish)            the load has ended, at the end of that step or later           LOADING --> LOADED
     plan      publish   the lease closes with ``keep``: its pages and slot enter the tree
     next plan           the request matches them like anything cached
@@ -34,7 +34,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.costs.restore import RestorePrices
-from weft.memory.arena_work import CheckpointLoad
+from weft.memory.arena_work import SnapshotLoad
 from weft.memory.prefix_store import (
     KvRows,
     StagingBuffers,
@@ -55,7 +55,7 @@ LOAD_SEQS_FROM = 1 << 40
 FETCHES_MAX = 16
 """Fetches at once (law L11)."""
 WAIT_S_MIN = 0.05
-"""The shortest deadline of a fetch: clocks and disks have grains."""
+"""The shortest deadline of a fetch: clocks and disks are coarse."""
 ANSWERS_MAX = 4096
 AHEAD_MAX = 16
 """Waiting requests behind the admitted ones whose fetches may begin."""
@@ -75,7 +75,7 @@ class Restore:
 
     key: FetchKey
     prefix: StoredPrefix
-    load: CheckpointLoad
+    load: SnapshotLoad
     lease: SeqId
     began_s: float
     deadline_s: float
@@ -211,7 +211,7 @@ class Restores:
               others: int) -> FetchWish | StoreLoss:
         """A fetch that begins or is joined, or why there is none."""
         cached_tokens = answer.cached_tokens
-        key = FetchKey(seq.salt, prefix.checkpoint)
+        key = FetchKey(seq.salt, prefix.snapshot)
         fetch = self.fetches.get(key)
         if fetch is None:
             queued = sum(one.read_bytes for one in self.fetches.values() if one.state is FetchState.READING)
@@ -265,7 +265,7 @@ class Restores:
         self._by_ticket[ticket] = wish.key
         self._next_lease += 1
         wait_s = max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position, wish.others))
-        load = CheckpointLoad(buffer, wish.start, prefix.position, prefix.exact, rows.kv,
+        load = SnapshotLoad(buffer, wish.start, prefix.position, prefix.exact, rows.kv,
                               rows.kv_count if rows.state_count else PAD)
         return Restore(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s,
                        prefix.bytes_from(wish.start))

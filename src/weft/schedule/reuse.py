@@ -1,6 +1,6 @@
 """The scheduler's side of the prefix cache: what it matches, saves, publishes and waits for.
 
-    admission        match, then open on the match; note where the sequence saves its state (checkpoints.py)
+    admission        match, then open on the match; note where the sequence saves its state (snapshots.py)
     each plan        publish   what the last step computed, and its states on the way, go into the tree
                      taps      slots for positions that runs of this step pass
                      copies    of running slots, where an answer has come to a position that it saves
@@ -27,8 +27,13 @@ import numpy as np
 from weft.memory.memory import Memory
 from weft.memory.prefix.eviction import slots_ahead
 from weft.memory.values import NO_NODE, Match, NodeId
-from weft.schedule.checkpoints import (
-    CheckpointPolicy,
+from weft.schedule.plan import Int32s, StepPlan
+from weft.schedule.plan_builder import PlanBuilder
+from weft.schedule.prefix_sharing import PrefixProducer, PrefixProducers
+from weft.schedule.rows import RowTable
+from weft.schedule.sequence import Rank, SeqState, Sequence
+from weft.schedule.snapshots import (
+    SnapshotPolicy,
     decode_distance,
     decodes_due,
     insurance_tokens,
@@ -37,11 +42,6 @@ from weft.schedule.checkpoints import (
     until_due,
     wanted_positions,
 )
-from weft.schedule.plan import Int32s, StepPlan
-from weft.schedule.plan_builder import PlanBuilder
-from weft.schedule.prefix_sharing import PrefixProducer, PrefixProducers
-from weft.schedule.rows import RowTable
-from weft.schedule.sequence import Rank, SeqState, Sequence
 from weft.units import PAD, RowId, SeqId
 
 PREFIX_WAITS_MAX = 64
@@ -53,7 +53,7 @@ AWAITED_MAX = 32
 class Reuse:
     """``memory`` says whether the cache is on; ``policy`` and ``grid`` say where states are saved."""
 
-    def __init__(self, memory: Memory, policy: CheckpointPolicy, rows: RowTable, grid: int) -> None:
+    def __init__(self, memory: Memory, policy: SnapshotPolicy, rows: RowTable, grid: int) -> None:
         plan = memory.plan
         self.enabled = memory.caches
         self._memory = memory
@@ -96,7 +96,7 @@ class Reuse:
             return
         donates = self._donates(preempted=preempted)
         keep = None
-        if donates or self._memory.lease(seq.id).taps:
+        if donates or self._memory.lease(seq.id).snapshots:
             keep = seq.known()[:int(self._rows.computed[self._rows.row_of(seq)])]
             if not donates:
                 step.transaction.publish(seq.id, keep)
@@ -232,7 +232,7 @@ class Reuse:
         for seq in closing:
             row = self._rows.row_of(seq)
             computed = int(self._rows.computed[row])
-            arriving = [tap.position for tap in self._memory.lease(seq.id).taps]
+            arriving = [held.position for held in self._memory.lease(seq.id).snapshots]
             arriving += [computed] if self._donates(preempted=False) else []
             if arriving:
                 producers.add(PrefixProducer(seq.id, seq.salt, None, seq.known()[:computed], computed,
@@ -243,8 +243,8 @@ class Reuse:
         computed = int(self._rows.computed[row])
         arriving: tuple[int, ...] = ()
         if publishes:
-            taps = tuple(tap.position for tap in self._memory.lease(seq.id).taps)
-            arriving = taps if self._stateful else (computed,)
+            written = tuple(held.position for held in self._memory.lease(seq.id).snapshots)
+            arriving = written if self._stateful else (computed,)
         return PrefixProducer(seq.id, seq.salt, seq.rank, known, computed, arriving)
 
     # ------------------------------------------------------------------ after a commit

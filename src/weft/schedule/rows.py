@@ -34,7 +34,7 @@ class RowTable:
         self.known: list[Int32s | None] = [None] * rows_max
         """Tokens of the prefill in progress, by row; None once it is done."""
         self.wanted: list[list[int]] = [[] for _ in range(rows_max)]
-        """Positions at which the sequence should leave its state, by row; see ``checkpoints``."""
+        """Positions at which the sequence should leave its state, by row; see ``snapshots``."""
         self.computed = np.zeros(rows_max, dtype=np.int32)
         self.target = np.zeros(rows_max, dtype=np.int32)
         self.limit = np.zeros(rows_max, dtype=np.int32)

@@ -24,7 +24,7 @@ One plan, in order of claim:
                                                      fetched from the store
     6  publish, then taps (reuse.py)                 what the last step computed goes into the cache, and this
                                                      step saves states if slots are left
-    7  stores (store_writes.py)                      some pages of a checkpoint that the store should have
+    7  stores (store_writes.py)                      some pages of a snapshot that the store should have
     8  verify runs (verify_runs.py)                   decodes compute drafts too, where pages are left
 
 Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence runs, or its memory is on the
@@ -44,12 +44,12 @@ from weft.config import Sizes
 from weft.memory.memory import Memory
 from weft.schedule.admission import AdmissionPlanner, victim_count
 from weft.schedule.budget import NO_LIMIT, Budget, StepLimit, step_tokens_bound
-from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.reuse import Reuse
 from weft.schedule.rows import DecodeBatch, RowTable
 from weft.schedule.sequence import RankedQueue, SeqState, Sequence
+from weft.schedule.snapshots import AUTO, SnapshotPolicy
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.verify_runs import VerifyPlanner
 from weft.speculation.drafter import Drafter
@@ -59,7 +59,7 @@ from weft.units import PAD, RowId, SeqId, SlotId
 class Scheduler:
     """``store``: prefixes beyond memory; ``drafter``: where verify runs get their drafts. None: without."""
 
-    def __init__(self, memory: Memory, sizes: Sizes, policy: CheckpointPolicy = AUTO,
+    def __init__(self, memory: Memory, sizes: Sizes, policy: SnapshotPolicy = AUTO,
                  store: StoreTier | None = None, drafter: Drafter | None = None) -> None:
         self.memory = memory
         self.sizes = sizes

@@ -1,4 +1,4 @@
-"""The store as the scheduler sees it: restores of waiting requests, and writes of computed checkpoints.
+"""The store as the scheduler sees it: restores of waiting requests, and writes of computed snapshots.
 
     poll       between steps: events of the store, deadlines, the next write
     look       in a plan, for each request that would be admitted

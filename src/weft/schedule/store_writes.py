@@ -1,6 +1,6 @@
-"""Writes: computed checkpoints go to the store, piece by piece, beside the steps and never inside them.
+"""Writes: computed snapshots go to the store, piece by piece, beside the steps and never inside them.
 
-    commit      a sequence saves a checkpoint           --> candidates, the most valuable first
+    commit      a sequence saves a snapshot           --> candidates, the most valuable first
     (poll)      worth it, not stored, a buffer is free   --> jobs: node, tokens, transfer buffer
     each plan   some pages of the jobs, a state first    --> ``ArenaWork`` stores, after the runs
     (finished)  every page is in the buffer              --> Store.put
@@ -8,13 +8,13 @@
 
 Jobs copy in the order in which they began. A step with runs copies at most ``step_bytes`` and one state,
 another step IDLE_STEPS times as much KV. The first job may fill it, and what it leaves is for the next ones:
-a step of prefills computes several states, and memory may evict them a step later. A checkpoint that shares
+a step of prefills computes several states, and memory may evict them a step later. A snapshot that shares
 KV with a job waits for its put, so the same KV is stored once.
 
 Between two steps the node is looked up again: its pages may have moved. A node that was evicted before its
 job was done ends the job, which is counted. One that was compressed meanwhile is a candidate again.
 
-A checkpoint is written if its expected uses save more than writing costs (``costs.restore``). The uses are
+A snapshot is written if its expected uses save more than writing costs (``costs.restore``). The uses are
 those that the cache policy expects; a policy without expectations counts PRIOR_USES and the hits so far. The
 candidate that is expected to save the most tokens per byte is first, or the oldest.
 
@@ -40,7 +40,7 @@ from weft.costs.restore import PRIOR_USES, RestorePrices
 from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
 from weft.memory.memory import Memory
 from weft.memory.prefix.edge import COMPRESSED
-from weft.memory.prefix.readings import CheckpointContents
+from weft.memory.prefix.readings import SnapshotContents
 from weft.memory.prefix_store import (
     EXACT_FORM,
     INT4_KV,
@@ -81,11 +81,11 @@ class _Begin(Enum):
 
 @dataclass(slots=True)
 class _Job:
-    """``contents``: the checkpoint as it was at the begin. ``copied`` of its pages are in ``buffer``.
+    """``contents``: the snapshot as it was at the begin. ``copied`` of its pages are in ``buffer``.
     ``last_step``: the step that copies the last of it, -1 while some is left. ``begun_step``: the last step
     that copied some."""
 
-    contents: CheckpointContents
+    contents: SnapshotContents
     buffer: BufferId
     saved_s: float
     copied: int = 0
@@ -99,7 +99,7 @@ class _Job:
 
 
 class StoreWrites:
-    """``write_bytes_s``: 0 for no limit. ``compressed``: checkpoints with compressed parts are written
+    """``write_bytes_s``: 0 for no limit. ``compressed``: snapshots with compressed parts are written
     too. ``stored_share``: bytes on the disk for a byte of a put."""
 
     def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
@@ -132,7 +132,7 @@ class StoreWrites:
         self._compressed_kv_bytes = plan.compressed_kv_bytes * buffers.page_bytes // max(1, plan.page_bytes)
         self._compressed = compressed
         self._stored_share = stored_share
-        memory.take_new_checkpoints()
+        memory.take_new_snapshots()
 
     @property
     def has_step(self) -> bool:
@@ -161,7 +161,7 @@ class StoreWrites:
         for job in self._jobs:
             form = None
             if job.last_step < 0:
-                form = self._memory.checkpoint_contents(job.contents.node, job.contents.start)
+                form = self._memory.snapshot_contents(job.contents.node, job.contents.start)
             if form is None or form.form != job.contents.form:
                 continue  # all is copied, or the next poll ends the job
             state_bytes = 0 if job.has_state or form.slot < 0 else self._buffers.slot_bytes
@@ -182,9 +182,9 @@ class StoreWrites:
     # ------------------------------------------------------------------ by a commit, and between steps
 
     def committed(self, work: ArenaWork, step: int, resumed: Iterable[NodeId] = ()) -> None:
-        """Step ``step`` does ``work``, and memory is as it is after it. ``resumed``: checkpoints at which
+        """Step ``step`` does ``work``, and memory is as it is after it. ``resumed``: snapshots at which
         sequences begin."""
-        for node in self._memory.take_new_checkpoints():
+        for node in self._memory.take_new_snapshots():
             self._add(node)
         states = (one.node for one in work.state_compressions)
         kv = (one.node for one in work.kv_compressions)
@@ -254,8 +254,8 @@ class StoreWrites:
         return len(self._jobs) < JOBS_MAX and (not self._jobs or left >= max(1, self._buffers.slot_bytes))
 
     def _goes_on(self, job: _Job) -> bool:
-        """Whether the checkpoint of ``job`` is what it was."""
-        form = self._memory.checkpoint_contents(job.contents.node, job.contents.start)
+        """Whether the snapshot of ``job`` is what it was."""
+        form = self._memory.snapshot_contents(job.contents.node, job.contents.start)
         if form is not None and form.form == job.contents.form:
             return True
         if form is not None and form.position == job.contents.position:
@@ -266,7 +266,7 @@ class StoreWrites:
 
     def _priority(self, node: NodeId) -> float:
         """Tokens that ``node`` is expected to save per byte."""
-        outlook = self._memory.checkpoint_outlook(node)
+        outlook = self._memory.snapshot_outlook(node)
         if outlook is None or outlook.uses is None:
             return 0.0
         return outlook.uses * outlook.position / max(1, outlook.alone_bytes)
@@ -282,7 +282,7 @@ class StoreWrites:
 
     def _begin(self, node: NodeId) -> _Begin:
         """Make a job of ``node`` if it is worth it."""
-        form = self._memory.checkpoint_contents(node)
+        form = self._memory.snapshot_contents(node)
         if form is None or (not self._compressed and form.has_compressed):
             self.counts.lost += 1
             return _Begin.DONE
@@ -292,7 +292,7 @@ class StoreWrites:
         if not _is_apart(self._jobs, form, offer.start):
             return _Begin.SHARES
         if offer.start:
-            form = self._memory.checkpoint_contents(node, offer.start)
+            form = self._memory.snapshot_contents(node, offer.start)
             assert form is not None
         pages = len(form.pages)
         size_bytes = self._buffers.bytes_for(pages)
@@ -324,9 +324,9 @@ class StoreWrites:
                          for buffer in (*self._puts.values(), *(job.buffer for job in self._jobs)))
         return not held_bytes or held_bytes + size_bytes <= self._buffers.limit_bytes // 2
 
-    def _expected_uses(self, form: CheckpointContents) -> float:
-        """Uses expected of a checkpoint in the store."""
-        outlook = self._memory.checkpoint_outlook(form.node)
+    def _expected_uses(self, form: SnapshotContents) -> float:
+        """Uses expected of a snapshot in the store."""
+        outlook = self._memory.snapshot_outlook(form.node)
         if outlook is None or outlook.uses is None:
             return PRIOR_USES + form.hits
         return outlook.uses
@@ -355,20 +355,20 @@ class StoreWrites:
         pieces, row = [], 0
         for part in job.contents.parts:
             flat_B = self._buffers[job.buffer].pages_PB[row:row + part.row_count].reshape(-1)
-            grain_bytes = self._compressed_kv_bytes if part.compressed else self._buffers.page_bytes
+            record_page_bytes = self._compressed_kv_bytes if part.compressed else self._buffers.page_bytes
             form = self._kv_form if part.compressed else EXACT_FORM
             row, start = row + part.row_count, part.start
             while start < part.end:
                 end = min(part.end, start - start % RECORD_TOKENS_MAX + RECORD_TOKENS_MAX)
                 first, last = (start - part.start) // PAGE_TOKENS, pages_for(end) - part.start // PAGE_TOKENS
-                begin = part.skip_bytes + first * grain_bytes
-                payload = flat_B[begin:part.skip_bytes + last * grain_bytes]
+                begin = part.skip_bytes + first * record_page_bytes
+                payload = flat_B[begin:part.skip_bytes + last * record_page_bytes]
                 pieces.append(KvPiece(start, end, payload.data if self._has_pages else memoryview(b""), form))
                 start = end
         return pieces
 
 
-def _is_apart(jobs: Iterable[_Job], contents: CheckpointContents, start: int) -> bool:
+def _is_apart(jobs: Iterable[_Job], contents: SnapshotContents, start: int) -> bool:
     """Whether none of ``jobs`` has KV of ``contents`` behind ``start``: it would be stored twice."""
     end = start + PAGE_TOKENS
     return not any(job.contents.salt == contents.salt

@@ -56,10 +56,10 @@ NO_TIER = TierStats(RestoreCounts(), WriteCounts(), StoreStats("", False, 0, 0, 
 
 
 class FetchKey(NamedTuple):
-    """A stored checkpoint in a namespace of salts."""
+    """A stored snapshot of one salt."""
 
     salt: str
-    checkpoint: int
+    snapshot: int
 
 
 class FetchWish(NamedTuple):

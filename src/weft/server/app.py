@@ -53,7 +53,7 @@ from weft.server.replicas import (
 )
 from weft.server.responses.routes import ResponseHandlers
 from weft.server.service import ServedModel, Service
-from weft.server.sse import ClientGoneError, Handler, Job, answer_job, json_response, namespace_of, read_raw
+from weft.server.sse import ClientGoneError, Handler, Job, answer_job, json_response, read_raw, salt_of
 from weft.server.tenants import Keys
 from weft.server.workers.forward import forwarded_operations
 
@@ -116,7 +116,7 @@ class _Handlers:
     async def chat(self, request: Request) -> Response:
         self._service.check_open()
         body = await read_body(await read_raw(request), ChatBody, unserved=UNSERVED_IN_CHAT)
-        body.cache_salt = namespace_of(request, body.cache_salt)
+        body.cache_salt = salt_of(request, body.cache_salt)
         job = await prepare_chat(self._service, body)
         if body.store:
             note_ignored("store")
@@ -125,7 +125,7 @@ class _Handlers:
     async def messages(self, request: Request) -> Response:
         self._service.check_open()
         body = await read_body(await read_raw(request), MessagesBody, unserved=UNSERVED_IN_MESSAGES)
-        body.cache_salt = namespace_of(request, body.cache_salt)
+        body.cache_salt = salt_of(request, body.cache_salt)
         job = await prepare_messages(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 
@@ -140,7 +140,7 @@ class _Handlers:
     async def completions(self, request: Request) -> Response:
         self._service.check_open()
         body = await read_body(await read_raw(request), CompletionBody, unserved=UNSERVED_IN_COMPLETIONS)
-        body.cache_salt = namespace_of(request, body.cache_salt)
+        body.cache_salt = salt_of(request, body.cache_salt)
         job = await prepare_completion(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 

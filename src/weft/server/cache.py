@@ -92,7 +92,7 @@ def _beside(stats: EngineStats, counts: RouterCounts | None) -> dict[str, Any]:
 
 
 def _added(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers add up, but for shares and ages. Namespaces are those of each replica alone."""
+    """Numbers add up, but for shares and ages. Salts are those of each replica alone."""
     first, count = reports[0], len(reports)
     total: dict[str, Any] = {
         name: sum(report[name] for report in reports) if isinstance(value, int) else value
@@ -104,7 +104,7 @@ def _added(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     prefixes = sorted((prefix for tree in trees for prefix in tree["prefixes"]),
                       key=lambda prefix: float(prefix["age_s"]))
     total["tree"] = {
-        "namespaces": [], "namespace_count": max(tree["namespace_count"] for tree in trees),
+        "salts": [], "salt_count": max(tree["salt_count"] for tree in trees),
         "by_depth": _added_classes([tree["by_depth"] for tree in trees]),
         "by_length": _added_classes([tree["by_length"] for tree in trees]),
         "prefixes": prefixes[:max(len(tree["prefixes"]) for tree in trees)],
@@ -130,7 +130,7 @@ def _added_classes(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]
 
 def cache_report(usage: MemoryUsage, shape: CacheShape, *, costs: StepCost | None = None,
                  text_of: TextOf | None = None) -> dict[str, Any]:
-    """``states`` are checkpoints, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages;
+    """``states`` are snapshots, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages;
     ``pages`` of 16 tokens; ``read_now``: pages that running requests read; ``pages_compressed``: of KV, in
     ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a
     state that was compressed once, or was computed behind such. ``counts`` are since the start
@@ -158,9 +158,9 @@ def cache_report(usage: MemoryUsage, shape: CacheShape, *, costs: StepCost | Non
         "counts": counts,
         "moves": dataclasses.asdict(usage.moves),
         "tree": {
-            "namespaces": [{"number": one.number, "salted": one.salted, **_sum(one.total)}
-                           for one in shape.namespaces],
-            "namespace_count": shape.namespace_count,
+            "salts": [{"number": one.number, "salted": one.salted, **_sum(one.total)}
+                      for one in shape.salts],
+            "salt_count": shape.salt_count,
             "by_depth": _classes(shape.depths),
             "by_length": _classes(shape.lengths),
             "prefixes": [_prefix(one, costs, text_of) for one in shape.prefixes],

@@ -46,7 +46,7 @@ class ServerConfig:
                                              "times. Without one, every --api-key opens those.")
     api_key_file: str | None = flag(None, "File with further keys for --api-key, one a line; ps "
                                           "shows a command line to all users.")
-    tenant_by_key: bool = flag(False, "Give each API key a cache namespace of its own: requests of two keys "
+    tenant_by_key: bool = flag(False, "Give each API key cached prefixes of its own: requests of two keys "
                                       "never share a cached prefix.")
     key_requests_per_minute: int = limit(0, "Requests that one API key may send a minute (429); 0: no limit.",
                                          least=0)
@@ -108,7 +108,7 @@ class ServerConfig:
                               "among them. --memory and --threads are for each of them. 0: only those of "
                               "machines that join (--listen-engines). MIN..MAX with --ray.")
     router: Literal["seconds", "kv-only", "prefix-hash", "round-robin", "least-loaded"] = debug(
-        "seconds", "How a request gets its replica. seconds: the soonest first token, by the checkpoints "
+        "seconds", "How a request gets its replica. seconds: the soonest first token, by the snapshots "
                    "that each replica has. The others are to compare with.")
     listen_engines: str | None = flag(None, "HOST:PORT for the engines of other machines (weft join); "
                                             "encrypted. Needs --token.")

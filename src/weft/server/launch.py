@@ -87,7 +87,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
 
 def _router(config: ServerConfig) -> Router | None:
     """None with one replica, if no other can join: there is nothing to choose, and its engine reports no
-    checkpoints."""
+    snapshots."""
     grows = config.listen_engines is not None or config.ray is not None
     return make_router(config.router, time.monotonic) if grows or config.own_replicas > 1 else None
 

@@ -213,10 +213,10 @@ def tenant_of(request: Request) -> Tenant | None:
     return tenant
 
 
-def namespace_of(request: Request, salt: str | None) -> str | None:
+def salt_of(request: Request, salt: str | None) -> str | None:
     """The cache salt of a request that brings ``salt``."""
     tenant = tenant_of(request)
-    return salt if tenant is None else tenant.namespace(salt)
+    return salt if tenant is None else tenant.salt(salt)
 
 
 def owner_of(request: Request) -> str:

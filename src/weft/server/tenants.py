@@ -1,14 +1,14 @@
-"""API keys as tenants: a cache namespace and quotas for each.
+"""API keys as tenants: a salt and quotas for each.
 
     key --SHA-256--> digest --compared with all, in constant time--> Tenant
                                        |
-                namespace: SHA-256(digest, salt)         --tenant-by-key
-                buckets:   requests, tokens              limits.key_requests_per_minute,
-                limits.key_tokens_per_minute in flight: bytes of bodies               limits.key_mb_in_flight
+                salt: SHA-256(digest, salt)              --tenant-by-key
+                buckets:   requests, tokens              limits.key_requests_per_minute, key_tokens_per_minute
+                in flight: bytes of bodies               limits.key_mb_in_flight
 
-With ``--tenant-by-key`` requests of two keys never share a cached prefix (law L10); a ``cache_salt`` names a
-namespace within its key's. A bucket holds one minute of its rate and refills all the time. Tokens are known
-when a request has ended, so a bucket may go below zero; the next request then waits (law L11).
+With ``--tenant-by-key`` requests of two keys never share a cached prefix (law L10); a ``cache_salt``
+parts the prefixes of one key. A bucket holds one minute of its rate and refills all the time. Tokens are
+known when a request has ended, so a bucket may go below zero; the next request then waits (law L11).
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ class _Bucket:
 class Tenant:
     """One API key."""
 
-    def __init__(self, digest: bytes, quotas: Quotas, *, has_namespace: bool,
+    def __init__(self, digest: bytes, quotas: Quotas, *, salts_its_own: bool,
                  clock: Callable[[], float] = time.monotonic, counts: KeyCounts | None = None) -> None:
         counts = counts or KeyCounts()
         self._digest = digest
         self._lock = counts.lock
         self._in_flight = counts.bytes_in_flight
         self._quotas = quotas
-        self._has_namespace = has_namespace
+        self._salts_its_own = salts_its_own
         self._requests = _Bucket(quotas.requests_per_minute, clock, counts.requests)
         self._tokens = _Bucket(quotas.tokens_per_minute, clock, counts.tokens)
 
     @property
     def owner(self) -> str:
-        """Names this key on disk; nothing leads from it to the key or to its namespace."""
+        """Names this key on disk; nothing leads from it to the key or to its salt."""
         return hashlib.sha256(b"owner" + self._digest).hexdigest()
 
-    def namespace(self, salt: str | None) -> str | None:
+    def salt(self, salt: str | None) -> str | None:
         """The cache salt of a request that brings ``salt``."""
-        if not self._has_namespace:
+        if not self._salts_its_own:
             return salt
         return hashlib.sha256(self._digest + (salt or "").encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -133,11 +133,11 @@ class Keys:
     def __init__(self, client_keys: Sequence[str], operator_keys: Sequence[str] = (), *,
                  quotas: Quotas | None = None, tenant_by_key: bool = False,
                  counts: SharedCounts | None = None) -> None:
-        self._tenants = [Tenant(_digest(key), quotas or Quotas(), has_namespace=tenant_by_key,
+        self._tenants = [Tenant(_digest(key), quotas or Quotas(), salts_its_own=tenant_by_key,
                                 counts=None if counts is None else counts.key(number))
                          for number, key in enumerate(client_keys)]
         self._clients = [_digest(key) for key in client_keys]
-        self._operators = [Tenant(_digest(key), Quotas(), has_namespace=tenant_by_key)
+        self._operators = [Tenant(_digest(key), Quotas(), salts_its_own=tenant_by_key)
                            for key in operator_keys]
         self._operator_digests = [_digest(key) for key in operator_keys]
 

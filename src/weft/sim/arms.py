@@ -1,16 +1,16 @@
 """The cache policies that can be compared, by name: where states are kept, and what leaves first.
 
     arm         states are kept                                     leaves first
-    value       as ``--checkpoints auto``                           what saves the fewest seconds per byte
-    marconi     as ``--checkpoints auto``                           least recent and fewest FLOP per byte
-    lru         as ``--checkpoints auto``                           least recently used
+    value       as ``--snapshots auto``                           what saves the fewest seconds per byte
+    marconi     as ``--snapshots auto``                           least recent and fewest FLOP per byte
+    lru         as ``--snapshots auto``                           least recently used
     prompt      at the end of prompts and of requests               least recently used
     every:N     every N tokens of a prompt, at forks, at its end    least recently used
     none        nowhere: nothing is cached                          -
     ARM+compressed  as ARM                                          as ARM; KV and states are compressed first
     ARM+compressed4 as ARM                                          the same, KV in 4 bits
 
-An arm is data: a ``CheckpointPolicy`` for the scheduler and a factory for the memory. A new policy is a new
+An arm is data: a ``SnapshotPolicy`` for the scheduler and a factory for the memory. A new policy is a new
 row.
 """
 
@@ -25,7 +25,7 @@ from weft.memory.frames.plan import ArenaPlan, with_compressed_kv
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import ALIASES, make_policy
 from weft.memory.prefix.policy import PrefillCost
-from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, parse_checkpoints
+from weft.schedule.snapshots import AUTO, NONE, PROMPT, SnapshotPolicy, parse_snapshots
 from weft.spec import CompressedKvName
 
 Clock = Callable[[], float]
@@ -36,7 +36,7 @@ MakeMemory = Callable[[ArenaPlan, CostModel, Clock], Memory]
 @dataclass(frozen=True, slots=True)
 class Arm:
     name: str
-    checkpoints: CheckpointPolicy
+    snapshots: SnapshotPolicy
     make_memory: MakeMemory
 
 
@@ -69,7 +69,7 @@ def _compression(make: MakeMemory, dtype: CompressedKvName) -> MakeMemory:
 
 
 def _ranked_by(policy: str) -> MakeMemory:
-    """A memory whose checkpoints go as ``policy`` says, compressed first where ``plan`` allows that."""
+    """A memory whose snapshots go as ``policy`` says, compressed first where ``plan`` allows that."""
     def make(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
         return Memory(plan, cache=True, policy=make_policy(policy, plan, prefill_cost(cost), clock))
     return make
@@ -99,7 +99,7 @@ def find_arm(name: str) -> Arm:
     exact_name = ALIASES.get(exact_name, exact_name)
     arm = ARMS.get(exact_name)
     if arm is None and exact_name.startswith("every:"):
-        arm = Arm(exact_name, parse_checkpoints(exact_name), _lru)
+        arm = Arm(exact_name, parse_snapshots(exact_name), _lru)
     if arm is None or (plus and plus + suffix not in _COMPRESSED):
         raise ConfigError(f"--policy {name!r} is not a policy: there are {', '.join(ARMS)} and every:N "
                           f"(N tokens, a multiple of 64), each also with {' or '.join(_COMPRESSED)}",

@@ -3,7 +3,7 @@
     arrivals  -->  router.choose  -->  player 0   its own memory, scheduler and clock  (``replay``)
                         ^              player 1
                         |              ...
-                        '-- reports of checkpoints, first tokens, ends
+                        '-- reports of snapshots, first tokens, ends
 
 The router is the code of ``weft serve``. Each player steps until its clock reaches the next arrival. The
 router hears of a step when it has ended, and not before: news of all players wait in one queue by time. A
@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from weft.checkpoint_report import CheckpointReport
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
 from weft.costs.step import CostModel, Work
@@ -42,6 +41,7 @@ from weft.sim.arms import Arm, find_arm
 from weft.sim.replay import OnProgress, Played, PlayedTimes, Player, VirtualClock, sizes_for
 from weft.sim.report import Percentiles, Timeline
 from weft.sim.traffic import Traffic
+from weft.snapshot_report import SnapshotReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,12 @@ class Kill:
 @dataclass(slots=True)
 class _News:
     """What one step of a player brought. ``admitted``: requests with a first token, and the tokens of each
-    that were cached. ``ended``: requests. ``report``: checkpoints."""
+    that were cached. ``ended``: requests. ``report``: snapshots."""
 
     player: _ReplicaPlayer
     admitted: list[tuple[int, int]]
     ended: list[int]
-    report: CheckpointReport | None
+    report: SnapshotReport | None
 
 
 class _ReplicaPlayer(Player):
@@ -138,10 +138,10 @@ class _ReplicaPlayer(Player):
         self._ended: list[int] = []
         self._follower = None
         if fleet.router.wants != "nothing":
-            self._follower = self.memory.follow_checkpoints(pages=fleet.router.wants == "pages")
+            self._follower = self.memory.follow_snapshots(pages=fleet.router.wants == "pages")
 
-    def snapshot(self) -> CheckpointReport | None:
-        return None if self._follower is None else self._follower.snapshot()
+    def full_report(self) -> SnapshotReport | None:
+        return None if self._follower is None else self._follower.full_report()
 
     def take(self, index: int, answered: int, boundaries: tuple[int, ...], now_s: float) -> None:
         """Request ``index`` arrives, with ``answered`` tokens of its answer."""
@@ -308,7 +308,7 @@ class _FleetReplay:
         for index in news.ended:
             self._take_back(player, index)
         if news.report is not None and self.router.reported(player.number, news.report):
-            self._send_snapshot(player)
+            self._send_full_report(player)
 
     # ------------------------------------------------------------------ requests
 
@@ -345,13 +345,13 @@ class _FleetReplay:
         self._players[replica] = player
         self._players = dict(sorted(self._players.items()))
         self.router.joined(replica)
-        self._send_snapshot(player)
+        self._send_full_report(player)
         self._dispatch()
 
-    def _send_snapshot(self, player: _ReplicaPlayer) -> None:
-        snapshot = player.snapshot()
-        if snapshot is not None:
-            self.router.reported(player.number, snapshot)
+    def _send_full_report(self, player: _ReplicaPlayer) -> None:
+        report = player.full_report()
+        if report is not None:
+            self.router.reported(player.number, report)
 
     def _kill(self, kill: Kill) -> None:
         """A step that was in progress is lost: its tokens do not count."""

@@ -20,9 +20,9 @@ the time between. Holds are chosen greedily, the most seconds saved per byte-sec
 at each of its moments, beside the memory of the running requests. KV that two holds share is paid once. A
 hold that goes further than one taken before for the same request pays and earns the difference.
 
-Placement is that of ``--checkpoints auto`` with every fork seen: ``wanted_positions`` of the real scheduler,
+Placement is that of ``--snapshots auto`` with every fork seen: ``wanted_positions`` of the real scheduler,
 given the length of the prompt's known prefix. With ``foresight`` the last grid point that any later request
-will share is added. What is left out flatters it: frames, the grain of pages, steps in which memory is given
+will share is added. What is left out flatters it: frames, whole pages, steps in which memory is given
 up. A search through all choices on tiny instances is the test of the greed.
 
 Rejected: farthest next use first (the rule of Belady, best for items of one size that do not share); an exact
@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.costs.step import CostModel
-from weft.schedule.checkpoints import AUTO, insurance_tokens, on_grid, wanted_positions
+from weft.schedule.snapshots import AUTO, insurance_tokens, on_grid, wanted_positions
 from weft.sim.traffic import Int32s, Traffic
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 

@@ -142,9 +142,9 @@ _ARENA_NUMBERS = ("page_bytes", "pages_per_frame", "slot_bytes", "slot_stride_by
 _COMPRESSED_NUMBERS = ("compressed_pages", "compressed_kv_bytes", "compressed_kv_dtype")
 
 
-def header_line(*, model: str, arena: ArenaPlan, sizes: Sizes, checkpoints: str) -> dict[str, Any]:
+def header_line(*, model: str, arena: ArenaPlan, sizes: Sizes, snapshots: str) -> dict[str, Any]:
     return {"weft_recording": VERSION, "block_tokens": BLOCK_TOKENS, "model": model,
-            "checkpoints": checkpoints, "rows_max": sizes.rows_max, "step_tokens_max": sizes.step_tokens_max,
+            "checkpoints": snapshots, "rows_max": sizes.rows_max, "step_tokens_max": sizes.step_tokens_max,
             "max_model_len": sizes.max_model_len, "grid_tokens": sizes.grid_tokens,
             "arena": {**{name: getattr(arena, name) for name in (*_ARENA_NUMBERS, *_COMPRESSED_NUMBERS)},
                       "kv_fields": [astuple(one) for one in arena.kv_fields]}}
@@ -162,7 +162,7 @@ class Recording:
     step_tokens_max: int
     max_model_len: int
     grid_tokens: int
-    checkpoints: str
+    snapshots: str
     steps: list[tuple[Work, float]] = field(repr=False)
     cached_tokens: tuple[int, ...] = field(repr=False)
     dropped: int = 0
@@ -200,7 +200,7 @@ def read_recording(lines: Iterable[Mapping[str, Any]], *, name: str = "the recor
         rows_max=int(header["rows_max"]), step_tokens_max=int(header["step_tokens_max"]),
         max_model_len=int(header["max_model_len"]),
         grid_tokens=int(header.get("grid_tokens", CHUNK_TOKENS)),
-        checkpoints=str(header.get("checkpoints", "auto")), steps=steps,
+        snapshots=str(header.get("checkpoints", "auto")), steps=steps,
         cached_tokens=tuple(int(row.get("cached", 0)) for row in sequences), dropped=dropped,
         texts=tuple(map(_tokens, sequences)))
 

@@ -181,7 +181,7 @@ class Player:
         self._disk: VirtualStore | None = None
         if store is not None:
             self.tier, self._disk = tier_for(store, self.memory, cost, self.clock)
-        self.scheduler = Scheduler(self.memory, sizes, arm.checkpoints, self.tier)
+        self.scheduler = Scheduler(self.memory, sizes, arm.snapshots, self.tier)
         self._traffic = traffic
         self._cost = cost
         self._arm = arm

@@ -3,7 +3,7 @@ all.
 
     survival   .97  .95  .93  .90  .82  .60  .55  .31 ...      candidates of all rows, the best first
     tokens     R + .97  + .95 ...                              expected of the step, R rows
-    seconds    cost(R + 1), cost(R + 2), ...                   of a step with windows of R + 1 rows, ...
+    seconds    cost(R + 1), cost(R + 2), ...                   of a step with verify runs of R + 1 rows, ...
                '-- as many as make tokens / seconds largest
 
     awake      the drafter proposes and scores         8 steps in a row bring no draft; 2 of many sequences

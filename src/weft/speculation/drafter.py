@@ -101,7 +101,7 @@ class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
-    """``steps``: steps that verified drafts. ``sequence_steps``: verified windows, one for each sequence and
+    """``steps``: steps that verified drafts. ``sequence_steps``: verify runs, one for each sequence and
     step."""
 
     sources: dict[str, SourceCounts] = msgspec.field(
@@ -120,7 +120,7 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accepted_length(self) -> float:
-        """Tokens that a verified window brought on average, the chosen one included; 1 without windows."""
+        """Tokens that a verify run brought on average, the chosen one included; 1 without any."""
         return 1 + self.accepted / self.sequence_steps if self.sequence_steps else 1.0
 
 

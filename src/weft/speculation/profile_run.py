@@ -54,7 +54,7 @@ class ProfileRun:
         return {1: self._seconds[0]} if 0 in self._seconds else {}
 
     @property
-    def windows(self) -> dict[int, float]:
+    def verify_runs(self) -> dict[int, float]:
         """Seconds of a step with drafts, by its rows."""
         return {1 + drafts: seconds for drafts, seconds in self._seconds.items() if drafts}
 

@@ -5,8 +5,8 @@
     observe  the step's seconds correct the costs
 
 For each sequence the proposal that promises most tokens competes. Sources are asked in order, up to one that
-is in the middle of a long match and fills the window. A grammar cuts every other source's proposal where it
-forbids the next token. A follower whose proposals are not drafted pauses after PATIENCE steps, each time for
+is in the middle of a long match and fills the verify run. A grammar cuts other proposals where it forbids
+the next token. A follower whose proposals are not drafted pauses after PATIENCE steps, each time for
 longer, until one is drafted.
 
 While the host budget sleeps (``choice``), nothing is asked and nothing is fed. A sequence that began before

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.memory.prefix_store import (
-    GRAIN_TOKENS,
+    STORED_PAGE_TOKENS,
     DropReason,
     KvPiece,
     PrefixTokens,
@@ -105,7 +105,7 @@ class DirectoryStore:
         return self.records.changes
 
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
-        assert start % GRAIN_TOKENS == 0
+        assert start % STORED_PAGE_TOKENS == 0
         assert start <= prefix.position
         ticket = self._new_ticket()
         self.records.counters.fetches += 1

@@ -1,22 +1,22 @@
-"""What leaves a full store first: the checkpoints that save the fewest seconds per byte.
+"""What leaves a full store first: the snapshots that save the fewest seconds per byte.
 
-    value = seconds behind the checkpoint above x uses / bytes behind it / records written since its last use
+    value = seconds behind the snapshot above x uses / bytes behind it / records written since its last use
 
-    root ----------o above ---------o checkpoint      without it a request resumes at ``above``
+    root ----------o above ---------o snapshot      without it a request resumes at ``above``
                    |<-- seconds --->|
                    |<---- KV ------>| + state         what it gives back
 
-If a longer prefix goes on from a checkpoint, that prefix needs the KV as well, and the checkpoint holds its
+If a longer prefix goes on from a snapshot, that prefix needs the KV as well, and the snapshot holds its
 state alone. So of a prompt's last state and the end of its answer, which lie 500 tokens apart, one stays
-while the store is short. Such a checkpoint counts CONTINUED_USES for its one first use: only a prompt that
+while the store is short. Such a snapshot counts CONTINUED_USES for its one first use: only a prompt that
 parts here still needs it.
 
 The age counts records and restores, not time: a clock that jumps changes nothing, and a store that nothing is
-written to forgets nothing. KV records that no checkpoint needs go before any checkpoint. With a checkpoint go
+written to forgets nothing. KV records that no snapshot needs go before any snapshot. With a snapshot go
 the KV records that only it needed.
 
 Rejected: LRU (a turn of 100,000 tokens and one of 100 then live equally long); the bytes that were written
-for a checkpoint (an answer behind a stored prompt weighed nothing, and the prompt all); seconds and bytes
+for a snapshot (an answer behind a stored prompt weighed nothing, and the prompt all); seconds and bytes
 from the root on (two states of one prompt then both stay, and most of both is the same).
 """
 
@@ -27,13 +27,13 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.prefix_store import GRAIN_TOKENS
+from weft.memory.prefix_store import STORED_PAGE_TOKENS
 from weft.store.index import NO_ENTRY, StoreIndex
-from weft.store.ledger import CHECKPOINT, KV
+from weft.store.ledger import KV, SNAPSHOT
 from weft.store.recovery import Int64s
 
 SECONDS_PER_TOKEN = 1e-6
-"""Stands in for the seconds of a checkpoint whose writer gave none."""
+"""Stands in for the seconds of a snapshot whose writer gave none."""
 
 EVICTED_SHARE = 256
 """One ranking evicts at least 1 / EVICTED_SHARE of a store. Ranking 60,000 records takes 4 ms between two
@@ -51,33 +51,33 @@ def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
     if protected:
         free[list(protected)] = False
     bare = np.flatnonzero(free & (kind == KV) & (users == 0))
-    checkpoints = np.flatnonzero(free & (kind == CHECKPOINT))
-    given, position = c["seconds"][checkpoints], c["position"][checkpoints].astype(np.float64)
+    snapshots = np.flatnonzero(free & (kind == SNAPSHOT))
+    given, position = c["seconds"][snapshots], c["position"][snapshots].astype(np.float64)
     seconds = np.where(given > 0, given, position * SECONDS_PER_TOKEN)
-    age = np.float64(index.tick + 1) - c["last_use"][checkpoints]
-    uses = c["uses"][checkpoints].astype(np.float64)
-    continued = _continued(index, checkpoints)
+    age = np.float64(index.tick + 1) - c["last_use"][snapshots]
+    uses = c["uses"][snapshots].astype(np.float64)
+    continued = _continued(index, snapshots)
     again = np.where(continued, CONTINUED_USES + np.maximum(0.0, uses - 1.0), 1.0 + uses)
-    share = 1.0 - positions_above(index, checkpoints) / np.maximum(1.0, position)
-    state_bytes = np.maximum(1.0, c["payload"][checkpoints])
-    held = state_bytes + np.where(continued, 0.0, _kv_bytes(index, checkpoints) * share)
+    share = 1.0 - positions_above(index, snapshots) / np.maximum(1.0, position)
+    state_bytes = np.maximum(1.0, c["payload"][snapshots])
+    held = state_bytes + np.where(continued, 0.0, _kv_bytes(index, snapshots) * share)
     value = seconds * share * again / held / age
-    return [*bare.tolist(), *checkpoints[np.argsort(value, kind="stable")].tolist()]
+    return [*bare.tolist(), *snapshots[np.argsort(value, kind="stable")].tolist()]
 
 
-def positions_above(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.float64]:
-    """The position of the stored checkpoint above each of ``checkpoints``, 0 without one.
+def positions_above(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.float64]:
+    """The position of the stored snapshot above each of ``snapshots``, 0 without one.
 
-    The parents of all records are followed at once, in steps that double. A checkpoint inside a grain ends
+    All parents are followed at once, in steps that double. A snapshot inside a stored page ends
     in a record of its own beside the longer prefix. For others it counts as one at its parent."""
     c, length = index.c, index.length
     root = length  # behind the last entry: the end of every path
     bare = (c["parent"][:length] < 0) | (c["kind"][:length] == 0)
     parents = np.append(np.where(bare, root, c["parent"][:length]), root)
     ends = c["kind"][:length] == KV
-    ends &= c["checkpoint"][:length] != NO_ENTRY
+    ends &= c["snapshot"][:length] != NO_ENTRY
     stops = np.append(ends, True)
-    inside = np.flatnonzero(ends & (c["tokens"][:length] % GRAIN_TOKENS != 0))
+    inside = np.flatnonzero(ends & (c["tokens"][:length] % STORED_PAGE_TOKENS != 0))
     stops[parents[inside]] = True
     nearest = np.where(stops, np.arange(length + 1), parents)
     while True:
@@ -85,33 +85,34 @@ def positions_above(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.fl
         if np.array_equal(further, nearest):
             break
         nearest = further
-    last = c["parent"][checkpoints]
+    last = c["parent"][snapshots]
     before = parents[last]
-    own = (c["tokens"][last] % GRAIN_TOKENS != 0) & ~np.append(ends, False)[before]
+    own = (c["tokens"][last] % STORED_PAGE_TOKENS != 0) & ~np.append(ends, False)[before]
     at = nearest[np.where(own, parents[before], before)]
     positions = np.append(c["position"][:length].astype(np.float64) + c["tokens"][:length], 0.0)
     above: npt.NDArray[np.float64] = positions[at]
     return above
 
 
-def _continued(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.bool_]:
-    """Whether a longer prefix goes on from where each of ``checkpoints`` is."""
+def _continued(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.bool_]:
+    """Whether a longer prefix goes on from where each of ``snapshots`` is."""
     c = index.c
-    last = c["parent"][checkpoints]
-    # No record goes on from one that ends inside a grain: its parent has the next records as well.
-    before = np.where(c["tokens"][last] % GRAIN_TOKENS, c["parent"][last], last)
+    last = c["parent"][snapshots]
+    # No record goes on from one that ends inside a stored page: its parent has the next records as well.
+    before = np.where(c["tokens"][last] % STORED_PAGE_TOKENS, c["parent"][last], last)
     goes_on: npt.NDArray[np.bool_] = c["users"][last] > 1
     goes_on |= (before != NO_ENTRY) & (c["users"][before] > 1)
     return goes_on
 
 
-def _kv_bytes(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.float64]:
-    """Bytes of the KV of each checkpoint from the root on, in the proportion of its last record."""
+def _kv_bytes(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.float64]:
+    """Bytes of the KV of each snapshot from the root on, in the proportion of its last record."""
     c = index.c
-    last = c["parent"][checkpoints]
-    tokens = (c["tokens"][last].astype(np.int64) + GRAIN_TOKENS - 1) // GRAIN_TOKENS * GRAIN_TOKENS
+    last = c["parent"][snapshots]
+    pages = (c["tokens"][last].astype(np.int64) + STORED_PAGE_TOKENS - 1) // STORED_PAGE_TOKENS
+    tokens = pages * STORED_PAGE_TOKENS
     per_token = c["payload"][last] / np.maximum(tokens, 1)
-    kv_bytes: npt.NDArray[np.float64] = per_token * c["position"][checkpoints]
+    kv_bytes: npt.NDArray[np.float64] = per_token * c["position"][snapshots]
     return kv_bytes
 
 
@@ -131,7 +132,7 @@ def evict(index: StoreIndex, blocks: int, protected: Collection[int]) -> list[tu
             removed.append(place_of(index, entry))
             freed += -(-c["payload"].item(entry) // 4096)
             index.remove(entry)
-            entry = parent if parent != NO_ENTRY and c["checkpoint"].item(parent) == NO_ENTRY else NO_ENTRY
+            entry = parent if parent != NO_ENTRY and c["snapshot"].item(parent) == NO_ENTRY else NO_ENTRY
     return removed
 
 
@@ -155,5 +156,5 @@ def subtree(index: StoreIndex, entry: int) -> list[int]:
             break
         below |= more
     entries = np.flatnonzero(below)
-    depth = c["position"][entries].astype(np.int64) * 2 + (c["kind"][entries] == CHECKPOINT)
+    depth = c["position"][entries].astype(np.int64) * 2 + (c["kind"][entries] == SNAPSHOT)
     return [int(one) for one in entries[np.argsort(-depth, kind="stable")]]

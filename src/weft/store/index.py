@@ -1,18 +1,18 @@
 """``StoreIndex``: the records of a store in memory, about 75 bytes each, lookups by tokens, and what they
 become.
 
-    root chain --head of 16 tokens--> KV record --chain matches?--> KV record --> ... --> checkpoints there
-    (checkpoint entry, KV entries) --prefix_of--> StoredPrefix --reads_of, start, buffers--> RecordRead ...
+    root chain --head of 16 tokens--> KV record --chain matches?--> KV record --> ... --> snapshots there
+    (snapshot entry, KV entries) --prefix_of--> StoredPrefix --reads_of, start, buffers--> RecordRead ...
 
-An entry is one KV record or one checkpoint, of any namespace. Entries are columns of arrays: 100,000
-checkpoints load in array operations. A dictionary from ``head`` to entry finds the children of a record;
-children with one head form a list. Checkpoints hang on the KV record that ends at their position.
+An entry is one KV record or one snapshot, of any namespace. Entries are columns of arrays: 100,000
+snapshots load in array operations. A dictionary from ``head`` to entry finds the children of a record;
+children with one head form a list. Snapshots hang on the KV record that ends at their position.
 
 The index has hashes, not tokens. ``deepest`` therefore finds candidates, and a fetch compares the tokens (law
 L10). An entry that a put has added matches only once it is durable; ``covered`` sees it before, so that two
 puts in a row do not write the same KV twice.
 
-Laws: L8 (a checkpoint's KV records are its ancestors, and an entry with users is never removed alone), L11 (a
+Laws: L8 (a snapshot's KV records are its ancestors, and an entry with users is never removed alone), L11 (a
 walk visits at most ``VISITS_MAX`` entries).
 
 Rejected: tokens in memory (4 KB for 1,000 tokens); a key for each 16 tokens (6 KB); node objects (500 bytes).
@@ -28,13 +28,13 @@ import numpy as np
 
 from weft.memory.prefix_store import (
     EXACT_FORM,
-    GRAIN_TOKENS,
+    STORED_PAGE_TOKENS,
     PutOffer,
     StagingBuffers,
     StoredPrefix,
     StoredSpan,
 )
-from weft.store.ledger import CHECKPOINT, INEXACT, KV, chain_of, head_of
+from weft.store.ledger import INEXACT, KV, SNAPSHOT, chain_of, head_of
 from weft.store.reading import RecordRead
 from weft.store.recovery import Int64s, LiveRows
 from weft.units import ceil_div
@@ -47,11 +47,11 @@ _COLUMNS: dict[str, tuple[Any, int]] = {
     "durable": (np.bool_, False), "space": (np.uint32, 0), "head": (np.uint64, 0), "form": (np.uint32, 0),
     "volume": (np.uint32, 0), "block": (np.uint32, 0), "payload": (np.uint32, 0), "line": (np.uint32, 0),
     "seconds": (np.float32, 0), "uses": (np.uint32, 0), "last_use": (np.uint32, 0),
-    "users": (np.int32, 0), "sibling": (np.int32, NO_ENTRY), "checkpoint": (np.int32, NO_ENTRY),
+    "users": (np.int32, 0), "sibling": (np.int32, NO_ENTRY), "snapshot": (np.int32, NO_ENTRY),
 }
 """Column -> (dtype, value of an entry that is not filled). ``space``: number of the (namespace, salt) pair.
 ``sibling``: the next entry of a list of children or of
-checkpoints. ``checkpoint``: the first checkpoint at the end of a KV record."""
+snapshots. ``snapshot``: the first snapshot at the end of a KV record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,9 @@ class StoreIndex:
                 c["sibling"][entry] = self.heads.get(head, NO_ENTRY)
                 self.heads[head] = entry
         short = rows["tokens"][own]
-        counts = np.bincount(short[short < GRAIN_TOKENS], minlength=1)
+        counts = np.bincount(short[short < STORED_PAGE_TOKENS], minlength=1)
         self._short = {length: int(count) for length, count in enumerate(counts) if count}
-        self._load_checkpoints(np.flatnonzero(rows["kind"] == CHECKPOINT), parents)
+        self._load_snapshots(np.flatnonzero(rows["kind"] == SNAPSHOT), parents)
 
     def add(self, *, parent: int, space: int, kind: int, **columns: Any) -> int:
         """A new entry of this namespace."""
@@ -151,8 +151,8 @@ class StoreIndex:
             self.heads[columns["head"]] = entry
             self._count_short(columns["tokens"], 1)
         else:
-            c["sibling"][entry] = c["checkpoint"][parent]
-            c["checkpoint"][parent] = entry
+            c["sibling"][entry] = c["snapshot"][parent]
+            c["snapshot"][parent] = entry
         return entry
 
     def remove(self, entry: int) -> None:
@@ -166,8 +166,8 @@ class StoreIndex:
         assert c["kind"][entry] != 0
         if parent != NO_ENTRY:
             c["users"][parent] -= 1
-        if c["kind"].item(entry) == CHECKPOINT:
-            c["checkpoint"][parent] = self._without(c["checkpoint"].item(parent), entry)
+        if c["kind"].item(entry) == SNAPSHOT:
+            c["snapshot"][parent] = self._without(c["snapshot"].item(parent), entry)
         elif head in self.heads:
             self._unlink(entry, head)
         c["kind"][entry] = 0
@@ -183,7 +183,7 @@ class StoreIndex:
         return self.spaces.setdefault((namespace, salt), len(self.spaces))
 
     def touch(self, entry: int) -> None:
-        """A checkpoint was restored."""
+        """A snapshot was restored."""
         self._tick += 1
         self.c["uses"][entry] += 1
         self.c["last_use"][entry] = self._tick
@@ -197,13 +197,13 @@ class StoreIndex:
         return self._tick
 
     def deepest(self, root: int, tokens: bytes, *, above: int, exact: bool) -> tuple[int, KvChain] | None:
-        """The deepest durable checkpoint of more than ``above`` tokens under ``tokens``, and its KV."""
+        """The deepest durable snapshot of more than ``above`` tokens under ``tokens``, and its KV."""
         best: tuple[int, KvChain] | None = None
         for path in self._paths(root, tokens, exact=exact, durable=True):
             if path.end > max(above, best[1].end if best else 0):
-                checkpoint = self.checkpoint_at(path, exact=exact, durable=True)
-                if checkpoint != NO_ENTRY:
-                    best = checkpoint, path
+                snapshot = self.snapshot_at(path, exact=exact, durable=True)
+                if snapshot != NO_ENTRY:
+                    best = snapshot, path
         return best
 
     def covered(self, root: int, tokens: bytes, *, exact: bool) -> KvChain:
@@ -215,28 +215,28 @@ class StoreIndex:
             return self._covered[1]
         best = KvChain((), 0, root)
         for path in self._paths(root, tokens, exact=exact, durable=False):
-            if path.end > best.end and (path.end % GRAIN_TOKENS == 0 or path.end * 4 == len(tokens)):
+            if path.end > best.end and (path.end % STORED_PAGE_TOKENS == 0 or path.end * 4 == len(tokens)):
                 best = path
         self._covered = asked, best
         return best
 
     def offer(self, root: int, tokens: bytes, *, exact: bool) -> PutOffer | None:
-        """What a put of a checkpoint behind ``tokens`` needs; None if it is stored or under way."""
+        """What a put of a snapshot behind ``tokens`` needs; None if it is stored or under way."""
         path, position = self.covered(root, tokens, exact=exact), len(tokens) // 4
-        if path.end == position and self.checkpoint_at(path, exact=exact, durable=False) != NO_ENTRY:
+        if path.end == position and self.snapshot_at(path, exact=exact, durable=False) != NO_ENTRY:
             return None
-        return PutOffer(path.end, position, checkpoint_above(self, path, exact=exact))
+        return PutOffer(path.end, position, snapshot_above(self, path, exact=exact))
 
     def base(self, root: int, tokens: bytes, start: int, *, exact: bool) -> KvChain | None:
         """The stored KV that ends at ``start``; None if it was evicted after the offer."""
         return self.covered(root, tokens, exact=exact).up_to(self, start, root)
 
-    def checkpoint_at(self, path: KvChain, *, exact: bool, durable: bool) -> int:
-        """A checkpoint at the end of ``path``, an exact one if there is a choice."""
+    def snapshot_at(self, path: KvChain, *, exact: bool, durable: bool) -> int:
+        """A snapshot at the end of ``path``, an exact one if there is a choice."""
         answer = NO_ENTRY
         if not path.entries:
             return answer
-        for entry in self._list(self.c["checkpoint"].item(path.entries[-1])):
+        for entry in self._list(self.c["snapshot"].item(path.entries[-1])):
             rounded = self.c["flags"].item(entry) & INEXACT
             if (rounded and exact) or (durable and not self.c["durable"][entry]) \
                     or not knows(self.forms, self.c["form"].item(entry)):
@@ -252,10 +252,10 @@ class StoreIndex:
         while to_visit and visits < VISITS_MAX:
             at = to_visit.pop()
             rest = view[4 * at.end:]
-            if at.end % GRAIN_TOKENS or not rest:
+            if at.end % STORED_PAGE_TOKENS or not rest:
                 continue
             lengths = [n for n in self._short if 4 * n <= len(rest)]
-            lengths += [GRAIN_TOKENS] if len(rest) >= 4 * GRAIN_TOKENS else []
+            lengths += [STORED_PAGE_TOKENS] if len(rest) >= 4 * STORED_PAGE_TOKENS else []
             for length in lengths:
                 for entry in self._list(self.heads.get(head_of(at.chain, rest[:4 * length]), NO_ENTRY)):
                     visits += 1
@@ -296,8 +296,8 @@ class StoreIndex:
         self._count_short(self.c["tokens"].item(entry), -1)
 
     def _count_short(self, tokens: int, change: int) -> None:
-        """Lengths below a grain: a lookup tries each of them."""
-        if tokens < GRAIN_TOKENS:
+        """Lengths below a stored page: a lookup tries each of them."""
+        if tokens < STORED_PAGE_TOKENS:
             self._short[tokens] = self._short.get(tokens, 0) + change
             if self._short[tokens] == 0:
                 del self._short[tokens]
@@ -322,39 +322,39 @@ class StoreIndex:
                        for number, at in enumerate(first)}
         self.c["space"][:len(rows)] = which.reshape(-1)
 
-    def _load_checkpoints(self, checkpoints: Int64s, parents: Int64s) -> None:
-        first, sibling = self.c["checkpoint"], self.c["sibling"]
-        above = parents[checkpoints]
-        first[above] = checkpoints
-        for entry in checkpoints[first[above] != checkpoints].tolist():  # a second one at the same place
+    def _load_snapshots(self, snapshots: Int64s, parents: Int64s) -> None:
+        first, sibling = self.c["snapshot"], self.c["sibling"]
+        above = parents[snapshots]
+        first[above] = snapshots
+        for entry in snapshots[first[above] != snapshots].tolist():  # a second one at the same place
             sibling[entry] = sibling[first[parents[entry]]]
             sibling[first[parents[entry]]] = entry
 
 
-def prefix_of(index: StoreIndex, checkpoint: int, path: KvChain, tokens: bytes, salt: str | None, *,
+def prefix_of(index: StoreIndex, snapshot: int, path: KvChain, tokens: bytes, salt: str | None, *,
               remote: bool = False) -> StoredPrefix:
     c = index.c
     spans = tuple(StoredSpan(c["number"].item(entry), entry, c["position"].item(entry),
                              c["position"].item(entry) + c["tokens"].item(entry),
                              c["payload"].item(entry), c["form"].item(entry)) for entry in path.entries)
-    rounded = any(c["flags"].item(entry) & INEXACT for entry in (*path.entries, checkpoint))
-    return StoredPrefix(c["number"].item(checkpoint), checkpoint, path.end, spans,
-                        c["payload"].item(checkpoint), c["form"].item(checkpoint), not rounded,
+    rounded = any(c["flags"].item(entry) & INEXACT for entry in (*path.entries, snapshot))
+    return StoredPrefix(c["number"].item(snapshot), snapshot, path.end, spans,
+                        c["payload"].item(snapshot), c["form"].item(snapshot), not rounded,
                         tokens[:4 * path.end], remote, salt)
 
 
-def checkpoint_above(index: StoreIndex, path: KvChain, *, exact: bool) -> int:
-    """The position of the deepest checkpoint on ``path``, durable or not; 0 without one."""
+def snapshot_above(index: StoreIndex, path: KvChain, *, exact: bool) -> int:
+    """The position of the deepest snapshot on ``path``, durable or not; 0 without one."""
     for at in range(len(path.entries), 0, -1):
-        entry = index.checkpoint_at(KvChain((path.entries[at - 1],), 0, 0), exact=exact, durable=False)
+        entry = index.snapshot_at(KvChain((path.entries[at - 1],), 0, 0), exact=exact, durable=False)
         if entry != NO_ENTRY:
             return int(index.c["position"][entry])
     return 0
 
 
 def entries_of(prefix: StoredPrefix) -> list[tuple[int, int]]:
-    """(entry, number) of the KV records and of the checkpoint."""
-    return [*((span.entry, span.record) for span in prefix.spans), (prefix.entry, prefix.checkpoint)]
+    """(entry, number) of the KV records and of the snapshot."""
+    return [*((span.entry, span.record) for span in prefix.spans), (prefix.entry, prefix.snapshot)]
 
 
 def is_current(index: StoreIndex, prefix: StoredPrefix) -> bool:
@@ -374,8 +374,8 @@ def places_of(prefix: StoredPrefix, start: int,
             continue
         if span.form != form and page_bytes:
             at = ceil_div(at, page_bytes) * page_bytes
-        grains = ceil_div(span.end - span.start, GRAIN_TOKENS)
-        skipped = max(0, start - span.start) // GRAIN_TOKENS * (span.payload_bytes // grains)
+        pages = ceil_div(span.end - span.start, STORED_PAGE_TOKENS)
+        skipped = max(0, start - span.start) // STORED_PAGE_TOKENS * (span.payload_bytes // pages)
         yield span, at, span.payload_bytes - skipped
         at, form = at + span.payload_bytes - skipped, span.form
 
@@ -395,5 +395,5 @@ def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int,
         yield RecordRead(span.entry, span.record, line.item(span.entry), span.start, span.end - span.start,
                          span.payload_bytes, target, skip)
     assert prefix.state_bytes <= len(state), "the staging buffer of the state is too small"
-    yield RecordRead(prefix.entry, prefix.checkpoint, line.item(prefix.entry), prefix.position, 0,
+    yield RecordRead(prefix.entry, prefix.snapshot, line.item(prefix.entry), prefix.position, 0,
                      prefix.state_bytes, state[:prefix.state_bytes])

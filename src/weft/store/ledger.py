@@ -8,13 +8,13 @@
 
 * ``KV``: the KV record ``number`` holds ``tokens`` tokens from ``position`` on. ``parent`` is the record that
   ends there, 0 at the root.
-* ``CHECKPOINT``: the state after ``position`` tokens; ``parent`` is the KV record that ends there.
+* ``SNAPSHOT``: the state after ``position`` tokens; ``parent`` is the KV record that ends there.
 * ``RETIRED``: record ``parent`` is gone, and its slot may be used again.
-* ``USED``: checkpoint ``parent`` was restored ``uses`` times more.
+* ``USED``: snapshot ``parent`` was restored ``uses`` times more.
 
-A checkpoint is stored in this order, and each arrow is a sync of the disk:
+A snapshot is stored in this order, and each arrow is a sync of the disk:
 
-    payloads into volumes  ->  tokens  ->  rows of KV records and of the checkpoint
+    payloads into volumes  ->  tokens  ->  rows of KV records and of the snapshot
 
 So a row that is on the disk names payloads that are on the disk. Rows have one length: a damaged row costs
 itself alone, and the next append overwrites a torn one. ``chain`` names a prefix by 64 bits: xxh3 of the
@@ -43,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from weft.memory.prefix_store import GRAIN_TOKENS
+from weft.memory.prefix_store import STORED_PAGE_TOKENS
 from weft.store.disk import OsDisk
 
 ROW = np.dtype([
@@ -56,7 +56,7 @@ ROW = np.dtype([
 ROW_BYTES = 144
 assert ROW.itemsize == ROW_BYTES
 
-HEADER, KV, CHECKPOINT, RETIRED, USED = 0, 1, 2, 3, 4
+HEADER, KV, SNAPSHOT, RETIRED, USED = 0, 1, 2, 3, 4
 INEXACT = 1
 """Bit of ``flags``: the bytes were rounded, or computed from rounded ones."""
 REMOTE_VOLUME = 0xFFFF_FFFF
@@ -132,7 +132,7 @@ def chain_of(parent_chain: int, tokens: bytes | memoryview) -> int:
 
 def head_of(parent_chain: int, tokens: bytes | memoryview) -> int:
     """``chain_of`` of at most the first 16 of ``tokens``."""
-    return chain_of(parent_chain, memoryview(tokens)[:4 * GRAIN_TOKENS])
+    return chain_of(parent_chain, memoryview(tokens)[:4 * STORED_PAGE_TOKENS])
 
 
 def payload_checksum(payload: bytes | memoryview) -> bytes:

@@ -30,8 +30,8 @@ import numpy as np
 
 from weft.memory.prefix_store import (
     EXACT_FORM,
-    GRAIN_TOKENS,
     PACKED,
+    STORED_PAGE_TOKENS,
     KvPiece,
     PrefixTokens,
     PutOffer,
@@ -112,16 +112,16 @@ class _Fetch:
 
 
 class PackedStore:
-    """``grain_bytes`` and ``state_bytes`` of an exact record in memory. ``packs`` False: only what is packed
-    already is unpacked. ``clock`` measures fetches."""
+    """``stored_page_bytes`` and ``state_bytes`` of an exact record in memory. ``packs`` False: only what is
+    packed already is unpacked. ``clock`` measures fetches."""
 
-    def __init__(self, store: Store, grain_bytes: int, state_bytes: int, *, queue_bytes: int,
+    def __init__(self, store: Store, stored_page_bytes: int, state_bytes: int, *, queue_bytes: int,
                  packs: bool = True, threads: int | None = None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.store = store
         self.raw_bytes = self.packed_bytes = 0
         """Of records that were packed so far: before and after."""
-        self._grain_bytes = grain_bytes
+        self._stored_page_bytes = stored_page_bytes
         self._state_bytes = state_bytes
         self._queue_bytes = queue_bytes
         self._packs = packs
@@ -155,12 +155,12 @@ class PackedStore:
             return below
         spans = tuple(span if span.form != PACKED else replace(
             span, form=EXACT_FORM, stored_bytes=span.payload_bytes,
-            payload_bytes=ceil_div(span.end - span.start, GRAIN_TOKENS) * self._grain_bytes)
+            payload_bytes=ceil_div(span.end - span.start, STORED_PAGE_TOKENS) * self._stored_page_bytes)
             for span in below.spans)
         state_bytes, form, stored = below.state_bytes, below.state_form, 0
         if form == PACKED:
             state_bytes, form, stored = self._state_bytes, EXACT_FORM, below.state_bytes
-        return UnpackedPrefix(below.checkpoint, below.entry, below.position, spans, state_bytes, form,
+        return UnpackedPrefix(below.snapshot, below.entry, below.position, spans, state_bytes, form,
                               below.exact, below.tokens, below.remote, below.salt,
                               stored_state_bytes=stored, below=below)
 
@@ -210,7 +210,7 @@ class PackedStore:
             if put.tokens == content:
                 return None
             ends = [piece.end for piece in put.kv
-                    if piece.end % GRAIN_TOKENS == 0 or 4 * piece.end == len(content)]
+                    if piece.end % STORED_PAGE_TOKENS == 0 or 4 * piece.end == len(content)]
             covered = max((end for end in ends if offer.start < end <= position
                            and put.tokens[:4 * end] == content[:4 * end]), default=offer.start)
             above = len(put.tokens) // 4 if content.startswith(put.tokens) else 0

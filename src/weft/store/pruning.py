@@ -103,7 +103,7 @@ def _down_to(live: LiveRows, size_bytes: int) -> LiveRows:
     index.load(live, bytes(16))
     blocks = sum(blocks_for(size) for size in live.rows["payload_bytes"].tolist())
     excess = blocks - size_bytes // BLOCK_BYTES
-    # What one checkpoint is worth depends on those that stay, so the ranking is renewed on the way.
+    # What one snapshot is worth depends on those that stay, so the ranking is renewed on the way.
     least = max(1, excess // PRUNE_ROUNDS)
     while excess > 0 and (removed := evict(index, min(excess, least), ())):
         excess -= sum(blocks_for(payload_bytes) for *_, payload_bytes in removed)

@@ -29,7 +29,7 @@ from weft.memory.prefix_store import StoreEvent
 from weft.memory.usage import StoreStats
 from weft.store.eviction import EVICTED_SHARE, evict, place_of, subtree
 from weft.store.index import StoreIndex
-from weft.store.ledger import CHECKPOINT, KV
+from weft.store.ledger import KV, SNAPSHOT
 from weft.store.opening import OpenDirectory, StoreOptions
 from weft.store.reading import RecordFetch
 from weft.store.space import BLOCK_BYTES, Space, blocks_for
@@ -164,21 +164,21 @@ class StoreRecords:
     def stats(self, queued_bytes: int) -> StoreStats:
         c, length, counters = self.index.c, self.index.length, self.counters
         kinds = c["kind"][:length]
-        by_space = np.bincount(c["space"][:length][kinds == CHECKPOINT], minlength=len(self.index.spaces))
+        by_space = np.bincount(c["space"][:length][kinds == SNAPSHOT], minlength=len(self.index.spaces))
         own = [space for (namespace, _), space in self.index.spaces.items() if namespace == self._namespace]
-        checkpoints = int(by_space[own].sum())
+        snapshots = int(by_space[own].sum())
         return StoreStats(
-            str(self._opened.path), self.writer is not None, checkpoints, int((kinds == KV).sum()),
+            str(self._opened.path), self.writer is not None, snapshots, int((kinds == KV).sum()),
             self.space.used_bytes, self.space.capacity_bytes, counters.matches, counters.fetches,
             counters.fetched_bytes, counters.puts, counters.written_bytes, queued_bytes, counters.evicted,
             counters.read_bytes_per_second, counters.read_latency_s, dict(counters.damaged),
-            dict(counters.dropped), {}, tuple(self._opened.notes), int(by_space.sum()) - checkpoints)
+            dict(counters.dropped), {}, tuple(self._opened.notes), int(by_space.sum()) - snapshots)
 
     def _count_use(self, fetch: RecordFetch, seconds: float) -> None:
-        checkpoint = fetch.records[-1]
-        if self.is_entry(checkpoint.entry, checkpoint.number):
-            self.index.touch(checkpoint.entry)
-            self._used[checkpoint.number] += 1
+        snapshot = fetch.records[-1]
+        if self.is_entry(snapshot.entry, snapshot.number):
+            self.index.touch(snapshot.entry)
+            self._used[snapshot.number] += 1
         self.counters.fetched_bytes += fetch.nbytes
         self.counters.measured(fetch.nbytes, seconds)
         self.events.append(StoreEvent(fetch.ticket, "fetched", "", fetch.nbytes, seconds))

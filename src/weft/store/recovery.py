@@ -3,7 +3,7 @@
     rows --hash--> --retired--> --numbers once--> --places, tokens--> --overlaps--> --parents--> alive
 
 Each arrow drops rows and counts them by reason. A row is dropped, never repaired. Payloads are not read: a
-fetch verifies them. The work is done in arrays, because 100,000 checkpoints have to be ready within a second.
+fetch verifies them. The work is done in arrays, because 100,000 snapshots have to be ready within a second.
 
     reason         the row
     row_hash       has a wrong hash: torn, or bits have flipped
@@ -13,7 +13,7 @@ fetch verifies them. The work is done in arrays, because 100,000 checkpoints hav
     overlap        has blocks that a later record was given
     orphan         follows a record that is not alive, or does not begin where that ends
 
-Law: L8. A checkpoint lives only if the KV of every token before it does.
+Law: L8. A snapshot lives only if the KV of every token before it does.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.prefix_store import GRAIN_TOKENS, RECORD_TOKENS_MAX
-from weft.store.ledger import CHECKPOINT, KV, REMOTE_VOLUME, RETIRED, ROW, USED, LedgerRows
+from weft.memory.prefix_store import RECORD_TOKENS_MAX, STORED_PAGE_TOKENS
+from weft.store.ledger import KV, REMOTE_VOLUME, RETIRED, ROW, SNAPSHOT, USED, LedgerRows
 from weft.store.space import BLOCK_BYTES
 
 Bools = npt.NDArray[np.bool_]
@@ -64,11 +64,11 @@ def live_rows(rows: LedgerRows, valid: Bools, *, volume_blocks: Mapping[int, int
         dropped["row_hash"] = int(len(valid) - valid.sum())
     good = rows if valid.all() else rows[valid]
     last_number = int(good["number"].max()) if len(good) else 0
-    placed = good[np.isin(good["kind"], (KV, CHECKPOINT)) & (good["volume"] != REMOTE_VOLUME)]
+    placed = good[np.isin(good["kind"], (KV, SNAPSHOT)) & (good["volume"] != REMOTE_VOLUME)]
     last_volume = int(placed["volume"].max()) if len(placed) else -1
     gone = np.unique(good["parent"][good["kind"] == RETIRED])
     used = good[good["kind"] == USED]
-    alive = np.isin(good["kind"], (KV, CHECKPOINT)) & ~np.isin(good["number"], gone)
+    alive = np.isin(good["kind"], (KV, SNAPSHOT)) & ~np.isin(good["number"], gone)
     records, lines = good, lines[valid]
     if not alive.all():
         records, lines = records[alive], lines[alive]
@@ -111,7 +111,7 @@ def _has_tokens(records: LedgerRows, tokens_bytes: int) -> Bools:
     inside = (records["tokens_at"] <= np.uint64(tokens_bytes)) & \
         (counts * np.uint64(4) <= np.uint64(tokens_bytes) - np.minimum(records["tokens_at"],
                                                                        np.uint64(tokens_bytes)))
-    whole = (counts >= 1) & (counts <= RECORD_TOKENS_MAX) & (records["position"] % GRAIN_TOKENS == 0)
+    whole = (counts >= 1) & (counts <= RECORD_TOKENS_MAX) & (records["position"] % STORED_PAGE_TOKENS == 0)
     answer: Bools = np.where(records["kind"] == KV, inside & whole, True)
     return answer
 

@@ -33,7 +33,7 @@ from weft.errors import ConfigError
 from weft.store.bucket import Bucket, Stored
 from weft.store.disk import OsDisk
 from weft.store.identity import NAMESPACES_FOLDER
-from weft.store.ledger import CHECKPOINT, INEXACT, KV, LedgerRows, chain_of, payload_checksum, root_chain
+from weft.store.ledger import INEXACT, KV, SNAPSHOT, LedgerRows, chain_of, payload_checksum, root_chain
 from weft.store.opening import LOCK_FILE, PARAM, OpenDirectory, open_directory, read_ledger
 from weft.store.reading import reason_of
 from weft.store.recovery import LiveRows
@@ -47,7 +47,7 @@ class ModelTotals:
 
     namespace: str
     model: str
-    checkpoints: int
+    snapshots: int
     kv_records: int
     tokens: int
     payload_bytes: int
@@ -171,7 +171,7 @@ def _totals(namespace: str, read_facts: Callable[[], bytes], rows: LedgerRows,
         facts = json.loads(read_facts())
     kv = rows["kind"] == KV
     return ModelTotals(
-        namespace, str(facts.get("model", "unknown")), int((rows["kind"] == CHECKPOINT).sum()),
+        namespace, str(facts.get("model", "unknown")), int((rows["kind"] == SNAPSHOT).sum()),
         int(kv.sum()), int(rows["tokens"][kv].sum()), int(rows["payload_bytes"].sum()),
         int((rows["salt"] != np.void(bytes(16))).sum()), int((rows["flags"] & INEXACT != 0).sum()),
         restores, facts)

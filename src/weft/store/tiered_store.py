@@ -6,7 +6,7 @@
 
     match   the deeper of both; the directory's if they are equally deep
     fetch   from where the match was; what came from the bucket is put into the directory
-    put     into the directory; its durable checkpoints are uploaded from there (``uploads``)
+    put     into the directory; its durable snapshots are uploaded from there (``uploads``)
 
 Several servers share a bucket: each reads the segments of all writers. The bucket's index belongs to the
 engine's thread like the directory's. After a failed request, ``match`` passes the bucket by
@@ -46,7 +46,7 @@ from weft.store.disk import OsDisk
 from weft.store.eviction import subtree
 from weft.store.identity import NamespaceIdentity
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex, is_current, places_of, prefix_of, reads_of
-from weft.store.ledger import CHECKPOINT, token_bytes
+from weft.store.ledger import SNAPSHOT, token_bytes
 from weft.store.opening import PARAM, StoreOptions, open_directory, write_namespace
 from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
 from weft.store.uploads import BucketThread, RemoteIndex, RemoteLedger, UploadJob
@@ -168,7 +168,7 @@ class TieredStore:
 
     def stats(self) -> StoreStats:
         counts = dict(self.uploads.counts)
-        held = int((self.remote.c["kind"][:self.remote.length] == CHECKPOINT).sum())
+        held = int((self.remote.c["kind"][:self.remote.length] == SNAPSHOT).sum())
         stats = self.local.stats()
         fault = self.bucket.fault
         away: tuple[str, ...] = () if not fault else \
@@ -178,7 +178,7 @@ class TieredStore:
                      f"{format_bytes(self.uploads.segment_bytes_max)}: {counts['segments_left_out']} of its "
                      f"segments are left out; `weft store prune {self.bucket.location}` makes it smaller",)
         return replace(stats, path=self.bucket.location, notes=(*stats.notes, *away), remote={
-            **counts, "checkpoints": held, "hits": self.hits, "fetched_bytes": self.fetched_bytes,
+            **counts, "snapshots": held, "hits": self.hits, "fetched_bytes": self.fetched_bytes,
             "failures": self.failures, "waiting_uploads": self.uploads.waiting,
             "lost_uploads": self.uploads.lost}, bucket_fault=fault, unreachable_s=self.bucket.unreachable_s)
 
@@ -235,7 +235,7 @@ class TieredStore:
             self._submit_entries(index, *hit)
 
     def _submit(self, prefix: StoredPrefix) -> None:
-        """A checkpoint that was restored from the directory is uploaded if the bucket lacks it."""
+        """A snapshot that was restored from the directory is uploaded if the bucket lacks it."""
         index = self.local.records.index
         if is_current(index, prefix) and not self._in_bucket(prefix):
             path = KvChain(tuple(span.entry for span in prefix.spans), prefix.position, 0)
@@ -244,15 +244,15 @@ class TieredStore:
     def _in_bucket(self, prefix: StoredPrefix) -> bool:
         """Whether this process has uploaded it, or the bucket's index has the same prefix."""
         chain, c = self.local.records.index.c["chain"][prefix.entry], self.remote.c
-        return self.uploads.has_sent(prefix.checkpoint) or \
-            bool(((c["chain"] == chain) & (c["kind"] == CHECKPOINT)).any())
+        return self.uploads.has_sent(prefix.snapshot) or \
+            bool(((c["chain"] == chain) & (c["kind"] == SNAPSHOT)).any())
 
-    def _submit_entries(self, index: StoreIndex, checkpoint: int, path: KvChain) -> None:
+    def _submit_entries(self, index: StoreIndex, snapshot: int, path: KvChain) -> None:
         c, ledger = index.c, self.local.records.ledger
         assert ledger is not None
-        assert checkpoint != NO_ENTRY
+        assert snapshot != NO_ENTRY
         self.uploads.submit(UploadJob(ledger, tuple((c["number"].item(entry), c["line"].item(entry))
-                                                    for entry in (*path.entries, checkpoint))))
+                                                    for entry in (*path.entries, snapshot))))
 
 
 CACHE_FOLDER = "~/.cache/weft/store"

@@ -11,7 +11,7 @@ by listing: ``RemoteLedger`` gives every row a number of its own, and lookups se
 beside each other. Segments are kept as files under ``remote/`` of the local directory, so a restart reads
 only new ones.
 
-A checkpoint is uploaded from the local volumes, after it is durable there, so no buffer of the engine waits
+A snapshot is uploaded from the local volumes, after it is durable there, so no buffer of the engine waits
 for the network. Each payload is verified again before it leaves. A segment is put after all objects that its
 rows name, so a listed row names objects that exist. While the bucket does not answer, jobs stay in the queue,
 and the oldest are lost and counted when it is full. A later restore uploads them.
@@ -50,12 +50,12 @@ from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
 from weft.store.index import StoreIndex
 from weft.store.ledger import (
-    CHECKPOINT,
     FORMAT_VERSION,
     KV,
     REMOTE_VOLUME,
     ROW,
     ROW_BYTES,
+    SNAPSHOT,
     LedgerError,
     LedgerFiles,
     LedgerRows,
@@ -72,7 +72,7 @@ _SEGMENT_SHIFT = 36
 """A place of tokens is the segment's number above this bit, and the byte in its tokens below."""
 _NO_PARENT = 1 << 62
 SEGMENT_BYTES_MAX = 1 << 30
-"""Most bytes of segments on the local disk: 250,000 checkpoints of 512 tokens."""
+"""Most bytes of segments on the local disk: 250,000 snapshots of 512 tokens."""
 
 
 def segment_of(rows: list[bytes], tokens: bytes) -> bytes:
@@ -173,7 +173,7 @@ class RemoteLedger:
         """The rows of all segments as one ledger; ``lines`` are indices for ``read_row``."""
         with self._lock:
             rows = np.concatenate(self._rows) if self._rows else np.zeros(0, dtype=ROW)
-            valid = np.isin(rows["kind"], (KV, CHECKPOINT))
+            valid = np.isin(rows["kind"], (KV, SNAPSHOT))
             valid &= ~np.isin(rows["number"], list(self._lost))
         live = live_rows(rows, valid, volume_blocks={REMOTE_VOLUME: 1 << 50}, tokens_bytes=1 << 62)
         live.lines[:] -= 1
@@ -222,7 +222,7 @@ _COPIED = [name for name in ROW.names or ()
 
 @dataclass(frozen=True, slots=True)
 class UploadJob:
-    """A durable checkpoint: (number, line) of its KV records from the root on, then its own."""
+    """A durable snapshot: (number, line) of its KV records from the root on, then its own."""
 
     ledger: LedgerFiles
     records: tuple[tuple[int, int], ...]
@@ -276,7 +276,7 @@ class BucketThread:
 
     @property
     def waiting(self) -> int:
-        """Checkpoints that are not yet in the bucket."""
+        """Snapshots that are not yet in the bucket."""
         return len(self._jobs) + bool(self._rows)
 
     def close(self, seconds: float) -> None:

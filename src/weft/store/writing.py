@@ -1,6 +1,6 @@
 """From a put to durable records: payloads, then tokens, then rows, each durable before the next begins.
 
-    put(tokens, kv, state) --> KV row, KV row, ..., CHECKPOINT row   each names the one before as its parent
+    put(tokens, kv, state) --> KV row, KV row, ..., SNAPSHOT row   each names the one before as its parent
         --> bounded queue --rate limit--> volumes --sync--> tokens --sync--> rows --sync--> outcome
 
 Puts that wait together are written together: one sync of each file serves them all. A put that would wait for
@@ -29,13 +29,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from weft.memory.prefix_store import GRAIN_TOKENS, RECORD_TOKENS_MAX, DropReason, KvPiece, Ticket
+from weft.memory.prefix_store import RECORD_TOKENS_MAX, STORED_PAGE_TOKENS, DropReason, KvPiece, Ticket
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex
 from weft.store.ledger import (
-    CHECKPOINT,
     INEXACT,
     KV,
     RETIRED,
+    SNAPSHOT,
     USED,
     LedgerFiles,
     chain_of,
@@ -335,10 +335,10 @@ def put_request(base: KvChain, tokens: bytes, kv: Sequence[KvPiece], state: memo
     at = base.end
     for piece in pieces:
         assert piece.start == at, "KV pieces leave a gap"
-        assert piece.start % GRAIN_TOKENS == 0, "a KV piece begins at a multiple of 16"
+        assert piece.start % STORED_PAGE_TOKENS == 0, "a KV piece begins at a multiple of 16"
         assert 0 < piece.end - piece.start <= RECORD_TOKENS_MAX, "a KV piece has 1 to 256 tokens"
         at = piece.end
-    assert 4 * at == len(tokens), "KV pieces end at the checkpoint's position"
+    assert 4 * at == len(tokens), "KV pieces end at the snapshot's position"
     return PutRequest(base, tokens, pieces, state.cast("B"), exact, seconds, state_form, namespace, salt)
 
 
@@ -371,6 +371,6 @@ def records_of(request: PutRequest, index: StoreIndex, places: Sequence[tuple[in
         parent_entry = add(KV, place, piece.payload, tokens, head=head, chain=chain, position=piece.start,
                            tokens=piece.end - piece.start, form=piece.form)
         parent_number, number = number, number + 1
-    add(CHECKPOINT, places[-1], request.state, b"", chain=chain, position=len(request.tokens) // 4,
+    add(SNAPSHOT, places[-1], request.state, b"", chain=chain, position=len(request.tokens) // 4,
         form=request.state_form)
     return tuple(records)

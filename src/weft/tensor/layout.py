@@ -3,7 +3,7 @@
 A page holds ``PAGE_TOKENS`` (16) tokens of every attention layer. Inside it each layer has a K block and a V
 block. Their order is a fact of the arena's plan (``kv_layout``), by device:
 
-    packed   CPUs    pack = 4 // itemsize: fp32 1, bf16/fp16 2, fp8/int8 4
+    vnni     CPUs    pack = 4 // itemsize: fp32 1, bf16/fp16 2, fp8/int8 4
 
     K block [kv_heads, D/pack, 16, pack]      summed axis is D (a query against a token)
 
@@ -27,7 +27,7 @@ axis and add them into one fp32 lane: a token for Q K^T, a channel for P V. No h
 *Rows*: tensor cores read rows from shared memory as they lie. It is the layout HND of FlashInfer, and NHD
 with other strides, so libraries read the pages in place.
 
-Both are one shape: rows are the packed form with pack = D for K and pack = 1 for V. Blocks have the same
+Both are one shape: rows are the vnni form with pack = D for K and pack = 1 for V. Blocks have the same
 bytes, so no plan changes its sizes.
 
 Rejected: K as [16, D] on CPUs. Each score then ends in a horizontal add, measured slower than an unpaged
@@ -50,19 +50,19 @@ DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bf
 
 def pack_of(dtype: torch.dtype) -> int:
     """Neighbours of the summed axis that share one 32-bit lane: 4 // itemsize."""
-    assert dtype.itemsize <= 4, f"KV pages of {dtype} have no packed layout"
+    assert dtype.itemsize <= 4, f"KV pages of {dtype} have no vnni layout"
     return 4 // dtype.itemsize
 
 
 def k_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype,
-                  layout: KvLayoutName = "packed") -> tuple[int, int, int, int]:
+                  layout: KvLayoutName = "vnni") -> tuple[int, int, int, int]:
     pack = head_dim if layout == "rows" else pack_of(dtype)
     assert head_dim % pack == 0, f"head_dim {head_dim} is not a multiple of the pack {pack}"
     return kv_heads, head_dim // pack, PAGE_TOKENS, pack
 
 
 def v_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype,
-                  layout: KvLayoutName = "packed") -> tuple[int, int, int, int]:
+                  layout: KvLayoutName = "vnni") -> tuple[int, int, int, int]:
     pack = 1 if layout == "rows" else pack_of(dtype)
     return kv_heads, PAGE_TOKENS // pack, head_dim, pack
 
@@ -81,11 +81,11 @@ def unpack_v(v_pages: torch.Tensor) -> torch.Tensor:
 
 def k_rows(k_pages: torch.Tensor) -> torch.Tensor:
     """[n, H, 16, D] of K in the layout of rows, without a copy."""
-    assert k_pages.shape[2] == 1, f"K pages of shape {tuple(k_pages.shape)} are packed"
+    assert k_pages.shape[2] == 1, f"K pages of shape {tuple(k_pages.shape)} are vnni"
     return k_pages.squeeze(2)
 
 
 def v_rows(v_pages: torch.Tensor) -> torch.Tensor:
     """[n, H, 16, D] of V in the layout of rows, without a copy."""
-    assert v_pages.shape[4] == 1, f"V pages of shape {tuple(v_pages.shape)} are packed"
+    assert v_pages.shape[4] == 1, f"V pages of shape {tuple(v_pages.shape)} are vnni"
     return v_pages.squeeze(4)

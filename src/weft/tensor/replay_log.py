@@ -1,19 +1,19 @@
-"""The replay log: what recurrent ops consumed in the windows of a step, and the ops to run over it again.
+"""The replay log: the inputs of the recurrent ops in a step's verify runs, to run the ops over them again.
 
     decode            S --op--> S'                    the state is read and written
     verify            S --op--> (dropped)             the state is read; inputs go into the log
-      tokens chosen   the first n tokens of the window are the sequence's own
+      tokens chosen   the first n tokens of the verify run are the sequence's own
     replay            S --op, n logged rows--> S'     the same op, without the rest of the layer
 
-A window is a run of a chosen token and drafts of the next ones. The step that computes it cannot know which
-drafts are right, so it leaves the slot alone. After the tokens are chosen, the same op consumes the same
-inputs up to the last right one. On the C++ kernels these are the bits of decodes, because their recurrences
+A verify run is a run of a chosen token and drafts of the next ones. The step that computes it cannot know
+which drafts are right, so it leaves the slot alone. After that choice, the same op consumes the same inputs
+up to the last right one. On the C++ kernels these are the bits of decodes, because their recurrences
 go token by token.
 
 The log lives for one step, outside the arena, so a slot always holds the state of the computed positions.
-Preemption, donation, checkpoints and moves need no rule of their own.
+Preemption, donation, snapshots and moves need no rule of their own.
 
-Rejected: a checkpoint slot for each drafted token (a state of Qwen3.5-397B weighs 192 MB, its log 1.1 MB a
+Rejected: a snapshot slot for each drafted token (a state of Qwen3.5-397B weighs 192 MB, its log 1.1 MB a
 token). A log that waits for the next step: it saves one pass over the state, and makes every slot stale.
 """
 
@@ -30,7 +30,7 @@ Replay = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class LoggedRuns:
-    """The right part of each window, where it lies in a log. By window: the row of its first token, its
+    """The right part of each verify run, where it lies in a log. By run: the row of its first token, its
     position, the tokens that are right, the slot."""
 
     rows: list[int]
@@ -40,7 +40,7 @@ class LoggedRuns:
 
 
 class ReplayLog:
-    """Of the ``rows`` rows of T from ``first`` on: those of all windows, one after the other."""
+    """Of the ``rows`` rows of T from ``first`` on: those of all verify runs, one after the other."""
 
     def __init__(self, first: int, rows: int) -> None:
         self.first, self.rows = first, rows

@@ -104,7 +104,7 @@ def state_view(buffer: torch.Tensor, *, slot_stride_bytes: int, slot_count: int,
 
 def build_layer_caches(buffer: torch.Tensor, *, layer_count: int, page_bytes: int, page_count: int,
                        slot_stride_bytes: int, slot_count: int, kv_dtype: str,
-                       kv_layout: KvLayoutName = "packed",
+                       kv_layout: KvLayoutName = "vnni",
                        kv_fields: Iterable[KvFieldLike],
                        state_fields: Iterable[StateFieldLike]) -> list[LayerCache]:
     """One ``LayerCache`` per layer, in depth order, empty for a layer without KV and states.

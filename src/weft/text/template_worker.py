@@ -18,7 +18,7 @@ Characters are counted while the template writes. A conversation arrives in mars
 is trusted. Answers go back in msgpack, since the template is not.
 
 ``cache_control`` asks that what comes before it is kept for requests that begin alike. It becomes a position,
-and the position a checkpoint that goes before all others (``schedule.checkpoints``). A mark is found as a
+and the position a checkpoint that goes before all others (``schedule.snapshots``). A mark is found as a
 boundary is: the conversation is rendered again in another way behind the mark, and is the same up to there.
 So a mark in a place that the template does not write, or writes elsewhere, is where the two texts part, at
 the latest. ``ttl`` is taken and means nothing.

@@ -62,10 +62,11 @@ def _delta_form(by_line: bool) -> str:
 def of_delta_gates() -> list[Compilation]:
     floats = dict.fromkeys(("bias", "decay", "g", "beta"), "*fp32")
     return [compilation_of(
-        f"delta gates {dtype[1:]}, {lines} lines", gating._gates, floats | {"a": dtype, "b": dtype},
-        {"C": 32 * lines, "H": 32, "HP": 32, "BC": min(gating.COLUMNS.width, 32 * lines)}, gating.COLUMNS,
-        ("beta_scale",))
-        for dtype in TYPES.values() for lines in (1, 128)]
+        f"delta gates {dtype[1:]}, {lines} lines{', floored' * floored}", gating._gates,
+        floats | {"a": dtype, "b": dtype},
+        {"C": 32 * lines, "H": 32, "HP": 32, "BC": min(gating.COLUMNS.width, 32 * lines), "FLOORED": floored},
+        gating.COLUMNS, ("beta_scale", "floor"))
+        for dtype in TYPES.values() for lines, floored in ((1, False), (128, False), (128, True))]
 
 
 def of_mamba1() -> list[Compilation]:

@@ -15,8 +15,8 @@ from weft.memory.memory import Memory
 from weft.memory.prefix_store import Store, TransferBuffers
 from weft.request import Request, SamplingParams, TokenEvent
 from weft.schedule.budget import step_tokens_bound
-from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import StepPlan, StepResult
+from weft.schedule.snapshots import AUTO, SnapshotPolicy
 from weft.schedule.store_tier import StoreTier
 from weft.sim.replay import VirtualClock
 from weft.speculation.drafter import Drafter
@@ -43,7 +43,7 @@ class Rig(LateExecutor):
     def __init__(self, *, pages_per_frame: int = 5, slots_per_frame: int = 2, frame_count: int = 40,
                  rows_max: int = 4, step_tokens_max: int = 256, queue_max: int = 64, seed: int = 0,
                  max_model_len: int | None = None, next_token: NextToken | None = None,
-                 cache: bool = False, checkpoints: CheckpointPolicy = AUTO, overlap: bool = False,
+                 cache: bool = False, snapshots: SnapshotPolicy = AUTO, overlap: bool = False,
                  store: Store | None = None, buffer_bytes: int = 1 << 24, token_s: float = 1.0,
                  drafter: Drafter | None = None, exact: bool = True) -> None:
         """``store``: prefixes beyond memory, computed at ``token_s`` seconds a token at first; not ``exact``:
@@ -69,7 +69,7 @@ class Rig(LateExecutor):
             self.tier = StoreTier(store, memory, buffers, RestorePrices(token_s), self.clock, exact=exact)
         self.core = EngineCore(vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=memory,
                                executor=self, clock=self.clock, seed=seed, eos_ids=(EOS,),
-                               checkpoints=checkpoints, overlap=overlap, store=self.tier,
+                               snapshots=snapshots, overlap=overlap, store=self.tier,
                                pause=self.clock.advance, drafter=drafter)
         self.answers: dict[tuple[str, int], Answer] = {}
 

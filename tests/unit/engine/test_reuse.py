@@ -12,7 +12,7 @@ from weft.errors import RequestError
 from weft.memory.transaction import Transaction
 from weft.memory.values import Lost
 from weft.request import TokenEvent
-from weft.schedule.checkpoints import NONE, PROMPT, CheckpointPolicy, parse_checkpoints
+from weft.schedule.snapshots import NONE, PROMPT, SnapshotPolicy, parse_snapshots
 
 from .rig import VOCAB_SIZE, Rig
 
@@ -165,11 +165,11 @@ def test_what_is_cancelled_is_kept_as_far_as_it_came() -> None:
 
 
 @pytest.mark.parametrize(("policy", "expected_taps", "expected_cached"), [
-    (NONE, [], 0), (PROMPT, [256], 256), (parse_checkpoints("every:64"), [64, 128, 192, 256], 256),
+    (NONE, [], 0), (PROMPT, [256], 256), (parse_snapshots("every:64"), [64, 128, 192, 256], 256),
 ])
-def test_the_policy_says_where_states_are_kept(policy: CheckpointPolicy, expected_taps: list[int],
+def test_the_policy_says_where_states_are_kept(policy: SnapshotPolicy, expected_taps: list[int],
                                                expected_cached: int) -> None:
-    rig = warm(checkpoints=policy)
+    rig = warm(snapshots=policy)
     rig.submit("a", text(1, 300), boundaries=(70,))
     rig.run()
     assert taps(rig) == expected_taps
@@ -186,7 +186,7 @@ def test_places_that_nobody_asked_for_are_kept_while_slots_lie_idle_and_no_longe
     assert {512, 640, 768, 896, 1024} <= set(taps(auto)), "insurance, and between"
     for frame_count, kept in ((200, len(places)), (40, 2)):
         rig = warm(frame_count=frame_count, max_model_len=1120, slots_per_frame=1, pages_per_frame=2,
-                   checkpoints=parse_checkpoints("spare"))
+                   snapshots=parse_snapshots("spare"))
         rig.submit("a", text(1, 1100), max_tokens=2)
         rig.run()
         assert taps(rig) == places[:kept], frame_count
@@ -196,7 +196,7 @@ def test_places_that_nobody_asked_for_are_kept_while_slots_lie_idle_and_no_longe
 
 
 def test_a_model_without_states_resumes_at_every_page_whatever_the_policy() -> None:
-    rig = warm(slots_per_frame=0, checkpoints=NONE)
+    rig = warm(slots_per_frame=0, snapshots=NONE)
     for name, length, expected in (("a", 200, 0), ("b", 200, 192), ("c", 100, 96), ("d", 33, 32)):
         rig.submit(name, text(1, length), max_tokens=1)
         rig.run()
@@ -267,7 +267,7 @@ def copies(rig: Rig) -> int:
 
 
 def test_a_long_answer_keeps_a_state_at_every_distance_and_is_taken_up_in_its_middle() -> None:
-    rig = warm(checkpoints=parse_checkpoints("decode:64"))
+    rig = warm(snapshots=parse_snapshots("decode:64"))
     prompt = text(1, 30)
     rig.submit("a", prompt, max_tokens=200)
     rig.run()
@@ -281,7 +281,7 @@ def test_a_long_answer_keeps_a_state_at_every_distance_and_is_taken_up_in_its_mi
 
 
 def test_the_distance_of_an_answer_counts_from_where_it_began() -> None:
-    rig = warm(checkpoints=parse_checkpoints("decode:128"))
+    rig = warm(snapshots=parse_snapshots("decode:128"))
     rig.submit("a", text(1, 200), max_tokens=150)
     rig.run()
     rig.submit("b", text(1, 200) + rig.tokens("a")[:140], max_tokens=1)
@@ -291,8 +291,8 @@ def test_the_distance_of_an_answer_counts_from_where_it_began() -> None:
 
 def test_keeping_states_of_answers_takes_nothing_from_anybody() -> None:
     """Law L9: with no slot to spare for it, an answer goes on without, and no step is lost."""
-    def steps(checkpoints: str) -> tuple[int, int]:
-        rig = warm(checkpoints=parse_checkpoints(checkpoints), slots_per_frame=1, frame_count=8,
+    def steps(snapshots: str) -> tuple[int, int]:
+        rig = warm(snapshots=parse_snapshots(snapshots), slots_per_frame=1, frame_count=8,
                    pages_per_frame=5, rows_max=2, max_model_len=200)
         for name in ("a", "b"):
             rig.submit(name, text(len(name), 30), max_tokens=150)
@@ -306,7 +306,7 @@ def test_keeping_states_of_answers_takes_nothing_from_anybody() -> None:
 
 @pytest.mark.parametrize(("policy", "expected"), [("request-end", 48), ("auto,-request-end", 0)])
 def test_the_end_of_an_answer_is_kept_or_not(policy: str, expected: int) -> None:
-    rig = warm(checkpoints=parse_checkpoints(policy))
+    rig = warm(snapshots=parse_snapshots(policy))
     rig.submit("a", text(1, 40))
     rig.run()
     rig.submit("b", text(1, 40) + rig.tokens("a") + text(2, 9))
@@ -316,7 +316,7 @@ def test_the_end_of_an_answer_is_kept_or_not(policy: str, expected: int) -> None
 
 def test_what_was_kept_on_the_way_is_not_lost_with_a_slot_that_is_not_donated() -> None:
     """An answer of one token ends in the step of its taps: they are published by the plan that closes it."""
-    rig = warm(checkpoints=parse_checkpoints("prompt-end"))
+    rig = warm(snapshots=parse_snapshots("prompt-end"))
     rig.submit("a", text(1, 200), max_tokens=1)
     rig.run()
     rig.submit("b", text(1, 200), max_tokens=1)
@@ -326,7 +326,7 @@ def test_what_was_kept_on_the_way_is_not_lost_with_a_slot_that_is_not_donated() 
 
 @pytest.mark.parametrize(("policy", "donates"), [("preemption", True), ("auto,-preemption", False)])
 def test_a_preempted_sequence_leaves_its_state_behind_or_not(policy: str, *, donates: bool) -> None:
-    rig = warm(checkpoints=parse_checkpoints(policy), pages_per_frame=4, frame_count=6, rows_max=3,
+    rig = warm(snapshots=parse_snapshots(policy), pages_per_frame=4, frame_count=6, rows_max=3,
                max_model_len=220)
     for name in ("a", "bb", "ccc"):
         rig.submit(name, 30, max_tokens=130)
@@ -379,7 +379,7 @@ def test_nothing_is_remembered_of_who_gave_way_once_it_runs_or_is_gone() -> None
 
 def test_a_mark_of_the_client_is_kept_where_boundaries_are_off() -> None:
     for policy, expected in (("prompt", 128), ("prompt,-marks", 0)):
-        rig = warm(checkpoints=parse_checkpoints(policy))
+        rig = warm(snapshots=parse_snapshots(policy))
         rig.submit("a", text(1, 300), marks=(150,), boundaries=(250,))
         rig.run()
         rig.submit("b", text(1, 160) + text(2, 30))
@@ -413,7 +413,7 @@ def test_what_another_computes_at_this_moment_is_not_ready_and_nothing_else() ->
 
 
 def test_what_nobody_computes_any_more_is_lost_for_want_of_a_state() -> None:
-    rig = warm(checkpoints=parse_checkpoints("request-end"))
+    rig = warm(snapshots=parse_snapshots("request-end"))
     rig.submit("a", text(1, 300))
     rig.run()
     rig.submit("b", text(1, 250) + text(2, 20))

@@ -51,7 +51,7 @@ def test_a_profile_run_measures_every_count_and_leaves_nothing(step_s: float, co
     memory = Memory(rig.core.memory.plan)
     measured = profile_steps(memory, rig, rig.sizes, VOCAB_SIZE, lambda: rig.clock() * step_s)
     assert measured.plain == {1: step_s}
-    assert measured.windows == {1 + count: step_s for count in counts if count}
+    assert measured.verify_runs == {1 + count: step_s for count in counts if count}
     assert memory.usage().pages_held == memory.usage().slots_held == 0
     assert len(set(counts)) < len(rig.plans) <= steps_most
     rig.submit("after", 50, max_tokens=20)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fixtures.memory_store import Contents, MemoryStore
 from tests.unit.engine.rig import Rig
 from weft.engine.sleeper import Sleeper
-from weft.schedule.checkpoints import parse_checkpoints
+from weft.schedule.snapshots import parse_snapshots
 
 PROMPT = [(11 * at + 5) % 97 for at in range(300)]
 
@@ -27,7 +27,7 @@ def test_a_prompt_is_a_hit_after_a_restart() -> None:
     first.submit("cold", PROMPT)
     first.run()
     first.core.close()
-    assert kept.checkpoints
+    assert kept.snapshots
 
     again = Rig(cache=True, store=MemoryStore(kept))
     again.submit("warm", PROMPT)
@@ -155,7 +155,7 @@ def test_a_flush_with_a_load_in_flight_leaves_nothing_cached(overlap: bool) -> N
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_a_skipped_checkpoint_is_written_once_a_request_resumes_at_it(used: bool) -> None:
+def test_a_skipped_snapshot_is_written_once_a_request_resumes_at_it(used: bool) -> None:
     kept = contents(Rig())
     rig = Rig(cache=True, store=MemoryStore(kept))
     assert rig.tier is not None
@@ -165,20 +165,20 @@ def test_a_skipped_checkpoint_is_written_once_a_request_resumes_at_it(used: bool
     prices.copy_byte_s = price_s
     rig.submit("first", PROMPT, max_tokens=1)
     rig.run()
-    assert not kept.checkpoints
+    assert not kept.snapshots
     assert rig.tier.writes.counts.skipped > 0
     if used:
         rig.submit("again", PROMPT, max_tokens=1)
         rig.run()
     rig.core.write_all(100.0)
-    assert bool(kept.checkpoints) == used
+    assert bool(kept.snapshots) == used
 
 
-def test_checkpoints_of_several_prompts_are_copied_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_of_several_prompts_are_copied_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """And those of one prompt one after the other: their KV would be copied twice."""
     kept = contents(Rig())
     store = MemoryStore(kept)
-    rig = Rig(cache=True, store=store, step_tokens_max=512, checkpoints=parse_checkpoints("every:64"))
+    rig = Rig(cache=True, store=store, step_tokens_max=512, snapshots=parse_snapshots("every:64"))
     prompts = [[(number + 7 * token) % 89 + 5 for token in range(139)] for number in range(3)]
     for number, prompt in enumerate(prompts):
         rig.submit(f"p{number}", prompt)
@@ -204,7 +204,7 @@ def test_checkpoints_of_several_prompts_are_copied_in_one_step(monkeypatch: pyte
 def test_a_part_of_the_prefix_in_memory_is_not_read_again() -> None:
     kept, cold = stored()
     store = MemoryStore(kept)
-    again = Rig(cache=True, store=store, checkpoints=parse_checkpoints("every:64"))
+    again = Rig(cache=True, store=store, snapshots=parse_snapshots("every:64"))
     again.submit("short", PROMPT[:140])
     again.run()
     store.starts.clear()

@@ -115,8 +115,8 @@ def test_an_exact_engine_never_loads_rounded_bytes() -> None:
     cached = []
     for exact in (True, False):
         contents, cold = stored()
-        for checkpoint in contents.checkpoints.values():
-            checkpoint.exact = False
+        for snapshot in contents.snapshots.values():
+            snapshot.exact = False
         store = MemoryStore(contents)
         rig = Rig(cache=True, store=store, exact=exact)
         rig.submit("warm", PROMPT)

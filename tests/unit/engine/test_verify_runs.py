@@ -10,8 +10,8 @@ from tests.fixtures.drafters import KINDS, AnswerDrafter, Kind
 from tests.support.digests import PlanViolation
 from tests.unit.engine.rig import EOS, VOCAB_SIZE, Rig
 from weft.request import TokenEvent
-from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
+from weft.schedule.snapshots import parse_snapshots
 from weft.units import VERIFY_TOKENS_MAX, SeqId
 
 PROMPTS = (20, 33, 5, 64, 130, 17)
@@ -125,19 +125,19 @@ def test_logprobs_of_a_window_are_those_of_its_tokens() -> None:
 
 
 def test_windows_stop_where_an_answer_saves_a_state() -> None:
-    """As in the report of a checkpoint that was missed when accepted tokens crossed its boundary."""
-    every = parse_checkpoints("auto,decode:64")
-    plain = Rig(rows_max=4, cache=True, checkpoints=every, frame_count=200)
+    """As in the report of a snapshot that was missed when accepted tokens crossed its boundary."""
+    every = parse_snapshots("auto,decode:64")
+    plain = Rig(rows_max=4, cache=True, snapshots=every, frame_count=200)
     submit_all(plain, max_tokens=200)
     expected = answers_of(plain)
     known = {number: tokens for number, (_, (tokens, _)) in enumerate(sorted(expected.items()))}
     drafter = AnswerDrafter("perfect", known, VOCAB_SIZE)
-    rig = Rig(rows_max=4, cache=True, checkpoints=every, frame_count=200, drafter=drafter)
+    rig = Rig(rows_max=4, cache=True, snapshots=every, frame_count=200, drafter=drafter)
     submit_all(rig, max_tokens=200)
     assert answers_of(rig) == expected
 
     def saved(one: Rig) -> set[tuple[int, int]]:
-        return {(saving.seq, saving.checkpoint.position) for plan in one.plans
+        return {(saving.seq, saving.snapshot.position) for plan in one.plans
                 for saving in plan.reservation.saved if not plan.taps}
 
     assert saved(rig) == saved(plain) != set()
@@ -146,9 +146,9 @@ def test_windows_stop_where_an_answer_saves_a_state() -> None:
 def test_a_step_has_a_bounded_number_of_window_tokens() -> None:
     rig, _ = speculating("perfect", most=VERIFY_TOKENS_MAX * 2)
     rig.run()
-    windows = [sum(int(plan.lengths[run]) for run in plan.verify_runs) for plan in rig.plans]
-    assert max(windows) <= VERIFY_TOKENS_MAX
-    assert max(windows) > 20
+    verified = [sum(int(plan.lengths[run]) for run in plan.verify_runs) for plan in rig.plans]
+    assert max(verified) <= VERIFY_TOKENS_MAX
+    assert max(verified) > 20
 
 
 @pytest.mark.parametrize("kind", ["perfect", "random", "adversarial"])

@@ -150,7 +150,7 @@ def a_frame_beyond_the_arena(memory: MemoryState) -> None:
 
 
 def cached() -> Memory:
-    """As ``sound``, and a tree: [0..32) with a checkpoint, a tail below it, a branch of bare KV, and sequence
+    """As ``sound``, and a tree: [0..32) with a snapshot, a tail below it, a branch of bare KV, and sequence
     3 reading the front."""
     memory = small_memory(4, 2, 12, cache=True)
     for tokens in ([0] * 40, [0] * 32, [0] * 16 + [1] * 16):
@@ -207,11 +207,11 @@ def a_page_that_its_node_forgot(memory: MemoryState) -> None:
     nodes(memory)["bare"].edge.pages.pop()
 
 
-def a_checkpoint_of_an_old_epoch(memory: MemoryState) -> None:
+def a_snapshot_of_an_old_epoch(memory: MemoryState) -> None:
     nodes(memory)["middle"].epoch += 1
 
 
-def a_checkpoint_that_is_not_filed(memory: MemoryState) -> None:
+def a_snapshot_that_is_not_filed(memory: MemoryState) -> None:
     del memory.cache.order.states[nodes(memory)["middle"].id]
 
 
@@ -219,7 +219,7 @@ def bare_kv_that_is_not_filed(memory: MemoryState) -> None:
     memory.cache.order.bare.clear()
 
 
-def a_tail_that_lost_its_checkpoint(memory: MemoryState) -> None:
+def a_tail_that_lost_its_snapshot(memory: MemoryState) -> None:
     tail = nodes(memory)["tail"]
     slot, epoch = memory.cache.tree.take_slot(tail)
     del memory.cache.order.states[tail.id]
@@ -253,7 +253,7 @@ def a_edge_out_of_order(memory: MemoryState) -> None:
     nodes(memory)["middle"].edge.nodes.reverse()
 
 
-def a_checkpoint_recorded_as_of_another(memory: MemoryState) -> None:
+def a_snapshot_recorded_as_of_another(memory: MemoryState) -> None:
     memory.slots.owners[nodes(memory)["middle"].slot] = of_tree(nodes(memory)["tail"].id)
 
 
@@ -267,7 +267,7 @@ def a_wrong_total_of_cached_pages(memory: MemoryState) -> None:
     memory.cache.tree.page_count += 1
 
 
-def a_wrong_total_of_checkpoints(memory: MemoryState) -> None:
+def a_wrong_total_of_snapshots(memory: MemoryState) -> None:
     memory.cache.tree.slot_count += 1
 
 
@@ -284,7 +284,7 @@ def a_root_of_nothing(memory: MemoryState) -> None:
 
 
 def a_tap_that_is_forgotten(memory: MemoryState) -> None:
-    memory.leases[ONE].taps.clear()
+    memory.leases[ONE].snapshots.clear()
 
 
 CACHE_CORRUPTIONS: list[tuple[Callable[[MemoryState], None], str]] = [
@@ -292,23 +292,23 @@ CACHE_CORRUPTIONS: list[tuple[Callable[[MemoryState], None], str]] = [
     (a_reader_of_another_node, "holds a node that ends at 16"),
     (a_reader_of_no_node, "reads 32 tokens of no node"),
     (a_reader_of_other_pages, "reads other pages than those of its node"),
-    (a_reader_of_another_namespace, "sequence 3 reads another namespace"),
+    (a_reader_of_another_namespace, "sequence 3 reads another salt"),
     (a_page_of_a_node_and_a_lease, r"page \d+ has two owners"),
     (a_page_that_its_node_forgot, r"page \d+ is recorded as of -\d+, its owner is 0"),
-    (a_checkpoint_of_an_old_epoch, "stale claim on slot"),
-    (a_checkpoint_that_is_not_filed, "the order of checkpoints is not that of the tree"),
+    (a_snapshot_of_an_old_epoch, "stale claim on slot"),
+    (a_snapshot_that_is_not_filed, "the order of snapshots is not that of the tree"),
     (bare_kv_that_is_not_filed, "the order of bare KV is not that of the tree"),
-    (a_tail_that_lost_its_checkpoint, "tail . has no checkpoint"),
+    (a_tail_that_lost_its_snapshot, "tail . has no snapshot"),
     (a_tail_not_counted, "has 1 tails, counted 0"),
     (a_node_at_the_wrong_position, r"edge \d+ has no node from position 16 on|is recorded as of -\d+, its"),
     (a_node_that_is_not_on_its_edge, "node . is not on its edge"),
     (a_edge_that_nobody_knows, "edges have nodes that the tree has not"),
     (a_edge_with_a_page_too_many, "has 3 pages and not 2"),
     (a_edge_out_of_order, r"edge \d+ has no node from position 0 on"),
-    (a_checkpoint_recorded_as_of_another, r"slot \d+ is recorded as of -\d+, its owner is -\d+"),
+    (a_snapshot_recorded_as_of_another, r"slot \d+ is recorded as of -\d+, its owner is -\d+"),
     (a_node_under_the_wrong_key, "is not under its key in its parent"),
     (a_wrong_total_of_cached_pages, "the tree has . pages, counted"),
-    (a_wrong_total_of_checkpoints, "the tree has . slots, counted"),
+    (a_wrong_total_of_snapshots, "the tree has . slots, counted"),
     (a_wrong_total_of_read_pages, "pages are read, counted wrong"),
     (a_node_missing_in_the_index, "the index of nodes and the tree differ"),
     (a_root_of_nothing, "has nothing below"),

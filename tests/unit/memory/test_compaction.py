@@ -149,7 +149,7 @@ def test_one_that_ends_in_the_same_step_is_neither_moved_nor_told() -> None:
     assert not compacted(memory, lambda transaction: transaction.close(ONE)).moves
 
 
-def test_tails_checkpoints_and_taps_move_too() -> None:
+def test_tails_snapshots_and_taps_move_too() -> None:
     memory = small_memory(3, 3, 12, cache=True)
     open_now(memory, (1, 16), (2, 16))
     in_one(memory, opening(memory, THREE, tokens_of(7, 7)), lambda transaction: transaction.save(THREE, 16))

@@ -104,6 +104,17 @@ KIMI_LINEAR_48B: Config = {
     "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1, "use_grouped_topk": True,
     "v_head_dim": 128, "vocab_size": 163840}
 
+LING_3_FLASH: Config = {
+    "architectures": ["BailingHybridForCausalLM"], "dtype": "bfloat16", "first_k_dense_replace": 2,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 6144,
+    "kda_lower_bound": -5.0, "kda_safe_gate": True, "kv_lora_rank": 512, "layer_group_size": 6,
+    "max_position_embeddings": 262144, "model_type": "bailing_hybrid", "moe_intermediate_size": 768,
+    "n_group": 8, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 512,
+    "num_experts_per_tok": 8, "num_hidden_layers": 42, "num_key_value_heads": 32, "num_shared_experts": 1,
+    "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+    "rope_theta": 6000000.0, "routed_scaling_factor": 2.5, "short_conv_kernel_size": 4,
+    "tie_word_embeddings": False, "topk_group": 4, "v_head_dim": 128, "vocab_size": 157184}
+
 LFM2_8B_A1B: Config = {
     "architectures": ["Lfm2MoeForCausalLM"], "conv_L_cache": 3, "conv_bias": False, "dtype": "bfloat16",
     "hidden_size": 2048, "intermediate_size": 7168,
@@ -129,12 +140,14 @@ LFM3_1_7B: Config = {
 RELEASES_MORE = {
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
+    "ling": LING_3_FLASH,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
 
 SMALLER_MORE: dict[str, Config] = {
     "llama": {"num_hidden_layers": 2}, "mistral": {"num_hidden_layers": 2},
     "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "olmo_hybrid": {}, "lfm2_moe": {}, "lfm3": {},
-    "olmo3": {"num_hidden_layers": 4, "layer_types": OLMO_3_7B["layer_types"][:4]}, "kimi_linear": {}}
+    "olmo3": {"num_hidden_layers": 4, "layer_types": OLMO_3_7B["layer_types"][:4]}, "kimi_linear": {},
+    "ling": {"num_hidden_layers": 6, "num_experts": 64}}
 """As many layers as show each kind: names repeat after that."""
 
 
@@ -219,6 +232,29 @@ def test_kimi_linear_is_read_as_released_and_as_saved_by_transformers() -> None:
     assert read_architecture(saved) == model
 
 
+def test_ling_is_read_as_released_and_as_saved_by_transformers() -> None:
+    model = read_architecture(LING_3_FLASH)
+    full = [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, LatentAttention)]
+    assert full == [5, 11, 17, 23, 29, 35, 41]
+    assert model.mixers[0] == KimiDelta(32, 128, 4, wide_gates=True, decay_floor=-5.0)
+    assert model.mixers[5] == LatentAttention(32, 512, 64, 128, 128, 192**-0.5, rope=Rope(6e6, 64),
+                                              head_gated=True)
+    assert model.feed_forwards[:2] == (Dense(6144), Dense(6144))
+    assert set(model.feed_forwards[2:]) == {Experts(
+        512, 8, 768, True, shared_width=768, scoring="sigmoid", choice_bias=True, scale=2.5,
+        normalizer_eps=1e-20, groups=8, groups_chosen=4)}
+    silent = {key: LING_3_FLASH[key] for key in ("model_type", "vocab_size", "hidden_size", "dtype",
+                                                 "num_hidden_layers", "num_attention_heads")}
+    assert read_architecture(silent) == model
+    saved = changed(LING_3_FLASH, max_position_embeddings=None, num_experts_per_tok=None, n_group=None) | {
+        "head_dim": 64, "linear_head_dim": 128, "model_max_length": 262144, "num_experts_per_token": 8,
+        "num_expert_group": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 6000000.0},
+        "layer_types": ["full_attention" if i in full else "linear_attention" for i in range(42)]}
+    assert read_architecture(saved) == model
+    assert read_architecture(changed(LING_3_FLASH, kda_safe_gate=None) | {"kda_safe_gate": False}).mixers[
+        0] == KimiDelta(32, 128, 4, wide_gates=True)
+
+
 def test_sparse_lfm2_is_read_as_released() -> None:
     model = read_architecture(LFM2_8B_A1B)
     assert [i for i, m in enumerate(model.mixers) if isinstance(m, Attention)] == [2, 6, 10, 14, 18, 21]
@@ -249,6 +285,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "qwen3_5_moe": (20480, 30 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)),
         "olmo_hybrid": (122880, 24 * (30 * 96 * 192 * 4 + 11520 * 3 * 2)),
         "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
+        "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
         "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2)}
 
@@ -283,6 +320,9 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("kimi_linear", {"linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1]}},
      ["linear_attn_config", "27"]),
     ("kimi_linear", {"num_experts_per_token": 300}, ["num_experts_per_token", "300", "256"]),
+    ("ling", {"kda_lower_bound": 0.5}, ["kda_lower_bound", "0.5", "below 0"]),
+    ("ling", {"score_function": "softmax"}, ["score_function", "softmax", "sigmoid"]),
+    ("ling", {"num_expert_group": 7}, ["num_expert_group", "7", "512"]),
     ("lfm2_moe", {"layer_types": None}, ["layer_types"]),
     ("lfm3", {"layer_types": ["mamba"] * 24}, ["layer_types", "mamba", "conv"]),
 ])

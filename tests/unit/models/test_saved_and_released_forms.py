@@ -39,6 +39,8 @@ def reformed(source: str, directory: Path, tensors: Tensors) -> Path:
 @pytest.mark.parametrize(("name", "saved", "held"), [
     ("kimi_linear", "block_sparse_moe.experts.7.w3.weight", "mlp.experts.gate_up_proj"),
     ("kimi_linear", "self_attn.A_log", "self_attn.forget_gate.A_log"),
+    ("ling", "attention.k_conv1d.weight", "self_attn.conv1d.weight"),
+    ("ling", "attention.dense.weight", "self_attn.o_proj.weight"),
     ("olmo_hybrid", "linear_attn.k_conv1d.weight", "linear_attn.conv1d.weight"),
     ("lfm2_moe", "feed_forward.experts.7.w1.weight", "feed_forward.experts.gate_up_proj"),
     ("lfm3", "self_attn.gate_proj.weight", "self_attn.g_proj.weight"),

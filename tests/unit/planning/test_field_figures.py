@@ -113,5 +113,5 @@ def test_frames_and_the_cost_of_a_checkpoint(
         name: str, state_dtype: CacheDTypeName, pages: int, slots: int, tokens: int) -> None:
     plan = plan_of(name, state_dtype=state_dtype)
     assert (plan.arena.pages_per_frame, plan.arena.slots_per_frame) == (pages, slots)
-    assert plan.checkpoint_tokens == tokens
+    assert plan.snapshot_tokens == tokens
     assert plan.arena == plan_arena(plan.spec, 40 * GIB, kv_dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""The filter before the table of checkpoints: it hides no entry, and passes few absent digests."""
+"""The filter before the table of snapshots: it hides no entry, and passes few absent digests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from weft.prefix_digests import prefix_digests, token_array
-from weft.router import checkpoint_table
-from weft.router.checkpoint_table import CELLS_PER_ENTRY, DigestFilter
+from weft.router import snapshot_table
+from weft.router.snapshot_table import CELLS_PER_ENTRY, DigestFilter
 
 
 def test_no_entry_is_hidden_and_few_absent_digests_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_table, "CELLS_MIN", 1 << 10)
+    monkeypatch.setattr(snapshot_table, "CELLS_MIN", 1 << 10)
     rng = random.Random(1)
     entries: dict[int, None] = {}
     tested = DigestFilter()

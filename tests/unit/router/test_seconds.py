@@ -1,14 +1,14 @@
-"""The router that knows checkpoints: a score in seconds."""
+"""The router that knows snapshots: a score in seconds."""
 
 from __future__ import annotations
 
 import pytest
 
-from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
 from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
 from weft.router.seconds import AMPLIFIED, Seconds, SharedCosts
+from weft.snapshot_report import ReportedSnapshot, SnapshotReport
 from weft.units import PAGE_TOKENS
 
 COSTS = StepCost(fixed_s=0.01, token_s=1e-3)
@@ -39,14 +39,14 @@ class Rig:
         self._reports = dict.fromkeys(range(count), 0)
         for replica in range(count):
             self.router.joined(replica)
-            self.report(replica, is_snapshot=True)
+            self.report(replica, is_full=True)
 
-    def report(self, replica: int, *prefixes: list[int], salt: str = "", is_snapshot: bool = False) -> bool:
+    def report(self, replica: int, *prefixes: list[int], salt: str = "", is_full: bool = False) -> bool:
         self._reports[replica] += 1
-        added = [ReportedCheckpoint(int(prefix_digests(prefix, salt)[-1]),
+        added = [ReportedSnapshot(int(prefix_digests(prefix, salt)[-1]),
                                     len(prefix) // PAGE_TOKENS * PAGE_TOKENS) for prefix in prefixes]
-        return self.router.reported(replica, CheckpointReport(number=self._reports[replica], added=added,
-                                                              is_snapshot=is_snapshot))
+        return self.router.reported(replica, SnapshotReport(number=self._reports[replica], added=added,
+                                                              is_full=is_full))
 
     def loads(self) -> list[ReplicaLoad]:
         return [ReplicaLoad(replica, count, 0, rows=8, costs=self.costs[replica])
@@ -63,7 +63,7 @@ class Rig:
         return choice
 
 
-def test_a_request_goes_where_its_checkpoint_is() -> None:
+def test_a_request_goes_where_its_snapshot_is() -> None:
     rig = Rig(3)
     rig.report(2, prompt(1024))
     rig.report(1, prompt(512))
@@ -91,7 +91,7 @@ def test_a_hot_prefix_goes_to_a_second_replica_once_waiting_takes_longer_than_co
     assert rig.choose(prompt(1260, 99, common=960)).replica == 0, "waiting is over"
 
 
-def test_a_prompt_that_is_computed_now_counts_as_a_checkpoint_to_come() -> None:
+def test_a_prompt_that_is_computed_now_counts_as_a_snapshot_to_come() -> None:
     rig = Rig()
     first = rig.place("first", prompt(3000, common=2048))
     assert (first.replica, first.predicted_tokens) == (0, 0)
@@ -152,7 +152,7 @@ def test_predicted_tokens_are_counted_beside_those_of_the_engine() -> None:
     rig.router.ended("a")
     counts = rig.router.counts()[choice.replica]
     assert (counts.requests, counts.predicted_tokens, counts.cached_tokens) == (1, 1024, 960)
-    assert (counts.checkpoints, counts.is_stale, counts.gaps) == (1, False, 0)
+    assert (counts.snapshots, counts.is_stale, counts.gaps) == (1, False, 0)
 
 
 def test_a_replica_that_left_has_nothing_and_is_stale() -> None:
@@ -162,7 +162,7 @@ def test_a_replica_that_left_has_nothing_and_is_stale() -> None:
     assert rig.choose(prompt(2000)).predicted_tokens == 0
     assert rig.router.counts()[1].is_stale
     rig.router.joined(1)
-    assert not rig.report(1, prompt(512), is_snapshot=True)
+    assert not rig.report(1, prompt(512), is_full=True)
     assert rig.choose(prompt(2000)) == Route(1, 512)
 
 
@@ -177,7 +177,7 @@ def test_nothing_is_left_of_requests_that_ended() -> None:
                for known in rig.router._replicas.values())
 
 
-def test_a_router_that_restarts_under_load_knows_what_snapshots_say() -> None:
+def test_a_router_that_restarts_under_load_knows_what_full_reports_say() -> None:
     rig = Rig()
     rig.report(1, prompt(1024))
     for number in range(6):
@@ -186,10 +186,10 @@ def test_a_router_that_restarts_under_load_knows_what_snapshots_say() -> None:
     rig._reports = {0: 40, 1: 70}
     for replica in (0, 1):
         rig.router.joined(replica)
-    assert rig.choose(prompt(2000)).predicted_tokens == 0, "no snapshot has come"
+    assert rig.choose(prompt(2000)).predicted_tokens == 0, "no full report has come"
     rig.report(1, prompt(512))
-    rig.report(0, is_snapshot=True)
-    rig.report(1, prompt(1024), prompt(512), is_snapshot=True)
+    rig.report(0, is_full=True)
+    rig.report(1, prompt(1024), prompt(512), is_full=True)
     for number in range(6):  # of requests that the router before it had placed
         rig.router.admitted(str(number), 0)
         rig.router.ended(str(number))

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from weft.schedule.checkpoints import decodes_due, until_due
 from weft.schedule.plan import StepPlan
 from weft.schedule.rows import Countdown, DecodeBatch
+from weft.schedule.snapshots import decodes_due, until_due
 from weft.units import SeqId
 
 from ..engine.rig import Rig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.schedule.test_prefix_sharing import AHEAD, WAITER, tokens
-from weft.schedule.checkpoints import AUTO, PROMPT, CheckpointPolicy, on_grid, tail_position, wanted_positions
 from weft.schedule.prefix_sharing import PrefixProducer, PrefixWait, position_in_flight, wait_for
+from weft.schedule.snapshots import AUTO, PROMPT, SnapshotPolicy, near_end_position, on_grid, wanted_positions
 from weft.units import SeqId
 
 
@@ -23,13 +23,13 @@ def test_every_wish_lies_on_the_grid(grid: int) -> None:
 def test_a_finer_grid_keeps_the_end_of_a_prompt_nearer_to_it() -> None:
     assert wanted_positions(PROMPT, known_tokens=1050, start=0, grid=16) == [1040]
     assert wanted_positions(PROMPT, known_tokens=1050, start=0) == [1024]
-    assert wanted_positions(CheckpointPolicy(tail=True), known_tokens=60, start=0, grid=16) == [48]
-    assert wanted_positions(CheckpointPolicy(tail=True), known_tokens=60, start=0) == []
+    assert wanted_positions(SnapshotPolicy(near_end=True), known_tokens=60, start=0, grid=16) == [48]
+    assert wanted_positions(SnapshotPolicy(near_end=True), known_tokens=60, start=0) == []
 
 
 def test_the_tail_of_a_long_prompt_does_not_depend_on_it() -> None:
     for known in (2000, 10_000, 100_000):
-        assert tail_position(known, 16) == tail_position(known)
+        assert near_end_position(known, 16) == near_end_position(known)
 
 
 def test_a_follower_waits_for_the_last_common_position_of_its_grid() -> None:

@@ -15,8 +15,8 @@ from weft.schedule.store_writes import StoreWrites
 PAGES = 6
 
 
-class OneCheckpoint:
-    """A memory with one checkpoint of PAGES pages, which may be gone."""
+class OneSnapshot:
+    """A memory with one snapshot of PAGES pages, which may be gone."""
 
     def __init__(self) -> None:
         self.gone = False
@@ -27,20 +27,20 @@ class OneCheckpoint:
             node=7, start=0, position=16 * PAGES, form="exact", salt="", tokens=np.arange(16 * PAGES),
             exact=True, has_compressed=False, pages=tuple(range(PAGES)), slot=3, parts=(), hits=0)
 
-    def take_new_checkpoints(self) -> list[int]:
+    def take_new_snapshots(self) -> list[int]:
         new, self.new = self.new, []
         return new
 
-    def checkpoint_contents(self, node: int, start: int = 0) -> Any:
+    def snapshot_contents(self, node: int, start: int = 0) -> Any:
         return None if self.gone else self.contents
 
-    def checkpoint_outlook(self, node: int) -> None:
+    def snapshot_outlook(self, node: int) -> None:
         return None
 
 
 @pytest.fixture
-def memory() -> OneCheckpoint:
-    return OneCheckpoint()
+def memory() -> OneSnapshot:
+    return OneSnapshot()
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def buffers() -> TransferBuffers:
 
 
 @pytest.fixture
-def writes(memory: OneCheckpoint, buffers: TransferBuffers) -> StoreWrites:
+def writes(memory: OneSnapshot, buffers: TransferBuffers) -> StoreWrites:
     store: Any = SimpleNamespace(offer=lambda *_, **__: SimpleNamespace(start=0, above=0))
     prices: Any = SimpleNamespace(worth_of_write_s=lambda *_: 1.0, compute_s=lambda *_: 1.0)
     made = StoreWrites(store, memory, buffers, prices, lambda: 0.0,   # type: ignore[arg-type]
@@ -60,8 +60,8 @@ def writes(memory: OneCheckpoint, buffers: TransferBuffers) -> StoreWrites:
 
 
 def test_a_buffer_that_a_step_in_flight_writes_is_not_given_away(
-        memory: OneCheckpoint, buffers: TransferBuffers, writes: StoreWrites) -> None:
-    """The step was launched or will be; its checkpoint is evicted meanwhile."""
+        memory: OneSnapshot, buffers: TransferBuffers, writes: StoreWrites) -> None:
+    """The step was launched or will be; its snapshot is evicted meanwhile."""
     writes.look()
     pages, states = writes.work(idle=False)
     assert 0 < sum(len(one.pages) for one in pages) < PAGES, "some of it is left"
@@ -79,7 +79,7 @@ def test_a_buffer_that_a_step_in_flight_writes_is_not_given_away(
 
 
 def test_a_buffer_that_no_step_names_is_free_at_once(
-        memory: OneCheckpoint, buffers: TransferBuffers, writes: StoreWrites) -> None:
+        memory: OneSnapshot, buffers: TransferBuffers, writes: StoreWrites) -> None:
     writes.look()
     assert len(buffers) == 1
     memory.gone = True

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.schedule.checkpoints import (
+from weft.schedule.snapshots import (
     AUTO,
     NONE,
     PROMPT,
     TAPS_PER_RUN_MAX,
-    CheckpointPolicy,
+    SnapshotPolicy,
     decode_distance,
     decodes_due,
     insurance_tokens,
-    parse_checkpoints,
+    near_end_position,
+    parse_snapshots,
     spare_in_run,
-    tail_position,
     taps_in_run,
     wanted_positions,
 )
@@ -35,9 +35,9 @@ def test_the_prompt_end_is_the_last_grid_point_before_the_last_token(known: int,
     (4095, 3840), (4096, 3584), (5000, 4608), (100_001, 99_840),
 ])
 def test_a_tail_is_near_the_end_on_a_grid_of_an_eighth_at_most(known: int, expected: int) -> None:
-    assert tail_position(known) == expected
+    assert near_end_position(known) == expected
     wanted = [expected] if expected else []
-    assert wanted_positions(CheckpointPolicy(tail=True), known_tokens=known, start=0) == wanted
+    assert wanted_positions(SnapshotPolicy(near_end=True), known_tokens=known, start=0) == wanted
 
 
 @pytest.mark.parametrize(("start", "expected"), [(0, [1024]), (1000, [1024]), (1024, []), (1040, [])])
@@ -55,7 +55,7 @@ def test_nothing_is_wanted_where_the_computation_does_not_come_through(start: in
     ([-5, 0], []),
 ])
 def test_declared_boundaries_are_floored_to_the_grid(boundaries: list[int], expected: list[int]) -> None:
-    only = CheckpointPolicy(boundaries=True)
+    only = SnapshotPolicy(boundaries=True)
     assert wanted_positions(only, known_tokens=420, start=0, boundaries=boundaries) == expected
 
 
@@ -64,15 +64,15 @@ def test_declared_boundaries_are_floored_to_the_grid(boundaries: list[int], expe
 ])
 def test_a_fork_is_kept_where_the_kv_matched_further_than_the_state(start: int, kv_tokens: int,
                                                                     expected: list[int]) -> None:
-    only = CheckpointPolicy(forks=True)
+    only = SnapshotPolicy(forks=True)
     assert wanted_positions(only, known_tokens=2000, start=start, kv_tokens=kv_tokens) == expected
 
 
 def test_insurance_doubles_its_distance_and_keeps_away_from_what_is_kept_anyway() -> None:
-    only = CheckpointPolicy(insurance=True)
+    only = SnapshotPolicy(insurance=True)
     assert wanted_positions(only, known_tokens=5000, start=0, insurance_first=512) == [512, 1024, 2048, 4096]
     # The prompt's end at 4992 is within a quarter of 4096, the boundary at 576 within a quarter of 512.
-    both = CheckpointPolicy(insurance=True, boundaries=True, prompt_end=True)
+    both = SnapshotPolicy(insurance=True, boundaries=True, prompt_end=True)
     found = wanted_positions(both, known_tokens=5000, start=0, boundaries=[600], insurance_first=512)
     assert found == [4992, 576, 1024, 2048]
 
@@ -115,7 +115,7 @@ def test_each_source_can_be_off() -> None:
     everything = {"known_tokens": 9000, "start": 0, "boundaries": [640], "kv_tokens": 1300}
     assert wanted_positions(NONE, **everything) == []  # type: ignore[arg-type]
     assert wanted_positions(PROMPT, **everything) == [8960]  # type: ignore[arg-type]
-    every = parse_checkpoints("every:4096")
+    every = parse_snapshots("every:4096")
     assert wanted_positions(every, **everything) == [8960, 1280, 4096, 8192]  # type: ignore[arg-type]
 
 
@@ -127,7 +127,7 @@ def test_a_run_keeps_what_it_passes_or_reaches(start: int, end: int, expected: l
 
 
 def test_one_run_keeps_a_bounded_number_of_states() -> None:
-    wanted = wanted_positions(parse_checkpoints("every:64"), known_tokens=100_000, start=0)
+    wanted = wanted_positions(parse_snapshots("every:64"), known_tokens=100_000, start=0)
     kept = taps_in_run(wanted, 0, 100_000)
     assert len(wanted) > 1000
     assert len(kept) == TAPS_PER_RUN_MAX
@@ -146,10 +146,10 @@ def test_every_wish_is_on_the_grid_ahead_of_the_start_and_before_the_last_token(
     (AUTO, 192_100_000, 30_720 * 16, 4 * 6253 // 64 * 64 + 64),   # a quarter of the KV, for 397B
     (AUTO, 82_000, 12_288 * 16, 4096), (AUTO, 100, 0, 4096), (AUTO, 10**12, 1, 32768),
     (NONE, 82_000, 12_288 * 16, 0), (PROMPT, 82_000, 12_288 * 16, 0),
-    (parse_checkpoints("decode:128"), 10**12, 1, 128),
+    (parse_snapshots("decode:128"), 10**12, 1, 128),
 ])
 def test_the_states_of_an_answer_weigh_a_quarter_of_its_kv_or_are_as_far_apart_as_asked(
-        policy: CheckpointPolicy, slot_bytes: int, page_bytes: int, expected: int) -> None:
+        policy: SnapshotPolicy, slot_bytes: int, page_bytes: int, expected: int) -> None:
     assert decode_distance(policy, slot_bytes, page_bytes) == expected
 
 
@@ -164,6 +164,6 @@ def test_what_the_client_marks_comes_before_everything_and_without_boundaries_to
     marked = {"known_tokens": 2000, "start": 0, "boundaries": [500], "marks": [1300, 130, 10]}
     assert wanted_positions(AUTO, **marked)[:4] == [128, 1280, 1920, 448]  # type: ignore[arg-type]
     assert wanted_positions(PROMPT, **marked) == [128, 1280, 1984]  # type: ignore[arg-type]
-    without = parse_checkpoints("auto,-marks,-insurance")
+    without = parse_snapshots("auto,-marks,-insurance")
     assert wanted_positions(without, **marked) == [1920, 448]  # type: ignore[arg-type]
     assert wanted_positions(NONE, **marked) == []  # type: ignore[arg-type]

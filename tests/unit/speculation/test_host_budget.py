@@ -105,7 +105,7 @@ def test_a_head_that_could_not_pay_with_right_drafts_is_off_and_reads_no_prompt(
     assert head.drafts(8, LINEAR) is None
     assert head.hopeless(8, LINEAR)
     assert not head.reads_prompts(8, LINEAR)
-    assert head.drafts(40, FLAT) is None   # more rows than windows may have
+    assert head.drafts(40, FLAT) is None   # more rows than verify runs may have
 
 
 def test_an_idle_head_is_probed_and_ever_more_rarely() -> None:

@@ -16,7 +16,7 @@ from weft.store.identity import NamespaceIdentity
 from weft.store.opening import StoreOptions
 from weft.store.tiered_store import open_local
 
-GRAIN_BYTES = 640
+STORED_PAGE_BYTES = 640
 STATE_BYTES = 5000
 PATIENCE_S = 20.0
 
@@ -25,7 +25,7 @@ def identity(**changes: Any) -> NamespaceIdentity:
     facts: dict[str, Any] = {
         "model": "tiny", "weights": "w0", "architecture": {"layers": 4, "heads": 2}, "rope": {"theta": 1e4},
         "kv_dtype": "bfloat16", "state_dtype": "float32", "quantised": "none", "arithmetic": "native",
-        "grain_bytes": GRAIN_BYTES, "state_bytes": STATE_BYTES}
+        "grain_bytes": STORED_PAGE_BYTES, "state_bytes": STATE_BYTES}
     return NamespaceIdentity(**{**facts, **changes})
 
 
@@ -44,14 +44,14 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 1 << 31, length).tolist()
 
 
-def grain_of(tokens: Sequence[int], grain: int, salt: str | None = None) -> bytes:
-    """KV of tokens [16 grain, 16 grain + 16): a function of all tokens before its end, and of the salt."""
-    seed = hash((tuple(tokens[:16 * grain + 16]), salt)) & 0xFFFF_FFFF
-    return np.random.default_rng(seed).bytes(GRAIN_BYTES)
+def page_of(tokens: Sequence[int], page: int, salt: str | None = None) -> bytes:
+    """KV of tokens [16 page, 16 page + 16): a function of all tokens before its end, and of the salt."""
+    seed = hash((tuple(tokens[:16 * page + 16]), salt)) & 0xFFFF_FFFF
+    return np.random.default_rng(seed).bytes(STORED_PAGE_BYTES)
 
 
 def kv_of(tokens: Sequence[int], start: int, end: int, salt: str | None = None) -> bytes:
-    return b"".join(grain_of(tokens[:end], grain, salt) for grain in range(start // 16, -(-end // 16)))
+    return b"".join(page_of(tokens[:end], page, salt) for page in range(start // 16, -(-end // 16)))
 
 
 def state_of(tokens: Sequence[int], salt: str | None = None) -> bytes:
@@ -61,7 +61,7 @@ def state_of(tokens: Sequence[int], salt: str | None = None) -> bytes:
 
 def put(store: Store, tokens: Sequence[int], *, salt: str | None = None, exact: bool = True,
         seconds: float = 1.0) -> Ticket | None:
-    """Offers and puts a checkpoint at the end of ``tokens``, as an engine does."""
+    """Offers and puts a snapshot at the end of ``tokens``, as an engine does."""
     position = len(tokens)
     offer = store.offer(salt, tokens, position, exact=exact)
     if offer is None:
@@ -97,8 +97,8 @@ def fetched(store: Store, tokens: Sequence[int], *, above: int = 0, start: int =
     prefix = store.match(salt, tokens, above)
     if prefix is None:
         return None
-    grains = -(-prefix.position // 16) - start // 16
-    kv, state = bytearray(grains * GRAIN_BYTES), bytearray(prefix.state_bytes)
+    pages = -(-prefix.position // 16) - start // 16
+    kv, state = bytearray(pages * STORED_PAGE_BYTES), bytearray(prefix.state_bytes)
     event = event_of(store, store.fetch(prefix, start, StagingBuffers(memoryview(kv), memoryview(state))))
     return (prefix.position, bytes(kv), bytes(state)) if event.kind == "fetched" else event
 

@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Prefix:
-    """A checkpoint with everything that a restore needs."""
+    """A snapshot with everything that a restore needs."""
 
     namespace: bytes
     salt: bytes
@@ -148,14 +148,14 @@ def _without_overlaps(by_number: dict[int, Row]) -> None:
             owner.update(dict.fromkeys(mine, number))
 
 
-def _path(checkpoint: Row, by_number: dict[int, Row]) -> tuple[Row, ...] | None:
+def _path(snapshot: Row, by_number: dict[int, Row]) -> tuple[Row, ...] | None:
     """The KV rows from the root on; None where one is missing or does not fit."""
     path: list[Row] = []
-    below, end = checkpoint, checkpoint.position
+    below, end = snapshot, snapshot.position
     while below.parent:
         row = by_number.get(below.parent)
         if row is None or row.kind != 1 or row.position + row.tokens != end \
-                or (row.namespace, row.salt) != (checkpoint.namespace, checkpoint.salt):
+                or (row.namespace, row.salt) != (snapshot.namespace, snapshot.salt):
             return None
         path.append(row)
         below, end = row, row.position

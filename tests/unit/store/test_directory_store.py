@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.unit.store.contents import (
-    GRAIN_BYTES,
     PATIENCE_S,
     STATE_BYTES,
+    STORED_PAGE_BYTES,
     assert_hit,
     assert_right_or_none,
     event_of,
@@ -46,7 +46,7 @@ def test_a_stored_prefix_is_a_hit_with_the_same_bytes(store: DirectoryStore) -> 
     assert_hit(store, tokens, 640)
     assert_hit(store, tokens, 640, start=256)
     assert_hit(store, tokens, 640, start=304)
-    assert store.stats().checkpoints == 1
+    assert store.stats().snapshots == 1
 
 
 def test_a_stored_prefix_is_a_hit_after_a_restart(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_stored_prefix_is_a_hit_after_a_restart(tmp_path: Path) -> None:
     second.close()
 
 
-def test_only_a_deeper_checkpoint_than_the_arena_s_matches(store: DirectoryStore) -> None:
+def test_only_a_deeper_snapshot_than_the_arena_s_matches(store: DirectoryStore) -> None:
     tokens = prompt(512)
     written(store, tokens)
     assert store.match(None, tokens, 511) is not None
@@ -97,7 +97,7 @@ def test_prompts_that_part_inside_a_record_both_hit(store: DirectoryStore) -> No
 
 
 @pytest.mark.parametrize("length", [1, 5, 15, 16, 17, 255, 256, 257, 271])
-def test_a_checkpoint_may_stand_at_any_token(store: DirectoryStore, length: int) -> None:
+def test_a_snapshot_may_stand_at_any_token(store: DirectoryStore, length: int) -> None:
     tokens = prompt(400)
     written(store, tokens[:length])
     assert_hit(store, tokens, length)
@@ -136,7 +136,7 @@ def test_another_model_at_the_same_path_never_hits(tmp_path: Path, change: dict[
     first.close()
     other = opened(tmp_path, who=identity(**change))
     assert other.match(None, tokens, 0) is None
-    assert (other.stats().checkpoints, other.stats().others) == (0, 1)
+    assert (other.stats().snapshots, other.stats().others) == (0, 1)
     other.close()
     same = opened(tmp_path, who=identity(model="another name for it"))
     assert_hit(same, tokens, 300)
@@ -184,7 +184,7 @@ def test_a_full_store_gives_up_what_saves_the_fewest_seconds(tmp_path: Path) -> 
     again.close()
 
 
-def test_a_restored_checkpoint_outlives_one_that_is_not(tmp_path: Path) -> None:
+def test_a_restored_snapshot_outlives_one_that_is_not(tmp_path: Path) -> None:
     store = opened(tmp_path, capacity_bytes=1 << 20)
     liked, plain = prompt(256, 500), prompt(256, 501)
     written(store, liked)
@@ -243,7 +243,7 @@ def test_a_write_waits_for_the_reads_that_are_under_way(tmp_path: Path,
     order.clear()
     prefix = store.match(None, tokens, 0)
     assert prefix is not None
-    fetch = store.fetch(prefix, 0, StagingBuffers(memoryview(bytearray(GRAIN_BYTES * 16)),
+    fetch = store.fetch(prefix, 0, StagingBuffers(memoryview(bytearray(STORED_PAGE_BYTES * 16)),
                                                   memoryview(bytearray(STATE_BYTES))))
     ticket = put(store, prompt(256, 7))
     assert ticket is not None

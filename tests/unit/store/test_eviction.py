@@ -1,4 +1,4 @@
-"""What a full store gives up: the checkpoint above, found for all at once, and what follows from it."""
+"""What a full store gives up: the snapshot above, found for all at once, and what follows from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.store.contents import opened, prompt, written
 from weft.store.directory_store import DirectoryStore
 from weft.store.eviction import positions_above, ranked_victims
 from weft.store.index import NO_ENTRY, StoreIndex
-from weft.store.ledger import CHECKPOINT, KV, token_bytes
+from weft.store.ledger import KV, SNAPSHOT, token_bytes
 
 
 def add_record(index: StoreIndex, parent: int, start: int, tokens: int, number: int) -> int:
@@ -20,14 +20,14 @@ def add_record(index: StoreIndex, parent: int, start: int, tokens: int, number: 
                      position=start, tokens=tokens, payload=tokens, durable=True)
 
 
-def add_checkpoint(index: StoreIndex, record: int, number: int) -> int:
+def add_snapshot(index: StoreIndex, record: int, number: int) -> int:
     position = index.c["position"].item(record) + index.c["tokens"].item(record)
-    return index.add(parent=record, space=0, kind=CHECKPOINT, number=number, head=0, chain=0,
+    return index.add(parent=record, space=0, kind=SNAPSHOT, number=number, head=0, chain=0,
                      position=position, payload=64, durable=True, seconds=1.0)
 
 
-def walked(index: StoreIndex, checkpoint: int) -> int:
-    """The position of the checkpoint above, one parent after the other. A checkpoint inside a grain stands
+def walked(index: StoreIndex, snapshot: int) -> int:
+    """The position of the snapshot above, one parent after the other. A snapshot inside a stored page stands
     at the end of the record before its own."""
     c = index.c
 
@@ -36,10 +36,10 @@ def walked(index: StoreIndex, checkpoint: int) -> int:
 
     def is_stop(record: int, beside: bool) -> bool:
         inner = [one for one in range(index.length) if c["kind"][one] == KV and c["parent"][one] == record
-                 and c["tokens"][one] % 16 and c["checkpoint"][one] != NO_ENTRY]
-        return bool(c["checkpoint"][record] != NO_ENTRY or (beside and inner))
+                 and c["tokens"][one] % 16 and c["snapshot"][one] != NO_ENTRY]
+        return bool(c["snapshot"][record] != NO_ENTRY or (beside and inner))
 
-    last = int(c["parent"][checkpoint])
+    last = int(c["parent"][snapshot])
     record, beside = int(c["parent"][last]), c["tokens"][last] % 16 == 0
     while record != NO_ENTRY:
         if is_stop(record, beside):
@@ -49,9 +49,9 @@ def walked(index: StoreIndex, checkpoint: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_checkpoint_above_is_that_of_a_walk(seed: int) -> None:
+def test_the_snapshot_above_is_that_of_a_walk(seed: int) -> None:
     random, index = Random(seed), StoreIndex()
-    records, checkpoints, number = list[int](), list[int](), 0
+    records, snapshots, number = list[int](), list[int](), 0
     for _ in range(120):
         whole = [one for one in records if not index.c["tokens"][one] % 16]
         parent = random.choice(whole) if whole and random.random() < 0.9 else NO_ENTRY
@@ -60,11 +60,11 @@ def test_the_checkpoint_above_is_that_of_a_walk(seed: int) -> None:
         records.append(add_record(index, parent, start, random.choice((16, 64, 256, 7, 21)), number))
         if random.random() < 0.4:
             number += 1
-            checkpoints.append(add_checkpoint(index, records[-1], number))
-        if checkpoints and random.random() < 0.2:
-            index.remove(checkpoints.pop(random.randrange(len(checkpoints))))
-    expected = [walked(index, one) for one in checkpoints]
-    assert positions_above(index, np.asarray(checkpoints)).tolist() == expected
+            snapshots.append(add_snapshot(index, records[-1], number))
+        if snapshots and random.random() < 0.2:
+            index.remove(snapshots.pop(random.randrange(len(snapshots))))
+    expected = [walked(index, one) for one in snapshots]
+    assert positions_above(index, np.asarray(snapshots)).tolist() == expected
     assert len({*expected}) > 3, "the control: there are several answers"
 
 
@@ -74,10 +74,10 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 
 def victims(store: DirectoryStore) -> list[int]:
-    """Positions of checkpoints, the first that goes first."""
+    """Positions of snapshots, the first that goes first."""
     c = store.records.index.c
     return [int(c["position"][one]) for one in ranked_victims(store.records.index, ())
-            if c["kind"][one] == CHECKPOINT]
+            if c["kind"][one] == SNAPSHOT]
 
 
 def test_a_walk_is_remembered_until_the_index_changes(store: DirectoryStore) -> None:

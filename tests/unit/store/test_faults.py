@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.unit.store.contents import (
-    GRAIN_BYTES,
     STATE_BYTES,
+    STORED_PAGE_BYTES,
     assert_hit,
     assert_right_or_none,
     event_of,
@@ -113,7 +113,7 @@ def test_equal_hashes_of_other_tokens_are_no_hit(disk: MemoryDisk) -> None:
     prefix = store.match(None, tokens, 0)
     assert prefix is not None
     object.__setattr__(prefix, "tokens", np.asarray(prompt(64, 6), dtype="<u4").tobytes())
-    buffers = StagingBuffers(memoryview(bytearray(4 * GRAIN_BYTES)), memoryview(bytearray(STATE_BYTES)))
+    buffers = StagingBuffers(memoryview(bytearray(4 * STORED_PAGE_BYTES)), memoryview(bytearray(STATE_BYTES)))
     event = event_of(store, store.fetch(prefix, 0, buffers))
     assert (event.kind, event.reason) == ("damaged", "tokens")
     assert not any(bytes(buffers.kv))
@@ -224,7 +224,8 @@ def test_a_disk_that_stalls_holds_up_no_caller(disk: MemoryDisk) -> None:
     began = time.monotonic()
     prefix = store.match(None, prompt(300), 0)
     assert prefix is not None
-    buffers = StagingBuffers(memoryview(bytearray(19 * GRAIN_BYTES)), memoryview(bytearray(STATE_BYTES)))
+    buffers = StagingBuffers(memoryview(bytearray(19 * STORED_PAGE_BYTES)),
+                             memoryview(bytearray(STATE_BYTES)))
     ticket = store.fetch(prefix, 0, buffers)
     tickets = [put(store, prompt(256, seed)) for seed in range(10, 20)]
     assert tickets[0] is not None

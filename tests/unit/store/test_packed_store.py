@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.store import contents, page_reader
 from tests.unit.store.contents import (
-    GRAIN_BYTES,
     STATE_BYTES,
+    STORED_PAGE_BYTES,
     assert_hit,
     event_of,
     fetched,
@@ -84,12 +84,12 @@ def _numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     def number(text: object) -> int:
         return hash(text) & 0xFFFF_FFFF
 
-    monkeypatch.setattr(contents, "grain_of", lambda tokens, grain, salt=None: floats(
-        GRAIN_BYTES // 2, "bfloat16", number((tuple(tokens[:16 * grain + 16]), salt))))
+    monkeypatch.setattr(contents, "page_of", lambda tokens, page, salt=None: floats(
+        STORED_PAGE_BYTES // 2, "bfloat16", number((tuple(tokens[:16 * page + 16]), salt))))
 
 
 def over(path: Path, *, packs: bool = True, queue_bytes: int = 1 << 30) -> PackedStore:
-    return PackedStore(opened(path), GRAIN_BYTES, STATE_BYTES, queue_bytes=queue_bytes, packs=packs,
+    return PackedStore(opened(path), STORED_PAGE_BYTES, STATE_BYTES, queue_bytes=queue_bytes, packs=packs,
                        threads=2)
 
 
@@ -104,7 +104,7 @@ def test_a_packed_prefix_is_smaller_and_the_same(tmp_path: Path) -> None:
     assert store.stored_share == share
     prefix = store.match(None, tokens, 0)
     assert prefix is not None
-    assert prefix.bytes_from(0) < 0.85 * (38 * GRAIN_BYTES + STATE_BYTES)
+    assert prefix.bytes_from(0) < 0.85 * (38 * STORED_PAGE_BYTES + STATE_BYTES)
     store.close()
     again = over(tmp_path, packs=False)
     for start in (0, 16, 256, 272, 592):
@@ -147,13 +147,13 @@ def test_kv_that_was_stored_before_packing_goes_on_packed(tmp_path: Path) -> Non
 def test_the_seconds_of_a_fetch_are_those_until_its_bytes_are_unpacked(tmp_path: Path) -> None:
     """The price of a read counts them."""
     now_s = iter(range(0, 10_000, 7))
-    store = PackedStore(opened(tmp_path), GRAIN_BYTES, STATE_BYTES, queue_bytes=1 << 30, threads=1,
+    store = PackedStore(opened(tmp_path), STORED_PAGE_BYTES, STATE_BYTES, queue_bytes=1 << 30, threads=1,
                         clock=lambda: next(now_s))
     tokens = prompt(200)
     written(store, tokens)
     prefix = store.match(None, tokens, 0)
     assert prefix is not None
-    into = StagingBuffers(memoryview(bytearray(13 * GRAIN_BYTES)), memoryview(bytearray(STATE_BYTES)))
+    into = StagingBuffers(memoryview(bytearray(13 * STORED_PAGE_BYTES)), memoryview(bytearray(STATE_BYTES)))
     event = event_of(store, store.fetch(prefix, 0, into))
     assert event.kind == "fetched"
     assert event.seconds == 14, "the begin, one record of KV, and the state"

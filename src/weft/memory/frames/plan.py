@@ -10,7 +10,7 @@ bytes of a state slot: the states of all recurrent layers of one sequence. As n 
 P and slot j at j x S' in every frame. Each kind is one plain strided view of the whole arena. A model without
 attention has P = 0 and frames of one slot, one without recurrent layers S = 0 and frames of one page.
 
-A *compressed* state is a checkpoint in 8 bits and lies in KV pages: as many as its bytes take, anywhere. So
+A *compressed* state is a snapshot in 8 bits and lies in KV pages: as many as its bytes take, anywhere. So
 does compressed KV, in 8 bits or 4 (decision 0013). Neither is a third kind of frame.
 
 ``fit_sizes`` shrinks what does not fit: the context to what one sequence alone can hold, the rows to the
@@ -124,7 +124,7 @@ class ArenaPlan:
     """Bytes of a compressed KV page; 0: KV is never compressed."""
     compressed_kv_fields: tuple[CompressedKvField, ...] = ()
     compressed_kv_dtype: CompressedKvName = "int8"
-    kv_layout: KvLayoutName = "packed"
+    kv_layout: KvLayoutName = "vnni"
     """Of the blocks inside a page. It changes no size."""
 
     @property
@@ -258,10 +258,10 @@ def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[i
 
 def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName | None = None,
                compress: bool = False, compress_kv: CompressedKvName = "int8",
-               kv_layout: KvLayoutName = "packed") -> ArenaPlan:
+               kv_layout: KvLayoutName = "vnni") -> ArenaPlan:
     """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``compress``:
-    checkpoints may be compressed, if that saves a quarter of their bytes and the model has pages. KV may too,
-    in ``compress_kv``, if the model has checkpoints and its KV has more than 8 bits. ``kv_layout``: what the
+    snapshots may be compressed, if that saves a quarter of their bytes and the model has pages. KV may too,
+    in ``compress_kv``, if the model has snapshots and its KV has more than 8 bits. ``kv_layout``: what the
     device's kernels read.
     Never fails: too little memory gives too few frames, and ``fit_sizes`` reports that."""
     kv_dtype = kv_dtype or spec.dtype

@@ -1,17 +1,17 @@
 """The prefix cache: the tree and the orders of eviction, changed together.
 
-    open on a match      hold the path; the anchor becomes the newest checkpoint
+    open on a match      hold the path; the anchor becomes the newest snapshot
     publish              the tree adopts pages and slots of a lease, which reads them from then on
     evict, compress      what ``eviction.choose`` chose
-    restore              unpacked pages for compressed KV on the path of an opening
+    restore              exact pages for compressed KV on the path of an opening
     release              a lease ends; what nothing needs any more becomes evictable
 
 Only ``state.apply`` calls the methods that write. Pages and slots that an operation frees are returned
 as ``Freed``: this file allocates and frees nothing. Data that no request can ever use goes at once: a tail
-without its checkpoint, and in a model without attention every node that leads to no checkpoint.
+without its snapshot, and in a model without attention every node that leads to no snapshot.
 
 A model without states resumes anywhere: a hit is as far as whole pages match. A model with states resumes at
-checkpoints only (law L8), and what matches beyond them is counted as lost, by reason.
+snapshots only (law L8), and what matches beyond them is counted as lost, by reason.
 
 Laws: L1 (audited from leases and nodes), L7 (pages of the tree are full, or copied before use), L8, L10.
 
@@ -43,17 +43,17 @@ from weft.memory.values import (
     NO_NODE,
     NO_SLOT,
     NOTHING_RECALLED,
-    Checkpoint,
     Eviction,
     Lost,
     Match,
     NodeId,
+    Snapshot,
 )
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]
-NAMESPACES_MAX = 64
-"""Namespaces, the oldest first, in which a match looks for tokens lost to a salt (law L11)."""
+SALTS_MAX = 64
+"""Salts, the oldest first, in which a match looks for tokens lost to a salt (law L11)."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class PrefixCache:
     """``enabled`` False: it caches nothing, and every lookup misses. Owners of pages and slots are entered
     into ``page_owners`` and ``slot_owners``."""
 
-    __slots__ = ("compressed_kv", "compressed_states", "counts", "enabled", "new_checkpoints", "order",
+    __slots__ = ("compressed_kv", "compressed_states", "counts", "enabled", "new_snapshots", "order",
                  "plan", "policy", "stateful", "tree")
 
     def __init__(self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners,
@@ -83,14 +83,14 @@ class PrefixCache:
         self.compressed_states = CompressedStates()
         self.compressed_kv = CompressedKv(plan)
         self.counts = CacheCounts()
-        self.new_checkpoints: deque[NodeId] | None = None
-        """Nodes with a checkpoint that was computed, for a store that takes them out; None without one."""
+        self.new_snapshots: deque[NodeId] | None = None
+        """Nodes with a snapshot that was computed, for a store that takes them out; None without one."""
 
     # ------------------------------------------------------------------ reading
 
     @property
     def evictable(self) -> tuple[int, int]:
-        """Pages and slots that evictions can free: pages that no lease reads, and every checkpoint."""
+        """Pages and slots that evictions can free: pages that no lease reads, and every snapshot."""
         return self.page_count - self.tree.held_page_count, self.tree.slot_count
 
     @property
@@ -100,7 +100,7 @@ class PrefixCache:
         return self.tree.page_count - kv.record_count + kv.page_count + self.compressed_states.page_count
 
     def evictable_except(self, nodes: Iterable[NodeId]) -> tuple[int, int]:
-        """``evictable`` if the checkpoints of ``nodes`` stay, with the KV that they need."""
+        """``evictable`` if the snapshots of ``nodes`` stay, with the KV that they need."""
         pages, slots = self.evictable
         counted: set[NodeId] = set()
         for node_id in nodes:
@@ -187,17 +187,17 @@ class PrefixCache:
             self._hold(lease, self.tree.node_ending(anchor, lease.shared_tokens))
 
     def restore(self, restore: RestoreKv) -> Freed:
-        """Compressed KV is unpacked; the caller enters the owners of its pages."""
+        """Compressed KV is restored; the caller enters the owners of its pages."""
         node = self.tree.by_id[restore.node]
-        packed = self.compressed_kv.leave(node)
+        compressed = self.compressed_kv.leave(node)
         node.edge.set_pages(node.start, restore.pages)
         self.counts.restored_pages += len(restore.pages)
-        unpacked = set(restore.pages)
-        return Freed([page for page in packed if page not in unpacked])
+        restored = set(restore.pages)
+        return Freed([page for page in compressed if page not in restored])
 
     def publish(self, lease: Lease, publication: Publication) -> Freed:
         """The tree adopts the pages that it lacks. Where it has the tokens, the lease adopts the tree's pages
-        and its own are freed. Duplicate checkpoints are freed too."""
+        and its own are freed. Duplicate snapshots are freed too."""
         tree, plan = self.tree, self.plan
         base = self.node(lease) or tree.root(lease.salt)
         done = (base.end - publication.start) // PAGE_TOKENS
@@ -233,10 +233,11 @@ class PrefixCache:
         exactly, node = not lease.inexact, end
         while node is not base:
             own = lease.pages[self.plan.pages_for(node.start):self.plan.pages_for(node.end)]
-            packed = self.compressed_kv.packed_node(node)
-            adopted = packed is not None or node.pages != own
+            compressed = self.compressed_kv.compressed_node(node)
+            adopted = compressed is not None or node.pages != own
             if adopted:
-                freed += node.pages if packed is None else self.compressed_kv.cut_front(packed, len(own))
+                freed += (node.pages if compressed is None
+                          else self.compressed_kv.cut_front(compressed, len(own)))
                 node.edge.set_pages(node.start, own)
                 for page in own:
                     self.tree.page_owners[page] = of_tree(node.edge.id)
@@ -247,7 +248,7 @@ class PrefixCache:
             node = node.parent
         return freed
 
-    def _save(self, lease: Lease, path: Node, save: Checkpoint, rest: bytes, freed: Freed, *,
+    def _save(self, lease: Lease, path: Node, save: Snapshot, rest: bytes, freed: Freed, *,
               inexact: bool) -> None:
         """The claim of ``save`` goes from the lease to the node that ends at its position. ``inexact``: the
         state was computed from inexact data."""
@@ -255,7 +256,7 @@ class PrefixCache:
         if ended:
             lease.slot = NO_SLOT
         else:
-            lease.taps.remove(save)
+            lease.snapshots.remove(save)
         node: Node | None
         if save.position <= path.end:
             node = self.tree.node_ending(path, save.position)
@@ -315,7 +316,7 @@ class PrefixCache:
         return freed
 
     def compress_state(self, node_id: NodeId, pages: Sequence[PageId]) -> Freed:
-        """The checkpoint of node ``node_id`` goes from its slot to ``pages``."""
+        """The snapshot of node ``node_id`` goes from its slot to ``pages``."""
         node = self.tree.by_id[node_id]
         self.compressed_states.enter(node, pages)
         node.state_inexact = True
@@ -327,7 +328,7 @@ class PrefixCache:
     def compress_kv(self, compress: CompressKv) -> Freed:
         """The KV of a node goes into the first of its own pages; the caller enters their owners."""
         self.counts.compressed_pages += len(compress.pages)
-        return Freed(self.compressed_kv.enter(self.tree.by_id[compress.node], compress.packed_count))
+        return Freed(self.compressed_kv.enter(self.tree.by_id[compress.node], compress.compressed_count))
 
     def _hold(self, lease: Lease, node: Node) -> None:
         before = self.node(lease)
@@ -345,7 +346,7 @@ class PrefixCache:
             self.tree.release(before)
 
     def _refile(self, node: Node, freed: Freed, *, newest: bool) -> None:
-        """``node`` lost a lease, a child or its checkpoint: remove it, or update its classes."""
+        """``node`` lost a lease, a child or its snapshot: remove it, or update its classes."""
         useless = node.bare and node.parent is not None and (node.is_tail or not self.tree.paged)
         if useless:
             self._remove(node, freed)
@@ -355,9 +356,9 @@ class PrefixCache:
     def _remove(self, node: Node, freed: Freed) -> None:
         parent = node.parent
         assert parent is not None
-        packed = self.compressed_kv.leave(node) if node.id in self.compressed_kv.by_node else None
+        compressed = self.compressed_kv.leave(node) if node.id in self.compressed_kv.by_node else None
         pages = self.tree.remove(node)
-        freed.pages += pages if packed is None else packed
+        freed.pages += pages if compressed is None else compressed
         self.order.forget(node)
         self.compressed_kv.forget(node)
         if parent.parent is not None:
@@ -366,16 +367,16 @@ class PrefixCache:
 
 
 def _note_new(cache: PrefixCache, lease: Lease, node: Node) -> None:
-    """``lease`` added the checkpoint of ``node``."""
+    """``lease`` added the snapshot of ``node``."""
     if lease.loads:
         cache.counts.loaded += 1
         cache.counts.loaded_tokens += node.end - lease.cached_tokens
-    elif cache.new_checkpoints is not None:
-        cache.new_checkpoints.append(node.id)
+    elif cache.new_snapshots is not None:
+        cache.new_snapshots.append(node.id)
 
 
 def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: Match) -> Match:
-    """``match`` of ``tokens``, with the loss to the salt: tokens that another namespace has, beyond those
+    """``match`` of ``tokens``, with the loss to the salt: tokens that another salt has, beyond those
     lost for other reasons.
 
     Each tenant computes the same tokens once (law L10), and the operator needs to know the cost of that. A
@@ -384,6 +385,6 @@ def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: 
     counted only with ``debug.count_salt``, and never reported to a request."""
     others = (name for name in cache.tree.roots if name != match.salt)
     most = max((cache.match(tokens, name, match.version).cached_tokens
-                for name in islice(others, NAMESPACES_MAX)), default=0)
+                for name in islice(others, SALTS_MAX)), default=0)
     missed = most - match.cached_tokens - match.lost.total
     return match if missed <= 0 else replace(match, lost=replace(match.lost, salt=missed))

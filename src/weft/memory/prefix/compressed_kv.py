@@ -2,31 +2,31 @@
 
     edge     pages  [ 17  4 90 33  8 51 | 12 60 ]          a node's KV is exact ...
                       |  compress: into its own first pages, the others are free
-    packed   pages  [ 17  4 90 ]                            ... or packed: one record for each page,
+             pages  [ 17  4 90 ]                            ... or compressed: one record for each page,
              bytes  |r0 |r1 |r2 |r3 |r4 |r5 |...            side by side, on from page to page
     edge     pages  [ -9 -10 -11 -12 -13 -14 | 12 60 ]      the edge has record ids in place of pages
-                      ^ restore: into the packed pages and some new ones, for a sequence that resumes past it
+                      ^ restore: into these pages and some new ones, for a sequence that resumes past it
 
 KV that no sequence reads need not keep its last bits. A page becomes a *record* of
 ``ArenaPlan.compressed_kv_bytes``: codes and their scales, without gaps, in KV pages.
 
-**In place.** Record r lies in packed page r or an earlier one. So a node is compressed into its own first
+**In place.** Record r lies in compressed page r or an earlier one. So a node is compressed into its own first
 pages, the first record first. It is restored the last record first, each into a page that no earlier record
 needs. Compression therefore takes no memory, and works when none is free.
 
-**What.** Nodes that no lease holds; KV under a hold is always unpacked. An opening restores the path to its
-checkpoint: one copy, for every later reader. A sequence that publishes over a compressed node gives the tree
-its own exact pages instead. A fork inside packed pages does this to their front and cuts it off. **When** is
-decided in ``eviction``: after bare KV and before anything is lost, and no more than is missing.
+**What.** Nodes that no lease holds; KV under a hold is always exact. An opening restores the path to its
+snapshot: one copy, for every later reader. A sequence that publishes over a compressed node gives the tree
+its own exact pages instead. A fork inside compressed pages does this to their front and cuts it off.
+**When** is decided in ``eviction``: after bare KV and before anything is lost, and no more than is missing.
 
 *Record ids* count down from below PAD and are never reused. Code that mistakes one for a page is caught (law
 L4), and a transaction that puts pages in place of some finds them by id.
 
-Laws: L1 (a packed page belongs to its node; audited), L2 (a transaction changes nothing here), L7 (compressed
-KV has no readers), L11 (KV_COMPRESS_BYTES_PER_STEP, but always one node).
+Laws: L1 (a compressed page belongs to its node; audited), L2 (a transaction changes nothing here), L7
+(compressed KV has no readers), L11 (KV_COMPRESS_BYTES_PER_STEP, but always one node).
 
 Rejected: compression into new pages (none are free when it is needed); compressing part of a node (a second
-way to cut an edge); an unpacked copy for each lease (each pays for the same bytes); scales by channel (12 to
+way to cut an edge); an exact copy for each lease (each pays for the same bytes); scales by channel (12 to
 25 % more bytes a page).
 """
 
@@ -48,9 +48,9 @@ KV_COMPRESS_BYTES_PER_STEP = 1 << 30
 
 
 @dataclass(eq=False, slots=True)
-class PackedPages:
-    """The packed pages of a node. ``pages[i]`` was number ``cut + i`` at the compression. ``count`` records
-    begin at byte ``skip_bytes``; the first has the id ``first_id``, the next one ``first_id - 1``."""
+class CompressedPages:
+    """The compressed pages of a node. ``pages[i]`` was number ``cut + i`` at the compression. ``count``
+    records begin at byte ``skip_bytes``; the first has the id ``first_id``, the next one ``first_id - 1``."""
 
     pages: list[PageId]
     cut: int
@@ -63,7 +63,7 @@ class PackedPages:
         """Pages besides its own that a restore takes; one to spare after a cut in the middle of a page."""
         return max(0, self.count - len(self.pages) + (self.skip_bytes > 0))
 
-    def unpack_into(self, pages: Sequence[PageId], form: KvForm) -> tuple[PageId, ...]:
+    def restore_into(self, pages: Sequence[PageId], form: KvForm) -> tuple[PageId, ...]:
         """A page for each record, of its own and ``pages``, in an order that works from the last record to
         the first: no restore overwrites an earlier record. All of ``pages`` are used."""
         targets, free, left = [], deque(pages), list(self.pages)
@@ -87,11 +87,11 @@ class CompressedKv:
     def __init__(self, plan: ArenaPlan) -> None:
         self.record_bytes = plan.compressed_kv_bytes
         self.page_bytes = plan.page_bytes
-        self.by_node: dict[NodeId, PackedPages] = {}
+        self.by_node: dict[NodeId, CompressedPages] = {}
         self.idle: OrderedDict[NodeId, Node] = OrderedDict()
         """Nodes without readers, tails excepted, the longest unread first; some are too short to compress."""
         self.page_count = 0
-        """Packed pages."""
+        """Compressed pages."""
         self.record_count = 0
         """Pages of KV in them."""
         self._last_id = PAD
@@ -104,29 +104,29 @@ class CompressedKv:
 
     def pages_of(self, node: Node) -> int:
         """Pages that the KV of ``node`` occupies."""
-        packed = self.by_node.get(node.id)
-        return node.page_count if packed is None else len(packed.pages)
+        compressed = self.by_node.get(node.id)
+        return node.page_count if compressed is None else len(compressed.pages)
 
-    def packed_node(self, node: Node) -> Node | None:
-        """The node whose packed pages have the KV of ``node``: itself, or the one below if ``node`` was just
-        cut off its front. None: the KV is not compressed."""
+    def compressed_node(self, node: Node) -> Node | None:
+        """The node whose compressed pages have the KV of ``node``: itself, or the one below if ``node`` was
+        just cut off its front. None: the KV is not compressed."""
         if not node.edge.pages or node.edge.pages_between(node.start, node.start + 1)[0] > PAD:
             return None
         return node if node.id in self.by_node else node.edge.node_at(node.end)
 
-    def packed_count(self, pages: int) -> int:
-        """Packed pages for the KV of ``pages`` pages."""
+    def compressed_count(self, pages: int) -> int:
+        """Compressed pages for the KV of ``pages`` pages."""
         return ceil_div(pages * self.record_bytes, self.page_bytes)
 
     def gain(self, node: Node) -> int:
         """Pages that compressing ``node`` frees; 0 if that is less than a quarter of them."""
         pages = node.page_count
-        gain = pages - self.packed_count(pages)
+        gain = pages - self.compressed_count(pages)
         return gain if 4 * gain >= pages and node.id not in self.by_node and not node.holds else 0
 
     def compressions(self, nodes: Iterable[Node]) -> tuple[CompressKv, ...]:
         """The work of compressing ``nodes``."""
-        return tuple(CompressKv(node.id, tuple(node.pages), self.packed_count(node.page_count), self.form)
+        return tuple(CompressKv(node.id, tuple(node.pages), self.compressed_count(node.page_count), self.form)
                      for node in nodes)
 
     def restore_pages(self, node: Node | None) -> int:
@@ -134,18 +134,18 @@ class CompressedKv:
         compressed."""
         pages, at = 0, node
         while self.by_node and at is not None and not at.holds:
-            packed = self.by_node.get(at.id)
-            pages += packed.missing if packed is not None else 0
+            compressed = self.by_node.get(at.id)
+            pages += compressed.missing if compressed is not None else 0
             at = at.parent
         return pages
 
-    def packed_on_path(self, node: Node | None) -> Iterator[tuple[Node, PackedPages]]:
+    def compressed_on_path(self, node: Node | None) -> Iterator[tuple[Node, CompressedPages]]:
         """The compressed nodes on the path to ``node``, from below."""
         at = node
         while self.by_node and at is not None and not at.holds:
-            packed = self.by_node.get(at.id)
-            if packed is not None:
-                yield at, packed
+            compressed = self.by_node.get(at.id)
+            if compressed is not None:
+                yield at, compressed
             at = at.parent
 
     # ------------------------------------------------------------------ writing, by a commit
@@ -170,42 +170,42 @@ class CompressedKv:
         """``node`` was removed."""
         self.idle.pop(node.id, None)
 
-    def enter(self, node: Node, packed_count: int) -> list[PageId]:
-        """``node`` is compressed into its first ``packed_count`` pages. Returns the others."""
+    def enter(self, node: Node, compressed_count: int) -> list[PageId]:
+        """``node`` is compressed into its first ``compressed_count`` pages. Returns the others."""
         assert not node.holds, f"node {node.id} is read and was compressed"
         assert node.id not in self.by_node, f"node {node.id} is compressed"
         pages = node.pages
-        assert len(pages) > packed_count == self.packed_count(len(pages))
+        assert len(pages) > compressed_count == self.compressed_count(len(pages))
         first_id = self._last_id - 1
         self._last_id -= len(pages)
-        self.by_node[node.id] = PackedPages(pages[:packed_count], 0, 0, first_id, len(pages))
-        self.page_count += packed_count
+        self.by_node[node.id] = CompressedPages(pages[:compressed_count], 0, 0, first_id, len(pages))
+        self.page_count += compressed_count
         self.record_count += len(pages)
         node.edge.set_pages(node.start, [PageId(first_id - at) for at in range(len(pages))])
         node.kv_inexact = True
         self.idle.pop(node.id, None)
-        return pages[packed_count:]
+        return pages[compressed_count:]
 
     def leave(self, node: Node) -> list[PageId]:
-        """``node`` is no longer compressed. Returns its packed pages."""
-        packed = self.by_node.pop(node.id)
-        self.page_count -= len(packed.pages)
-        self.record_count -= packed.count
-        return packed.pages
+        """``node`` is no longer compressed. Returns its compressed pages."""
+        compressed = self.by_node.pop(node.id)
+        self.page_count -= len(compressed.pages)
+        self.record_count -= compressed.count
+        return compressed.pages
 
     def cut_front(self, node: Node, count: int) -> list[PageId]:
-        """The first ``count`` records of ``node`` are unpacked elsewhere. Returns the packed pages that hold
-        nothing else."""
-        packed = self.by_node[node.id]
-        assert count <= packed.count, f"{count} of {packed.count} records are cut off"
-        if count == packed.count:
+        """The first ``count`` records of ``node`` are restored elsewhere. Returns the compressed pages that
+        hold nothing else."""
+        compressed = self.by_node[node.id]
+        assert count <= compressed.count, f"{count} of {compressed.count} records are cut off"
+        if count == compressed.count:
             return self.leave(node)
-        end = packed.skip_bytes + count * self.record_bytes
-        freed, packed.skip_bytes = packed.pages[:end // self.page_bytes], end % self.page_bytes
-        del packed.pages[:len(freed)]
-        packed.cut += len(freed)
-        packed.first_id -= count
-        packed.count -= count
+        end = compressed.skip_bytes + count * self.record_bytes
+        freed, compressed.skip_bytes = compressed.pages[:end // self.page_bytes], end % self.page_bytes
+        del compressed.pages[:len(freed)]
+        compressed.cut += len(freed)
+        compressed.first_id -= count
+        compressed.count -= count
         self.page_count -= len(freed)
         self.record_count -= count
         return freed
@@ -257,7 +257,7 @@ class KvCompression:
         return node.id in self._chosen
 
 
-class Unpacking:
+class Restoring:
     """The pages that one transaction puts in place of record ids, by id.
 
     An opening restores what it needs, once for all openings of the transaction. A publication over compressed
@@ -274,12 +274,12 @@ class Unpacking:
 
     def missing(self, node: Node) -> int | None:
         """Pages that restoring the path to ``node`` takes. None: impossible in this transaction, because it
-        publishes over the front of packed pages on the path and cuts them."""
+        publishes over the front of compressed pages on the path and cuts them."""
         pages = 0
-        for _, packed in self._kv.packed_on_path(node):
-            if packed.first_id not in self.pages:
-                pages += packed.missing
-            elif packed.first_id - packed.count + 1 not in self.pages:
+        for _, compressed in self._kv.compressed_on_path(node):
+            if compressed.first_id not in self.pages:
+                pages += compressed.missing
+            elif compressed.first_id - compressed.count + 1 not in self.pages:
                 return None
         return pages
 
@@ -289,12 +289,12 @@ class Unpacking:
         while self._kv.record_bytes and at is not None and not at.holds:
             self._opened_on.add(at.id)
             at = at.parent
-        for compressed, packed in self._kv.packed_on_path(node):
-            if packed.first_id in self.pages:
+        for at, compressed in self._kv.compressed_on_path(node):
+            if compressed.first_id in self.pages:
                 continue
-            pages = packed.unpack_into(take(packed.missing), self._kv.form)
-            self.pages.update((packed.first_id - index, page) for index, page in enumerate(pages))
-            self.restored.append(RestoreKv(compressed.id, tuple(packed.pages), packed.skip_bytes, pages,
+            pages = compressed.restore_into(take(compressed.missing), self._kv.form)
+            self.pages.update((compressed.first_id - index, page) for index, page in enumerate(pages))
+            self.restored.append(RestoreKv(at.id, tuple(compressed.pages), compressed.skip_bytes, pages,
                                            self._kv.form))
 
     def replace_inexact(self, node: Node, pages: list[PageId], own: list[PageId]) -> None:

@@ -1,4 +1,4 @@
-"""Edges and nodes of the prefix tree, and lookups: how far tokens match, and which checkpoint lies deepest.
+"""Edges and nodes of the prefix tree, and lookups: how far tokens match, and which snapshot lies deepest.
 
     edge   tokens  [ t0 ........................................ ]    int32 bytes, one piece
            pages   [ p0 p1 p2 p3 p4 p5 p6 p7 ]
@@ -8,8 +8,8 @@
                       ^ anchor     |
     prompt  a a a a b b b b c c x x                KV matches two tokens into c; it resumes at the anchor
 
-A *node* is a span [start, end) of an edge and what lies at its end: children, a checkpoint, readers. A
-checkpoint in the middle of a node cuts it in two. A long prompt with a checkpoint every 64 tokens is cut a
+A *node* is a span [start, end) of an edge and what lies at its end: children, a snapshot, readers. A
+snapshot in the middle of a node cuts it in two. A long prompt with a snapshot every 64 tokens is cut a
 thousand times, so nodes only mark positions: a cut copies nothing, and the pages of a path down an edge are
 one slice. A walk compares the bytes of an edge, not its nodes: 100,000 cached tokens are matched in about 40
 microseconds.
@@ -18,9 +18,9 @@ A page records its edge as its owner. Cuts do not change that owner, so finding 
 bisection and never a scan (compaction needs it). An edge loses nodes only at its end, because only leaves are
 removed.
 
-Laws: L8 (a hit is a checkpoint), L10 (tokens are compared, never hashes).
+Laws: L8 (a hit is a snapshot), L10 (tokens are compared, never hashes).
 
-Rejected: merging nodes whose checkpoint was evicted (a second place that changes edges, for dead weight that
+Rejected: merging nodes whose snapshot was evicted (a second place that changes edges, for dead weight that
 eviction removes anyway); comparing an edge to its end in one step (a walk that leaves each of many edges
 early would pay for all of them: windows grow with what has matched).
 """
@@ -42,7 +42,7 @@ EdgeId = NewType("EdgeId", int)
 
 NO_EDGE = EdgeId(PAD)
 COMPRESSED = SlotId(PAD - 1)
-"""In place of a slot: the checkpoint is compressed (eviction.py)."""
+"""In place of a slot: the snapshot is compressed (eviction.py)."""
 TOKEN_BYTES = 4
 PAGE_KEY_BYTES = PAGE_TOKENS * TOKEN_BYTES
 _WINDOW_BYTES = 64 * PAGE_KEY_BYTES
@@ -130,12 +130,12 @@ class Node:
     tail_count: int = 0
     """Children that are tails."""
     slot: SlotId = NO_SLOT
-    """Checkpoint at ``end``: PAD without one, COMPRESSED if it lies in pages."""
+    """Snapshot at ``end``: PAD without one, COMPRESSED if it lies in pages."""
     epoch: int = 0
     holds: int = 0
     """Leases that read this node's pages."""
     state_lost: bool = False
-    """A checkpoint at ``end``, or of a tail below, was evicted: a miss here is an evicted state."""
+    """A snapshot at ``end``, or of a tail below, was evicted: a miss here is an evicted state."""
     ghosts: dict[bytes, int] = field(default_factory=dict, repr=False)
     """Tokens evicted below this node, by the key of their first page."""
     hits: int = 0
@@ -143,7 +143,7 @@ class Node:
     used_at: int = 0
     """Version of memory's state at its creation or its last opening."""
     kv_inexact: bool = False
-    """Its KV was compressed once, or computed from compressed data. ``state_inexact``: its checkpoint was."""
+    """Its KV was compressed once, or computed from compressed data. ``state_inexact``: its snapshot was."""
     state_inexact: bool = False
 
     @property
@@ -171,11 +171,11 @@ class Node:
 
     @property
     def bare(self) -> bool:
-        """No lease reads its KV and no checkpoint needs it."""
+        """No lease reads its KV and no snapshot needs it."""
         return not self.children and self.slot == PAD and not self.holds
 
     def lose_state(self) -> None:
-        """The checkpoint is evicted."""
+        """The snapshot is evicted."""
         self.slot = NO_SLOT
         lost_at = self.parent if self.is_tail else self
         assert lost_at is not None
@@ -203,7 +203,7 @@ class PrefixMatch:
 
     ``node``: the deepest node that matches whole; ``partly``: its child that matches further in part.
     ``kv_tokens``: how far the KV matches, that part included. ``anchor``: the deepest node on the path with a
-    checkpoint. ``state_lost_at``: the deepest position beyond the anchor where a checkpoint was evicted, 0
+    snapshot. ``state_lost_at``: the deepest position beyond the anchor where a snapshot was evicted, 0
     without one. ``kv_lost_tokens``: tokens beyond ``kv_tokens`` that were evicted; an upper bound."""
 
     node: Node

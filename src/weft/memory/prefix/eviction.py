@@ -5,32 +5,32 @@ them.
     Demand    what would fit if everything were packed tightly:
                   frames >= ceil(pages / pages per frame) + ceil(slots / slots per frame)
 
-    class 0   bare KV         leaves that no checkpoint and no lease needs         oldest first
-    class 1   checkpoints     all of them, inside the tree and on the path of      as the policy ranks
+    class 0   bare KV         leaves that no snapshot and no lease needs         oldest first
+    class 1   snapshots     all of them, inside the tree and on the path of      as the policy ranks
                               a lease too: the state alone goes, its KV stays      them (policy.py)
 
-    demand --choose--> [trim a bare leaf] ... [compress] ... [evict a checkpoint, then its bare KV] ...
+    demand --choose--> [trim a bare leaf] ... [compress] ... [evict a snapshot, then its bare KV] ...
 
 If the demand is met and the room is not, free space is scattered, and items move (relief.py). If the demand
 is not met, cached data is evicted: exactly as much as it takes, wherever it lies. So bytes of the wrong kind
 are never evicted for nothing, and eviction knows no frames.
 
 Bare KV goes first, whatever is short: in a model with states nothing resumes from it. A leaf is cut from its
-end. A lease holds KV, never a checkpoint: it copied the state when it opened. So any checkpoint can go at any
+end. A lease holds KV, never a snapshot: it copied the state when it opened. So any snapshot can go at any
 moment. A sequence that runs alone can have the whole arena except the KV that it reads itself (law L3).
 
-**Compressed states.** A checkpoint that no sequence computes on does not need its last bits. Its int8 codes,
+**Compressed states.** A snapshot that no sequence computes on does not need its last bits. Its int8 codes,
 with a scale for each row, take about a quarter of its bytes and lie in k KV pages, anywhere, in order. It
 saves the same seconds for fewer bytes, so compression comes between the two classes, the least recently used
 state first. It takes pages before it gives a slot back, and must reduce the demand in frames, or it is not
 done; so a shortage ends. A compressed state stays so until its eviction: a sequence that resumes there gets
-an unpacked copy in its own slot.
+an exact copy in its own slot.
 
-``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen checkpoint)
+``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen snapshot)
 in an overlay, and stops at ``EVICTIONS_PER_STEP`` (law L11).
 
 Rejected: counting the shortage in bytes (eleven states of a frame of twelve free no page); leases that hold
-checkpoints (a second slot for each running sequence); evicting whole nodes (a cached prompt of 100,000 tokens
+snapshots (a second slot for each running sequence); evicting whole nodes (a cached prompt of 100,000 tokens
 for one page); frames of compressed states as a third kind (three of 3.7 fit into a frame of one slot: 19 % is
 lost); compression at once, not under pressure (a cache with room would lose bits for nothing).
 """
@@ -54,7 +54,7 @@ SLOTS_AHEAD_SHARE = 64
 
 
 def slots_ahead(slot_count: int) -> int:
-    """Slots to keep free of ``slot_count``. A checkpoint without a free slot is skipped; a step may want
+    """Slots to keep free of ``slot_count``. A snapshot without a free slot is skipped; a step may want
     several."""
     return min(SLOTS_AHEAD_MAX, ceil_div(slot_count, SLOTS_AHEAD_SHARE))
 
@@ -197,14 +197,14 @@ def pages_beyond(walk: Walk[PageId], frames: FrameWalk, count: int) -> tuple[lis
 
 
 EVICTIONS_PER_STEP = 64
-"""Nodes that one reservation may cut or remove, or whose checkpoint it may evict."""
+"""Nodes that one reservation may cut or remove, or whose snapshot it may evict."""
 NO_COMPRESSION = CompressionRoom(0, 0)
 NO_KV_COMPRESSION = KvCompression(None)
 
 
 class Recency:
     """The two classes, oldest first; every change is O(1). Only a commit changes them. ``in_slots``: the
-    checkpoints that are not compressed."""
+    snapshots that are not compressed."""
 
     __slots__ = ("bare", "in_slots", "states")
 
@@ -215,7 +215,7 @@ class Recency:
 
     def refresh(self, node: Node, *, newest: bool) -> None:
         """Put ``node`` into the classes it belongs to now. A node that just became bare enters as the
-        ``newest``; as the oldest if its checkpoint or children were evicted."""
+        ``newest``; as the oldest if its snapshot or children were evicted."""
         if node.slot == PAD:
             self.states.pop(node.id, None)
         elif node.id not in self.states:
@@ -231,7 +231,7 @@ class Recency:
             self.bare.move_to_end(node.id, last=newest)
 
     def touch(self, node: Node) -> None:
-        """The checkpoint of ``node`` was used."""
+        """The snapshot of ``node`` was used."""
         self.states.move_to_end(node.id)
         if node.id in self.in_slots:
             self.in_slots.move_to_end(node.id)
@@ -264,7 +264,7 @@ class _Overlay:
         return (node.slot == PAD or node.id in self._stateless) and self.leaf(node)
 
     def leaf(self, node: Node) -> bool:
-        """Only its own checkpoint needs the KV of ``node``."""
+        """Only its own snapshot needs the KV of ``node``."""
         return (node.parent is not None and not node.holds
                 and len(node.children) == self._removed_children.get(node.id, 0))
 
@@ -274,9 +274,9 @@ def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spare
            compression: CompressionRoom = NO_COMPRESSION,
            kv_compression: KvCompression = NO_KV_COMPRESSION) -> list[Eviction]:
     """Evictions that meet ``demand``, in the order in which to carry them out; fewer if ``limit`` ends them.
-    Checkpoints go in the order ``ranked``, and those it leaves out by recency. Nodes in ``spared`` stay.
+    Snapshots go in the order ``ranked``, and those it leaves out by recency. Nodes in ``spared`` stay.
     Those of ``last`` go after all others, the first of them at the very end. In a model without attention,
-    nodes go with their checkpoints."""
+    nodes go with their snapshots."""
     chosen: list[Eviction] = []
     overlay = _Overlay()
     newly_bare: list[Node] = []
@@ -336,7 +336,7 @@ def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spare
 
 
 class _States:
-    """Checkpoints in order, except that a leaf precedes the others among the next few."""
+    """Snapshots in order, except that a leaf precedes the others among the next few."""
 
     __slots__ = ("_is_leaf", "_nodes", "_seen")
 
@@ -357,7 +357,7 @@ class _States:
 
 def _in_turn(ranked: Iterable[Node], states: OrderedDict[NodeId, Node],
              *left_out: Container[NodeId]) -> Iterator[Node]:
-    """Every checkpoint once, the ranked ones first. A ranked node without a checkpoint is skipped."""
+    """Every snapshot once, the ranked ones first. A ranked node without a snapshot is skipped."""
     seen: set[NodeId] = set()
     for node in ranked:
         if node.id not in seen and states.get(node.id) is node:

@@ -12,8 +12,8 @@ from weft.memory.prefix.policy import (
     Clock,
     Policy,
     PrefillCost,
-    checkpoint_above,
     pages_alone,
+    snapshot_above,
 )
 from weft.memory.prefix.value.policy import ValuePolicy
 from weft.memory.values import Match, NodeId
@@ -24,11 +24,11 @@ class Marconi(Policy):
     """Recency and FLOP per byte, as published for hybrid models, for comparison.
 
         score = recency + efficiency                each over its largest among the candidates
-        efficiency = seconds to compute from the checkpoint above / (state + KV that only it needs)
+        efficiency = seconds to compute from the snapshot above / (state + KV that only it needs)
 
-    Candidates are checkpoints with at most one child, the lowest score first (Pan et al., Marconi, MLSys
+    Candidates are snapshots with at most one child, the lowest score first (Pan et al., Marconi, MLSys
     2025). The published weight of the second term is tuned by replaying the past; here it is 1. Each
-    ``order`` scores every checkpoint: fine for a simulation, and the reason not to serve with it."""
+    ``order`` scores every snapshot: fine for a simulation, and the reason not to serve with it."""
 
     name = "marconi"
 
@@ -68,7 +68,7 @@ class Marconi(Policy):
         return (nodes[at] for at in sorted(range(len(nodes)), key=lambda at: (scores[at], at)))
 
     def _efficiency(self, node: Node) -> float:
-        above = checkpoint_above(node)
+        above = snapshot_above(node)
         saved = self._cost.between(above.end if above is not None else 0, node.end)
         return saved / (self._plan.slot_stride_bytes + pages_alone(node) * self._plan.page_bytes)
 
@@ -94,7 +94,7 @@ def check_policy(name: str) -> None:
 
 def make_policy(name: str, plan: ArenaPlan, cost: PrefillCost, clock: Clock) -> Policy:
     """The policy called ``name`` for a memory of geometry ``plan``. A model without recurrent layers has no
-    checkpoints, so its KV goes by recency under every name. States and KV that may be compressed count with
+    snapshots, so its KV goes by recency under every name. States and KV that may be compressed count with
     their compressed bytes, because compression comes before eviction."""
     check_policy(name)
     if plan.compressed_pages:

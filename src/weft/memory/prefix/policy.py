@@ -1,23 +1,23 @@
 """What leaves the prefix cache first, as a replaceable part: the events and questions of a policy, and what a
-checkpoint holds.
+snapshot holds.
 
     events of a commit     opened  published  saved  duplicated  evicted  child_removed  closed
                            committed (once, at the end)
     between steps          costs    the measured cost of computing a prompt
-    questions              recall   what the policy remembers of a prompt; it places checkpoints (``taps``)
-                           order    the checkpoints in memory, the first to evict first
+    questions              recall   what the policy remembers of a prompt; it places snapshots (``taps``)
+                           order    the snapshots in memory, the first to evict first
 
     root --[ 0..512 )--+--[ 512..2048 )  state A     A alone holds its own node: 96 pages; [0..512) is B's too
                        '--[ 512..1024 )--[ 1024..4096 )  state B
 
 A policy ranks and does nothing else. ``eviction.choose`` knows which bytes are short, what goes with a
-checkpoint, what must stay, and how much is enough. So a faulty policy chooses worse and never wrong (laws L1,
+snapshot, what must stay, and how much is enough. So a faulty policy chooses worse and never wrong (laws L1,
 L8, L9). The pure half has no clock. One is passed in, and only commits read it, so two identical plans get
 identical answers.
 
 Two states that share all of their KV hold none of it *alone*: evicting either frees only the state. So the
 one that is cheaper to compute again goes first, and then the other holds all of that KV. These readings look
-at STEPS_MAX nodes at most (law L11): bytes far above a checkpoint carry no weight.
+at STEPS_MAX nodes at most (law L11): bytes far above a snapshot carry no weight.
 
 Rejected: a policy that evicts (every policy would have to keep every law); a policy that ranks pages (bare KV
 of a model with states helps no request and goes first; without states it is LRU).
@@ -69,46 +69,46 @@ class Policy:
         """The cost of computing changed; the units did not."""
 
     def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
-        """``seq`` opened at the checkpoint ``anchor``, or at its first token."""
+        """``seq`` opened at the snapshot ``anchor``, or at its first token."""
 
     def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
         """``seq`` computed ``tokens`` (int32 bytes) from position ``start`` on, and they entered the tree."""
 
     def saved(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
-        """``seq`` added a checkpoint at the end of ``node``. ``rest``: its tokens past the whole pages.
-        ``ended``: the checkpoint is the running slot of a sequence that closes."""
+        """``seq`` added a snapshot at the end of ``node``. ``rest``: its tokens past the whole pages.
+        ``ended``: the snapshot is the running slot of a sequence that closes."""
 
     def duplicated(self, node: Node) -> None:
-        """A second checkpoint for the end of ``node`` was dropped as a duplicate."""
+        """A second snapshot for the end of ``node`` was dropped as a duplicate."""
 
     def evicted(self, node: Node) -> None:
-        """The checkpoint of ``node`` is evicted, right after this returns."""
+        """The snapshot of ``node`` is evicted, right after this returns."""
 
     def closed(self, seq: SeqId, node: Node | None) -> None:
         """``seq`` closed; it read the pages up to ``node``."""
 
     def child_removed(self, node: Node) -> None:
-        """A child of ``node`` was removed: its checkpoint above, or the only one below, now holds more
+        """A child of ``node`` was removed: its snapshot above, or the only one below, now holds more
         alone."""
 
     def committed(self) -> None:
         """The commit is done; bounded upkeep goes here."""
 
     def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
-        """The checkpoints ``states``, given in order of use, in the order of their eviction. It may name too
+        """The snapshots ``states``, given in order of use, in the order of their eviction. It may name too
         few. Reads only; may be called often."""
         return iter(states.values())
 
     def uses_of(self, node: Node) -> float | None:
-        """Uses expected of the checkpoint of ``node`` from now on; None in a policy that does not know."""
+        """Uses expected of the snapshot of ``node`` from now on; None in a policy that does not know."""
         return None
 
 
 STEPS_MAX = 64
 
 
-def checkpoint_above(node: Node) -> Node | None:
-    """The nearest checkpoint on the path above ``node``; a tail along its tokens counts. None: no checkpoint
+def snapshot_above(node: Node) -> Node | None:
+    """The nearest snapshot on the path above ``node``; a tail along its tokens counts. None: no snapshot
     is near."""
     child = node
     for _ in range(STEPS_MAX):
@@ -124,12 +124,12 @@ def checkpoint_above(node: Node) -> Node | None:
     return None
 
 
-def checkpoint_at_or_above(node: Node) -> Node | None:
-    return node if node.slot != PAD else checkpoint_above(node)
+def snapshot_at_or_above(node: Node) -> Node | None:
+    return node if node.slot != PAD else snapshot_above(node)
 
 
-def only_checkpoint_below(node: Node) -> Node | None:
-    """The nearest checkpoint below ``node``, if a single path leads down to it."""
+def only_snapshot_below(node: Node) -> Node | None:
+    """The nearest snapshot below ``node``, if a single path leads down to it."""
     at = node
     for _ in range(STEPS_MAX):
         if len(at.children) != 1:
@@ -141,7 +141,7 @@ def only_checkpoint_below(node: Node) -> Node | None:
 
 
 def pages_alone(node: Node) -> int:
-    """Pages that no request could use without the checkpoint of ``node``."""
+    """Pages that no request could use without the snapshot of ``node``."""
     if node.children or node.holds:
         return 0
     pages, at = node.page_count, node.parent

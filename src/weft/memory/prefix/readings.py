@@ -1,28 +1,28 @@
-"""What others see of the prefix cache: a checkpoint for a store, its changes for a router, its shape for an
+"""What others see of the prefix cache: a snapshot for a store, its changes for a router, its shape for an
 operator.
 
-    contents   root --[ pages 3 9 4 )--[ packed 7 2 )o slot 5       tokens [0, position)
+    contents   root --[ pages 3 9 4 )--[ compressed 7 2 )o slot 5       tokens [0, position)
                                                                     rows   3 9 4 exact | 7 2 in 8 bits
                                                                     state  slot 5
-    follower   what each changed node offers now  -  what was reported of it  -->  CheckpointReport
-    shape      namespaces, depths, lengths, and the places at which requests part or resume
+    follower   what each changed node offers now  -  what was reported of it  -->  SnapshotReport
+    shape      salts, depths, lengths, and the places at which requests part or resume
 
 Readings of the tree alone. **Contents**: pages and slot are those of memory's state at this version. A caller
 names them in the plan of the same version, and looks again for the next one. Codes of compressed KV lie side
-by side in its packed pages, from ``skip_bytes`` of the first on.
+by side in its compressed pages, from ``skip_bytes`` of the first on.
 
-**Follower**: a report is a difference between two states of the tree. So a checkpoint that came and went
+**Follower**: a report is a difference between two states of the tree. So a snapshot that came and went
 between two reports is in none. A step that changes nothing costs nothing. A model with states resumes at
-checkpoints only (law L8). A model without them, or a router that asks for ``pages``, hears of every fourth
-page of a span and its end. Digests go down the tree by sums (``weft.checkpoint_report``). At most OFFERED_MAX
+snapshots only (law L8). A model without them, or a router that asks for ``pages``, hears of every fourth
+page of a span and its end. Digests go down the tree by sums (``weft.snapshot_report``). At most OFFERED_MAX
 are reported at once.
 
-**Shape**: namespaces by number, the biggest first, as a salt is a tenant's secret. ``digest`` is a hash of
+**Shape**: salts by number, the biggest first, as a salt is a tenant's secret. ``digest`` is a hash of
 the tokens of a prefix, ``head`` the tokens with which the place begins to differ from its siblings. Both stay
 in the server, which drops the head unless its operator asks for text. *Hits* of a prefix include those of all
 nodes below. One walk over at most NODES_MAX nodes, on request, never in a step (law L11).
 
-Rejected: an event at each place that changes a checkpoint (six places, and events that cancel out); a walk of
+Rejected: an event at each place that changes a snapshot (six places, and events that cancel out); a walk of
 the tree at each report (100,000 nodes).
 """
 
@@ -38,13 +38,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.checkpoint_report import CheckpointReport, RemovedCheckpoint, ReportedCheckpoint
 from weft.memory.prefix.cache import PrefixCache
 from weft.memory.prefix.edge import COMPRESSED, Node, path_pages
-from weft.memory.prefix.tree import PrefixTree, namespace_of
-from weft.memory.usage import CacheShape, NamespaceShape, PrefixShape, ShapeSum, SizeClass
+from weft.memory.prefix.tree import PrefixTree, salt_of
+from weft.memory.usage import CacheShape, PrefixShape, SaltShape, ShapeSum, SizeClass
 from weft.memory.values import NO_SLOT, NodeId
 from weft.prefix_digests import extended_digests, salt_digest
+from weft.snapshot_report import RemovedSnapshot, ReportedSnapshot, SnapshotReport
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, PageId, SlotId, ceil_div, pages_for
 
 
@@ -60,11 +60,11 @@ class KvPart(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointContents:
+class SnapshotContents:
     """``tokens``: int32 [position]. ``pages``: those of all ``parts``, the KV of [``start``, position), and
     then those of a compressed state. ``slot``: NO_SLOT in a model without recurrent layers, COMPRESSED for a
     compressed state. ``exact``: no part of it was ever compressed. ``above``: the position of the next
-    checkpoint above, 0 without one. ``hits``: sequences that resumed at it."""
+    snapshot above, 0 without one. ``hits``: sequences that resumed at it."""
 
     node: NodeId
     salt: str
@@ -91,9 +91,9 @@ class CheckpointContents:
         return self.position, self.parts, self.slot == COMPRESSED
 
 
-def checkpoint_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> CheckpointContents | None:
-    """The checkpoint of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
-    None if the node or its checkpoint is gone."""
+def snapshot_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> SnapshotContents | None:
+    """The snapshot of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
+    None if the node or its snapshot is gone."""
     node = cache.tree.by_id.get(name)
     if node is None or node.parent is None or (cache.stateful and node.slot == PAD):
         return None
@@ -105,10 +105,10 @@ def checkpoint_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> Che
         at = at.parent
         if at is not None and at.slot != PAD and not above:
             above = at.end
-    slot, salt = node.slot if cache.stateful else NO_SLOT, namespace_of(cache.tree, node)
+    slot, salt = node.slot if cache.stateful else NO_SLOT, salt_of(cache.tree, node)
     if slot == COMPRESSED:
         pages += cache.compressed_states.pages[node.id]
-    return CheckpointContents(node.id, salt, _tokens(node), start, tuple(pages), tuple(parts), slot, exact,
+    return SnapshotContents(node.id, salt, _tokens(node), start, tuple(pages), tuple(parts), slot, exact,
                               above, node.hits)
 
 
@@ -135,15 +135,15 @@ def _parts(cache: PrefixCache, node: Node, start: int) -> tuple[list[KvPart], li
 
 def _part(cache: PrefixCache, node: Node, start: int) -> tuple[KvPart, list[PageId]]:
     """The KV of one node from ``start`` on."""
-    packed = cache.compressed_kv.by_node.get(node.id)
-    if packed is None:
+    compressed = cache.compressed_kv.by_node.get(node.id)
+    if compressed is None:
         pages = node.pages[(start - node.start) // PAGE_TOKENS:]
         return KvPart(start, node.end, len(pages)), pages
     form = cache.compressed_kv.form
     passed = (start - node.start) // PAGE_TOKENS
-    row, skip_bytes = divmod(packed.skip_bytes + passed * form.record_bytes, form.page_bytes)
+    row, skip_bytes = divmod(compressed.skip_bytes + passed * form.record_bytes, form.page_bytes)
     count = pages_for(node.end) - start // PAGE_TOKENS
-    pages = packed.pages[row:row + ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes)]
+    pages = compressed.pages[row:row + ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes)]
     return KvPart(start, node.end, len(pages), True, skip_bytes), pages
 
 
@@ -167,13 +167,13 @@ def _tokens(node: Node) -> npt.NDArray[np.int32]:
 
 OFFERED_MAX = 200_000
 COMPRESSED_RESTORE_S = 1e-3
-"""A guess: unpacking a state takes about as long as writing it."""
+"""A guess: restoring a state takes about as long as writing it."""
 
 _Key = tuple[int, tuple[int, ...]]
 """Digest and tail."""
 
 
-class CheckpointFollower:
+class SnapshotFollower:
     """``pages``: every place where KV ends is reported, and not only states. One for a tree."""
 
     def __init__(self, tree: PrefixTree, *, pages: bool) -> None:
@@ -183,36 +183,36 @@ class CheckpointFollower:
         self._tree = tree
         self._pages = pages
         self._digests: dict[NodeId, int] = {}
-        self._offers: dict[NodeId, dict[_Key, ReportedCheckpoint]] = {}
+        self._offers: dict[NodeId, dict[_Key, ReportedSnapshot]] = {}
         """What each node offered at the last report."""
         tree.changed_nodes = set(tree.by_id)
         self._changes()
 
-    def take(self) -> CheckpointReport | None:
-        """What changed since the last report or snapshot; None for nothing."""
+    def take(self) -> SnapshotReport | None:
+        """What changed since the last report; None for nothing."""
         if not self._tree.changed_nodes:
             return None
         added, removed = self._changes()
         if not added and not removed:
             return None
         self.number += 1
-        return CheckpointReport(number=self.number, added=added, removed=removed)
+        return SnapshotReport(number=self.number, added=added, removed=removed)
 
-    def snapshot(self) -> CheckpointReport:
+    def full_report(self) -> SnapshotReport:
         """Everything."""
         self._changes()
         self.number += 1
         everything = [one for offers in self._offers.values() for one in offers.values()]
-        return CheckpointReport(number=self.number, added=everything, is_snapshot=True)
+        return SnapshotReport(number=self.number, added=everything, is_full=True)
 
     def stop(self) -> None:
         """The tree notes no further changes."""
         self._tree.changed_nodes = None
 
-    def _changes(self) -> tuple[list[ReportedCheckpoint], list[RemovedCheckpoint]]:
+    def _changes(self) -> tuple[list[ReportedSnapshot], list[RemovedSnapshot]]:
         """In the order of nodes, so equal runs have equal reports."""
         changed, self._tree.changed_nodes = self._tree.changed_nodes or set(), set()
-        came: dict[_Key, ReportedCheckpoint] = {}
+        came: dict[_Key, ReportedSnapshot] = {}
         went: set[_Key] = set()
         for node_id in changed:
             self._digests.pop(node_id, None)
@@ -226,9 +226,9 @@ class CheckpointFollower:
                 self.offered_count += len(new)
             came.update((key, one) for key, one in new.items() if old.get(key) != one)
             went.update(key for key in old if key not in new)
-        return list(came.values()), [RemovedCheckpoint(*key) for key in went if key not in came]
+        return list(came.values()), [RemovedSnapshot(*key) for key in went if key not in came]
 
-    def _offered_by(self, node: Node) -> dict[_Key, ReportedCheckpoint]:
+    def _offered_by(self, node: Node) -> dict[_Key, ReportedSnapshot]:
         if node.parent is None:
             return {}
         if self._pages:
@@ -242,11 +242,11 @@ class CheckpointFollower:
             at = node.parent
         digest = self._digest_at(at)
         if node.slot == COMPRESSED:
-            return {(digest, tail): ReportedCheckpoint(digest, node.end, tail, "compressed",
+            return {(digest, tail): ReportedSnapshot(digest, node.end, tail, "compressed",
                                                        COMPRESSED_RESTORE_S)}
-        return {(digest, tail): ReportedCheckpoint(digest, node.end, tail)}
+        return {(digest, tail): ReportedSnapshot(digest, node.end, tail)}
 
-    def _pages_of(self, node: Node) -> dict[_Key, ReportedCheckpoint]:
+    def _pages_of(self, node: Node) -> dict[_Key, ReportedSnapshot]:
         if node.is_tail or node.parent is None:
             return {}
         first = node.start // PAGE_TOKENS
@@ -257,10 +257,10 @@ class CheckpointFollower:
         self._digests[node.id] = int(digests[-1])
         ends = [end for end in range(node.start + PAGE_TOKENS, node.end + 1, PAGE_TOKENS)
                 if end % CHUNK_TOKENS == 0 or end == node.end]
-        offers: dict[_Key, ReportedCheckpoint] = {}
+        offers: dict[_Key, ReportedSnapshot] = {}
         for end in ends:
             digest = int(digests[end // PAGE_TOKENS - first - 1])
-            offers[digest, ()] = ReportedCheckpoint(digest, end)
+            offers[digest, ()] = ReportedSnapshot(digest, end)
         return offers
 
     def _digest_at(self, node: Node) -> int:
@@ -271,7 +271,7 @@ class CheckpointFollower:
             path.append(at)
             at = at.parent
         if at.parent is None:
-            digest = salt_digest(namespace_of(self._tree, at))
+            digest = salt_digest(salt_of(self._tree, at))
         else:
             digest = self._digests[at.id]
         if path:
@@ -282,7 +282,7 @@ class CheckpointFollower:
 
 
 NODES_MAX = 20_000
-NAMESPACES_MAX = 16
+SALTS_MAX = 16
 PREFIXES_MAX = 12
 HEAD_TOKENS = 24
 
@@ -311,14 +311,14 @@ def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> Cache
         age_s = seconds_since(node.used_at)
         for total in (by_root[root][1], _class_of(depths, node.end, CHUNK_TOKENS).total,
                       _class_of(lengths, node.end - node.start, PAGE_TOKENS).total):
-            total.add(pages=node.page_count, checkpoint=node.slot != PAD, node_bytes=node_bytes,
+            total.add(pages=node.page_count, snapshot=node.slot != PAD, node_bytes=node_bytes,
                       inexact=node.kv_inexact or (node.slot != PAD and node.state_inexact),
                       hits=node.hits, age_s=age_s)
-    biggest = nlargest(NAMESPACES_MAX, by_root, key=lambda root: by_root[root][1].bytes)
+    biggest = nlargest(SALTS_MAX, by_root, key=lambda root: by_root[root][1].bytes)
     numbers = {root: number for number, root in enumerate(biggest, start=1)}
     return CacheShape(
-        namespaces=[NamespaceShape(number, *by_root[root]) for root, number in numbers.items()],
-        namespace_count=len(cache.tree.roots),
+        salts=[SaltShape(number, *by_root[root]) for root, number in numbers.items()],
+        salt_count=len(cache.tree.roots),
         depths=sorted(depths.values(), key=lambda one: one.tokens_max),
         lengths=sorted(lengths.values(), key=lambda one: one.tokens_max),
         prefixes=[PrefixShape(_digest(node), _head(node), node.end, use.tokens_saved, use.bytes, use.hits,

@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from weft.memory.prefix.compressed_kv import Unpacking
+from weft.memory.prefix.compressed_kv import Restoring
 from weft.memory.prefix.edge import PAGE_KEY_BYTES, Node, common_pages, path_pages, walk
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Lease, Publication, TablePatch
-from weft.memory.values import NO_NODE, Checkpoint, NodeId
+from weft.memory.values import NO_NODE, NodeId, Snapshot
 from weft.units import PAGE_TOKENS, PageId
 
 
@@ -41,11 +41,11 @@ class _Path:
 class Sharing:
     """The publications of one transaction."""
 
-    __slots__ = ("_paths", "_tree", "_unpacking", "freed_count", "patches", "publications", "visited")
+    __slots__ = ("_paths", "_restoring", "_tree", "freed_count", "patches", "publications", "visited")
 
-    def __init__(self, tree: PrefixTree, unpacking: Unpacking) -> None:
+    def __init__(self, tree: PrefixTree, restoring: Restoring) -> None:
         self._tree = tree
-        self._unpacking = unpacking
+        self._restoring = restoring
         self._paths: dict[tuple[str, NodeId, int], list[_Path]] = {}
         self.publications: list[Publication] = []
         self.patches: list[TablePatch] = []
@@ -54,7 +54,7 @@ class Sharing:
         self.freed_count = 0
         """Pages that sequences free because they adopt the tree's."""
 
-    def add(self, lease: Lease, tokens: bytes, saves: tuple[Checkpoint, ...], *, patch: bool) -> None:
+    def add(self, lease: Lease, tokens: bytes, saves: tuple[Snapshot, ...], *, patch: bool) -> None:
         """``tokens`` are those of ``lease`` after its shared ones. ``patch``: the sequence continues."""
         start = lease.shared_tokens
         whole = tokens[:len(tokens) // PAGE_KEY_BYTES * PAGE_KEY_BYTES]
@@ -85,8 +85,8 @@ class Sharing:
                 for node in (*path.passed, path.partly) if path.partly is not None else path.passed:
                     at = node.start // PAGE_TOKENS - first
                     end = min(node.end, path.end) // PAGE_TOKENS - first
-                    self._unpacking.replace_inexact(node, cached[at:end], own[at:end])
-            pages = self._unpacking.resolve_over(cached, own)
+                    self._restoring.replace_inexact(node, cached[at:end], own[at:end])
+            pages = self._restoring.resolve_over(cached, own)
             end, place = path.end, last.id
         rest = whole[(end - start) // PAGE_TOKENS * PAGE_KEY_BYTES:]
         earlier = self._paths.setdefault((lease.salt, place, end), [])

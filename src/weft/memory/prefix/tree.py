@@ -1,13 +1,13 @@
-"""The prefix tree: which tokens have KV pages, and where along them a checkpoint lies.
+"""The prefix tree: which tokens have KV pages, and where along them a snapshot lies.
 
-This file owns the shape only: nodes, edges, which node has which pages and which checkpoint. It allocates and
+This file owns the shape only: nodes, edges, which node has which pages and which snapshot. It allocates and
 frees nothing. An operation returns what it takes out, and ``cache`` gives that back.
 
     root of "tenant-a"
       └─ [0..512)  pages 3 9 4 ...                   a node is a run of whole pages
-           ├─ [512..1088) ...  checkpoint @1088      the state after token 1088
-           │     └─ [1088..1093)  checkpoint @1093   a tail: less than a page, always with a checkpoint
-           └─ [512..768) ...   checkpoint @768
+           ├─ [512..1088) ...  snapshot @1088      the state after token 1088
+           │     └─ [1088..1093)  snapshot @1093   a tail: less than a page, always with a snapshot
+           └─ [512..768) ...   snapshot @768
 
 Nodes are cut at page boundaries only, so each page lies in one node. Children are keyed by the bytes of their
 first page of tokens: equality is by tokens, never by a hash alone (law L10). A *tail* has no children, owns
@@ -47,11 +47,11 @@ Owners = list[int] | dict[int, int]
 
 
 class PrefixTree:
-    """Nodes by namespace. ``paged`` False: a model without attention, its edges have no pages. The tree
+    """Nodes by salt. ``paged`` False: a model without attention, its edges have no pages. The tree
     enters what it adopts into ``page_owners`` and ``slot_owners``."""
 
     __slots__ = (
-        "_namespaces",
+        "_salts",
         "by_id",
         "change_count",
         "changed_nodes",
@@ -73,7 +73,7 @@ class PrefixTree:
         self.page_owners: Owners = {} if page_owners is None else page_owners
         self.slot_owners: Owners = {} if slot_owners is None else slot_owners
         self.roots: dict[str, Node] = {}
-        self._namespaces: dict[NodeId, str] = {}
+        self._salts: dict[NodeId, str] = {}
         self.by_id: dict[NodeId, Node] = {}
         self.edges: dict[EdgeId, Edge] = {}
         self.next_id = 0
@@ -86,14 +86,14 @@ class PrefixTree:
         self.change_count = 0
         """Changes that a lookup may see: while it stands still, every prompt resumes where it did."""
         self.changed_nodes: set[NodeId] | None = None
-        """Nodes that came, went, were cut, or whose checkpoint did (readings.py); None: not
+        """Nodes that came, went, were cut, or whose snapshot did (readings.py); None: not
         noted."""
 
     # ------------------------------------------------------------------ reading
 
-    def find(self, namespace: str, data: bytes) -> PrefixMatch | None:
-        """The deepest match of the tokens ``data`` (int32 bytes); None for an unknown namespace."""
-        root = self.roots.get(namespace)
+    def find(self, salt: str, data: bytes) -> PrefixMatch | None:
+        """The deepest match of the tokens ``data`` (int32 bytes); None for an unknown salt."""
+        root = self.roots.get(salt)
         return None if root is None else find(root, data)
 
     def path_ids(self, name: NodeId) -> set[NodeId]:
@@ -120,11 +120,11 @@ class PrefixTree:
 
     # ------------------------------------------------------------------ writing
 
-    def root(self, namespace: str) -> Node:
-        root = self.roots.get(namespace)
+    def root(self, salt: str) -> Node:
+        root = self.roots.get(salt)
         if root is None:
-            root = self.roots[namespace] = self._new(None, Edge(NO_EDGE, 0, b"", []), 0, 0)
-            self._namespaces[root.id] = namespace
+            root = self.roots[salt] = self._new(None, Edge(NO_EDGE, 0, b"", []), 0, 0)
+            self._salts[root.id] = salt
         return root
 
     def insert(self, base: Node, data: bytes, pages: Sequence[PageId]) -> tuple[Node, int]:
@@ -152,7 +152,7 @@ class PrefixTree:
 
     def split(self, node: Node, at: int) -> Node:
         """Cut ``node`` at position ``at``; returns the new upper part. ``node`` stays the lower part, with
-        its checkpoint, children and leases."""
+        its snapshot, children and leases."""
         assert node.parent is not None
         assert node.start < at < node.end
         assert at % PAGE_TOKENS == 0
@@ -209,13 +209,13 @@ class PrefixTree:
         edge.pages[index - edge.start // PAGE_TOKENS] = page
 
     def replace_slot(self, owner: int, slot: SlotId, epoch: int) -> None:
-        """A checkpoint moved to ``slot``; ``owner`` is its owner number, a node."""
+        """A snapshot moved to ``slot``; ``owner`` is its owner number, a node."""
         node = self.by_id[NodeId(tree_id_of(owner))]
         node.slot, node.epoch = slot, epoch
 
     def take_slot(self, node: Node, to: SlotId = NO_SLOT) -> tuple[SlotId, int]:
-        """The checkpoint of ``node`` leaves its slot: ``to`` is COMPRESSED, or NO_SLOT for an eviction."""
-        assert node.slot >= 0, f"node {node.id} has no checkpoint in a slot"
+        """The snapshot of ``node`` leaves its slot: ``to`` is COMPRESSED, or NO_SLOT for an eviction."""
+        assert node.slot >= 0, f"node {node.id} has no snapshot in a slot"
         claim = node.slot, node.epoch
         self.slot_count -= 1
         node.slot = to
@@ -260,7 +260,7 @@ class PrefixTree:
         self.page_count -= len(pages)
         if parent.parent is None and not parent.children:
             del self.by_id[parent.id]
-            del self.roots[self._namespaces.pop(parent.id)]
+            del self.roots[self._salts.pop(parent.id)]
         return pages
 
     def _add(self, parent: Node, tokens: bytes, pages: list[PageId]) -> Node:
@@ -286,14 +286,14 @@ class PrefixTree:
 
 
 def note_change(tree: PrefixTree, node: Node) -> None:
-    """``node`` came, goes, is cut, or its checkpoint did."""
+    """``node`` came, goes, is cut, or its snapshot did."""
     tree.change_count += 1
     if tree.changed_nodes is not None:
         tree.changed_nodes.add(node.id)
 
 
-def namespace_of(tree: PrefixTree, node: Node) -> str:
-    """The namespace of a node of ``tree``."""
+def salt_of(tree: PrefixTree, node: Node) -> str:
+    """The salt of a node of ``tree``."""
     while node.parent is not None:
         node = node.edge.nodes[0].parent or node.parent
-    return tree._namespaces[node.id]
+    return tree._salts[node.id]

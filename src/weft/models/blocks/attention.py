@@ -18,7 +18,7 @@ A layer whose window is kept as a ring has no pages: one op writes the ring in t
     q_own . (W_k c) = (W_k^T q_own) . c         sum_s p_s (W_v c_s) = W_v sum_s p_s c_s
 
 Sources: transformers ``Qwen3NextAttention`` and ``Lfm3Attention`` for the gates; DeepSeek-V2 (2024), section
-2.1, without positions as ``KimiLinearAttention``.
+2.1, without positions as ``KimiLinearAttention``, with them and head gates as ``BailingHybridAttention``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_b
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, run_fused, staged
+from weft.tensor.ops.elementwise import rotary
 from weft.tensor.ops.latent_attention import latent_attention
 
 __all__ = ["AttentionBlock", "CosSin", "separate_gate"]
@@ -81,9 +82,10 @@ def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tens
 
 @dataclass(slots=True)
 class LatentAttentionBlock:
-    """``latent``: rows latent, shared key; with a query bottleneck in front of them the bottleneck's rows,
-    and then ``query`` reads its norm, ``query_norm``. ``keys_HOC`` [heads, own, latent] and ``values_HVC``
-    [heads, value, latent] make a head's keys and values of a latent."""
+    """``latent``: rows latent, shared key, head gates (if ``shape.head_gated``); with a query bottleneck in
+    front of them the bottleneck's rows, and then ``query`` reads its norm, ``query_norm``. ``keys_HOC``
+    [heads, own, latent] and ``values_HVC`` [heads, value, latent] make a head's keys and values of a
+    latent."""
 
     shape: LatentAttention
     query: Projection
@@ -98,11 +100,15 @@ class LatentAttentionBlock:
                  cos_sin: CosSin | None) -> torch.Tensor:
         assert cache.k is not None, "a latent attention layer without pages"
         shape = self.shape
-        bottleneck, latent_TC, shared_TS = torch.split(
-            self.latent(x_TD), [shape.query_rank or 0, shape.latent_dim, shape.shared_dim], dim=-1)
+        bottleneck, latent_TC, shared_TS, gates_TH = torch.split(
+            self.latent(x_TD), [shape.query_rank or 0, shape.latent_dim, shape.shared_dim,
+                                shape.heads if shape.head_gated else 0], dim=-1)
         q_TC = self.query(x_TD if self.query_norm is None else self.query_norm(bottleneck))
         q_THK = by_head(q_TC, shape.heads)
         own_THO, shared_THS = torch.split(q_THK, [shape.own_dim, shape.shared_dim], dim=-1)
+        if cos_sin is not None:
+            shared_THS, turned_T1S = rotary(shared_THS, shared_TS[:, None], *cos_sin)
+            shared_TS = turned_T1S[:, 0]
         q_THW = torch.cat((torch.einsum("tho,hoc->thc", own_THO, self.keys_HOC), shared_THS), dim=-1)
         row_TW = torch.cat((self.latent_norm(latent_TC), shared_TS), dim=-1)
         scale = None if cache.head_scales is None else cache.head_scales[0, 0]
@@ -113,4 +119,9 @@ class LatentAttentionBlock:
                                  shape.latent_dim, cache.token_scales)
         if scale is not None:
             o_THC = o_THC * scale
-        return self.out(torch.einsum("thc,hvc->thv", inputs.asked_of(o_THC), self.values_HVC).flatten(1))
+        o_THV = torch.einsum("thc,hvc->thv", inputs.asked_of(o_THC), self.values_HVC)
+        if shape.head_gated:
+            # float32 until the one rounding, as in attention.
+            gate_TH1 = torch.sigmoid(inputs.asked_of(gates_TH).float())[..., None]
+            o_THV = (o_THV.float() * gate_TH1).to(x_TD.dtype)
+        return self.out(o_THV.flatten(1))

@@ -117,15 +117,16 @@ def ungroup_ba(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
 @dataclass(slots=True)
 class KimiDeltaBlock:
     """``conv``: [3 width, kernel]; ``decay``: -exp(A_log), float32 [heads]; ``dt_bias``: float32 [width];
-    ``forget`` and ``gate``: from their bottleneck to the width; ``norm``: [head_dim], shared by the heads."""
+    ``forget`` and ``gate``: from their bottleneck to the width, None for wide gates, which are rows of
+    ``project``; ``norm``: [head_dim], shared by the heads."""
 
     shape: KimiDelta
     project: Projection
     conv: torch.Tensor
     decay: torch.Tensor
     dt_bias: torch.Tensor
-    forget: Linear
-    gate: Linear
+    forget: Linear | None
+    gate: Linear | None
     norm: torch.Tensor
     norm_eps: float
     out: Linear
@@ -134,15 +135,18 @@ class KimiDeltaBlock:
                  cos_sin: CosSin | None) -> torch.Tensor:
         shape, runs = self.shape, inputs.runs
         heads, width = shape.heads, shape.width
+        between = width if shape.wide_gates else shape.head_dim
         qkv_TC, b_TH, forget, gate = torch.split(
-            self.project(x_TD), [3 * width, heads, shape.head_dim, shape.head_dim], dim=-1)
+            self.project(x_TD), [3 * width, heads, between, between], dim=-1)
+        forget_TC = forget if self.forget is None else self.forget(forget)
+        gate_TC = gate if self.gate is None else self.gate(gate)
         qkv_TC = causal_conv(qkv_TC, self.conv, None, "silu", cache.state["conv"], runs)
         q, k, v = (by_head(part, heads) for part in qkv_TC.chunk(3, dim=-1))
-        g_TC, beta_TH = delta_gates(self.forget(forget), self.dt_bias, self.decay, b_TH)
+        g_TC, beta_TH = delta_gates(forget_TC, self.dt_bias, self.decay, b_TH, floor=shape.decay_floor)
         o_THV = delta_rule(q, k, v, by_head(g_TC, heads), beta_TH, cache.state["recurrent"], runs,
                            scale=shape.head_dim**-0.5, layer=cache.layer)
         # float32 until the one rounding: a norm in the model's dtype, as elsewhere, would round twice.
-        gate_THV = torch.sigmoid(by_head(self.gate(gate), heads).float())
+        gate_THV = torch.sigmoid(by_head(gate_TC, heads).float())
         o_THV = rms_norm(o_THV, self.norm, self.norm_eps).float() * gate_THV
         return self.out(inputs.asked_of(o_THV.flatten(1)).to(x_TD.dtype))
 

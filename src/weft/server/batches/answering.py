@@ -130,7 +130,7 @@ async def _job(service: Service, url: str, raw: bytes, tenant: Tenant | None) ->
     if body.priority is None:
         body.priority = BATCH_PRIORITY
     if tenant is not None:
-        body.cache_salt = tenant.namespace(body.cache_salt)
+        body.cache_salt = tenant.salt(body.cache_salt)
     job: Job = await way.prepare(service, body)
     return job
 

@@ -117,7 +117,7 @@ function drawTree(cache) {
   const rows = tree.prefixes.map((prefix) => {
     const row = element("tr");
     const saved = prefix.saved_s === null ? `${formatCount(prefix.tokens_saved)} tokens` : formatSeconds(prefix.saved_s);
-    row.append(prefixName(prefix), element("td", prefix.checkpoint ? "state and KV" : "KV only"), element("td", formatCount(prefix.tokens)),
+    row.append(prefixName(prefix), element("td", prefix.snapshot ? "state and KV" : "KV only"), element("td", formatCount(prefix.tokens)),
                element("td", formatBytes(prefix.bytes)), element("td", formatCount(prefix.hits)), element("td", saved),
                element("td", formatCount(prefix.branches)), element("td", formatCount(prefix.readers)),
                element("td", readings.formatAge(prefix.age_s)));
@@ -135,7 +135,7 @@ function drawTree(cache) {
     const bar = element("div");
     bar.style.width = `${100 * depth.bytes / most}%`;
     return [element("span", `to ${formatCount(depth.tokens_max)} tokens`), bar,
-            element("span", `${formatBytes(depth.bytes)}, ${formatCount(depth.checkpoints)} states`)];
+            element("span", `${formatBytes(depth.bytes)}, ${formatCount(depth.snapshots)} states`)];
   }));
 }
 

@@ -100,7 +100,7 @@ export function storeState(reading) {
   const values = reading.values;
   if (!values.store_capacity_bytes) return "";
   const writes = reading.byLabel.store_writes_total ?? {};
-  return `Store: ${formatCount(values.store_checkpoints)} checkpoints in ${formatBytes(values.store_bytes)}`
+  return `Store: ${formatCount(values.store_checkpoints)} snapshots in ${formatBytes(values.store_bytes)}`
     + ` of ${formatBytes(values.store_capacity_bytes)}; ${formatCount(values.store_restored_tokens_total)} tokens read`
     + ` instead of computed, ${formatSeconds(values.store_saved_seconds_total)} saved;`
     + ` ${formatCount(values.store_damaged_total)} damaged, ${formatCount(writes.dropped)} writes dropped.`

@@ -14,8 +14,12 @@ export async function ask(path, options = {}) {
   const headers = {...options.headers, ...(key ? {Authorization: `Bearer ${key}`} : {})};
   const answer = await fetch(path, {...options, headers, cache: "no-store"});
   if (answer.ok) return answer;
+  if (answer.status === 401) {
+    throw new KeyWantedError(key ? "That is no key of this server: put another one into the box."
+      : "This server wants a key: put it into the box.");
+  }
   const words = await answer.json().then((body) => body.error?.message ?? "", () => "") || `HTTP ${answer.status}`;
-  throw answer.status === 401 ? new KeyWantedError(words) : new Error(words);
+  throw new Error(words);
 }
 
 // The data of each server-sent event, parsed, until [DONE].

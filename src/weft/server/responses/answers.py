@@ -263,7 +263,7 @@ class ResponsesJob:
     def status(self) -> str:
         return self.response.status
 
-    def snapshot(self) -> bytes:
+    def body_so_far(self) -> bytes:
         """The response as it is now. Its output comes with its end."""
         return _encoder.encode(self.response)
 

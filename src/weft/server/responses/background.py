@@ -49,7 +49,7 @@ class BackgroundAnswer(Protocol):
 
     def lines(self) -> AsyncGenerator[bytes, None]: ...
 
-    def snapshot(self) -> bytes: ...
+    def body_so_far(self) -> bytes: ...
 
     def cancelled(self) -> None: ...
 
@@ -74,9 +74,9 @@ class ResponseRun:
     def status(self) -> str:
         return self._answer.status
 
-    def snapshot(self) -> bytes:
+    def body_so_far(self) -> bytes:
         """The response as it is now, as JSON."""
-        return self._answer.snapshot()
+        return self._answer.body_so_far()
 
     async def read(self) -> None:
         """To the end of the answer, or to its cancellation."""
@@ -132,7 +132,7 @@ class ResponseRuns:
                     has_events: bool, on_end: Callable[[], None]) -> ResponseRun:
         """``answer`` was accepted by an engine. Raises ResponseStoreError, and RequestError where the store
         has no place."""
-        unfinished = StoredResponse(response_id=answer.response_id, parent=parent, body=answer.snapshot(),
+        unfinished = StoredResponse(response_id=answer.response_id, parent=parent, body=answer.body_so_far(),
                                     items=items)
         if not await self._store.begin(unfinished, owner):
             raise RequestError("background needs a place in the store of responses, and this one finds none "
@@ -183,7 +183,7 @@ class ResponseRuns:
             _log.exception("a response in the background failed")
         try:
             if run.status in ("failed", "cancelled"):
-                await self._store.finish(lambda: _with_body(run.unfinished, run.snapshot()), run.owner)
+                await self._store.finish(lambda: _with_body(run.unfinished, run.body_so_far()), run.owner)
         except WeftError as error:
             _log.warning("a response was not stored: %s", error.message)
         finally:

@@ -51,10 +51,10 @@ from weft.server.sse import (
     Handler,
     answer_job,
     json_response,
-    namespace_of,
     owner_of,
     page_of,
     read_raw,
+    salt_of,
     tenant_of,
     unless_gone,
 )
@@ -108,7 +108,7 @@ class ResponseHandlers:
         if run is not None and is_streamed and run.has_events:
             return self._followed(run.follow(starting_after))
         if run is not None and not run.has_ended and not is_streamed:
-            return Response(run.snapshot(), media_type="application/json")
+            return Response(run.body_so_far(), media_type="application/json")
         stored = await self._store().get(response_id, owner)
         if self._forward is not None and (is_streamed or status_of(stored) in UNFINISHED):
             return await self._forward(request)
@@ -179,7 +179,7 @@ class ResponseHandlers:
             raise
         if body.stream:
             return self._followed(run.follow(-1))
-        return Response(run.snapshot(), media_type="application/json")
+        return Response(run.body_so_far(), media_type="application/json")
 
     def _followed(self, lines: AsyncGenerator[bytes, None]) -> Response:
         return EventStream(lines, on_end=lambda: None, keep_alive_s=self._service.config.sse_keep_alive)
@@ -192,7 +192,7 @@ class ResponseHandlers:
     async def _body(self, request: Request, raw: bytes) -> ResponsesBody:
         body = await read_body(raw, ResponsesBody, unserved=UNSERVED_IN_RESPONSES)
         check_fields(body)
-        body.cache_salt = namespace_of(request, body.cache_salt)
+        body.cache_salt = salt_of(request, body.cache_salt)
         return body
 
     def _store(self) -> ResponseStore:

@@ -71,4 +71,4 @@ def reaches(device: torch.device) -> bool:
 def page_layout(device: torch.device) -> KvLayoutName:
     """The order of numbers in KV pages on ``device``. The Triton kernels read rows, those in C++ packed
     blocks, torch's operators both."""
-    return "rows" if device.type == "cuda" or reaches(device) else "packed"
+    return "rows" if device.type == "cuda" or reaches(device) else "vnni"

@@ -1,7 +1,7 @@
 """Building blocks of several Triton kernels: products, sums of log decays, the inverse of a chunk's triangle,
 the rounding of states (the same bits as ``tensor.rounding``), split columns.
 
-Precision. States are checkpoints: a prefill must leave in a slot what decodes would have left there. So
+Precision. States are snapshots: a prefill must leave in a slot what decodes would have left there. So
 products with a float32 operand keep float32's precision. Tensor cores take 8 (bf16), 11 (fp16, tf32) bits:
 
     16 bits x 16 bits (same dtype)   one product; exact, but for the sum

@@ -18,23 +18,27 @@ COLUMNS = Blocks(1024)
 
 
 @triton.jit
-def _gates(a, bias, decay, b, g, beta, a_row, b_row, beta_scale, C: tl.constexpr, H: tl.constexpr,
-           HP: tl.constexpr, BC: tl.constexpr):
+def _gates(a, bias, decay, b, g, beta, a_row, b_row, beta_scale, floor, C: tl.constexpr,
+           H: tl.constexpr, HP: tl.constexpr, BC: tl.constexpr, FLOORED: tl.constexpr):
     """``g`` float32 [T, C], ``beta`` float32 [T, H]."""
     t = tl.program_id(0).to(tl.int64)
     column, head = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, HP)
     inside = column < C
     steps = tl.load(a + t * a_row + column, mask=inside, other=0.0).to(tl.float32)
-    steps = softplus(steps + tl.load(bias + column, mask=inside, other=0.0))
+    steps += tl.load(bias + column, mask=inside, other=0.0)
     of_head = tl.load(decay + column // (C // H), mask=inside, other=0.0)
-    tl.store(g + t * C + column, of_head * steps, mask=inside)
+    if FLOORED:
+        log_decay = tl.sigmoid(-(of_head * steps)) * floor
+    else:
+        log_decay = of_head * softplus(steps)
+    tl.store(g + t * C + column, log_decay, mask=inside)
     if tl.program_id(1) == 0:
         size = tl.sigmoid(tl.load(b + t * b_row + head, mask=head < H, other=0.0).to(tl.float32))
         tl.store(beta + t * H + head, size * beta_scale, mask=head < H)
 
 
 def delta_gates(a_TC: torch.Tensor, bias_C: torch.Tensor, decay_H: torch.Tensor, b_TH: torch.Tensor, *,
-                beta_scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+                beta_scale: float = 1.0, floor: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     (tokens, columns), heads = a_TC.shape, decay_H.shape[0]
     a_TC, b_TH = dense_rows(a_TC), dense_rows(b_TH)
     g_TC, beta_TH = (torch.empty((tokens, width), dtype=torch.float32, device=a_TC.device)
@@ -42,6 +46,7 @@ def delta_gates(a_TC: torch.Tensor, bias_C: torch.Tensor, decay_H: torch.Tensor,
     if tokens:
         width = min(COLUMNS.width, triton.next_power_of_2(columns))
         launch(_gates, (tokens, triton.cdiv(columns, width)))(
-            a_TC, bias_C, decay_H, b_TH, g_TC, beta_TH, a_TC.stride(0), b_TH.stride(0), beta_scale, C=columns,
-            H=heads, HP=triton.next_power_of_2(heads), BC=width, num_warps=COLUMNS.warps)
+            a_TC, bias_C, decay_H, b_TH, g_TC, beta_TH, a_TC.stride(0), b_TH.stride(0), beta_scale,
+            floor or 0.0, C=columns, H=heads, HP=triton.next_power_of_2(heads), BC=width,
+            FLOORED=floor is not None, num_warps=COLUMNS.warps)
     return g_TC, beta_TH

@@ -49,7 +49,7 @@ and a select takes the pairs: 12 products of 64 x 64 x 32 for 32 lines. Rejected
 is summed by distance. That is 16 rounds for 32 lines on CUDA cores, each with loads of shifted rows.
 
 Sums over the lines take 32 lines at a time, so that tiles fit in registers. Products keep float32's
-precision, because states are checkpoints.
+precision, because states are snapshots.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def _outputs(x, c, D, scores, sizes, whole_sums, rest_sums, chunk_states, out, c
                 mask=(col < N)[:, None] & (line < P)[None, :], other=0.0)
     cs = tl.load(c + t[:, None] * c_row + group * c_head + col[None, :],
                  mask=here[:, None] & (col < N)[None, :], other=0.0)
-    # Products with the state, or with decays, keep float32's precision: states are checkpoints.
+    # Products with the state, or with decays, keep float32's precision: states are snapshots.
     y_tile = product_left(cs, s) * decay_of(whole + rest)[:, None]
     xs = tl.load(x + t[:, None] * x_row + head * x_head + line[None, :], mask=x_tile, other=0.0)
     y_tile += tl.load(D + head).to(tl.float32) * xs.to(tl.float32)

@@ -349,19 +349,25 @@ def decayed_products(x_XNHCK: torch.Tensor, k_NHCK: torch.Tensor, g_NHCK: torch.
 
 @op("weft.tensor.kernels.delta_gates")
 def delta_gates(a_TC: torch.Tensor, bias_C: torch.Tensor, decay_H: torch.Tensor, b_TH: torch.Tensor, *,
-                beta_scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+                beta_scale: float = 1.0, floor: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The gates of the rule, of what a layer projects: ``g_TC`` = decay * softplus(a + bias), ``beta_TH`` =
-    beta_scale * sigmoid(b), both float32.
+    beta_scale * sigmoid(b), both float32. With ``floor`` (< 0) no log decay is below it: ``g_TC`` = floor *
+    sigmoid(-decay * (a + bias)).
 
     C is H, or H x K for a decay of each line of the state: column c has the decay of head c // K. ``bias_C``
     and ``decay_H`` (-exp(A_log)) are float32.
 
-    Sources: Yang et al., "Gated Delta Networks" (2025); Kimi Team, "Kimi Linear" (2025).
+    Sources: Yang et al., "Gated Delta Networks" (2025); Kimi Team, "Kimi Linear" (2025); for ``floor``
+    transformers' bailing_hybrid (Ling 3).
     """
-    steps_TC = F.softplus(a_TC.float() + bias_C)
+    steps_TC = a_TC.float() + bias_C
+    if floor is None:
+        steps_TC = F.softplus(steps_TC)
     lines = a_TC.shape[1] // decay_H.shape[0]
     if lines == 1:
         g_TC = decay_H * steps_TC
     else:
         g_TC = (steps_TC.view(-1, decay_H.shape[0], lines) * decay_H[:, None]).flatten(1)
+    if floor is not None:
+        g_TC = torch.sigmoid(-g_TC) * floor
     return g_TC, torch.sigmoid(b_TH.float()) * beta_scale

@@ -130,7 +130,7 @@ def test_closing_without_keeping_keeps_nothing() -> None:
     assert memory.usage().free_bytes == memory.usage().arena_bytes
 
 
-def test_a_checkpoint_that_is_there_already_costs_no_second_slot() -> None:
+def test_a_snapshot_that_is_there_already_costs_no_second_slot() -> None:
     memory = roomy()
     for tokens in (tokens_of(1, 2), tokens_of(1, 2), tokens_of(1, rest=3), tokens_of(1, rest=3)):
         remember(memory, tokens)
@@ -153,7 +153,7 @@ def test_a_publication_serves_others_while_its_sequence_runs() -> None:
     reservation = in_one(memory, lambda one: one.publish(ONE, tokens_of(1, 2)))
     assert hit(memory, tokens_of(1, 2, 5)) == 32
     lease = memory.lease(ONE)
-    assert (lease.pages, lease.shared_tokens, lease.taps) == (pages, 32, [])
+    assert (lease.pages, lease.shared_tokens, lease.snapshots) == (pages, 32, [])
     assert reservation.table_patches == (), "its table stays as it is"
 
 
@@ -228,7 +228,7 @@ def test_a_model_without_states_hits_at_every_page() -> None:
     assert memory.usage().pages_shared == 2, "the page that it does not read can go"
 
 
-def test_a_model_without_attention_hits_at_its_checkpoints() -> None:
+def test_a_model_without_attention_hits_at_its_snapshots() -> None:
     memory = roomy(0, 2, 8)
     remember(memory, tokens_of(1, 2, rest=3), 16)
     assert hit(memory, tokens_of(1, 2, rest=4)) == 35
@@ -281,7 +281,7 @@ def touched_by_opening(memory: Memory) -> None:
     (tokens_of(1, 2), lambda memory: remember(memory, tokens_of(1, 2))),
     (tokens_of(1, 2, rest=3), lambda memory: remember(memory, tokens_of(1, 2, rest=3))),
 ], ids=["read", "read from a tail", "computed again", "a tail computed again"])
-def test_the_least_recently_used_checkpoint_goes_first(old: np.ndarray,
+def test_the_least_recently_used_snapshot_goes_first(old: np.ndarray,
                                                        use: Callable[[Memory], None]) -> None:
     memory = roomy()
     remember(memory, old)
@@ -334,7 +334,7 @@ def test_a_request_that_cannot_fit_evicts_nothing() -> None:
     assert transaction.seal().evicted == ()
 
 
-def test_what_a_sequence_reads_is_never_evicted_but_its_checkpoint_can_be() -> None:
+def test_what_a_sequence_reads_is_never_evicted_but_its_snapshot_can_be() -> None:
     memory = roomy(4, 1, 5)
     remember(memory, tokens_of(1, 2, 3))
     in_one(memory, opening(memory, TWO, tokens_of(1, 2, 3, 4)))
@@ -384,7 +384,7 @@ def test_a_step_that_closes_evicts_nothing_ahead() -> None:
     assert hit(memory, tokens_of(1, 2)) == 16
 
 
-def test_a_checkpoint_is_not_saved_when_that_could_cost_another() -> None:
+def test_a_snapshot_is_not_saved_when_that_could_cost_another() -> None:
     memory = roomy(4, 1, 3)
     in_one(memory, opening(memory, ONE, tokens_of(1, 2)))
     transaction = memory.transaction()
@@ -419,7 +419,7 @@ def test_misuse_is_caught() -> None:
     transaction = memory.transaction()
     with pytest.raises(AssertionError, match="a match of version 2 was used on version 3"):
         transaction.open(THREE, old, 48)
-    with pytest.raises(AssertionError, match="a checkpoint at 20 is inside a page"):
+    with pytest.raises(AssertionError, match="a snapshot at 20 is inside a page"):
         transaction.save(TWO, 20)
     transaction.publish(TWO, tokens_of(5))
     with pytest.raises(AssertionError, match="sequence 2 published in this transaction"):

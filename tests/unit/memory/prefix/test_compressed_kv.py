@@ -20,7 +20,7 @@ from tests.unit.memory.geometry import (
 from weft.memory.arena_work import CompressKv, KvForm, RestoreKv
 from weft.memory.frames.plan import plan_arena
 from weft.memory.memory import Memory
-from weft.memory.prefix.compressed_kv import PackedPages
+from weft.memory.prefix.compressed_kv import CompressedPages
 from weft.memory.prefix.edge import Node
 from weft.memory.reservation import Reservation
 from weft.memory.values import NodeId
@@ -183,7 +183,7 @@ def test_what_is_left_behind_compressed_kv_is_inexact_and_computing_it_anew_make
     assert (behind.kv_inexact, behind.state_inexact) == (True, True)
     assert not node_of(memory, 7).kv_inexact
     assert memory.usage().cache.hits_inexact == 1
-    assert sum(one.total.inexact for one in memory.cache_shape(lambda version: 0.0).namespaces) == 7
+    assert sum(one.total.inexact for one in memory.cache_shape(lambda version: 0.0).salts) == 7
     # one that begins before it, and computes it all, publishes over what is compressed
     transaction = memory.transaction()
     assert transaction.open(SeqId(11), memory.match([], salt=""), 4 * PAGE_TOKENS)
@@ -218,7 +218,7 @@ def test_who_has_computed_it_exactly_gives_up_nothing_for_what_was_compressed_on
     assert not memory.lease(SeqId(11)).inexact
 
 
-def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_packed() -> None:
+def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_what_is_compressed() -> None:
     memory = kept(3, pages=8)
     short(memory, memory.usage().pages_available + 1)
     lower = node_of(memory, 0)
@@ -232,8 +232,8 @@ def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_packed() -> None
     transaction.close(SeqId(10), keep=forked)
     memory.commit(transaction.seal())
     memory.audit()
-    packed = memory._state.cache.compressed_kv.by_node[lower.id]
-    assert (packed.count, packed.cut, packed.skip_bytes) == (3, 2, memory.plan.page_bytes // 2)
+    compressed = memory._state.cache.compressed_kv.by_node[lower.id]
+    assert (compressed.count, compressed.cut, compressed.skip_bytes) == (3, 2, memory.plan.page_bytes // 2)
     assert lower.parent is not None
     assert (lower.parent.pages, lower.parent.kv_inexact) == (own[:5], False)
 
@@ -247,15 +247,15 @@ def test_rows_write_only_what_those_before_them_have_read(record_bytes: int, ski
         pages = [PageId(page) for page in np.random.default_rng(count).permutation(count + 3)]
         memory = np.zeros((count + 4, 256), dtype=np.int64)
         lies_on = -(-(skip_bytes + count * record_bytes) // 256)
-        packed = PackedPages(pages[:lies_on], 0, skip_bytes, -9, count)
+        compressed = CompressedPages(pages[:lies_on], 0, skip_bytes, -9, count)
         bytes_of = [np.full(record_bytes, 10 + record) for record in range(count)]
         for record in range(count):
             for at in range(record_bytes):
                 place = skip_bytes + record * record_bytes + at
-                memory[packed.pages[place // 256], place % 256] = bytes_of[record][at]
-        wide = packed.unpack_into(pages[lies_on:lies_on + packed.missing], form)
+                memory[compressed.pages[place // 256], place % 256] = bytes_of[record][at]
+        wide = compressed.restore_into(pages[lies_on:lies_on + compressed.missing], form)
         assert len(set(wide)) == count
-        restore = RestoreKv(NodeId(1), tuple(packed.pages), skip_bytes, wide, form)
+        restore = RestoreKv(NodeId(1), tuple(compressed.pages), skip_bytes, wide, form)
         for page, first, last, start in restore.ids.tolist():
             both = np.concatenate([memory[first], memory[last]])
             record = wide.index(page)
@@ -268,12 +268,12 @@ def test_rows_write_only_what_those_before_them_have_read(record_bytes: int, ski
         written |= {first, last}
 
 
-def a_packed(memory: Memory) -> PackedPages:
+def compressed_pages(memory: Memory) -> CompressedPages:
     return next(iter(memory._state.cache.compressed_kv.by_node.values()))
 
 
 def swap_two_pages(memory: Memory) -> None:
-    a_packed(memory).pages.reverse()
+    compressed_pages(memory).pages.reverse()
 
 
 def count_a_page_more(memory: Memory) -> None:
@@ -285,15 +285,15 @@ def count_a_record_less(memory: Memory) -> None:
 
 
 def lose_a_page(memory: Memory) -> None:
-    a_packed(memory).pages.pop()
+    compressed_pages(memory).pages.pop()
 
 
 def name_another_record(memory: Memory) -> None:
-    a_packed(memory).first_id -= 1
+    compressed_pages(memory).first_id -= 1
 
 
 def begin_elsewhere(memory: Memory) -> None:
-    a_packed(memory).skip_bytes += memory.plan.page_bytes
+    compressed_pages(memory).skip_bytes += memory.plan.page_bytes
 
 
 def take_it_for_exact(memory: Memory) -> None:
@@ -305,7 +305,7 @@ def forget_what_nobody_reads(memory: Memory) -> None:
 
 
 def compress_what_is_gone(memory: Memory) -> None:
-    memory._state.cache.compressed_kv.by_node[NodeId(10**6)] = a_packed(memory)
+    memory._state.cache.compressed_kv.by_node[NodeId(10**6)] = compressed_pages(memory)
 
 
 @pytest.mark.parametrize("corrupt", [

@@ -1,4 +1,4 @@
-"""What goes first, as tables: bare KV, then the oldest checkpoint, never more than is wanted."""
+"""What goes first, as tables: bare KV, then the oldest snapshot, never more than is wanted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LETTERS = "abcdefgh"
 
 def forest(*paths: str, paged: bool = True) -> tuple[Recency, dict[str, Node]]:
     """Paths of letters, a page each, in order of use, oldest first. A path that ends in ``!`` has a
-    checkpoint, in ``+`` also a reader, in ``-`` a reader only."""
+    snapshot, in ``+`` also a reader, in ``-`` a reader only."""
     tree, order = PrefixTree(paged=paged), Recency()
     by_path: dict[str, Node] = {}
     for number, text in enumerate(paths):
@@ -45,23 +45,23 @@ def chosen(paths: tuple[str, ...], wanted: int | Demand, *, spared: str = "", la
 
 
 def held(order: Recency, wanted: int) -> Demand:
-    """Frames of ten pages or one slot, all taken, the checkpoints among them: ``wanted`` pages do not fit."""
+    """Frames of ten pages or one slot, all taken, the snapshots among them: ``wanted`` pages do not fit."""
     return Demand(1000, 10, 1, (1000 - len(order.states)) * 10 + wanted, len(order.states))
 
 
 @pytest.mark.parametrize(("paths", "wanted", "goes"), [
     (("a!", "b"), 0, []),
-    (("a!", "b"), 1, ["b kv"]),                            # bare KV before an older checkpoint
+    (("a!", "b"), 1, ["b kv"]),                            # bare KV before an older snapshot
     (("b", "c", "a!"), 1, ["b kv"]),                       # the oldest of a class
     (("b", "c", "a!"), 2, ["b kv", "c kv"]),               # as many as it takes
     (("bbbb", "c"), 2, ["bbbb kv 2"]),                     # cut from the end, no more than is wanted
-    (("a!", "b!"), 1, ["a state"]),                        # a checkpoint alone: its KV may find another use
+    (("a!", "b!"), 1, ["a state"]),                        # a snapshot alone: its KV may find another use
     (("a!", "b!"), 11, ["a state", "a kv"]),               # then what it leaves bare
     (("a!", "ab!"), 1, ["a state"]),                       # inside the tree: the state goes, the KV stays
     (("a!", "ab!"), 11, ["a state", "ab state"]),
     (("a!", "ab!"), 22, ["a state", "ab state", "ab kv", "a kv"]),
     (("a", "ab!"), 12, ["ab state", "ab kv", "a kv"]),     # a parent that becomes bare
-    (("a+", "b!"), 1, ["a state"]),                        # a reader holds KV, not the checkpoint
+    (("a+", "b!"), 1, ["a state"]),                        # a reader holds KV, not the snapshot
     (("a+", "b!"), 999, ["a state", "b state", "b kv"]),
     (("a-", "ab!"), 999, ["ab state", "ab kv"]),           # what is read stays
     ((), 999, []),
@@ -142,13 +142,13 @@ def test_the_work_of_a_choice_does_not_grow_with_the_tree() -> None:
     assert len(looked) < 10
 
 
-def test_using_a_checkpoint_makes_it_the_last_to_go() -> None:
+def test_using_a_snapshot_makes_it_the_last_to_go() -> None:
     order, by_path = forest("a!", "b!")
     order.touch(by_path["a"])
     assert choose(order, held(order, 1)) == [Eviction(by_path["b"].id, "state")]
 
 
-def test_kv_that_lost_its_checkpoint_goes_before_kv_that_was_just_left() -> None:
+def test_kv_that_lost_its_snapshot_goes_before_kv_that_was_just_left() -> None:
     order, by_path = forest("a!", "b")
     by_path["a"].slot = SlotId(-1)
     order.refresh(by_path["a"], newest=False)
@@ -167,7 +167,7 @@ def test_a_tail_goes_whole_and_counts_its_page() -> None:
     assert choose(order, held(order, 12)) == [Eviction(tail.id, "state"), Eviction(front.id, "kv")]
 
 
-def test_without_attention_only_checkpoints_are_chosen() -> None:
+def test_without_attention_only_snapshots_are_chosen() -> None:
     order, by_path = forest("a!", "ab!", paged=False)
     assert [e.what for e in choose(order, Demand(10, 0, 1, 0, 11))] == ["state"]
     assert choose(order, UNMEETABLE) == [Eviction(by_path[path].id, "state") for path in ("a", "ab")]

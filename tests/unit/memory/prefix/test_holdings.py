@@ -1,4 +1,4 @@
-"""What a checkpoint holds alone and what it begins behind, on small trees."""
+"""What a snapshot holds alone and what it begins behind, on small trees."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 
 from weft.memory.prefix.edge import Node
 from weft.memory.prefix.policy import (
-    checkpoint_above,
-    checkpoint_at_or_above,
-    only_checkpoint_below,
+    only_snapshot_below,
     pages_alone,
+    snapshot_above,
+    snapshot_at_or_above,
 )
 from weft.memory.prefix.tree import PrefixTree
 from weft.units import PAGE_TOKENS, PageId, SlotId
@@ -53,8 +53,8 @@ def tree_of(*paths: str) -> dict[str, Node]:
 def test_the_state_before_is_the_nearest_on_the_way(paths: list[str], node: str,
                                                     expected: str | None) -> None:
     nodes = tree_of(*paths)
-    assert checkpoint_above(nodes[node]) is (nodes[expected] if expected else None)
-    assert checkpoint_at_or_above(nodes[node]) is nodes[node]
+    assert snapshot_above(nodes[node]) is (nodes[expected] if expected else None)
+    assert snapshot_at_or_above(nodes[node]) is nodes[node]
 
 
 @pytest.mark.parametrize(("paths", "node", "pages"), [
@@ -80,4 +80,4 @@ def test_what_a_state_holds_alone_ends_where_somebody_else_begins(paths: list[st
 def test_the_only_thing_below_is_found_where_there_is_one_way_down(paths: list[str], node: str,
                                                                    expected: str | None) -> None:
     nodes = tree_of(*paths)
-    assert only_checkpoint_below(nodes[node]) is (nodes[expected] if expected else None)
+    assert only_snapshot_below(nodes[node]) is (nodes[expected] if expected else None)

@@ -7,10 +7,10 @@ import msgspec
 from tests.unit.engine.rig import VOCAB_SIZE, Rig
 from weft.memory.memory import Memory
 from weft.memory.prefix import readings as shape
-from weft.memory.prefix.cache import NAMESPACES_MAX
+from weft.memory.prefix.cache import SALTS_MAX
 from weft.memory.usage import CacheShape, PrefixShape
 from weft.memory.values import Lost
-from weft.schedule.checkpoints import parse_checkpoints
+from weft.schedule.snapshots import parse_snapshots
 
 
 def text(name: int, length: int) -> list[int]:
@@ -18,7 +18,7 @@ def text(name: int, length: int) -> list[int]:
 
 
 def served(*requests: tuple[list[int], str], count_salt: bool = False) -> Rig:
-    rig = Rig(cache=True, frame_count=120, checkpoints=parse_checkpoints("boundaries,prompt-end,request-end"))
+    rig = Rig(cache=True, frame_count=120, snapshots=parse_snapshots("boundaries,prompt-end,request-end"))
     if count_salt:
         rig.core.memory.counts_salt = True
     for number, (prompt, salt) in enumerate(requests):
@@ -34,10 +34,10 @@ def test_the_shape_says_how_much_is_kept_how_deep_and_how_often_it_was_used() ->
     rig = served(*SHARED)
     found = rig.core.cache_shape()
     usage = rig.core.memory.usage()
-    [only] = found.namespaces
-    assert (only.number, only.salted, found.namespace_count) == (1, False, 1)
+    [only] = found.salts
+    assert (only.number, only.salted, found.salt_count) == (1, False, 1)
     assert only.total.pages == usage.pages_cached
-    assert only.total.checkpoints == usage.slots_cached
+    assert only.total.snapshots == usage.slots_cached
     assert only.total.bytes == usage.cached_bytes
     assert only.total.hits == usage.cache.hits == 3
     for classes in (found.depths, found.lengths):
@@ -46,7 +46,7 @@ def test_the_shape_says_how_much_is_kept_how_deep_and_how_often_it_was_used() ->
         assert [one.tokens_max for one in classes] == sorted({one.tokens_max for one in classes})
     assert max(found.prefixes, key=lambda one: one.hits).tokens == 128
     shared = max(found.prefixes, key=lambda one: one.hits)
-    assert (shared.hits, shared.branches, shared.checkpoint) == (3, 4, True)
+    assert (shared.hits, shared.branches, shared.snapshot) == (3, 4, True)
     assert not found.cut_off
 
 
@@ -86,7 +86,7 @@ def test_ages_are_seconds_since_something_was_made_or_used() -> None:
     rig.clock.advance(100.0)
     rig.submit("again", SHARED[0][0], max_tokens=1, boundaries=(128,))
     rig.run()
-    [depths] = [rig.core.cache_shape().namespaces[0].total]
+    [depths] = [rig.core.cache_shape().salts[0].total]
     assert depths.youngest_s < 10
     assert 100 <= depths.oldest_s < 120
 
@@ -94,7 +94,7 @@ def test_ages_are_seconds_since_something_was_made_or_used() -> None:
 def test_tenants_are_told_apart_by_number_and_never_named() -> None:
     rig = served((text(1, 200), "a secret"), (text(1, 150), "another"), (text(1, 300), ""))
     found = rig.core.cache_shape()
-    assert [(one.number, one.salted) for one in found.namespaces] == [(1, False), (2, True), (3, True)]
+    assert [(one.number, one.salted) for one in found.salts] == [(1, False), (2, True), (3, True)]
     assert "secret" not in msgspec.json.encode(found).decode()
 
 
@@ -106,7 +106,7 @@ def test_it_crosses_processes_unchanged() -> None:
 def test_a_large_tree_is_looked_at_in_part_and_that_is_said(monkeypatch: object) -> None:
     rig = served(*SHARED, (text(1, 90), "a"), (text(1, 90), "b"))
     whole = rig.core.cache_shape()
-    limits = {"NODES_MAX": 5, "NAMESPACES_MAX": 2, "PREFIXES_MAX": 1}
+    limits = {"NODES_MAX": 5, "SALTS_MAX": 2, "PREFIXES_MAX": 1}
     before = {name: getattr(shape, name) for name in limits}
     try:
         for name, value in limits.items():
@@ -117,8 +117,8 @@ def test_a_large_tree_is_looked_at_in_part_and_that_is_said(monkeypatch: object)
             setattr(shape, name, value)
     assert found.cut_off
     assert not whole.cut_off
-    assert len(found.namespaces) <= 2 < len(whole.namespaces)
-    assert found.namespace_count == 3
+    assert len(found.salts) <= 2 < len(whole.salts)
+    assert found.salt_count == 3
     assert len(found.prefixes) <= 1
 
 
@@ -141,11 +141,11 @@ def test_what_the_own_salt_has_or_lost_is_not_lost_to_another() -> None:
 
 
 def test_a_bounded_number_of_other_salts_is_looked_at() -> None:
-    rig = Rig(cache=True, frame_count=400, max_model_len=400, checkpoints=parse_checkpoints("prompt-end"))
+    rig = Rig(cache=True, frame_count=400, max_model_len=400, snapshots=parse_snapshots("prompt-end"))
     memory: Memory = rig.core.memory
     memory.counts_salt = True
-    for number in range(NAMESPACES_MAX + 1):
-        prompt = text(2 + number % 3, 70) if number < NAMESPACES_MAX else text(1, 70)
+    for number in range(SALTS_MAX + 1):
+        prompt = text(2 + number % 3, 70) if number < SALTS_MAX else text(1, 70)
         rig.submit(f"r{number}", prompt, salt=f"s{number}", max_tokens=1)
         rig.run()
     before = memory.usage().cache.lost_salt

@@ -24,14 +24,14 @@ def put(tree: PrefixTree, tokens: list[int], pages: list[int], slot: int = PAD, 
 
 
 def hit(tree: PrefixTree, tokens: list[int], salt: str = "") -> tuple[int, int]:
-    """(tokens up to the deepest checkpoint, tokens up to where KV matches)"""
+    """(tokens up to the deepest snapshot, tokens up to where KV matches)"""
     found = tree.find(salt, data_of(tokens))
     if found is None:
         return 0, 0
     return found.anchor.end if found.anchor else 0, found.kv_tokens
 
 
-def test_a_hit_is_the_deepest_checkpoint_and_not_the_deepest_page() -> None:
+def test_a_hit_is_the_deepest_snapshot_and_not_the_deepest_page() -> None:
     tree = PrefixTree(paged=True)
     put(tree, A + B + C, [1, 2, 3])
     put(tree, A, [9], slot=5)
@@ -204,7 +204,7 @@ def test_a_node_can_be_cut_out_where_a_reader_stops() -> None:
     assert path_pages(node, 0, 32) == [1, 2]
 
 
-def test_a_thousand_checkpoints_along_a_prompt_cost_a_lookup_one_comparison(
+def test_a_thousand_snapshots_along_a_prompt_cost_a_lookup_one_comparison(
         monkeypatch: pytest.MonkeyPatch) -> None:
     tree = PrefixTree(paged=True)
     tokens = list(range(1000 * PAGE_TOKENS))

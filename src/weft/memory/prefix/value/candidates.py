@@ -49,7 +49,7 @@ class Candidates:
         """``_opened_since`` at the last refresh."""
 
     def ranked(self) -> Iterator[tuple[float, int]]:
-        """Values and rows, the lowest value first; a snapshot."""
+        """Values and rows, the lowest value first; a copy."""
         return self._pool.ranked()
 
     def opened(self) -> None:
@@ -109,7 +109,7 @@ class Pool:
         return len(self._rows)
 
     def ranked(self) -> Iterator[tuple[float, int]]:
-        """Values and rows, the lowest value first; a snapshot."""
+        """Values and rows, the lowest value first; a copy."""
         return zip(self._values.copy(), self._rows.copy(), strict=True)
 
     @property

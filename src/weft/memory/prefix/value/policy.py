@@ -1,6 +1,6 @@
 """The value policy: evict first what saves the fewest seconds per byte and second held.
 
-    value = index  x  (seconds to compute from the checkpoint above)  /  (slot bytes + KV bytes only it needs)
+    value = index  x  (seconds to compute from the snapshot above)  /  (slot bytes + KV bytes only it needs)
 
     events of a commit --> records, history (what is remembered)
                        --> prospects (what each record is worth) --> candidates (the lowest values)
@@ -9,19 +9,19 @@
 One currency covers everything in the cache: the end of a conversation, the prefix that a thousand requests
 share, the middle of a document. The index (``hazard``) is learned from uses: which states are used again, and
 when. Evicted states teach as well. A *ghost* is the record of an evicted state. It is remembered for GHOST_S
-seconds, and a request that would have used the state counts. It leaves its prospects to the checkpoint above
-it, its *heir*: a request that returns to an evicted end begins there. Constants are bounds, grain of tables,
+seconds, and a request that would have used the state counts. It leaves its prospects to the snapshot above
+it, its *heir*: a request that returns to an evicted end begins there. Constants are bounds, steps of tables,
 and priors that a few dozen uses outweigh.
 
 ``order`` walks the candidates from the lowest value up, values each again at the present time, and names it
 later if its value rose. So nothing is sorted or scanned while memory is short.
 
-Limits: a model without recurrent layers has no checkpoints, and its KV goes by recency. A preempted sequence
+Limits: a model without recurrent layers has no snapshots, and its KV goes by recency. A preempted sequence
 leaves a state that looks like the end of a request.
 
 Rejected: hazard without the index (a tenth lower hit rate at some sizes: it drops what is needed soon, not
 yet); no ghosts, no heirs, no bytes in the value (each lower, see decision 0014); kinds by temperature,
-superseded ends, the deepest ghost as a place for a checkpoint (no change).
+superseded ends, the deepest ghost as a place for a snapshot (no change).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from weft.memory.prefix.policy import (
     Clock,
     Policy,
     PrefillCost,
-    checkpoint_above,
-    checkpoint_at_or_above,
-    only_checkpoint_below,
+    only_snapshot_below,
+    snapshot_above,
+    snapshot_at_or_above,
 )
 from weft.memory.prefix.value.candidates import Candidates
 from weft.memory.prefix.value.hazard import Codes, Kind, codes_of_new, codes_of_used
@@ -87,7 +87,7 @@ class Footprint:
 
 class ValuePolicy(Policy):
     """See the module. Only commits read ``clock``, and only those in which a sequence opens, closes or
-    publishes, or a checkpoint is evicted. All plans between two of them see one time, so a simulation can
+    publishes, or a snapshot is evicted. All plans between two of them see one time, so a simulation can
     skip steps that change nothing."""
 
     name = "value"
@@ -148,13 +148,13 @@ class ValuePolicy(Policy):
         return Footprint(len(self._records.nodes), len(self._ghosts), self._history.token_count)
 
     def audit(self, states: Mapping[NodeId, Node]) -> None:
-        """Raises AssertionError where the records and the checkpoints ``states`` do not agree."""
+        """Raises AssertionError where the records and the snapshots ``states`` do not agree."""
         records = self._records
-        assert set(self._rows) == set(states), "a checkpoint has no record, or a record has no checkpoint"
+        assert set(self._rows) == set(states), "a snapshot has no record, or a record has no snapshot"
         live = [row for row, node in enumerate(records.nodes) if node is not None]
-        assert sorted(self._rows.values()) == live, "two checkpoints share a record"
+        assert sorted(self._rows.values()) == live, "two snapshots share a record"
         assert live == np.flatnonzero(records.live).tolist(), "the column of live records is wrong"
-        assert self._ghosts.keys().isdisjoint(live), "a ghost is of a checkpoint in memory"
+        assert self._ghosts.keys().isdisjoint(live), "a ghost is of a snapshot in memory"
         for row in (*live, *self._ghosts):
             place = records.places[row]
             assert place is not None, f"record {row} has no place in the history"
@@ -214,8 +214,8 @@ class ValuePolicy(Policy):
         self._records.nodes[row] = node
         self._rows[node.id] = row
         self._touched[row] = None
-        self._touch(checkpoint_above(node))
-        self._touch(only_checkpoint_below(node))
+        self._touch(snapshot_above(node))
+        self._touch(only_snapshot_below(node))
 
     def evicted(self, node: Node) -> None:
         row = self._rows.pop(node.id, None)
@@ -228,7 +228,7 @@ class ValuePolicy(Policy):
         records.nodes[row] = None
         self._candidates.drop(row)
         self._ghosts[row] = None
-        above = checkpoint_above(node)
+        above = snapshot_above(node)
         heir_of = self._rows.get(above.id) if above is not None else None
         if heir_of is not None:
             ghosts = (row, prospects.heir(row), prospects.heir(heir_of))
@@ -239,11 +239,11 @@ class ValuePolicy(Policy):
         self._prospects.now_s = self._clock()
         self._contexts.pop(seq, None)
         self._history.closed(seq)
-        self._touch(checkpoint_at_or_above(node) if node is not None else None)
+        self._touch(snapshot_at_or_above(node) if node is not None else None)
 
     def child_removed(self, node: Node) -> None:
-        self._touch(checkpoint_at_or_above(node))
-        self._touch(only_checkpoint_below(node))
+        self._touch(snapshot_at_or_above(node))
+        self._touch(only_snapshot_below(node))
 
     def committed(self) -> None:
         if self._touched or self._outdated:
@@ -253,7 +253,7 @@ class ValuePolicy(Policy):
         self._candidates.update()
 
     def _touch(self, node: Node | None) -> None:
-        """The pages that only the checkpoint of ``node`` needs have changed."""
+        """The pages that only the snapshot of ``node`` needs have changed."""
         row = self._rows.get(node.id) if node is not None else None
         if row is not None:
             self._touched[row] = None

@@ -8,7 +8,7 @@ byte.
 
     index   expected uses per second held, at the best time to give it up (hazard), of the record, or of its
             heir where that is larger
-    rate    (seconds to compute from the checkpoint above) / (slot bytes + KV bytes that only it needs)
+    rate    (seconds to compute from the snapshot above) / (slot bytes + KV bytes that only it needs)
 
 Records are columns of numbers, a row each, in memory or evicted of late. A column is a numpy array if a sweep
 reads all of its rows at once. Others are lists. Rows are reused, the last one freed first, so the same run
@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.policy import PrefillCost, checkpoint_above, pages_alone
+from weft.memory.prefix.policy import PrefillCost, pages_alone, snapshot_above
 from weft.memory.prefix.value.hazard import (
     CODE_COUNT,
     FACTOR_MAX,
@@ -237,7 +237,7 @@ class Prospects:
 
     def rate(self, node: Node) -> float:
         """Seconds that a use of the state at ``node`` saves, per byte that only it needs."""
-        above = checkpoint_above(node)
+        above = snapshot_above(node)
         saved = self.cost.between(above.end if above is not None else 0, node.end)
         return saved / (self._slot_bytes + pages_alone(node) * self._page_bytes)
 

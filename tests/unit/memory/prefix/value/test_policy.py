@@ -41,7 +41,7 @@ class Bench:
 
     @property
     def states(self) -> Mapping[NodeId, Node]:
-        """The checkpoints in memory, in order of use."""
+        """The snapshots in memory, in order of use."""
         return self.memory._state.cache.order.states
 
     def value_of(self, node: Node) -> float:
@@ -49,7 +49,7 @@ class Bench:
         return prospects.value(self.value._rows[node.id], prospects.rate(node))
 
     def ends_in_order(self) -> list[int]:
-        """The first token of each checkpoint, the first one to evict first."""
+        """The first token of each snapshot, the first one to evict first."""
         firsts = []
         for node in self.policy.order(self.states):
             at = node
@@ -172,13 +172,13 @@ def test_more_uses_are_expected_where_prompts_come_back() -> None:
             bench.ask([*prompt((number if returns else 300 + number, 40)), *prompt((500 + number, 40))])
         bench.ask(prompt((90, 40)))
         newest = list(bench.states)[-1]
-        outlook = bench.memory.checkpoint_outlook(newest)
+        outlook = bench.memory.snapshot_outlook(newest)
         assert outlook is not None
         assert outlook.position == 40
         assert outlook.uses is not None
         expected.append(outlook.uses)
     assert expected[0] > 3 * expected[1] > 0, expected
-    assert bench.memory.checkpoint_outlook(NodeId(10 ** 9)) is None
+    assert bench.memory.snapshot_outlook(NodeId(10 ** 9)) is None
 
 
 def test_candidates_are_valued_again_with_each_request() -> None:
@@ -267,16 +267,16 @@ def test_every_state_has_one_record_after_any_walk(seed: int) -> None:
         cache.policy.audit(cache.order.states)
 
 
-def test_the_audit_of_the_policy_sees_a_checkpoint_without_a_record() -> None:
+def test_the_audit_of_the_policy_sees_a_snapshot_without_a_record() -> None:
     bench = Bench("value", 12)
     bench.ask(prompt((1, 90)))
     bench.value.evicted(next(iter(bench.states.values())))
-    with pytest.raises(AssertionError, match="a checkpoint has no record"):
+    with pytest.raises(AssertionError, match="a snapshot has no record"):
         bench.value.audit(bench.states)
 
 
 class Liar(Policy):
-    """Names nodes without a checkpoint, the same twice, and never all."""
+    """Names nodes without a snapshot, the same twice, and never all."""
 
     def __init__(self) -> None:
         self._seen: list[Node] = []

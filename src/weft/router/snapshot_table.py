@@ -1,12 +1,12 @@
 """What the caches of all replicas offer, as their reports say: by digest of the prefix, and by replica.
 
     report 7 of replica 0   + digest d2 @1024   - digest d1       --> table: d2 -> [replica 0 @1024]
-    report 9 of replica 0   8 is missing: the table is stale      --> "send a snapshot"
-    snapshot 10             replaces all that is known of it
+    report 9 of replica 0   8 is missing: the table is stale      --> "send a full report"
+    full report 10          replaces all that is known of it
 
     prompt   d0  d1  d2  d3 ...      match of a replica: its deepest known digest, whose tail agrees too
 
-A stale table counts all the same, because most of it is right. A replica has at most CHECKPOINTS_MAX entries
+A stale table counts all the same, because most of it is right. A replica has at most SNAPSHOTS_MAX entries
 (law L11).
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
 from weft.prefix_digests import Digests, Int32s
+from weft.snapshot_report import ReportedSnapshot, SnapshotReport
 from weft.units import PAGE_TOKENS
 
 CELLS_MIN = 1 << 16
@@ -39,7 +39,7 @@ class DigestFilter:
     counted again, as their number grows.
 
     Rejected: a sorted array of all digests (an insertion moves half of it); digests of every fourth page only
-    (a request ends between two of them, and its state is the next turn's checkpoint)."""
+    (a request ends between two of them, and its state is the next turn's snapshot)."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -79,14 +79,14 @@ class DigestFilter:
         self._mask_word = np.uint64(self._mask)
 
 
-CHECKPOINTS_MAX = 400_000
+SNAPSHOTS_MAX = 400_000
 ASK_AGAIN_AFTER = 64
-"""Reports after which a snapshot that did not come is asked for again."""
+"""Reports after which a full report that did not come is asked for again."""
 
 
 @dataclass(slots=True)
 class _Holder:
-    """One checkpoint of one replica."""
+    """One snapshot of one replica."""
 
     replica: int
     tail: tuple[int, ...]
@@ -96,13 +96,13 @@ class _Holder:
 
 @dataclass(slots=True)
 class _Feed:
-    """The reports of one replica. ``number``: of the last one that counts, None before the snapshot.
-    ``unanswered``: reports since a snapshot was asked for."""
+    """The reports of one replica. ``number``: of the last one that counts, None before the full report.
+    ``unanswered``: reports since a full report was asked for."""
 
     number: int | None = None
     is_stale: bool = True
     unanswered: int = 0
-    checkpoints: int = 0
+    snapshots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class CacheMatch:
     restore_s: float
 
 
-class CheckpointTable:
+class SnapshotTable:
     def __init__(self) -> None:
         self._holders: dict[int, list[_Holder]] = {}
         self._filter = DigestFilter()
@@ -123,7 +123,7 @@ class CheckpointTable:
     # ------------------------------------------------------------------ reports
 
     def join(self, replica: int) -> None:
-        """Its engine has just started, and its snapshot is on the way."""
+        """Its engine has just started, and its full report is on the way."""
         self.leave(replica)
         self._feeds[replica] = _Feed()
 
@@ -132,13 +132,13 @@ class CheckpointTable:
         if self._feeds.pop(replica, None) is not None:
             self._drop(replica)
 
-    def apply(self, replica: int, report: CheckpointReport) -> bool:
-        """Whether a snapshot is needed."""
+    def apply(self, replica: int, report: SnapshotReport) -> bool:
+        """Whether a full report is needed."""
         feed = self._feeds.get(replica)
         if feed is None:
             return False
-        if report.is_snapshot:
-            self._apply_snapshot(replica, feed, report)
+        if report.is_full:
+            self._apply_full_report(replica, feed, report)
         elif feed.number is not None and report.number > feed.number:
             if report.number > feed.number + 1:
                 self._gaps[replica] = self.gaps_of(replica) + 1
@@ -146,7 +146,7 @@ class CheckpointTable:
                     feed.is_stale, feed.unanswered = True, ASK_AGAIN_AFTER
             feed.number = report.number
             for gone in report.removed:
-                feed.checkpoints -= self._remove(replica, gone.digest, gone.tail)
+                feed.snapshots -= self._remove(replica, gone.digest, gone.tail)
             for one in report.added:
                 self._add(replica, feed, one)
         return self._asks(feed)
@@ -161,18 +161,18 @@ class CheckpointTable:
         feed.unanswered = 0
         return True
 
-    def _apply_snapshot(self, replica: int, feed: _Feed, report: CheckpointReport) -> None:
+    def _apply_full_report(self, replica: int, feed: _Feed, report: SnapshotReport) -> None:
         if feed.number is not None and report.number <= feed.number:
             feed.unanswered = ASK_AGAIN_AFTER if feed.is_stale else 0
             return
         self._drop(replica)
-        feed.number, feed.is_stale, feed.unanswered, feed.checkpoints = report.number, False, 0, 0
+        feed.number, feed.is_stale, feed.unanswered, feed.snapshots = report.number, False, 0, 0
         for one in report.added:
             self._add(replica, feed, one)
 
-    def _add(self, replica: int, feed: _Feed, one: ReportedCheckpoint) -> None:
-        feed.checkpoints -= self._remove(replica, one.digest, one.tail)
-        if feed.checkpoints < CHECKPOINTS_MAX:
+    def _add(self, replica: int, feed: _Feed, one: ReportedSnapshot) -> None:
+        feed.snapshots -= self._remove(replica, one.digest, one.tail)
+        if feed.snapshots < SNAPSHOTS_MAX:
             holder = _Holder(replica, one.tail, one.position, one.restore_s)
             holders = self._holders.get(one.digest)
             if holders is None:
@@ -180,7 +180,7 @@ class CheckpointTable:
                 self._filter.add(one.digest, self._holders)
             else:
                 holders.append(holder)
-            feed.checkpoints += 1
+            feed.snapshots += 1
 
     def _remove(self, replica: int, digest: int, tail: tuple[int, ...]) -> int:
         """How many entries went: 1 or 0."""
@@ -224,9 +224,9 @@ class CheckpointTable:
 
     # ------------------------------------------------------------------ numbers
 
-    def checkpoints_of(self, replica: int) -> int:
+    def snapshots_of(self, replica: int) -> int:
         feed = self._feeds.get(replica)
-        return 0 if feed is None else feed.checkpoints
+        return 0 if feed is None else feed.snapshots
 
     def is_stale(self, replica: int) -> bool:
         feed = self._feeds.get(replica)
@@ -238,7 +238,7 @@ class CheckpointTable:
 
 
 def _agrees(holder: _Holder, at: int, prompt: Int32s) -> bool:
-    """Whether the prompt goes on past the checkpoint, and has the tokens of its tail. ``at``: its page."""
+    """Whether the prompt goes on past the snapshot, and has the tokens of its tail. ``at``: its page."""
     if holder.position >= prompt.size:
         return False
     if not holder.tail:

@@ -1,4 +1,4 @@
-"""Reports of checkpoints: what matches, and what happens to reports that are lost, doubled or late."""
+"""Reports of snapshots: what matches, and what happens to reports that are lost, doubled or late."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from weft.checkpoint_report import CheckpointReport, RemovedCheckpoint, ReportedCheckpoint
 from weft.prefix_digests import extended_digests, prefix_digests, salt_digest
-from weft.router.checkpoint_table import ASK_AGAIN_AFTER, CheckpointTable
+from weft.router.snapshot_table import ASK_AGAIN_AFTER, SnapshotTable
+from weft.snapshot_report import RemovedSnapshot, ReportedSnapshot, SnapshotReport
 from weft.units import PAGE_TOKENS
 
 PROMPT: npt.NDArray[np.int32] = np.arange(1000, 1400, dtype=np.int32)
 
 
-def checkpoint(position: int, salt: str = "") -> ReportedCheckpoint:
+def checkpoint(position: int, salt: str = "") -> ReportedSnapshot:
     whole = position // PAGE_TOKENS * PAGE_TOKENS
     digest = int(prefix_digests(PROMPT[:whole], salt)[-1])
-    return ReportedCheckpoint(digest, position, tuple(PROMPT[whole:position].tolist()))
+    return ReportedSnapshot(digest, position, tuple(PROMPT[whole:position].tolist()))
 
 
-def removed(position: int) -> RemovedCheckpoint:
+def removed(position: int) -> RemovedSnapshot:
     one = checkpoint(position)
-    return RemovedCheckpoint(one.digest, one.tail)
+    return RemovedSnapshot(one.digest, one.tail)
 
 
 def report(number: int, *positions: int, gone: tuple[int, ...] = (),
-           is_snapshot: bool = False) -> CheckpointReport:
-    return CheckpointReport(number=number, added=[checkpoint(position) for position in positions],
-                            removed=[removed(position) for position in gone], is_snapshot=is_snapshot)
+           is_full: bool = False) -> SnapshotReport:
+    return SnapshotReport(number=number, added=[checkpoint(position) for position in positions],
+                            removed=[removed(position) for position in gone], is_full=is_full)
 
 
-def joined(*replicas: int) -> CheckpointTable:
-    table = CheckpointTable()
+def joined(*replicas: int) -> SnapshotTable:
+    table = SnapshotTable()
     for replica in replicas:
         table.join(replica)
         assert table.is_stale(replica)
-        assert not table.apply(replica, report(1, is_snapshot=True))
+        assert not table.apply(replica, report(1, is_full=True))
         assert not table.is_stale(replica)
     return table
 
 
-def positions(table: CheckpointTable, prompt: npt.NDArray[np.int32] = PROMPT,
+def positions(table: SnapshotTable, prompt: npt.NDArray[np.int32] = PROMPT,
               salt: str = "") -> dict[int, int]:
     matches = table.matches(prefix_digests(prompt, salt), prompt)
     return {replica: match.position for replica, match in matches.items()}
 
 
-def test_the_deepest_checkpoint_of_each_replica_matches() -> None:
+def test_the_deepest_snapshot_of_each_replica_matches() -> None:
     table = joined(0, 1, 2)
     table.apply(0, report(2, 64, 320))
     table.apply(1, report(2, 64, 128))
@@ -74,7 +74,7 @@ def test_a_tail_matches_to_the_token() -> None:
 
 def test_salts_share_nothing() -> None:
     table = joined(0)
-    table.apply(0, CheckpointReport(number=2, added=[checkpoint(64, "tenant")]))
+    table.apply(0, SnapshotReport(number=2, added=[checkpoint(64, "tenant")]))
     assert positions(table) == {}
     assert positions(table, salt="tenant") == {0: 64}
 
@@ -113,10 +113,10 @@ def test_a_report_that_comes_twice_changes_nothing() -> None:
     assert not table.apply(0, report(3, gone=(128,)))
     assert not table.apply(0, report(2, 64, 128)), "it is older than what is known"
     assert positions(table) == {0: 64}
-    assert table.checkpoints_of(0) == 1
+    assert table.snapshots_of(0) == 1
 
 
-def test_a_lost_report_makes_the_table_stale_until_a_snapshot() -> None:
+def test_a_lost_report_makes_the_table_stale_until_a_full_report() -> None:
     table = joined(0)
     table.apply(0, report(2, 64))
     assert table.apply(0, report(4, 320)), "3 is missing: the router asks"
@@ -124,13 +124,13 @@ def test_a_lost_report_makes_the_table_stale_until_a_snapshot() -> None:
     assert table.gaps_of(0) == 1
     assert positions(table) == {0: 320}, "what came counts all the same"
     assert not table.apply(0, report(5, 128)), "it does not ask with each report"
-    assert not table.apply(0, report(6, 64, 192, is_snapshot=True))
+    assert not table.apply(0, report(6, 64, 192, is_full=True))
     assert not table.is_stale(0)
     assert positions(table) == {0: 192}
-    assert table.checkpoints_of(0) == 2
+    assert table.snapshots_of(0) == 2
 
 
-def test_a_snapshot_that_never_comes_is_asked_for_again() -> None:
+def test_a_full_report_that_never_comes_is_asked_for_again() -> None:
     table = joined(0)
     asked = [table.apply(0, report(number, 64)) for number in range(3, 3 + 3 * ASK_AGAIN_AFTER)]
     assert asked[0]
@@ -138,21 +138,21 @@ def test_a_snapshot_that_never_comes_is_asked_for_again() -> None:
     assert table.gaps_of(0) == 1
 
 
-def test_a_snapshot_that_is_late_does_not_undo_reports() -> None:
+def test_a_full_report_that_is_late_does_not_undo_reports() -> None:
     table = joined(0)
     table.apply(0, report(2, 64))
     table.apply(0, report(4, 320))
-    assert table.apply(0, report(3, 128, is_snapshot=True)), "it is asked for again"
+    assert table.apply(0, report(3, 128, is_full=True)), "it is asked for again"
     assert positions(table) == {0: 320}
     assert table.is_stale(0)
 
 
-def test_reports_before_the_first_snapshot_are_in_it() -> None:
-    table = CheckpointTable()
+def test_reports_before_the_first_full_report_are_in_it() -> None:
+    table = SnapshotTable()
     table.join(0)
     table.apply(0, report(5, 320))
     assert positions(table) == {}
-    table.apply(0, report(6, 64, is_snapshot=True))
+    table.apply(0, report(6, 64, is_full=True))
     assert positions(table) == {0: 64}
 
 
@@ -163,5 +163,5 @@ def test_a_new_process_of_a_replica_begins_with_nothing() -> None:
     assert not table.apply(0, report(8, 64)), "the last words of a process that ended"
     table.join(0)
     assert positions(table) == {}
-    table.apply(0, report(1, 128, is_snapshot=True))
+    table.apply(0, report(1, 128, is_full=True))
     assert positions(table) == {0: 128}

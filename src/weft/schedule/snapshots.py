@@ -1,7 +1,7 @@
 """Which states are saved for later requests: the flag that chooses among the sources, and where on the way
 they lie.
 
-    --checkpoints LIST      LIST = first { "," item }      item = source | "-" source
+    --snapshots LIST      LIST = first { "," item }      item = source | "-" source
 
     first       a preset, or a source: then the list begins with nothing
     preset      auto      every source but prompt-end and every:N
@@ -9,7 +9,7 @@ they lie.
                 every:N   as prompt, and forks, and every N tokens of the prompt
                 none      nothing
     source      prompt-end      the last grid point of the prompt                   a tap of the prefill
-                tail            a little before that, on a coarser grid             a tap
+                near-end        a little before that, on a coarser grid             a tap
                 boundaries      declared: system prompt and tools, each message     taps
                 marks           what the client asks for in its request             taps
                 forks           where the prompt was seen further than any state    a tap
@@ -23,21 +23,21 @@ they lie.
 Items are read from left to right. A state that a waiting request needs is saved whatever the list says. A
 model without recurrent layers needs none of this: it resumes at every page.
 
-A *tap* is a position inside a run: there every recurrent layer also writes its state to a checkpoint slot.
+A *tap* is a position inside a run: there every recurrent layer also writes its state to a snapshot slot.
 Taps lie on an absolute grid, the chunk of the recurrent kernels, so a hit computes the same chunks as a cold
 run. The grid is CHUNK_TOKENS, or a page for kernels that go token by token (decision 0017).
 
     a prompt of n tokens        |system + tools|  turn 1  |   turn 2      |  question   |
     boundary (declared)                        b          b               b
     prompt end, grid(n - 1)                                                          e
-    tail: the same on a coarser grid                                            t
-    fork: seen before up to f, the deepest checkpoint is at c        c ---- f
+    near-end: the same on a coarser grid                                        n
+    fork: seen before up to f, the deepest snapshot is at c        c ---- f
     insurance: i, 2i, 4i, ...        i      2i              4i
     spare: between these               . . .   .  .  .  .       .
     decode: d, 2d, ... of the answer that follows                                      d       2d
 
-* *tail*: the last tokens of a prompt are the least likely to come again, as a template adds a few and later
-  removes them.
+* *near-end*: the last tokens of a prompt are the least likely to come again, as a template adds a few and
+  later removes them.
 * *boundary*: a system prompt is shared by requests that share nothing else.
 * *fork*: two prompts are known to differ from here on, so a third may.
 * *insurance*: for positions that are not declared. With doubling distances, a prompt that shares p tokens
@@ -50,9 +50,9 @@ run. The grid is CHUNK_TOKENS, or a page for kernels that go token by token (dec
 All of this is a wish (law L9): a run is never cut for a tap, and a tap without a free slot is left out.
 
 
-Rejected: one switch per source (nine flags that are read together anyway); a checkpoint at each multiple of a
+Rejected: one switch per source (nine flags that are read together anyway); a snapshot at each multiple of a
 block (the states of 397B weigh 6,253 tokens of KV each); only one at the prompt's end (it lies in the unique
-tail of most prompts, where no other prompt finds it).
+end of most prompts, where no other prompt finds it).
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 if TYPE_CHECKING:
     from weft.schedule.plan import Int32s  # numpy, which a flag does without
 
-_FLAG = "--checkpoints"
+_FLAG = "--snapshots"
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointPolicy:
+class SnapshotPolicy:
     """Which sources are on. ``every_tokens`` 0: not at regular distances of the prompt. ``decode_tokens``:
     that distance in an answer, 0 for one that follows from the weight of a state, where ``decode`` is on."""
 
     prompt_end: bool = False
-    tail: bool = False
+    near_end: bool = False
     boundaries: bool = False
     marks: bool = False
     forks: bool = False
@@ -90,19 +90,19 @@ class CheckpointPolicy:
     preemption: bool = False
 
 
-NONE = CheckpointPolicy()
-PROMPT = CheckpointPolicy(prompt_end=True, request_end=True, preemption=True, marks=True)
-AUTO = replace(PROMPT, prompt_end=False, tail=True, boundaries=True, forks=True, insurance=True, spare=True,
-               decode=True)
+NONE = SnapshotPolicy()
+PROMPT = SnapshotPolicy(prompt_end=True, request_end=True, preemption=True, marks=True)
+AUTO = replace(PROMPT, prompt_end=False, near_end=True, boundaries=True, forks=True, insurance=True,
+               spare=True, decode=True)
 
 _PRESETS = {"auto": AUTO, "prompt": PROMPT, "none": NONE}
-_SWITCHES = ("prompt-end", "tail", "boundaries", "marks", "forks", "insurance", "spare", "request-end",
+_SWITCHES = ("prompt-end", "near-end", "boundaries", "marks", "forks", "insurance", "spare", "request-end",
              "preemption")
 _FORMS = ("auto, prompt, every:N, none, or a list such as auto,-forks or boundaries,decode:4096 of the "
           f"sources {', '.join(_SWITCHES)}, every:N, decode, decode:N")
 
 
-def parse_checkpoints(text: str) -> CheckpointPolicy:
+def parse_snapshots(text: str) -> SnapshotPolicy:
     """The policy that ``text`` asks for, see the module. Raises ConfigError that names the flag, the value,
     the item that is wrong in it and the forms that are right."""
     first, *others = text.split(",")
@@ -117,13 +117,13 @@ def parse_checkpoints(text: str) -> CheckpointPolicy:
     return policy
 
 
-def _preset(word: str, text: str) -> CheckpointPolicy | None:
+def _preset(word: str, text: str) -> SnapshotPolicy | None:
     if word.startswith("every:"):
         return replace(PROMPT, forks=True, every_tokens=_distance(word, text))
     return _PRESETS.get(word)
 
 
-def _with(policy: CheckpointPolicy, item: str, text: str) -> CheckpointPolicy:
+def _with(policy: SnapshotPolicy, item: str, text: str) -> SnapshotPolicy:
     on = not item.startswith("-")
     name = item.removeprefix("-")
     if name in _SWITCHES:
@@ -133,6 +133,8 @@ def _with(policy: CheckpointPolicy, item: str, text: str) -> CheckpointPolicy:
         return replace(policy, decode=on, decode_tokens=_distance(name, text) if colon else 0)
     if kind == "every" and on == bool(colon):
         return replace(policy, every_tokens=_distance(name, text) if on else 0)
+    if name == "tail":
+        raise _wrong(text, "the source 'tail' has another name now: near-end")
     if name in _PRESETS:
         raise _wrong(text, f"{name!r} is no source: it can only come first, without a minus")
     raise _wrong(text, f"{item!r} is no source" if item else "an item of it is empty")
@@ -158,8 +160,8 @@ def _wrong(text: str, why: str) -> ConfigError:
 
 INSURANCE_TOKENS_MIN = 512
 INSURANCE_TOKENS_MAX = 8192
-TAIL_GRID_MAX = 512
-_TAIL_PARTS = 8
+NEAR_END_GRID_MAX = 512
+_NEAR_END_PARTS = 8
 DECODE_TOKENS_MIN = 4096
 DECODE_TOKENS_MAX = 32768
 _DECODE_WEIGHTS = 4
@@ -173,10 +175,10 @@ def on_grid(position: int, grid: int = CHUNK_TOKENS) -> int:
     return position - position % grid
 
 
-def tail_position(known_tokens: int, grid: int = CHUNK_TOKENS) -> int:
-    """The position of *tail* for ``known_tokens``."""
+def near_end_position(known_tokens: int, grid: int = CHUNK_TOKENS) -> int:
+    """The position of *near-end* for ``known_tokens``."""
     # A grid that grows with the prompt: an eighth of it or less.
-    while grid < TAIL_GRID_MAX and 2 * grid * _TAIL_PARTS <= known_tokens:
+    while grid < NEAR_END_GRID_MAX and 2 * grid * _NEAR_END_PARTS <= known_tokens:
         grid *= 2
     return (known_tokens - 1) // grid * grid
 
@@ -197,7 +199,7 @@ def insurance_tokens(slot_bytes: int, page_bytes: int) -> int:
     return _within(_state_weight_tokens(slot_bytes, page_bytes), INSURANCE_TOKENS_MIN, INSURANCE_TOKENS_MAX)
 
 
-def decode_distance(policy: CheckpointPolicy, slot_bytes: int, page_bytes: int) -> int:
+def decode_distance(policy: SnapshotPolicy, slot_bytes: int, page_bytes: int) -> int:
     """Tokens of an answer from one state to the next, 0 for none: as asked, or as many as weigh four times
     what the state does, on the grid and within reason."""
     if not policy.decode or policy.decode_tokens:
@@ -225,7 +227,7 @@ def _answer_tokens(computed: Int32s, targets: Int32s) -> Int32s:
     return computed - (targets - targets % CHUNK_TOKENS)
 
 
-def wanted_positions(policy: CheckpointPolicy, *, known_tokens: int, start: int,
+def wanted_positions(policy: SnapshotPolicy, *, known_tokens: int, start: int,
                      boundaries: Iterable[int] = (), marks: Iterable[int] = (), kv_tokens: int = 0,
                      insurance_first: int = INSURANCE_TOKENS_MIN, grid: int = CHUNK_TOKENS) -> list[int]:
     """Positions after ``start``, multiples of ``grid``, at which a sequence of ``known_tokens`` should leave
@@ -247,8 +249,8 @@ def wanted_positions(policy: CheckpointPolicy, *, known_tokens: int, start: int,
             wish(on_grid(mark, grid))
     if policy.prompt_end:
         wish(last)
-    if policy.tail:
-        wish(tail_position(known_tokens, grid))
+    if policy.near_end:
+        wish(near_end_position(known_tokens, grid))
     if policy.forks and kv_tokens > start:
         wish(on_grid(min(kv_tokens, last), grid))
     if policy.boundaries:

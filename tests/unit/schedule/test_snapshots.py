@@ -1,4 +1,4 @@
-"""The flag that chooses the sources of checkpoints: its grammar as tables."""
+"""The flag that chooses the sources of snapshots: its grammar as tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.errors import ConfigError
-from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, parse_checkpoints
+from weft.schedule.snapshots import AUTO, NONE, PROMPT, SnapshotPolicy, parse_snapshots
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -21,30 +21,31 @@ from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, pars
     ("auto,decode:128", replace(AUTO, decode_tokens=128)),
     ("auto,-decode", replace(AUTO, decode=False)),
     ("every:64,-every", replace(PROMPT, forks=True)),
-    ("none,boundaries", CheckpointPolicy(boundaries=True)),
-    ("boundaries,decode:4096", CheckpointPolicy(boundaries=True, decode=True, decode_tokens=4096)),
-    ("decode", CheckpointPolicy(decode=True)),
-    ("marks,every:64", CheckpointPolicy(marks=True, every_tokens=64)),
-    ("prompt-end,-prompt-end,prompt-end", CheckpointPolicy(prompt_end=True)),
+    ("none,boundaries", SnapshotPolicy(boundaries=True)),
+    ("boundaries,decode:4096", SnapshotPolicy(boundaries=True, decode=True, decode_tokens=4096)),
+    ("decode", SnapshotPolicy(decode=True)),
+    ("marks,every:64", SnapshotPolicy(marks=True, every_tokens=64)),
+    ("prompt-end,-prompt-end,prompt-end", SnapshotPolicy(prompt_end=True)),
 ])
 def test_a_list_begins_with_a_preset_or_with_nothing_and_adds_and_takes_away(
-        text: str, expected: CheckpointPolicy) -> None:
-    assert parse_checkpoints(text) == expected
+        text: str, expected: SnapshotPolicy) -> None:
+    assert parse_snapshots(text) == expected
 
 
 def test_every_source_can_be_switched_off_alone() -> None:
-    for name, field in (("prompt-end", "prompt_end"), ("tail", "tail"), ("boundaries", "boundaries"),
+    for name, field in (("prompt-end", "prompt_end"), ("near-end", "near_end"), ("boundaries", "boundaries"),
                         ("marks", "marks"), ("forks", "forks"), ("insurance", "insurance"),
                         ("spare", "spare"), ("decode", "decode"), ("request-end", "request_end"),
                         ("preemption", "preemption")):
         assert getattr(AUTO, field) or field == "prompt_end"
-        assert parse_checkpoints(f"auto,-{name}") == replace(AUTO, **{field: False})
-        assert parse_checkpoints(name) == replace(NONE, **{field: True})
+        assert parse_snapshots(f"auto,-{name}") == replace(AUTO, **{field: False})
+        assert parse_snapshots(name) == replace(NONE, **{field: True})
 
 
 @pytest.mark.parametrize(("text", "says"), [
     ("", "an item of it is empty"),
     ("all", "'all' is no source"),
+    ("auto,-tail", "the source 'tail' has another name now: near-end"),
     ("Auto", "'Auto' is no source"),
     ("auto,", "an item of it is empty"),
     ("auto,,forks", "an item of it is empty"),
@@ -68,10 +69,10 @@ def test_every_source_can_be_switched_off_alone() -> None:
 def test_a_wrong_value_is_refused_with_what_is_wrong_in_it_and_what_would_be_right(text: str,
                                                                                    says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_checkpoints(text)
+        parse_snapshots(text)
     message = caught.value.message
-    assert message.startswith(f"--checkpoints is {text!r}")
+    assert message.startswith(f"--snapshots is {text!r}")
     assert says in message
     assert "such as" in message
     assert "64" in message
-    assert caught.value.param == "--checkpoints"
+    assert caught.value.param == "--snapshots"

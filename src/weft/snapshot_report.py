@@ -4,8 +4,8 @@
     report    number 7:  + (digest, tail, position, place, restore seconds)    - (digest, no tail)
 
 The digests are those of ``weft.prefix_digests``. Reports are numbered. A router that misses a number knows
-that its table is stale, and asks for a snapshot, which has every checkpoint
-(``weft.router.checkpoint_table``).
+that its table is stale, and asks for a full report, which has every snapshot
+(``weft.router.snapshot_table``).
 
 Rejected: digests of KV pages (a hybrid model resumes at states, which are a hundred times fewer).
 """
@@ -19,7 +19,7 @@ import msgspec
 Place = Literal["memory", "compressed"]
 
 
-class ReportedCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+class ReportedSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """``digest``: of the whole pages before ``position``. ``tail``: the tokens between them and ``position``.
     ``restore_s``: seconds until a request can resume here."""
 
@@ -30,15 +30,15 @@ class ReportedCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     restore_s: float = 0.0
 
 
-class RemovedCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+class RemovedSnapshot(msgspec.Struct, frozen=True, array_like=True):
     digest: int
     tail: tuple[int, ...] = ()
 
 
-class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``number``: one more than that of the report before. ``is_snapshot``: ``added`` is everything."""
+class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``number``: one more than that of the report before. ``is_full``: ``added`` is everything."""
 
     number: int
-    added: list[ReportedCheckpoint] = []
-    removed: list[RemovedCheckpoint] = []
-    is_snapshot: bool = False
+    added: list[ReportedSnapshot] = []
+    removed: list[RemovedSnapshot] = []
+    is_full: bool = False

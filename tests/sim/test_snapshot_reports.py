@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.synthetic import Library, document_traffic
 from tests.support.workload import small_arena
-from weft.checkpoint_report import CheckpointReport
 from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
-from weft.router.checkpoint_table import CheckpointTable
+from weft.router.snapshot_table import SnapshotTable
 from weft.sim.arms import find_arm
 from weft.sim.replay import Player, sizes_for
 from weft.sim.traffic import Traffic
+from weft.snapshot_report import SnapshotReport
 
 COST = StepCost(0.005, 1e-5, 0.0, 1e-4, 0.0)
 LIBRARY = Library(documents=6, lifetime_s=20.0)
@@ -37,11 +37,11 @@ class Follow:
         arena = small_arena(pages_per_frame=64, slots_per_frame=slots, frame_count=90)
         self.player = Player(self.traffic, arena, COST, find_arm(arm), sizes_for(arena, self.traffic),
                               jump=True, on_progress=None)
-        self.follower = self.player.memory.follow_checkpoints(pages=False)
-        self.table = CheckpointTable()
+        self.follower = self.player.memory.follow_snapshots(pages=False)
+        self.table = SnapshotTable()
         self.table.join(0)
-        self.table.apply(0, self.follower.snapshot())
-        self.reports: list[CheckpointReport] = []
+        self.table.apply(0, self.follower.full_report())
+        self.reports: list[SnapshotReport] = []
         self.lost = lost
         self.errors = 0
         self.hits = 0
@@ -83,7 +83,7 @@ def test_a_router_predicts_what_a_match_finds_after_every_report(slots: int, arm
     assert len({report.number for report in follow.reports}) == len(follow.reports)
 
 
-def test_a_lost_report_is_noticed_and_a_snapshot_repairs_it() -> None:
+def test_a_lost_report_is_noticed_and_a_full_report_repairs_it() -> None:
     whole = Follow(3, slots=2)
     whole.run(compare=False)
     lost = max(whole.reports[:-1], key=lambda report: len(report.added)).number
@@ -91,9 +91,9 @@ def test_a_lost_report_is_noticed_and_a_snapshot_repairs_it() -> None:
     follow.run()
     assert follow.errors, "the control: without this report the router predicts something else"
     assert follow.table.is_stale(0)
-    follow.table.apply(0, follow.follower.snapshot())
+    follow.table.apply(0, follow.follower.full_report())
     assert not follow.table.is_stale(0)
-    assert follow.table.checkpoints_of(0) == follow.follower.offered_count
+    assert follow.table.snapshots_of(0) == follow.follower.offered_count
     before = follow.errors
     follow.compare()
     assert follow.errors == before
@@ -102,13 +102,13 @@ def test_a_lost_report_is_noticed_and_a_snapshot_repairs_it() -> None:
 def test_a_flush_removes_everything_that_was_reported() -> None:
     follow = Follow(4, slots=2)
     follow.run(compare=False)
-    assert follow.table.checkpoints_of(0)
+    assert follow.table.snapshots_of(0)
     follow.player.memory.flush()
     report = follow.follower.take()
     assert report is not None
     assert not report.added
     follow.table.apply(0, report)
-    assert follow.table.checkpoints_of(0) == 0
+    assert follow.table.snapshots_of(0) == 0
     assert not follow.table._holders
     assert follow.follower.take() is None
     assert not follow.follower._digests or follow.player.memory.prefix_tree.by_id
@@ -119,8 +119,8 @@ def test_a_flush_removes_everything_that_was_reported() -> None:
 def test_pages_are_reported_of_a_model_with_states_if_a_router_asks() -> None:
     follow = Follow(5, slots=2)
     follow.run(compare=False)
-    pages = follow.player.memory.follow_checkpoints(pages=True).snapshot()
-    states = follow.player.memory.follow_checkpoints(pages=False).snapshot()
+    pages = follow.player.memory.follow_snapshots(pages=True).full_report()
+    states = follow.player.memory.follow_snapshots(pages=False).full_report()
     assert len(pages.added) > len(states.added) > 0
     assert {one.digest for one in states.added if not one.tail} <= {one.digest for one in pages.added}
     assert np.all([one.position % 16 == 0 for one in pages.added])

@@ -24,7 +24,7 @@ from tests.oracle.test_mtp import EMBEDDED, FREE
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
-from weft.runner.mixed_graphs import WINDOW_TOKENS, MixedGraphs, window_shapes
+from weft.runner.mixed_graphs import VERIFY_LENGTHS, MixedGraphs, verify_shapes
 from weft.runner.torch_executor import TorchExecutor
 from weft.speculation.speculator import Speculator
 
@@ -32,7 +32,7 @@ PROMPTS = [[300, 20, 411, 5, 123], list(range(3, 43)), [7]][:3 if ALL else 2]
 LONGER = structs.replace(GREEDY, max_tokens=12 if ALL else 7)
 SHORTER = structs.replace(GREEDY, max_tokens=5)
 RECORDINGS_MAX = 20
-"""Of windows and of their states, that a start makes."""
+"""Of verify runs and of their states, that a start makes."""
 
 
 def graphs_of(engine: Started) -> MixedGraphs:
@@ -42,7 +42,7 @@ def graphs_of(engine: Started) -> MixedGraphs:
 
 
 def counted(graphs: MixedGraphs) -> list[Any]:
-    """The replays of windows' states, from now on."""
+    """The replays of verify runs' states, from now on."""
     seen: list[Any] = []
     replay = graphs.replay_states
 
@@ -55,15 +55,15 @@ def counted(graphs: MixedGraphs) -> list[Any]:
 
 
 def served(card: Card, family: str, kind: Kind, **more: Any) -> tuple[list[list[int]], list[Any]]:
-    """The tokens of each prompt, and the windows that were replayed."""
+    """The tokens of each prompt, and the verify runs that were replayed."""
     said = {at: said_by_transformers(family, prompt, LONGER.max_tokens) for at, prompt in enumerate(PROMPTS)}
     drafter = AnswerDrafter(kind, said, 512)
     with started(card, family, drafter=drafter, speculate="auto", **more) as engine:
         seen = []
         if "cuda_graphs" not in more:
             seen = counted(graphs_of(engine))
-            windows = {shape.window for shape in graphs_of(engine).recorded_shapes}
-            assert windows == {0, *WINDOW_TOKENS}, "some are refused"
+            lengths = {shape.verify_tokens for shape in graphs_of(engine).recorded_shapes}
+            assert lengths == {0, *VERIFY_LENGTHS}, "some are refused"
         made = answers(engine.core, PROMPTS, LONGER)
     assert drafter.drafted
     return made, seen
@@ -72,13 +72,13 @@ def served(card: Card, family: str, kind: Kind, **more: Any) -> tuple[list[list[
 @pytest.mark.parametrize(("family", "kind"), sample(
     [(family, kind) for family in ("qwen3_5", "qwen3", "bamba", "lfm2", "kimi_linear", "jamba")
      for kind in ("perfect", "adversarial", "random")], 1))
-def test_windows_are_replayed_with_the_tokens_of_transformers(family: str, kind: Kind) -> None:
+def test_verify_runs_are_replayed_with_the_tokens_of_transformers(family: str, kind: Kind) -> None:
     checkpoint(family)
     for prompt in PROMPTS:
         said_by_transformers(family, prompt, LONGER.max_tokens)
     with emulated() as card:
         made, seen = served(card, family, kind)
-        assert seen, "windows were launched from Python"
+        assert seen, "verify runs were launched from Python"
         assert not card.reports, [str(report) for report in card.reports]
     assert_tokens_of_transformers(family, PROMPTS, made)
     if not ALL:
@@ -88,9 +88,9 @@ def test_windows_are_replayed_with_the_tokens_of_transformers(family: str, kind:
     assert made == eager
 
 
-def test_a_start_records_no_more_windows_than_it_says() -> None:
+def test_a_start_records_no_more_verify_runs_than_it_says() -> None:
     for rows in (1, 2, 4, 15, 16, 256):
-        shapes = window_shapes(rows)
+        shapes = verify_shapes(rows)
         assert len(shapes) <= RECORDINGS_MAX
         assert [shape.forward for shape in shapes] == [False, True] * (len(shapes) // 2)
 
