@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import RESERVE_SLACK, Card
 from tests.emulated_gpu.engines import answers, assert_tokens_of_transformers, started
+from tests.emulated_gpu.sample import sample
 from tests.fixtures.checkpoints import checkpoint
 from weft.errors import ConfigError
 from weft.runner import arena
@@ -133,15 +135,30 @@ def test_pieces_of_one_pinned_mapping_are_free_again_behind_their_copies(card: C
     assert not card.reports
 
 
-def test_a_start_that_lacks_memory_says_what_to_lower() -> None:
-    checkpoint("qwen3")
-    with emulated(9 << 20) as small, pytest.raises(ConfigError, match=r"weights do not fit.*--quantize"), \
-            started(small, "qwen3"):
+LACKS: dict[str, tuple[int, dict[str, Any], str]] = {
+    "weights": (9, {}, r"weights do not fit.*--quantize"),
+    "a step of any size": (14, {}, r"does not fit into.* Nor does one of 65 tokens and 1 .*--quantize int4"),
+    "a long step": (52, {"max_num_batched_tokens": 4096, "max_model_len": 4096, "cuda_graphs": "off"},
+                    r"--max-num-batched-tokens \d+ fits"),
+    "graphs": (80, {"max_num_batched_tokens": 4096, "max_model_len": 4096},
+               r"MiB too many. debug.cuda_graphs off frees \d+"),
+    "a store": (100, {"store": ""}, r"MiB too many. .*no --store frees 64.0 MiB")}
+
+
+@pytest.mark.parametrize("what", sample(LACKS, 1))
+def test_a_start_that_lacks_memory_says_what_to_lower_and_by_how_much(what: str, tmp_path: Path) -> None:
+    mebibytes, more, said = LACKS[what]
+    if "store" in more:
+        more = more | {"store": str(tmp_path)}
+    checkpoint("qwen3_5")
+    with emulated(mebibytes << 20) as small, pytest.raises(ConfigError, match=said) as refused, \
+            started(small, "qwen3_5", **more):
         pass
-    with emulated(40 << 20) as small, \
-            pytest.raises(ConfigError, match=r"--max-num-batched-tokens \d+ fits|free more than .*iB by"), \
-            started(small, "qwen3", max_num_batched_tokens=4096, max_model_len=4096):
-        pass
+    fits = re.search(r"--max-num-batched-tokens (\d+) fits", refused.value.message)
+    if fits:
+        with emulated(mebibytes << 20) as small, \
+                started(small, "qwen3_5", **more | {"max_num_batched_tokens": int(fits[1])}) as engine:
+            assert engine.info.sizes.step_tokens_max == int(fits[1])
 
 
 def test_prefixes_come_back_from_the_store_without_a_wait(tmp_path: Path) -> None:

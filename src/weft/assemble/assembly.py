@@ -352,10 +352,11 @@ def load_weights(config: EngineConfig, name: str, directory: Path, tell: OnProgr
                             weights_cache=_weights_cache(config, directory, device, ranks))
     except torch.OutOfMemoryError:
         size = sum(file.stat().st_size for file in weight_files(directory))
+        beyond = f"{format_bytes(size - free)} too many" if size > free else "too few for loading them too"
         raise ConfigError(
             f"the weights do not fit: the checkpoint has {format_bytes(size)}, and of the GPU's memory "
-            f"{format_bytes(free)} were free: at least {format_bytes(max(0, size - free))} too many. Use "
-            "--quantize int8 or int4, or --tp", param="--quantize") from None
+            f"{format_bytes(free)} were free: {beyond}. Use --quantize int8 or int4, or --tp",
+            param="--quantize") from None
     tell(f"weights of {name}: {read_in_words(loaded)}")
     return loaded
 

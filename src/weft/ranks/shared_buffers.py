@@ -10,10 +10,10 @@
     on GPUs  one mapping, which every rank maps and pins at the start; buffers are pieces of it
 
 The store sees one buffer with all parts. A record whose part of one rank is missing or damaged is a damaged
-record, and no rank loads any of it. A store needs a reply (``RankedExecutor``). A load needs none. Memory of its
-own is never used for another buffer. A piece is, behind the next step that began after it was freed: before the
-collectives of that step, the stream of rank r waits for its loads (``DeviceTransfers.follow``). The memory has
-no name (memfd): it goes when the last process that maps it ends, however that happens.
+record, and no rank loads any of it. A store needs a reply (``RankedExecutor``). A load needs none. Memory of
+its own is never used for another buffer. A piece is, behind the next step that began after it was freed:
+before the collectives of that step, the stream of rank r waits for its loads (``DeviceTransfers.follow``).
+The memory has no name (memfd): it goes when the last process that maps it ends, however that happens.
 
 Rejected: a store for each rank (a hit only if all ranks have it, so N indexes must agree, and N ledgers after
 a kill); named shared memory (a kill leaves it behind); one mapping on a CPU too (it would keep the most that
