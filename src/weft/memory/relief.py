@@ -10,7 +10,7 @@
                                                ^------------'          the hole of the fuller frame, and the
                                                                        emptiest may become one of slots
 
-A reading of the transaction: it shares the walks and the dicts of its ``Transaction`` and changes none of
+Relief reads a transaction: it shares the walks and the dicts of its ``Transaction`` and changes none of
 them. The answer is frozen into the reservation. What it frees is free from the next transaction on, because
 the step in flight may still read it. Each ``seal`` also makes a little room ahead, so a step is seldom short.
 

@@ -7,10 +7,10 @@
 The arena is seen as 64-bit words: everything in it is aligned to 256 bytes. Addresses are 64 bits wide, as an
 arena is larger than 2^31 of anything. PAD as an item means no work (L4).
 
-A copy reads every source before it writes anything. Where no destination is also a source, one launch from
-place to place is that already. Where one is (a moves to b while b moves to c), the programs of one launch
-would race. Then some words of every item go out to a room of fixed size and back in, then the next ones: word
-w of an item only ever becomes word w of another.
+A copy reads every source before it writes anything. One launch does that where no destination is also a
+source. Where one is (a moves to b while b moves to c), the programs of one launch would race. Then some words
+of every item go out to a room of fixed size and back in, then the next ones: word w of an item only ever
+becomes word w of another.
 
 A compressed state is scattered over pages, so each of its bytes is looked up: byte b of compressed state k is
 at ``pages[k, b // page_bytes] * page_bytes + b % page_bytes``. A row's codes may lie on two pages; no number
@@ -18,8 +18,8 @@ does. A *piece* is what one program takes: some rows of an accumulator, or some 
 as it is; the pieces of a geometry are one table on the device, made once.
 
 Rounding is that of ``ops.state_codes``: to the nearest, halves to the even one. Adding and taking away
-1.5 x 2^23 rounds so in float32, by the hardware's own addition, in every backend of Triton; its division is
-asked for by name, as ``/`` on a GPU may be off by two units in the last place.
+1.5 x 2^23 rounds so in float32, by the hardware's own addition, in every backend of Triton. The kernels call
+``div_rn``, because ``/`` on a GPU may be off by two units in the last place.
 """
 
 from __future__ import annotations

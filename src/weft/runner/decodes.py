@@ -4,9 +4,9 @@
     written in each step        tokens | starts | contexts            three rows of one array, in place
     new in each step            the list of starts, and the values that hold it all together
 
-New tensors for each step would cost most: an operator of torch takes a microsecond in a loop, and twenty once
-a model has been through the caches. So none is called while the rows stay. Only where the host's memory is
-the device's: on a GPU a step goes over in one copy, or is a graph's.
+While the rows stay, a step calls no operator of torch here. An operator takes a microsecond in a loop, but
+twenty right after a model has emptied the caches, and new tensors would need many. This works only where the
+host's memory is the device's. On a GPU the inputs of a step go over in one copy, or belong to a graph.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Laws: L3 (no room is a plan without that sequence), L8 (cached tokens are those 
 
 Rejected: skipping a head that does not fit for a smaller sequence (a long prompt starves under a stream of
 short ones); preemption for an admission (two sequences could evict each other for ever); swapping state out
-to host memory (this belongs to snapshot tiers); the victim with the least to recompute (two victims can
+to host memory (the store does that); the victim with the least to recompute (two victims can
 alternate for ever; rank cannot).
 """
 

@@ -1,4 +1,4 @@
-"""What the publications of one transaction will do, worked out in advance: a reading of the tree and of it.
+"""What the publications of one transaction will do, worked out before the commit, without a change.
 
 Two sequences with the same tokens may publish in one step, before either is in the tree. Each path that a
 transaction will add is remembered by the place where it leaves the tree. So the second sequence sees the
