@@ -51,11 +51,12 @@ class Grouping(NamedTuple):
 
 
 class StoredForm(ABC):
-    """``settings``: quantization_config. ``tensors``: of the checkpoint, set once the form is chosen.
-    ``keeps_fp8``: whether matrices in fp8 are given as codes, ``keeps_minimums``: those whose
-    groups have minimums. ``itemsize``: of a widened value, in memory."""
+    """``settings``: quantization_config. ``tensors``: of the checkpoint, set once the form is chosen, as a
+    rank holds them; ``headers``: as the files have them. ``keeps_fp8``: whether matrices in fp8 are given as
+    codes, ``keeps_minimums``: those whose groups have minimums. ``itemsize``: of a widened value."""
 
     tensors: Mapping[str, StoredTensor]
+    headers: Mapping[str, StoredTensor]
     keeps_fp8: bool = False
     keeps_minimums: bool = True
     itemsize: int = 4
@@ -64,7 +65,7 @@ class StoredForm(ABC):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = settings
-        self.tensors = {}
+        self.tensors = self.headers = {}
 
     @abstractmethod
     def holds(self, name: str) -> bool:
