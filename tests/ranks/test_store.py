@@ -154,11 +154,11 @@ def test_kill_9_of_both_ranks_loses_nothing_that_was_durable(two: Peers, tmp_pat
 class Steps:
     """Of rank 0."""
 
-    told: int = 0
+    begun: int = 0
     steps_computed: int = 0
 
     def fence(self) -> StepFence:
-        return StepFence(self, self.told + 1)   # type: ignore[arg-type]
+        return StepFence(self, self.begun + 1)   # type: ignore[arg-type]
 
 
 def test_a_piece_is_used_again_only_behind_a_step_that_every_rank_began_after_it_was_freed() -> None:
@@ -168,7 +168,7 @@ def test_a_piece_is_used_again_only_behind_a_step_that_every_rank_began_after_it
                             share=lambda message, descriptor: said.append((message, descriptor is None)))
     first = buffers.add(3)
     assert said == [(RankBuffer(first, 3, 0), True)]
-    steps.told = 7
+    steps.begun = 7
     buffers.free(first)
     assert said[1:] == [RankBufferFreed(first)]
     second = buffers.add(3)

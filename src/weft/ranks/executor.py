@@ -59,8 +59,8 @@ class RankedExecutor:
         self._closed = False
         self._begun: deque[StepPlan] = deque()
         """Of the steps in flight."""
-        self._told = self._computed = 0
-        """Steps with runs, which every rank takes part in."""
+        self._steps_begun = self.steps_computed = 0
+        """Those with runs, which every rank takes part in."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._tell(plan)
@@ -77,10 +77,10 @@ class RankedExecutor:
 
     def _tell(self, plan: StepPlan) -> None:
         self.peers.tell(for_other_ranks(plan))
-        self._told += bool(plan.run_count)
+        self._steps_begun += bool(plan.run_count)
 
     def _ended(self, plan: StepPlan, result: StepResult) -> StepResult:
-        self._computed += bool(plan.run_count)
+        self.steps_computed += bool(plan.run_count)
         if plan.arena_work.stores:
             # The store reads a transfer buffer only when every rank has written its part.
             self.peers.await_stores()
@@ -88,11 +88,7 @@ class RankedExecutor:
 
     def fence(self) -> StepFence:
         """Behind all that the ranks were told before."""
-        return StepFence(self, self._told + 1)
-
-    @property
-    def steps_computed(self) -> int:
-        return self._computed
+        return StepFence(self, self._steps_begun + 1)
 
     def transfers_done(self, step: int) -> bool:
         """Of rank 0. The others wait for their stores in the step (``await_stores``), and for a load where a
