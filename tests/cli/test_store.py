@@ -37,6 +37,7 @@ def test_info_names_models_and_bytes(filled: Path, capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert "tiny" in shown
     assert identity().digest.hex()[:8] in shown
+    assert "in 1 volume; " in shown
     assert main(["store", "info", str(filled), "--json"]) == 0
     facts = _json(capsys)
     models = facts["models"]
