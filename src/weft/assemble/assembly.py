@@ -72,7 +72,6 @@ from weft.units import format_bytes, pages_for, parse_bytes
 if TYPE_CHECKING:
     import torch
 
-    from weft.memory.frames.plan import ArenaPlan
     from weft.models.loading import LoadedModel
     from weft.models.sharded_model import RankGroup
     from weft.models.weights_cache import WeightsCache
@@ -80,9 +79,6 @@ if TYPE_CHECKING:
     from weft.ranks.peers import Peers
     from weft.runner.graphs import Capture
     from weft.runner.torch_executor import TorchExecutor
-if TYPE_CHECKING:
-    from weft.models.loading import LoadedModel
-
 
 OnProgress = Callable[[str], None]
 """Called with one line about the work of the moment."""

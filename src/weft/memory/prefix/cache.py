@@ -39,16 +39,7 @@ from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.tree import Owners, PrefixTree, note_change
 from weft.memory.reservation import Lease, Opening, Publication
 from weft.memory.usage import CacheCounts
-from weft.memory.values import (
-    NO_NODE,
-    NO_SLOT,
-    NOTHING_RECALLED,
-    Eviction,
-    Lost,
-    Match,
-    NodeId,
-    Snapshot,
-)
+from weft.memory.values import NO_NODE, NO_SLOT, NOTHING_RECALLED, Eviction, Lost, Match, NodeId, Snapshot
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]
