@@ -19,8 +19,9 @@ from torch import Tensor
 
 from train.chat import SYSTEM, in_second_words, small_talk, story_turn, talk_beside_tools, unknown_turn
 from train.codes import make_codes_episode
+from train.invented import invented_turn
 from train.tokenizer import END_OF_TEXT, TURN_END, TURN_START
-from weft.eval.facts import invented_turn, make_facts_episode
+from weft.eval.facts import make_facts_episode
 from weft.eval.recall import SCORED, CountTokens, Episode, EpisodeTurn, make_episode
 from weft.eval.tool_calls import make_tools_episode, system_text
 

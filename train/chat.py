@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from weft.eval.recall import Episode, EpisodeTurn
 from weft.eval.tool_calls import REAL_NAMES
-from weft.eval.words import ANIMALS, FOODS, THINGS, story
+from weft.eval.words import ADJECTIVES, ANIMALS, FEELINGS, FOODS, PEOPLE, PLACES, THINGS, WEATHERS
 
 WHO = "I am the small model that ships with weft. I can remember a list of names and numbers for you."
 HELP = "Give me a list of names and numbers and ask me about it, or ask me for a story."
@@ -151,6 +151,37 @@ def talk_beside_tools(rng: random.Random) -> EpisodeTurn:
         turn = small_talk(rng)
         if "too small" not in turn.reply:
             return turn
+
+
+def story(rng: random.Random, hero: str | None = None) -> str:
+    """A story of 100 to 200 tokens about one animal, one place and one thing: from them a small model learns
+    what makes a text coherent."""
+    hero = hero or rng.choice(ANIMALS)
+    friend = rng.choice([animal for animal in ANIMALS if animal != hero])
+    place, thing, food = rng.choice(PLACES), rng.choice(THINGS), rng.choice(FOODS)
+    person, feeling, adjective = rng.choice(PEOPLE), rng.choice(FEELINGS), rng.choice(ADJECTIVES)
+    beginning = [
+        f"Once upon a time there was a {adjective} {hero} who lived {place}.",
+        f"Every day the {hero} looked for {food} and listened to the birds.",
+        f"One day the {hero} found a {thing} {rng.choice(PLACES)}.",
+    ]
+    middle = [
+        f'"Whose {thing} is this?" asked the {hero}, but nobody answered.',
+        f"The {hero} took the {thing} home and put it next to the door.",
+        f"{rng.choice(WEATHERS)}, and the {hero} stayed inside and thought about the {thing}.",
+        f"Then a {friend} came by and asked about the {thing}.",
+        f"The {friend} said that it belonged to {person}.",
+        f"So the {hero} and the {friend} walked together to see {person}.",
+        f"On the way they shared some {food} and told each other old stories.",
+        "They crossed the bridge and waited until the rain had stopped.",
+    ]
+    chosen = sorted(rng.sample(range(len(middle)), rng.randint(4, len(middle))))
+    ending = [
+        f"{person.capitalize()} was very {feeling} to see the {thing} again.",
+        f'"Thank you," said {person}, and gave them {food} to take home.',
+        f"From that day on the {hero} and the {friend} were good friends.",
+    ]
+    return " ".join(beginning + [middle[index] for index in chosen] + ending)
 
 
 def story_turn(rng: random.Random) -> EpisodeTurn:

@@ -9,7 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from weft.eval.facts import FORMS, invented_turn, make_facts_episode, make_facts_episodes, write_json
+from train.invented import invented_turn
+from weft.eval.facts import FORMS, make_facts_episode, make_facts_episodes, write_json
 from weft.eval.recall import Episode, EpisodeTurn
 from weft.eval.words import split_of
 

@@ -27,13 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.assemble.assembly import (
-    choose_capture,
-    choose_device_of,
-    choose_kernels,
-    load_weights,
-    prepare_torch,
-)
+from weft.assemble import assembly
 from weft.assemble.ranks import group_of, identity_of, identity_with, meet, settings_of
 from weft.assemble.room import (
     cache_dtypes,
@@ -43,22 +37,8 @@ from weft.assemble.room import (
     records_verify_runs,
 )
 from weft.errors import ConfigError, UserError
-from weft.ranks.messages import (
-    RankBuffer,
-    RankBufferFreed,
-    RankClose,
-    RankDone,
-    RankFailed,
-    RankLaunch,
-    RankLayout,
-    RankLoaded,
-    RankPresent,
-    RankReady,
-    RankSleep,
-    RankStored,
-    RankWake,
-)
-from weft.ranks.shared_buffers import ReceivedBuffers
+from weft.ranks import messages
+from weft.ranks.shared_buffers import ReceivedBuffers, received
 from weft.schedule.plan import StepPlan
 from weft.units import format_bytes
 
@@ -68,32 +48,32 @@ if TYPE_CHECKING:
 _NEW_EACH_STEP = ("tokens", "starts")
 
 
-def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
+def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) -> None:
     """From a launch to its close."""
     config = launch.config
-    threads = prepare_torch(config, [])
-    device = choose_device_of(config, launch.rank, [])
-    choose_kernels(config, threads, device)
-    connection.send(RankPresent())
+    threads = assembly.prepare_torch(config, [])
+    device = assembly.choose_device_of(config, launch.rank, [])
+    assembly.choose_kernels(config, threads, device)
+    connection.send(messages.RankPresent())
     collectives = meet(config, launch.folder, launch.rank, device)
     group = group_of(config, launch.rank, collectives)
 
     def load() -> Any:
-        return load_weights(config, "", launch.directory, lambda line: None, device, group)
+        return assembly.load_weights(config, "", launch.directory, lambda line: None, device, group)
 
     loaded = load()
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
-    capture = choose_capture(config, device, group)
+    capture = assembly.choose_capture(config, device, group)
     room = (ram_room(config, spec, kv_dtype) if device.type == "cpu" else
             measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, lambda line: None))
     identity = identity_with(identity_of(launch.directory, settings_of(config)), loaded)
-    connection.send(RankLoaded(identity, loaded.spec, loaded.weights_bytes, loaded.read_bytes,
+    connection.send(messages.RankLoaded(identity, loaded.spec, loaded.weights_bytes, loaded.read_bytes,
                                room.most_bytes, room.usual_bytes))
     layout = connection.recv()
-    if isinstance(layout, RankClose):
-        connection.send(RankReady(0))
+    if isinstance(layout, messages.RankClose):
+        connection.send(messages.RankReady(0))
         return
-    assert isinstance(layout, RankLayout)
+    assert isinstance(layout, messages.RankLayout)
 
     from weft.ranks.samplers import FollowingSampler
     from weft.runner.torch_executor import TorchExecutor
@@ -110,14 +90,16 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
         raise ConfigError(f"an arena of {size} cannot be allocated: {error}", param="--memory") from error
     del loaded
     buffers = ReceivedBuffers(launch.rank, launch.size, layout.arena.page_bytes, layout.arena.slot_bytes)
-    executor.arena.attach(buffers)
-    connection.send(RankReady(layout.arena.arena_bytes))
+    if config.store is not None:   # a GPU has rooms for transfers then, which the reserve counts
+        executor.arena.attach(buffers)
+    connection.send(messages.RankReady(layout.arena.arena_bytes))
     executor.record_graphs()   # rank 0 says which sizes were refused
     executor.warm()
     try:
         follow(executor, connection, buffers)
     finally:
         executor.close()
+        buffers.close()
 
 
 def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: ReceivedBuffers) -> None:
@@ -130,20 +112,26 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
             executor.execute(before)
             if before.arena_work.stores:
                 executor.arena.await_transfers()
-                connection.send(RankStored())
-        elif isinstance(message, RankBuffer):
+                connection.send(messages.RankStored())
+        elif isinstance(message, messages.RankBuffer):
             buffers.receive(message, connection)
-        elif isinstance(message, RankBufferFreed):
+        elif isinstance(message, messages.RankBufferFreed):
+            executor.arena.follow_loads(message.buffer)   # before the next step, and so before its end
             buffers.forget(message)
-        elif isinstance(message, RankSleep):
+        elif isinstance(message, messages.RankMemory):
+            from weft.tensor.gpu.host_memory import CudaPin, HostBuffer
+
+            buffers.memory = HostBuffer(message.size, CudaPin(executor.arena.device),
+                                        received(connection, message.size))
+        elif isinstance(message, messages.RankSleep):
             executor.sleep(message.level)
-            connection.send(RankDone())
-        elif isinstance(message, RankWake):
+            connection.send(messages.RankDone())
+        elif isinstance(message, messages.RankWake):
             executor.wake(message.part)
-            connection.send(RankDone())
+            connection.send(messages.RankDone())
         else:
-            assert isinstance(message, RankClose)
-            connection.send(RankReady(0))
+            assert isinstance(message, messages.RankClose)
+            connection.send(messages.RankReady(0))
             return
 
 
@@ -159,7 +147,8 @@ def with_known_arrays(plan: StepPlan, before: StepPlan | None) -> StepPlan:
     return replace(plan, **known)
 
 
-def main(descriptor: int, serve: Callable[[RankLaunch, Connection[Any, Any]], None] = serve_launch) -> int:
+def main(descriptor: int,
+         serve: Callable[[messages.RankLaunch, Connection[Any, Any]], None] = serve_launch) -> int:
     connection: Connection[Any, Any] = Connection(descriptor)
     while True:
         try:
@@ -171,11 +160,11 @@ def main(descriptor: int, serve: Callable[[RankLaunch, Connection[Any, Any]], No
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return 0
         except UserError as error:   # rank 0 decides whether another launch follows
-            if not _said(connection, RankFailed(error.message, refused=True, param=error.param)):
+            if not _said(connection, messages.RankFailed(error.message, refused=True, param=error.param)):
                 return 0
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
-            _said(connection, RankFailed(text, traceback=traceback.format_exc(),
+            _said(connection, messages.RankFailed(text, traceback=traceback.format_exc(),
                                          lost_others=_is_of_collectives(error)))
             return 1
 
@@ -185,7 +174,7 @@ def _is_of_collectives(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
 
 
-def _said(connection: Connection[Any, Any], failed: RankFailed) -> bool:
+def _said(connection: Connection[Any, Any], failed: messages.RankFailed) -> bool:
     """Whether rank 0 can still be told."""
     try:
         connection.send(failed)

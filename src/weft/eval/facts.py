@@ -11,8 +11,7 @@ The answer is an object: a schema gives its keys, and its values stand in the fa
 
 A model does not see the schema of `response_format`: the grammar holds the answer to it. So many questions
 name no keys, and a reply marks what only the schema decides as `free`: the opening brace, and the keys.
-Training gives these characters little weight, and scoring leaves them to the grammar. Some conversations hold
-no facts ("Invent a person."): only the form of the answer is learned, and they are never scored.
+Training gives these characters little weight, and scoring leaves them to the grammar.
 
 Rejected: the schema in the prompt. Clients of OpenAI's API send it beside the messages.
 """
@@ -26,19 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.eval.recall import NOTED, TURN_OVERHEAD_TOKENS, CountTokens, Episode, EpisodeTurn
-from weft.eval.tool_calls import NUMBER_KEYS, OTHER_KEYS, REAL_NAMES, SUBJECT_KEYS, TEXT_KEYS
-from weft.eval.words import (
-    ADJECTIVES,
-    ANIMALS,
-    FOODS,
-    PEOPLE,
-    THINGS,
-    Split,
-    filler_sentence,
-    make_name,
-    make_number,
-    make_word,
-)
+from weft.eval.tool_calls import REAL_NAMES
+from weft.eval.words import PEOPLE, Split, filler_sentence, make_name, make_number, make_word
 
 JOBS = tuple(person.removeprefix("the ") for person in PEOPLE)
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "grey", "brown")
@@ -54,11 +42,6 @@ JSON_QUESTIONS = ("{name} as JSON.", "Give me {name} as JSON.", "Tell me about {
                   "Answer in JSON: who is {name}?", "{name} as JSON, please.", "Write {name} as JSON.")
 ALONE = ("Who is this?", "Extract the person.", "Extract the data.", "Extract the information.", "", "",
          "What does the text say?", "Read the text.")  # fmt: skip
-INVENT = (
-    "Invent somebody.", "Invent a person.", "Invent something.", "Make up a person.", "Give me an example.",
-    "Make one up.", "Any person.", "Create a user.", "Give me a random person.", "Somebody new, please.",
-    "Invent an animal.", "Make up a product.", "Describe a book.", "Generate an example.", "Surprise me.",
-)  # fmt: skip
 INTROS = ("", "", "Here are some people:", "Remember these people.", "These are the facts:", "Facts:",
           "Data:", "Here is a table:", "I will ask about this list.")  # fmt: skip
 
@@ -224,53 +207,6 @@ def _all_turn(rng: random.Random, records: Sequence[Record]) -> EpisodeTurn:
     return EpisodeTurn(text, reply.text, "json", reply.free, reply.schema)
 
 
-def _any_value(rng: random.Random, key: str, depth: int) -> Any:
-    chance = rng.random()
-    if key in ("name", "person", "city", "country", "title", "summary", "description"):
-        return _any_text(rng, key)
-    if key in WHOLE_NUMBERS or key in NUMBER_KEYS or chance < 0.12:
-        return rng.randint(*WHOLE_NUMBERS.get(key, (0, 1000)))
-    if chance < 0.18:
-        return rng.randrange(1, 1000) / 10
-    if chance < 0.26:
-        return rng.random() < 0.5
-    if chance < 0.36 and depth < 2:
-        if rng.random() < 0.25:
-            return [rng.randint(0, 1000) for _ in range(rng.randint(1, 4))]
-        return [_any_text(rng, "tag") for _ in range(rng.randint(1, 4))]
-    if chance < 0.42 and depth < 2:
-        return _any_object(rng, depth + 1)
-    return _any_text(rng, key)
-
-
-def _any_text(rng: random.Random, key: str) -> str:
-    chance = rng.random()
-    if key in (*TEXT_KEYS, "description", "summary", "answer") and chance < 0.6:
-        return filler_sentence(rng)
-    if key in ("name", "city", "person", "country") or chance < 0.5:
-        return rng.choice(REAL_NAMES) if rng.random() < 0.3 else make_name(rng, "training")
-    return rng.choice([*THINGS, *FOODS, *ADJECTIVES, *ANIMALS, *COLOURS, *JOBS])
-
-
-def _any_object(rng: random.Random, depth: int = 0) -> Record:
-    keys = [*SUBJECT_KEYS, *NUMBER_KEYS, *OTHER_KEYS, *TEXT_KEYS, *COLUMNS, "description", "summary",
-            "answer", "tags", "items", "active", "kind"]  # fmt: skip
-    chosen = [rng.choice(keys) for _ in range(rng.randint(1, 4 - depth))]
-    if rng.random() < 0.3 and not depth:
-        chosen = ["name", rng.choice(("age", "age", "city", "job")), *chosen[:1]]
-    chosen = [make_word(rng, "training").lower() if rng.random() < 0.1 else key for key in chosen]
-    return {key: _any_value(rng, key, depth) for key in dict.fromkeys(chosen)}
-
-
-def invented_turn(rng: random.Random, asked: str | None = None) -> EpisodeTurn:
-    """A question without facts; only the form of the answer can be learned. Training only."""
-    text = asked or rng.choice(INVENT)
-    in_json = asked is None and rng.random() < 0.3
-    text = f"{text} Answer in JSON." if in_json else text
-    reply = write_json(_any_object(rng), keys_known=False, opening_known=in_json, values_known=False)
-    return EpisodeTurn(text, reply.text, "told", reply.free, reply.schema)
-
-
 def _make_records(rng: random.Random, split: Split, count: int, form: str) -> list[Record]:
     columns = _columns(rng, split)
     if form == "pairs":
@@ -292,14 +228,8 @@ def _cost(turn: EpisodeTurn, count_tokens: CountTokens) -> int:
     return count_tokens(turn.user) + count_tokens(turn.reply) + TURN_OVERHEAD_TOKENS
 
 
-def make_facts_episode(
-    rng: random.Random,
-    length_tokens: int,
-    count_tokens: CountTokens,
-    *,
-    split: Split = "held_out",
-    form: str | None = None,
-) -> Episode:
+def make_facts_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens, *,
+                       split: Split = "held_out", form: str | None = None) -> Episode:
     """One conversation of at most about `length_tokens`: facts, then questions until the length is full."""
     form = form or rng.choice(FORMS)
     most = max(1, min(24, length_tokens // 60))
@@ -332,15 +262,8 @@ def _first_question(rng: random.Random, records: Sequence[Record], text: str) ->
     return f"{text}\n\n{turn.user}", turn.reply, turn.kind, turn.free, turn.schema
 
 
-def make_facts_episodes(
-    seed: int,
-    length_tokens: int,
-    count: int,
-    count_tokens: CountTokens,
-    *,
-    split: Split = "held_out",
-    form: str | None = None,
-) -> list[Episode]:
+def make_facts_episodes(seed: int, length_tokens: int, count: int, count_tokens: CountTokens, *,
+                        split: Split = "held_out", form: str | None = None) -> list[Episode]:
     """`count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"facts {split} {seed} {length_tokens} {form}")
     return [

@@ -232,9 +232,8 @@ def _write_list(draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int,
     return filler_tokens
 
 
-def _write_questions(
-    draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int, questions: int | None, absent_rate: float
-) -> None:
+def _write_questions(draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int, questions: int | None,
+                     absent_rate: float) -> None:
     """Asks until the room or the questions are used up, with the left-over filler told on the way."""
     rng = draft.rng
     names = dict(pairs)
@@ -263,16 +262,9 @@ def _write_questions(
         asked += 1
 
 
-def make_episode(
-    rng: random.Random,
-    length_tokens: int,
-    count_tokens: CountTokens,
-    *,
-    split: Split = "held_out",
-    questions: int | None = None,
-    absent_rate: float = 0.0,
-    pairs: int | None = None,
-) -> Episode:
+def make_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens, *,
+                 split: Split = "held_out", questions: int | None = None, absent_rate: float = 0.0,
+                 pairs: int | None = None) -> Episode:
     """One conversation. With `questions` the filler fills the length, without it the questions do."""
     system = rng.choice(SYSTEMS) if rng.random() < 0.3 else None
     room = length_tokens - (count_tokens(system) + 5 if system else 0)
@@ -297,15 +289,8 @@ def make_episode(
     return Episode(system, tuple(draft.turns), length_tokens, tuple(name for name, _ in entries))
 
 
-def make_episodes(
-    seed: int,
-    length_tokens: int,
-    count: int,
-    count_tokens: CountTokens,
-    *,
-    split: Split = "held_out",
-    questions: int | None = 8,
-) -> list[Episode]:
+def make_episodes(seed: int, length_tokens: int, count: int, count_tokens: CountTokens, *,
+                  split: Split = "held_out", questions: int | None = 8) -> list[Episode]:
     """`count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"recall {split} {seed} {length_tokens}")
     return [

@@ -174,18 +174,10 @@ async def _fitted_episodes(asker: _Asker, seed: int, length: int, questions: int
     return draft(rate)
 
 
-async def score_recall(
-    base_url: str,
-    model: str | None,
-    *,
-    api_key: str | None = None,
-    lengths: Sequence[int] = LENGTHS,
-    questions_per_length: int = 200,
-    concurrency: int = 8,
-    seed: int = 1,
-    on_progress: Progress | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
-) -> RecallReport:
+async def score_recall(base_url: str, model: str | None, *, api_key: str | None = None,
+                       lengths: Sequence[int] = LENGTHS, questions_per_length: int = 200,
+                       concurrency: int = 8, seed: int = 1, on_progress: Progress | None = None,
+                       transport: httpx.AsyncBaseTransport | None = None) -> RecallReport:
     """Asks at least `questions_per_length` questions per length; `on_progress` gets (answered, planned).
 
     `base_url` may end with /v1 or not. `transport` lets a test answer in the place of a server.
@@ -312,16 +304,14 @@ def _tools_case(episode: Episode, turn: EpisodeTurn) -> str:
     return "call, argument from a list" if from_list else "call"
 
 
-def make_questions(
-    skill: Skill, seed: int, length: int, count: int, count_tokens: CountTokens = _characters
-) -> list[SkillQuestion]:
+def make_questions(skill: Skill, seed: int, length: int, count: int,
+                   count_tokens: CountTokens = _characters) -> list[SkillQuestion]:
     """At least `count` questions, of whole conversations."""
     return list(_enough(_questions(skill, seed, length, count, count_tokens), count))
 
 
-def _questions(
-    skill: Skill, seed: int, length: int, count: int, count_tokens: CountTokens
-) -> Iterator[list[SkillQuestion]]:
+def _questions(skill: Skill, seed: int, length: int, count: int,
+               count_tokens: CountTokens) -> Iterator[list[SkillQuestion]]:
     if skill == "tools":
         for episode in make_tools_episodes(seed, length, count, count_tokens):
             yield [SkillQuestion(_tools_case(episode, turn), episode, index)
@@ -362,20 +352,11 @@ def control_questions(skill: Skill, questions: Sequence[SkillQuestion]) -> list[
     return controls
 
 
-async def score_skill(
-    base_url: str,
-    model: str | None,
-    skill: Skill,
-    *,
-    api_key: str | None = None,
-    lengths: Sequence[int] = SKILL_LENGTHS,
-    questions_per_length: int = 100,
-    controls: bool = False,
-    concurrency: int = 8,
-    seed: int = 1,
-    on_progress: Progress | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
-) -> SkillReport:
+async def score_skill(base_url: str, model: str | None, skill: Skill, *, api_key: str | None = None,
+                      lengths: Sequence[int] = SKILL_LENGTHS, questions_per_length: int = 100,
+                      controls: bool = False, concurrency: int = 8, seed: int = 1,
+                      on_progress: Progress | None = None,
+                      transport: httpx.AsyncBaseTransport | None = None) -> SkillReport:
     """Asks every question, at most `concurrency` at once; `on_progress` gets (answered, planned)."""
     questions = [
         question

@@ -27,15 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.eval.recall import (
-    NOTED,
-    QUESTIONS,
-    TURN_OVERHEAD_TOKENS,
-    CountTokens,
-    Episode,
-    EpisodeTurn,
-    answer_for,
-)
+from weft.eval import recall
 from weft.eval.words import (
     ADJECTIVES,
     FOODS,
@@ -89,7 +81,7 @@ def system_text(system: str | None, tools: Sequence[dict[str, Any]]) -> str:
     return head + "\n".join(["<tools>", *(tool_line(tool) for tool in tools), "</tools>"])
 
 
-def chat_messages(episode: Episode, turn_index: int) -> list[dict[str, Any]]:
+def chat_messages(episode: recall.Episode, turn_index: int) -> list[dict[str, Any]]:
     """The messages of the API that end with what the user, or a tool, says in turn `turn_index`."""
     messages: list[dict[str, Any]] = []
     if episode.system:
@@ -325,9 +317,8 @@ def _with_cue(rng: random.Random, parameter: ToolParameter, written: str) -> str
     return rng.choice(forms)
 
 
-def make_request(
-    rng: random.Random, split: Split, function: CallableTool, listed: dict[str, str]
-) -> ToolRequest:
+def make_request(rng: random.Random, split: Split, function: CallableTool,
+                 listed: dict[str, str]) -> ToolRequest:
     """A request for `function`. `listed`: the numbers of a list, of which one is an argument."""
     first, rest = function.parameters[0], function.parameters[1:]
     lead = rng.choice(LEADS[function.verb]).format(noun=function.noun)
@@ -395,13 +386,13 @@ def _result(rng: random.Random, split: Split, noun: str, subject: str) -> tuple[
 class _Draft:
     rng: random.Random
     split: Split
-    count_tokens: CountTokens
+    count_tokens: recall.CountTokens
     room_tokens: int
-    turns: list[EpisodeTurn]
+    turns: list[recall.EpisodeTurn]
 
-    def add(self, *turns: EpisodeTurn) -> bool:
+    def add(self, *turns: recall.EpisodeTurn) -> bool:
         """Whether there was room; the first turns are always taken."""
-        cost = sum(self.count_tokens(turn.user) + self.count_tokens(turn.reply) + TURN_OVERHEAD_TOKENS
+        cost = sum(self.count_tokens(turn.user) + self.count_tokens(turn.reply) + recall.TURN_OVERHEAD_TOKENS
                    for turn in turns)
         if self.turns and cost > self.room_tokens:
             return False
@@ -423,7 +414,7 @@ def _make_functions(rng: random.Random, split: Split, listed: str) -> list[Calla
 
 
 def _next_turns(draft: _Draft, functions: Sequence[CallableTool], listed: dict[str, str], column: str,
-                talk: Callable[[random.Random], EpisodeTurn] | None) -> list[EpisodeTurn]:
+                talk: Callable[[random.Random], recall.EpisodeTurn] | None) -> list[recall.EpisodeTurn]:
     rng, split = draft.rng, draft.split
     chance = rng.random()
     if chance < 0.06 and talk is not None:
@@ -434,35 +425,30 @@ def _next_turns(draft: _Draft, functions: Sequence[CallableTool], listed: dict[s
             words = set(stranger.noun.split())
             if not any(words & set(function.noun.split()) for function in functions):
                 break
-        return [EpisodeTurn(make_request(rng, split, stranger, {}).text, NO_TOOL, "no_tool")]
+        return [recall.EpisodeTurn(make_request(rng, split, stranger, {}).text, NO_TOOL, "no_tool")]
     if listed and chance < 0.25:
         name = rng.choice(list(listed))
-        question = rng.choice(QUESTIONS).format(name=name, noun=column)
-        return [EpisodeTurn(question, answer_for(name, listed[name]), "recall")]
+        question = rng.choice(recall.QUESTIONS).format(name=name, noun=column)
+        return [recall.EpisodeTurn(question, recall.answer_for(name, listed[name]), "recall")]
     function = rng.choice(functions)
     request = make_request(rng, split, function, listed)
-    turns = [EpisodeTurn(request.text, "\n".join(request.calls), "call")]
+    turns = [recall.EpisodeTurn(request.text, "\n".join(request.calls), "call")]
     if rng.random() < 0.85:
         results = [_result(rng, split, function.noun, subject) for subject in request.subjects]
         said = " ".join(dict.fromkeys(answer for _, answer in results))
-        turns.append(EpisodeTurn(written_results([result for result, _ in results]), said, "answer"))
+        turns.append(recall.EpisodeTurn(written_results([result for result, _ in results]), said, "answer"))
     return turns
 
 
-def make_tools_episode(
-    rng: random.Random,
-    length_tokens: int,
-    count_tokens: CountTokens,
-    *,
-    split: Split = "held_out",
-    talk: Callable[[random.Random], EpisodeTurn] | None = None,
-) -> Episode:
+def make_tools_episode(rng: random.Random, length_tokens: int, count_tokens: recall.CountTokens, *,
+                       split: Split = "held_out",
+                       talk: Callable[[random.Random], recall.EpisodeTurn] | None = None) -> recall.Episode:
     """One conversation with tools, as long as `length_tokens` allows. `talk` makes other turns."""
     column = rng.choice(LISTED) if rng.random() < 0.25 else ""
     functions = _make_functions(rng, split, column)
     tools = tuple(function.as_tool() for function in functions)
     system = rng.choice(TOOL_SYSTEMS) if rng.random() < 0.4 else None
-    room = length_tokens - count_tokens(system_text(system, tools)) - TURN_OVERHEAD_TOKENS
+    room = length_tokens - count_tokens(system_text(system, tools)) - recall.TURN_OVERHEAD_TOKENS
     draft = _Draft(rng, split, count_tokens, room, [])
     listed: dict[str, str] = {}
     if column:
@@ -470,7 +456,7 @@ def make_tools_episode(
             listed[make_name(rng, split, listed)] = make_number(rng)
         form = rng.choice(("{0}: {1}", "{0}: {1}", "- {0}: {1}", "{0} {1}"))
         lines = "\n".join(form.format(name, number) for name, number in listed.items())
-        draft.add(EpisodeTurn(f"Here are the {column}s:\n{lines}", NOTED, "told"))
+        draft.add(recall.EpisodeTurn(f"Here are the {column}s:\n{lines}", recall.NOTED, "told"))
     while True:
         turns = _next_turns(draft, functions, listed, column, talk)
         if not draft.add(*turns) and any(turn.kind == "call" for turn in draft.turns):
@@ -479,12 +465,11 @@ def make_tools_episode(
             break
         if not any(turn.kind == "call" for turn in draft.turns):
             draft.room_tokens = max(draft.room_tokens, 100)
-    return Episode(system, tuple(draft.turns), length_tokens, tuple(listed), tools)
+    return recall.Episode(system, tuple(draft.turns), length_tokens, tuple(listed), tools)
 
 
-def make_tools_episodes(
-    seed: int, length_tokens: int, count: int, count_tokens: CountTokens, *, split: Split = "held_out"
-) -> list[Episode]:
+def make_tools_episodes(seed: int, length_tokens: int, count: int, count_tokens: recall.CountTokens, *,
+                        split: Split = "held_out") -> list[recall.Episode]:
     """`count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"tools {split} {seed} {length_tokens}")
     return [make_tools_episode(rng, length_tokens, count_tokens, split=split) for _ in range(count)]

@@ -8,8 +8,7 @@ syllables, or of random letters. The checksum of every *word* of a name says to 
 cannot meet under any seeds. Numbers are not split: four to six random digits carry nothing that could be
 learned by heart.
 
-Filler has to look like text, cost little to generate and never hold a number that could be an answer. Stories
-keep one hero, one place and one thing: from them a small model learns what makes a text coherent.
+Filler has to look like text, cost little to generate and never hold a number that could be an answer.
 
 Rejected: a split by seed alone, since two seeds may draw the same name; text from outside, which needs a
 licence, a download and a larger vocabulary than the embedded model has.
@@ -117,33 +116,3 @@ def filler_sentence(rng: random.Random) -> str:
     if form == 4:
         return f"The {rng.choice(ADJECTIVES)} {rng.choice(THINGS)} was {rng.choice(PLACES)}."
     return f"{rng.choice(PEOPLE).capitalize()} felt {rng.choice(FEELINGS)} {rng.choice(TIMES)}."
-
-
-def story(rng: random.Random, hero: str | None = None) -> str:
-    """A story of about 100 to 200 tokens about one animal, one place and one thing."""
-    hero = hero or rng.choice(ANIMALS)
-    friend = rng.choice([animal for animal in ANIMALS if animal != hero])
-    place, thing, food = rng.choice(PLACES), rng.choice(THINGS), rng.choice(FOODS)
-    person, feeling, adjective = rng.choice(PEOPLE), rng.choice(FEELINGS), rng.choice(ADJECTIVES)
-    beginning = [
-        f"Once upon a time there was a {adjective} {hero} who lived {place}.",
-        f"Every day the {hero} looked for {food} and listened to the birds.",
-        f"One day the {hero} found a {thing} {rng.choice(PLACES)}.",
-    ]
-    middle = [
-        f'"Whose {thing} is this?" asked the {hero}, but nobody answered.',
-        f"The {hero} took the {thing} home and put it next to the door.",
-        f"{rng.choice(WEATHERS)}, and the {hero} stayed inside and thought about the {thing}.",
-        f"Then a {friend} came by and asked about the {thing}.",
-        f"The {friend} said that it belonged to {person}.",
-        f"So the {hero} and the {friend} walked together to see {person}.",
-        f"On the way they shared some {food} and told each other old stories.",
-        "They crossed the bridge and waited until the rain had stopped.",
-    ]
-    chosen = sorted(rng.sample(range(len(middle)), rng.randint(4, len(middle))))
-    ending = [
-        f"{person.capitalize()} was very {feeling} to see the {thing} again.",
-        f'"Thank you," said {person}, and gave them {food} to take home.',
-        f"From that day on the {hero} and the {friend} were good friends.",
-    ]
-    return " ".join(beginning + [middle[index] for index in chosen] + ending)

@@ -38,7 +38,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UnknownArchitectureError
-from weft.families import bamba, granite, jamba, kimi, lfm2, llama, mamba, nemotron_h, olmo, qwen, zamba2
+from weft.families import attention, delta, lfm2, mamba
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import Family
@@ -79,7 +79,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
-QUANTIZATIONS = ("fp8", "compressed-tensors", "gptq", "awq", "gguf")
+QUANTIZATIONS = ("fp8", "compressed-tensors", "gptq", "awq", "auto-round", "modelopt", "quark", "mxfp4",
+                 "bitsandbytes", "torchao", "gguf")
 """The ``quant_method`` values of config.json whose weights are read (``weft.models.forms``)."""
 
 
@@ -95,7 +96,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (llama, qwen, lfm2, olmo, kimi, granite, bamba, nemotron_h, jamba, zamba2, mamba)
+    family for module in (attention, delta, lfm2, mamba)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

@@ -99,7 +99,7 @@ LFM3_ROPE = {
 
 
 FAMILIES = (
-    Family("lfm2", ("lfm2",), read_lfm2, builder="lfm2"),
-    Family("lfm2", ("lfm2_moe",), read_lfm2_moe, builder="lfm2"),
-    Family("lfm3", ("lfm3",), read_lfm3, builder="lfm2"),
+    Family("lfm2", ("lfm2",), read_lfm2),
+    Family("lfm2", ("lfm2_moe",), read_lfm2_moe),
+    Family("lfm3", ("lfm3",), read_lfm3),
 )

@@ -10,27 +10,17 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from weft.families.architecture import (
-    Architecture,
-    Attention,
-    FeedForward,
-    GatedNorm,
-    Mamba2,
-    Mixer,
-    MtpLayer,
-)
+from weft.families import architecture as shapes
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``model_types``: of config.json. ``builder``: the file of ``weft.models`` with its ``build``.
-    ``activation``: the one that its feed-forward may have."""
+    """``model_types``: of config.json. ``activation``: the one that its feed-forward may have."""
 
     name: str
     model_types: tuple[str, ...]
-    read: Callable[[str, ConfigKeys], Architecture]
-    builder: str
+    read: Callable[[str, ConfigKeys], shapes.Architecture]
     activation: str = "silu"
 
 
@@ -61,26 +51,26 @@ def every_nth_attention(keys: ConfigKeys) -> Callable[[int], Sequence[str]]:
 
 def read_attention(keys: ConfigKeys, *, rotary: bool = True, partial: float = 1.0, theta: float = 10000.0,
                scale: float | None = None, head_dim: int | None = None, qk_norm: bool = False,
-               gated: bool = False) -> Attention:
+               gated: bool = False) -> shapes.Attention:
     heads = keys.integer("num_attention_heads")
     kv_heads = keys.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         fail("num_key_value_heads", kv_heads, f"it must divide num_attention_heads {heads}")
     head_dim = keys.integer("head_dim", head_dim or keys.integer("hidden_size") // heads)
     rope = read_rope(keys, head_dim, theta=theta, partial=partial) if rotary else None
-    return Attention(heads, kv_heads, head_dim, scale if scale is not None else head_dim**-0.5, rope,
+    return shapes.Attention(heads, kv_heads, head_dim, scale if scale is not None else head_dim**-0.5, rope,
                      qk_norm=qk_norm, gated=gated, bias=keys.boolean("attention_bias", False))
 
 
-def read_mamba2(keys: ConfigKeys, *, inner: int | None = None, norm: GatedNorm = "gate_first",
-                multipliers: tuple[float, ...] = (), output_bias: bool | None = None) -> Mamba2:
+def read_mamba2(keys: ConfigKeys, *, inner: int | None = None, norm: shapes.GatedNorm = "gate_first",
+                multipliers: tuple[float, ...] = (), output_bias: bool | None = None) -> shapes.Mamba2:
     """From the ``mamba_*`` keys of Granite, Bamba and Falcon-H1. ``inner``: the width that the heads fill, if
     it is not ``mamba_expand`` times the hidden size."""
     heads, groups = keys.integer("mamba_n_heads", 128), keys.integer("mamba_n_groups", 1)
     stated = "mamba_d_ssm" if inner is not None else "mamba_expand x hidden_size"
     inner = inner or keys.integer("mamba_expand", 2) * keys.integer("hidden_size")
     head_dim = inner // heads if keys.get("mamba_d_head", "auto") == "auto" else keys.integer("mamba_d_head")
-    mamba = Mamba2(heads=heads, head_dim=head_dim, groups=groups,
+    mamba = shapes.Mamba2(heads=heads, head_dim=head_dim, groups=groups,
                    state_dim=keys.integer("mamba_d_state", 256), conv_kernel=keys.integer("mamba_d_conv", 4),
                    conv_bias=keys.boolean("mamba_conv_bias", True),
                    projection_bias=keys.boolean("mamba_proj_bias", False),
@@ -89,7 +79,7 @@ def read_mamba2(keys: ConfigKeys, *, inner: int | None = None, norm: GatedNorm =
     return check_mamba2(mamba, inner, stated, heads="mamba_n_heads", groups="mamba_n_groups")
 
 
-def check_mamba2(mamba: Mamba2, inner: int, stated: str, *, heads: str, groups: str) -> Mamba2:
+def check_mamba2(mamba: shapes.Mamba2, inner: int, stated: str, *, heads: str, groups: str) -> shapes.Mamba2:
     """``mamba`` itself. ``heads`` and ``groups`` are the names of the keys; ``inner``, by the name
     ``stated``, is what the heads must fill."""
     if mamba.inner_width != inner:
@@ -99,16 +89,20 @@ def check_mamba2(mamba: Mamba2, inner: int, stated: str, *, heads: str, groups: 
     return mamba
 
 
-def build_architecture(family: str, keys: ConfigKeys, mixers: Sequence[Mixer | None],
-                  feed_forwards: Sequence[FeedForward | None], *, tied: bool = False, eps: float = 1e-6,
-                  max_positions: int | None = None, residual_float32: bool = False,
-                  sandwich_norms: bool = False, mtp: MtpLayer | None = None,
-                  **multipliers: float) -> Architecture:
-    return Architecture(
+def build_architecture(family: str, keys: ConfigKeys, mixers: Sequence[shapes.Mixer | None],
+                       feed_forwards: Sequence[shapes.FeedForward | None], *, tied: bool | None = None,
+                       eps: float | None = None, default_eps: float = 1e-6, max_positions: int | None = None,
+                       residual_float32: bool = False, sandwich_norms: bool = False,
+                       mtp: shapes.MtpLayer | None = None, **multipliers: float) -> shapes.Architecture:
+    """``tied`` None: as ``tie_word_embeddings`` says, and not where it is silent. ``eps`` None: as
+    ``rms_norm_eps`` says, and ``default_eps`` where it is silent."""
+    return shapes.Architecture(
         family=family, vocab_size=keys.integer("vocab_size"), hidden_size=keys.integer("hidden_size"),
         max_positions=keys.integer("max_position_embeddings", max_positions),
         dtype=keys.dtype() or "float32",
-        norm_eps=eps, tied_embeddings=tied, mixers=tuple(mixers), feed_forwards=tuple(feed_forwards),
+        norm_eps=keys.number("rms_norm_eps", default_eps) if eps is None else eps,
+        tied_embeddings=keys.boolean("tie_word_embeddings", False) if tied is None else tied,
+        mixers=tuple(mixers), feed_forwards=tuple(feed_forwards),
         residual_float32=residual_float32, sandwich_norms=sandwich_norms, mtp=mtp,
         **multipliers)
 
@@ -128,8 +122,8 @@ def states_window(keys: ConfigKeys) -> bool:
     return keys.get("sliding_window") is not None or not keys.has("sliding_window")
 
 
-def windowed(attention: Attention, keys: ConfigKeys, *, default: int | None = None,
-             max_positions: int | None = None) -> Attention:
+def windowed(attention: shapes.Attention, keys: ConfigKeys, *, default: int | None = None,
+             max_positions: int | None = None) -> shapes.Attention:
     """``attention`` with the ``sliding_window`` of ``keys``."""
     window = keys.integer("sliding_window", default)
     if window >= keys.integer("max_position_embeddings", max_positions):

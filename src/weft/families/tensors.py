@@ -25,21 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from weft.families.architecture import (
-    Attention,
-    Dense,
-    Experts,
-    FeedForward,
-    GatedDelta,
-    KimiDelta,
-    LatentAttention,
-    Mamba1,
-    Mamba2,
-    Mixer,
-    Parallel,
-    SharedBlock,
-    ShortConv,
-)
+from weft.families import architecture as shapes
 from weft.families.sharding import RankPlace, ShardSpan
 
 Form = Literal["matrix", "plain", "float32"]
@@ -145,7 +131,7 @@ def _norm(role: str, width: Dim, name: str | None = None) -> Table:
     return {role: (Tensor(f"{name or role}.weight", (width,), "plain"),)}
 
 
-def attention(shape: Attention, hidden: int, *, inputs: int | None = None, out: str = "o_proj",
+def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None, out: str = "o_proj",
               norms: tuple[str, str] = ("q_norm", "k_norm"), gates: str = "g_proj") -> Table:
     """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias."""
     queries = Units(shape.heads, shape.head_dim)
@@ -161,7 +147,7 @@ def attention(shape: Attention, hidden: int, *, inputs: int | None = None, out: 
     return table | _product("out", queries, (out, hidden), bias=shape.bias)
 
 
-def latent_attention(shape: LatentAttention, hidden: int, *, out: str = "o_proj") -> Table:
+def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "o_proj") -> Table:
     """Head gates have no bias."""
     rank, latent = shape.query_rank, shape.latent_dim
     into: tuple[tuple[str, Dim], ...] = (("kv_a_proj_with_mqa", latent + shape.shared_dim),)
@@ -185,7 +171,7 @@ DeltaNames = Literal["fused", "by_key_head", "each"]
 """How the input projection of a gated delta net is stored: Qwen3.5, Qwen3-Next, OLMo hybrid."""
 
 
-def gated_delta(shape: GatedDelta, hidden: int, *, names: DeltaNames = "fused", norm: str = "norm",
+def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "fused", norm: str = "norm",
                 out: str = "out_proj") -> Table:
     """The rows of beta and decay are never quantised in files."""
     key, value = Units(shape.k_heads, shape.k_dim), Units(shape.v_heads, shape.v_dim)
@@ -206,7 +192,7 @@ def gated_delta(shape: GatedDelta, hidden: int, *, names: DeltaNames = "fused", 
             | _norm("norm", shape.v_dim, norm) | _product("out", value, (out, hidden)))
 
 
-def kimi_delta(shape: KimiDelta, hidden: int, *, forget: str = "", out: str = "o_proj") -> Table:
+def kimi_delta(shape: shapes.KimiDelta, hidden: int, *, forget: str = "", out: str = "o_proj") -> Table:
     """``forget``: what stands before the names of the forget gate."""
     width, heads, rank = Units(shape.heads, shape.head_dim), Units(shape.heads), shape.head_dim
     table = _product("project", hidden, ("q_proj", width), ("k_proj", width), ("v_proj", width))
@@ -224,7 +210,7 @@ def kimi_delta(shape: KimiDelta, hidden: int, *, forget: str = "", out: str = "o
             | _norm("norm", rank, "o_norm") | _product("out", width, (out, hidden)))
 
 
-def mamba2(shape: Mamba2, hidden: int) -> Table:
+def mamba2(shape: shapes.Mamba2, hidden: int) -> Table:
     inner, heads = Units(shape.heads, shape.head_dim), Units(shape.heads)
     group = Units(shape.groups, shape.state_dim, shape.group_copies)
     out_bias = shape.projection_bias if shape.output_bias is None else shape.output_bias
@@ -236,7 +222,7 @@ def mamba2(shape: Mamba2, hidden: int) -> Table:
     return table if shape.norm == "none" else table | _norm("norm", inner)
 
 
-def mamba1(shape: Mamba1, hidden: int) -> Table:
+def mamba1(shape: shapes.Mamba1, hidden: int) -> Table:
     channels, rank, width = Units(shape.channels), shape.dt_rank, shape.state_dim
     table = (_product("project", hidden, ("in_proj", (channels, channels)), bias=shape.projection_bias)
              | _conv(channels, shape.conv_kernel, bias=shape.conv_bias)
@@ -250,20 +236,20 @@ def mamba1(shape: Mamba1, hidden: int) -> Table:
     return table
 
 
-def short_conv(shape: ShortConv, hidden: int) -> Table:
+def short_conv(shape: shapes.ShortConv, hidden: int) -> Table:
     channels = Units(shape.channels)
     return (_product("project", hidden, ("in_proj", (channels, channels, channels)), bias=shape.bias)
             | _conv(channels, shape.conv_kernel, "conv", bias=shape.bias)
             | _product("out", channels, ("out_proj", hidden), bias=shape.bias))
 
 
-def shared_block(shape: SharedBlock, hidden: int) -> tuple[Table, Table]:
+def shared_block(shape: shapes.SharedBlock, hidden: int) -> tuple[Table, Table]:
     """What all uses of a block share: its attention over [x, embedding], and its feed-forward."""
     return (attention(shape.attention, hidden, inputs=2 * hidden),
             dense(shape.feed_forward, hidden, names=("gate_up_proj", "down_proj")))
 
 
-def shared_use(shape: SharedBlock, hidden: int) -> Table:
+def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
     """What a use of a shared block has of its own. An adapter is two matrices: the first is whole, the second
     divided as the rows that it adds to."""
     attended, width = shape.attention, Units(shape.feed_forward.width)
@@ -285,7 +271,7 @@ Names = tuple[str, ...]
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
 
 
-def dense(shape: Dense, hidden: int, *, names: Names = GATED, whole: bool = False) -> Table:
+def dense(shape: shapes.Dense, hidden: int, *, names: Names = GATED, whole: bool = False) -> Table:
     """``names``: of what goes in, and of what comes out; one name of gate and up where they are one tensor.
     ``whole``: ranks do not divide it."""
     *into, down = names if shape.gated else names[-2:]
@@ -297,7 +283,7 @@ def dense(shape: Dense, hidden: int, *, names: Names = GATED, whole: bool = Fals
             | _product("down", width, (down, hidden), bias=shape.bias))
 
 
-def experts(shape: Experts, hidden: int, *, names: Names = GATED, router: str = "gate.weight",
+def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router: str = "gate.weight",
             choice_bias: str = "gate.e_score_correction_bias",
             stacks: tuple[str, str] | None = None) -> Table:
     """The routed experts as one tensor each way, whatever they are stored as (``stacks``: what those are
@@ -318,26 +304,27 @@ def experts(shape: Experts, hidden: int, *, names: Names = GATED, router: str = 
     return table
 
 
-def expert(shape: Experts, hidden: int, *, names: Names = GATED) -> Table:
+def expert(shape: shapes.Experts, hidden: int, *, names: Names = GATED) -> Table:
     """One of them. Its width is divided, unless experts are divided by their number."""
-    one = Dense(shape.width, shape.activation, shape.gated)
+    one = shapes.Dense(shape.width, shape.activation, shape.gated)
     return dense(one, shape.latent_width or hidden, names=names,
                  whole=bool(shape.own_count))
 
 
-def tables(record: Mixer | FeedForward, hidden: int) -> list[Table]:
+def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table]:
     """Of one layer's mixer or feed-forward, all that is its own."""
-    if isinstance(record, Parallel):
+    if isinstance(record, shapes.Parallel):
         return [attention(record.attention, hidden), mamba2(record.mamba, hidden)]
-    if isinstance(record, SharedBlock):
+    if isinstance(record, shapes.SharedBlock):
         return [mamba2(record.mamba, hidden), shared_use(record, hidden),
                 _product("linear", hidden, ("linear", hidden))]
-    if isinstance(record, Experts):
+    if isinstance(record, shapes.Experts):
         shared = [dense(record.shared, hidden)] if record.shared_width else []
         return [experts(record, hidden), *shared]
     return [TABLES[type(record)](record, hidden)]
 
 
 TABLES: dict[type, Callable[[Any, int], Table]] = {
-    Attention: attention, LatentAttention: latent_attention, GatedDelta: gated_delta, KimiDelta: kimi_delta,
-    Mamba2: mamba2, Mamba1: mamba1, ShortConv: short_conv, Dense: dense}
+    shapes.Attention: attention, shapes.LatentAttention: latent_attention, shapes.GatedDelta: gated_delta,
+    shapes.KimiDelta: kimi_delta, shapes.Mamba2: mamba2, shapes.Mamba1: mamba1, shapes.ShortConv: short_conv,
+    shapes.Dense: dense}

@@ -1,6 +1,6 @@
 """Blocks out of a checkpoint: the tables of ``families.tensors``, read under the names of a family.
 
-A family file says which block lies under which name and puts the layers together. All of it runs twice:
+``models.families`` says which block lies under which name and puts the layers together. All of it runs twice:
 against the check, then for real.
 
     read = BlockReader(architecture, source)
@@ -12,38 +12,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from weft.errors import CheckpointError
+from weft.families import architecture as shapes
 from weft.families import tensors
-from weft.families.architecture import (
-    Architecture,
-    Attention,
-    Dense,
-    Experts,
-    FeedForward,
-    GatedDelta,
-    Mamba1,
-    Mamba2,
-    Mixer,
-    Parallel,
-    ShortConv,
-)
+from weft.families.architecture import Architecture, Attention, Dense, Experts, GatedDelta, Mamba1, Mamba2
 from weft.families.tensors import GATED, Names, Table, Tensor
 from weft.models import layer
-from weft.models.blocks.attention import AttentionBlock, separate_gate
+from weft.models.blocks import recurrent
+from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, halves, separate_gate
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
-from weft.models.blocks.recurrent import GatedDeltaBlock, Mamba1Block, Mamba2Block, ShortConvBlock
+from weft.models.blocks.recurrent import RecurrentBlock
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.sharded_model import RankedModel
 from weft.models.weights import TensorSource
 from weft.tensor.ops.moe import ExpertWeights
+from weft.tensor.ops.recurrent_layers import GATED_DELTA, MAMBA2, GatedDeltaWeights, Mamba2Weights
 
+LATENT_NORM_EPS = 1e-6
+"""Of the norms inside latent attention, whatever config.json says for the others."""
 Order = Callable[[torch.Tensor], torch.Tensor]
 """Rows [rows, anything] as they are stored -> as a block has them."""
 
@@ -129,8 +123,8 @@ class BlockReader:
     def table(self, table: Table, name: str) -> TableReader:
         return TableReader(self.source, table, name)
 
-    def model(self, read_layer: Callable[[str, Mixer | None, FeedForward | None], DecoderLayer], *,
-              final_norm: str = "norm", embedding: str = "embed_tokens") -> CausalModel:
+    def model(self, read_layer: Callable[[str, shapes.Mixer | None, shapes.FeedForward | None], DecoderLayer],
+              *, final_norm: str, embedding: str) -> CausalModel:
         """Embedding, layers, final norm and head. ``read_layer``: of "layers.3", its mixer and its
         feed-forward."""
         architecture, source = self.architecture, self.source
@@ -150,19 +144,16 @@ class BlockReader:
         """Of the stream."""
         return Norm(self.source.tensor(f"{name}.weight", self.hidden), self.eps, self.plus_one)
 
-    def mixer(self, shape: Mixer | None, names: Mapping[type, str]) -> layer.Mixer:
-        """``names``: where each kind of mixer lies."""
-        name = names[type(shape)]
-        if isinstance(shape, Attention):
-            return self.attention(shape, name)
-        if isinstance(shape, Mamba2):
-            return self.mamba2(shape, name)
-        if isinstance(shape, Mamba1):
-            return self.mamba1(shape, name)
-        if isinstance(shape, GatedDelta):
-            return self.gated_delta(shape, name)
-        assert isinstance(shape, ShortConv)
-        return self.short_conv(shape, name)
+    def mixer(self, shape: shapes.Mixer | None, names: Mapping[type, str], /, **spelled: Any) -> layer.Mixer:
+        """``names``: where each kind of mixer lies. ``spelled``: as the reader of its kind takes it."""
+        if isinstance(shape, shapes.Parallel):
+            return ParallelBlock(shape, self.attention(shape.attention, names[Attention]),
+                                 self.mamba2(shape.mamba, names[Mamba2]))
+        readers: dict[type, Callable[..., layer.Mixer]] = {
+            Attention: self.attention, shapes.LatentAttention: self.latent_attention, Mamba2: self.mamba2,
+            Mamba1: self.mamba1, GatedDelta: self.gated_delta, shapes.KimiDelta: self.kimi_delta,
+            shapes.ShortConv: self.short_conv}
+        return readers[type(shape)](shape, names[type(shape)], **spelled)
 
     def attention(self, shape: Attention, name: str, *, out: str = "o_proj",
                   norms: tuple[str, str] = ("q_norm", "k_norm")) -> AttentionBlock:
@@ -187,27 +178,64 @@ class BlockReader:
             shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
         return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm)
 
-    def gated_delta(self, shape: GatedDelta, name: str, *, orders: Mapping[str, Order] | None = None,
-                    eps: float | None = None, **names: Any) -> GatedDeltaBlock:
+    def latent_attention(self, shape: shapes.LatentAttention, name: str) -> LatentAttentionBlock:
+        read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)
+        expansion = read.tensor("expansion").view(shape.heads, -1, shape.latent_dim)
+        keys, values = torch.split(expansion, [shape.own_dim, shape.value_dim], dim=1)
+        latent_norm = read.norm("latent_norm", LATENT_NORM_EPS)
+        assert latent_norm is not None
+        bias = read.get("latent.bias")
+        orders: dict[str, Order] = {}
+        if shape.rope is not None:
+            # DeepSeek pairs neighbours. Queries and keys move alike, so their products stay.
+            queries = partial(halves, heads=shape.heads, own=shape.own_dim)
+            orders = {"q_proj.weight": queries, "q_b_proj.weight": queries,
+                      "kv_a_proj_with_mqa.weight": partial(halves, heads=1, own=shape.latent_dim)}
+            if bias is not None:
+                before = (shape.query_rank or 0) + shape.latent_dim
+                bias = halves(bias[:, None], heads=1, own=before)[:, 0]
+        if bias is not None and shape.head_gated:
+            bias = torch.nn.functional.pad(bias, (0, shape.heads))
+        return LatentAttentionBlock(
+            shape, query=read.linear("query", orders=orders),
+            latent=read.linear("latent", orders=orders, bias=bias), latent_norm=latent_norm,
+            keys_HOC=keys.contiguous(), values_HVC=values.contiguous(), out=read.linear("out"),
+            query_norm=read.norm("query_norm", LATENT_NORM_EPS))
+
+    def _out(self, name: str) -> str:
+        """Of a Kimi or Ling layer."""
+        return "dense" if self.source.has(f"{name}.dense.weight") else "o_proj"
+
+    def gated_delta(self, shape: GatedDelta, name: str, *, eps: float | None = None,
+                    **names: Any) -> RecurrentBlock:
         """``eps``: of the gated norm, where it is another one. ``names``: as ``tensors.gated_delta`` takes
-        them."""
+        them. Rows that are grouped by key head are put in the order of the others."""
         read = self.table(tensors.gated_delta(shape, self.hidden, **names), name)
         conv = read.qkv_conv() if names.get("names") == "each" else read.conv()
-        return GatedDeltaBlock(
-            shape, read.linear("project", orders=orders), conv=conv, decay=read.decay(),
-            dt_bias=read.tensor("dt_bias"), norm=read.tensor("norm"),
-            norm_eps=self.eps if eps is None else eps, out=read.linear("out"))
+        project = read.linear("project", orders={
+            "in_proj_qkvz.weight": lambda rows: recurrent.ungroup_qkvz(rows, shape),
+            "in_proj_ba.weight": lambda rows: recurrent.ungroup_ba(rows, shape)})
+        weights = GatedDeltaWeights(
+            conv, read.decay(), read.tensor("dt_bias"), read.tensor("norm"),
+            self.eps if eps is None else eps, shape.k_heads, shape.v_heads, shape.k_dim, shape.v_dim,
+            shape.beta_scale)
+        return RecurrentBlock(GATED_DELTA, weights, project, read.linear("out"))
 
-    def short_conv(self, shape: ShortConv, name: str) -> ShortConvBlock:
+    def kimi_delta(self, shape: shapes.KimiDelta, name: str) -> recurrent.KimiDeltaBlock:
+        forget = "forget_gate." if self.source.has(f"{name}.forget_gate.A_log") else ""
+        read = self.table(tensors.kimi_delta(shape, self.hidden, forget=forget, out=self._out(name)), name)
+        return recurrent.KimiDeltaBlock(
+            shape, read.linear("project"), conv=read.qkv_conv(), decay=read.decay().flatten(),
+            dt_bias=read.tensor("dt_bias"), forget=None if shape.wide_gates else read.linear("forget"),
+            gate=None if shape.wide_gates else read.linear("gate"),
+            norm=read.tensor("norm"), norm_eps=self.eps, out=read.linear("out"))
+
+    def short_conv(self, shape: shapes.ShortConv, name: str) -> recurrent.ShortConvBlock:
         read = self.table(tensors.short_conv(shape, self.hidden), name)
-        return ShortConvBlock(shape, read.linear("project"), conv=read.conv(),
-                              conv_bias=read.get("conv.bias"), out=read.linear("out"))
+        return recurrent.ShortConvBlock(shape, read.linear("project"), conv=read.conv(),
+                                        conv_bias=read.get("conv.bias"), out=read.linear("out"))
 
-    def parallel(self, shape: Parallel, attention: str, mamba: str) -> ParallelBlock:
-        return ParallelBlock(shape, self.attention(shape.attention, attention),
-                             self.mamba2(shape.mamba, mamba))
-
-    def mamba2(self, shape: Mamba2, name: str, *, eps: float | None = None) -> Mamba2Block:
+    def mamba2(self, shape: Mamba2, name: str, *, eps: float | None = None) -> RecurrentBlock:
         """``eps``: of the gated norm, where it is another one."""
         source, eps = self.source, self.eps if eps is None else eps
         read = self.table(tensors.mamba2(shape, self.hidden), name)
@@ -220,9 +248,11 @@ class BlockReader:
                                       f"which are normed before their gate, have {groups} groups; use --tp "
                                       f"{groups} or less", param="--tp")
             out, norm = source.share.normed_group(groups, Norm(norm, eps), out), None
-        return Mamba2Block(shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
-                           a=read.decay(), d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), norm=norm,
-                           norm_eps=eps, out=out, factors=self._factors(shape))
+        weights = Mamba2Weights(
+            read.conv(), read.get("conv.bias"), read.decay(), read.tensor("D"), read.tensor("dt_bias"), norm,
+            eps, shape.norm == "gate_first", shape.heads, shape.groups, shape.head_dim, shape.state_dim,
+            shape.dt_limit)
+        return RecurrentBlock(MAMBA2, weights, read.linear("project"), out, self._factors(shape))
 
     def _factors(self, shape: Mamba2) -> torch.Tensor | None:
         """On each row of the input projection."""
@@ -232,7 +262,7 @@ class BlockReader:
         return torch.cat([torch.full((width,), factor, dtype=self.source.dtype, device=self.source.device)
                           for width, factor in zip(widths, shape.multipliers, strict=True)])
 
-    def mamba1(self, shape: Mamba1, name: str) -> Mamba1Block:
+    def mamba1(self, shape: Mamba1, name: str) -> recurrent.Mamba1Block:
         source = self.source
         read = self.table(tensors.mamba1(shape, self.hidden), name)
 
@@ -244,10 +274,10 @@ class BlockReader:
         norms = None
         if shape.inner_norms != "none":
             norms = norm("dt", shape.dt_rank), norm("b", shape.state_dim), norm("c", shape.state_dim)
-        return Mamba1Block(shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
-                           select=source.summed(read.linear("select")), step=read.linear("step"),
-                           a=read.decay(), d=read.tensor("D"), dt_bias=read.tensor("dt_bias"),
-                           out=read.linear("out"), norms=norms)
+        return recurrent.Mamba1Block(
+            shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
+            select=source.summed(read.linear("select")), step=read.linear("step"), a=read.decay(),
+            d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), out=read.linear("out"), norms=norms)
 
     def swiglu(self, shape: Dense, name: str, names: Names = GATED) -> SwiGlu:
         """The usual feed-forward; ``names`` as in its table."""
@@ -260,15 +290,12 @@ class BlockReader:
         return DenseBlock(shape, read.linear("into"), read.linear("down"))
 
     def experts(self, shape: Experts, name: str, *, router_dtype: torch.dtype | None = None,
-                shared: str | None = None, **names: Any) -> ExpertsBlock:
-        """``shared``: where the expert that every token passes lies, if it is the usual one. ``names``: as
-        ``tensors.experts`` takes them."""
+                **names: Any) -> ExpertsBlock:
+        """Without the expert that every token passes. ``names``: as ``tensors.experts`` takes them."""
         read = self.table(tensors.experts(shape, self.hidden, **names), name)
         into, down = self._routed(shape, read, names.get("names", GATED))
         block = ExpertsBlock(shape, Linear(read.tensor("router", router_dtype)), into, down,
                              choice_bias=read.get("choice_bias"))
-        if shared is not None:
-            block.shared = self.swiglu(shape.shared, f"{name}.{shared}")
         if shape.shared_gate:
             block.shared_gate = Linear(read.tensor("shared_gate"))
         if shape.latent_width:

@@ -20,7 +20,7 @@ from weft.families.architecture import Rope
 from weft.models.blocks.attention import AttentionBlock, CosSin
 from weft.models.blocks.feed_forward import SwiGlu
 from weft.models.blocks.linear import Norm
-from weft.models.blocks.recurrent import GatedDeltaBlock, Mamba2Block, ShortConvBlock
+from weft.models.blocks.recurrent import RecurrentBlock, ShortConvBlock
 from weft.models.layer import DecoderLayer
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock
@@ -31,7 +31,7 @@ _FEW_ROWS = 16
 """Quantised weights may go another way from this many on."""
 _BINDINGS = 4
 """Kept at a time: one or two of one executor."""
-_MIXERS = (AttentionBlock, GatedDeltaBlock, Mamba2Block, ShortConvBlock)
+_MIXERS = (AttentionBlock, RecurrentBlock, ShortConvBlock)
 
 
 class _Seen(NamedTuple):

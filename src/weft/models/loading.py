@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 
 import torch
 
 from weft.config import DTypeChoice, QuantizeChoice
 from weft.errors import CheckpointError
-from weft.families import FAMILIES, named_dtype, read_architecture
-from weft.families.architecture import Architecture
+from weft.families import named_dtype, read_architecture
 from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, unused_warning
 from weft.models.decoder import CausalModel
+from weft.models.families import build
 from weft.models.generation import GenerationDefaults, read_generation_defaults
 from weft.models.kv_scales import read_kv_scales
 from weft.models.mtp import load_mtp
@@ -31,7 +30,7 @@ from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankGroup, RankShare
 from weft.models.stored_values import check_copies
-from weft.models.weights import OnProgress, TensorSource
+from weft.models.weights import OnProgress
 from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec
 from weft.tensor import gpu
@@ -83,7 +82,6 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     whole_spec = architecture.spec()
     architecture = architecture if share is None else share.architecture
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
-    build = builder(architecture.family)
     runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs, twelve_bit=twelve_bit,
                           on_gpu_kernels=gpu.reaches(device or torch.device("cpu")))
     started_s = time.perf_counter()
@@ -113,13 +111,6 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                        weights_bytes=reader.held_bytes + head_bytes, weights_form=reader.form_in_words(),
                        read_bytes=check.read_bytes, read_s=read_s,
                        warnings=tuple(line for line in lines if line))
-
-
-def builder(family: str) -> Callable[[Architecture, TensorSource], CausalModel]:
-    """What builds a model of ``family`` from tensors: in the file that its row names."""
-    file = next(row.builder for row in FAMILIES if row.name == family)
-    build: Callable[[Architecture, TensorSource], CausalModel] = import_module(f"weft.models.{file}").build
-    return build
 
 
 def _add_mtp(model: CausalModel, checkpoint: CheckpointFiles, runtime: RuntimeForm,

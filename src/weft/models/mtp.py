@@ -31,14 +31,14 @@ import numpy as np
 import torch
 
 from weft.errors import CheckpointError
-from weft.families.architecture import Architecture, Attention, Experts
-from weft.models import nemotron_h, qwen3_5
+from weft.families.architecture import Architecture, Attention
 from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.checkpoint_files import DraftWeights
 from weft.models.decoder import CausalModel, Lookup
 from weft.models.embedding import Embedding
+from weft.models.families import NAMES
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
 from weft.models.reader import TensorCheck, TensorReader
@@ -130,19 +130,16 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
     assert shape is not None
     hidden, rope = architecture.hidden_size, shape.attention.rope
 
-    read = BlockReader(architecture, source, plus_one=architecture.family != "nemotron_h")
-    feed = shape.feed_forward
+    trunk_names = NAMES[architecture.family]
+    read = BlockReader(architecture, source, plus_one=trunk_names.plus_one)
     if architecture.family == "nemotron_h":
-        assert isinstance(feed, Experts)
         names = ["layers.0.enorm", "layers.0.hnorm", "layers.0.eh_proj.weight", "layers.1.final_layernorm"]
-        layer = DecoderLayer(
-            read.norm("layers.0.norm"), read.attention(shape.attention, "layers.0.mixer"),
-            read.norm("layers.1.norm"), nemotron_h.experts(read, feed, "layers.1.mixer"))
+        layer = trunk_names.layer(read, "layers.0", shape.attention, None)
+        after = trunk_names.layer(read, "layers.1", None, shape.feed_forward)
+        layer.feed_norm, layer.feed_forward = after.feed_norm, after.feed_forward
     else:
-        names, name = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc.weight", "norm"], "layers.0"
-        layer = DecoderLayer(
-            read.norm(f"{name}.input_layernorm"), read.attention(shape.attention, f"{name}.self_attn"),
-            read.norm(f"{name}.post_attention_layernorm"), qwen3_5.feed_forward(read, feed, f"{name}.mlp"))
+        names = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc.weight", "norm"]
+        layer = trunk_names.layer(read, "layers.0", shape.attention, shape.feed_forward)
     embedding: Lookup = Embedding(trunk.embedding)
     vocabulary = None
     if source.share is not None:

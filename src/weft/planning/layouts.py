@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Protocol
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.spec import ITEM_BYTES, CacheDTypeName, LayerSpec, ModelSpec
@@ -55,24 +54,6 @@ class Load:
     def verified(self) -> int:
         """Tokens of a step's window: the chosen one and its drafts; none without drafts."""
         return 1 + self.drafts if self.drafts else 0
-
-
-class Layout(Protocol):
-    """One way to cut an arena. ``block_tokens`` is what a prefix is cached in: 0 without attention."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def block_tokens(self) -> int: ...
-
-    def request_bytes(self, load: Load) -> int:
-        """What one request takes from the pool."""
-        ...
-
-    def sequences(self, load: Load) -> int:
-        """Requests that fit at once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +152,10 @@ class StaticPools:
         for_kv = self.arena_bytes - for_states
         return min(for_states // (self._states(load) * self.state_bytes),
                    for_kv // (load.tokens * self.kv_token_bytes))
+
+
+Layout = Frames | PaddedPages | StaticPools
+"""One way to cut an arena. ``block_tokens`` is what a prefix is cached in: 0 without attention."""
 
 
 def all_layouts(spec: ModelSpec, plan: ArenaPlan) -> list[Layout]:

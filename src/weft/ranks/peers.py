@@ -34,17 +34,7 @@ from typing import Any, TypeVar
 from weft.config import EngineConfig, Sizes
 from weft.errors import ConfigError, RankLostError, WeftError
 from weft.memory.frames.plan import ArenaPlan
-from weft.ranks.messages import (
-    RankBuffer,
-    RankClose,
-    RankFailed,
-    RankLaunch,
-    RankLayout,
-    RankLoaded,
-    RankPresent,
-    RankReady,
-    RankStored,
-)
+from weft.ranks import messages
 
 RANK_PROCESS = "weft.assemble.rank_process"
 START_TIMEOUT_S = 600.0
@@ -88,7 +78,7 @@ class Peer:
             message = self.connection.recv()
         except (EOFError, OSError) as error:
             raise RankLostError(f"rank {self.rank} {self.ending()}") from error
-        if isinstance(message, RankFailed):
+        if isinstance(message, messages.RankFailed):
             raise failure_of(self.rank, message)
         assert isinstance(message, kind), f"rank {self.rank} sent {type(message).__name__}"
         return message
@@ -132,16 +122,16 @@ class Peers:
         folder = Path(self._folder.name)
         directories = [directory] * self.size if isinstance(directory, Path) else directory
         for peer in self.ranks:
-            self._send(peer, RankLaunch(peer.rank, self.size, config, directories[peer.rank], folder,
+            self._send(peer, messages.RankLaunch(peer.rank, self.size, config, directories[peer.rank], folder,
                                         shares_choice))
         for peer in self.ranks:
-            peer.answer(RankPresent, START_TIMEOUT_S)
+            peer.answer(messages.RankPresent, START_TIMEOUT_S)
         return folder
 
-    def loaded(self, identity: Mapping[str, str]) -> list[RankLoaded]:
+    def loaded(self, identity: Mapping[str, str]) -> list[messages.RankLoaded]:
         """Once all have loaded. Raises ConfigError where a rank has another model, dtype or version than
         ``identity`` says of rank 0."""
-        answers = [peer.answer(RankLoaded, START_TIMEOUT_S) for peer in self.ranks]
+        answers = [peer.answer(messages.RankLoaded, START_TIMEOUT_S) for peer in self.ranks]
         for peer, answer in zip(self.ranks, answers, strict=True):
             differ = [name for name in identity if answer.identity.get(name) != identity[name]]
             if differ:
@@ -151,19 +141,21 @@ class Peers:
         return answers
 
     def lay_out(self, arena: ArenaPlan, sizes: Sizes) -> None:
-        self.tell(RankLayout(arena, sizes))
+        self.tell(messages.RankLayout(arena, sizes))
 
-    def ready(self) -> list[RankReady]:
-        return [peer.answer(RankReady, START_TIMEOUT_S) for peer in self.ranks]
+    def ready(self) -> list[messages.RankReady]:
+        return [peer.answer(messages.RankReady, START_TIMEOUT_S) for peer in self.ranks]
 
     def tell(self, message: object) -> None:
         for peer in self.ranks:
             self._send(peer, message)
 
-    def share(self, message: RankBuffer, descriptor: int) -> None:
-        """The memory behind ``descriptor`` is mapped by all."""
+    def share(self, message: messages.RankBuffer | messages.RankMemory, descriptor: int | None) -> None:
+        """The memory behind ``descriptor`` is mapped by all; None: ``message`` needs none."""
         for peer in self.ranks:
             self._send(peer, message)
+            if descriptor is None:
+                continue
             try:
                 send_handle(peer.connection, descriptor, peer.process.pid)
             except OSError as error:
@@ -172,7 +164,7 @@ class Peers:
     def await_stores(self) -> None:
         """Once all ranks have done the stores of a plan."""
         for peer in self.ranks:
-            peer.answer(RankStored, self.timeout_s)
+            peer.answer(messages.RankStored, self.timeout_s)
 
     def ask(self, kind: type[Answer]) -> list[Answer]:
         """The reply of each rank to what it was told last."""
@@ -206,7 +198,7 @@ class Peers:
         with contextlib.suppress(EOFError, OSError):
             while peer.connection.poll(0):
                 message = peer.connection.recv()
-                if isinstance(message, RankFailed):
+                if isinstance(message, messages.RankFailed):
                     peer.lost_others = message.lost_others
                     if not message.lost_others:
                         return failure_of(peer.rank, message)
@@ -225,7 +217,7 @@ class Peers:
 
     def free(self) -> None:
         """All ranks drop their model and wait for another launch. They answer with RankReady of 0 bytes."""
-        self.tell(RankClose())
+        self.tell(messages.RankClose())
         self.ready()
 
     def close(self) -> None:
@@ -240,7 +232,7 @@ class Peers:
             self._folder = None
 
 
-def failure_of(rank: int, failed: RankFailed) -> WeftError:
+def failure_of(rank: int, failed: messages.RankFailed) -> WeftError:
     if failed.refused:
         return ConfigError(f"rank {rank}: {failed.message}", param=failed.param)
     print(failed.traceback, file=sys.stderr, flush=True)

@@ -33,20 +33,27 @@ SCALE_MIN, SCALE_MAX = 2.0**-10, 2.0**10
 """Beyond these a query times a scale could leave float16."""
 
 
-class ProbedModel(Protocol):
+class Model(Protocol):
     """A model of ``weft.models``."""
 
     @property
     def spec(self) -> ModelSpec: ...
 
-    def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor: ...
+    def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
+        """hidden [T, D] of the step's tokens, [X, D] where ``inputs.asked`` names rows; writes KV and states
+        through ``caches``."""
+        ...
+
+    def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [X, vocab]. A caller may give ``out_XV`` as memory for them; a model may ignore it."""
+        ...
 
 
 Scales = dict[int, torch.Tensor]
 """Layer -> float32 [K and V, kv_heads], powers of two; one row where a layer has no values of its own."""
 
 
-def head_scales(model: ProbedModel, from_checkpoint: Mapping[int, torch.Tensor],
+def head_scales(model: Model, from_checkpoint: Mapping[int, torch.Tensor],
                 device: torch.device | None = None) -> Scales:
     """For every layer of ``model`` that keeps keys. ``from_checkpoint``: as Scales, any positive numbers;
     ``device``: where the model is, the CPU by default. The scales are on the CPU."""
@@ -65,7 +72,7 @@ def _power_of_two(x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _measured(model: ProbedModel, device: torch.device | None) -> Scales:
+def _measured(model: Model, device: torch.device | None) -> Scales:
     """Largest |k| and |v| of each head of each layer over the probe."""
     spec, count = model.spec, min(PROBE_TOKENS, model.spec.max_positions)
     caches = [_wide_cache(i, layer, spec, device) for i, layer in enumerate(spec.layers)]

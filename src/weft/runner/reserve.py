@@ -40,14 +40,14 @@ from weft.memory.frames.plan import memory_for, plan_arena
 from weft.request import LOGPROBS_MAX, SamplingParams
 from weft.runner.arena import DeviceArena
 from weft.runner.graphs import Capture, DecodeGraphs, decode_widths, pad_rows
-from weft.runner.kv_scales import one_prompt
+from weft.runner.kv_scales import Model, one_prompt
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedGraphs, MixedShape, recorded_shapes
 from weft.runner.sampler import Sampler, score
 from weft.runner.verify import replay
 from weft.spec import CacheDTypeName, ModelSpec
 from weft.tensor import gpu
 from weft.tensor.device import current, use
-from weft.tensor.inputs import LayerCache, Runs, StepInputs
+from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.replay_log import ReplayLog
 from weft.tensor.scratch import scratch
@@ -121,14 +121,6 @@ SCORED_TOKENS = 128
 """Prompt positions whose logits exist at once, as in the executor."""
 
 
-class MeasuredModel(Protocol):
-    """A model of ``weft.models``."""
-
-    def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor: ...
-
-    def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor: ...
-
-
 class Meter(Protocol):
     """Memory of one device."""
 
@@ -169,7 +161,7 @@ class CudaMeter:
 @dataclass(frozen=True, slots=True)
 class Reserve:
     """Bytes: the most of a step while it runs, by the shape ``largest``; of all graphs together; of pages on
-    their way to and from a store."""
+    their way inside of the arena, and to and from a store."""
 
     step_bytes: int
     graph_bytes: int
@@ -187,7 +179,7 @@ class Reserve:
 
 
 @torch.inference_mode()
-def measure_reserve(model: MeasuredModel, spec: ModelSpec, kv_dtype: CacheDTypeName, *, step_tokens: int,
+def measure_reserve(model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, *, step_tokens: int,
                     rows: int, model_len: int, device: torch.device, meter: Meter,
                     capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
                     verify_runs: bool = False) -> Reserve:
@@ -202,7 +194,7 @@ def measure_reserve(model: MeasuredModel, spec: ModelSpec, kv_dtype: CacheDTypeN
 
 
 class _Measurement:
-    def __init__(self, model: MeasuredModel, spec: ModelSpec, kv_dtype: CacheDTypeName, step_tokens: int,
+    def __init__(self, model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, step_tokens: int,
                  rows: int, model_len: int, device: torch.device, meter: Meter) -> None:
         tokens = min(step_tokens, spec.max_positions)
         self._model, self._spec, self._meter, self._rows, self._device = model, spec, meter, rows, device

@@ -20,8 +20,6 @@ Rejected: one class with a table that is None on a device (four methods asked wh
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -38,7 +36,8 @@ from weft.units import PAD
 
 
 class DeviceRows:
-    """See ``Rows``."""
+    """``table``: int32 [rows_max + 1, pages_max]; the last row is that of every PAD run. ``chosen``: int64
+    [rows_max + 1], the token that each row chose last."""
 
     def __init__(self, rows_max: int, pages_max: int, device: torch.device, *, staging_bytes: int) -> None:
         self.table = torch.full((rows_max + 1, max(pages_max, 1)), PAD, dtype=torch.int32, device=device)
@@ -53,6 +52,7 @@ class DeviceRows:
         self._plan: StepPlan | None = None
 
     def stage(self, plan: StepPlan) -> None:
+        """Take what ``plan`` changes in rows and arena, once ``staging`` has begun."""
         add = self.staging.add
         self._cleared = add(np.array(plan.rows_cleared, np.int64)) if plan.rows_cleared else None
         self._table_writes = [add(writes, np.int64) for writes in (plan.table_writes, plan.table_patches)
@@ -73,6 +73,7 @@ class DeviceRows:
         self._stores = [(kind, add(ids, np.int64)) for kind, ids in plan.arena_work.after_runs()]
 
     def perform(self, arena: DeviceArena) -> None:
+        """Apply what was staged, once ``staging`` is sent."""
         if self._cleared is not None:
             self.table.index_fill_(0, self._cleared.device, PAD)
         for writes in self._table_writes:
@@ -95,19 +96,22 @@ class DeviceRows:
             arena.device_transfers.store(self._plan.step, self._stores)
 
     def steady(self, plan: StepPlan) -> SteadyDecodes | None:
+        """The inputs of ``plan`` if it is of decodes alone and they can go on from step to step."""
         return None   # a step goes over in one copy, or is a graph's
 
     def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None,
                     choice: TokenChoice) -> None:
+        """``choice`` is what ``rows`` decode next; ``rows_X``: the same rows on the device."""
         if rows_X is not None:
             self.chosen.index_copy_(0, rows_X, as_tensor(choice.chosen_X))
 
     def table_row(self, row: int) -> torch.Tensor:
+        """int32 [pages_max], the live row. The caller may write it before the next step."""
         return self.table[row]
 
 
 class HostRows:
-    """See ``Rows``."""
+    """As ``DeviceRows``, in memory that numpy writes."""
 
     def __init__(self, rows_max: int, pages_max: int, *, staging_bytes: int) -> None:
         self._table = np.full((rows_max + 1, max(pages_max, 1)), PAD, np.int32)
@@ -161,49 +165,11 @@ class HostRows:
         return self.table[row]
 
 
-class Rows(Protocol):
-    @property
-    def table(self) -> torch.Tensor:
-        """int32 [rows_max + 1, pages_max]; the last row is that of every PAD run."""
-        ...
-
-    @property
-    def chosen(self) -> torch.Tensor:
-        """int64 [rows_max + 1]: the token that each row chose last."""
-        ...
-
-    @property
-    def staging(self) -> Staging: ...
-
-    def stage(self, plan: StepPlan) -> None:
-        """Take what ``plan`` changes in rows and arena, once ``staging`` has begun."""
-        ...
-
-    def perform(self, arena: DeviceArena) -> None:
-        """Apply what was staged, once ``staging`` is sent."""
-        ...
-
-    def store(self, arena: DeviceArena) -> None:
-        """Apply the staged work that comes after the runs."""
-        ...
-
-    def steady(self, plan: StepPlan) -> SteadyDecodes | None:
-        """The inputs of ``plan`` if it is of decodes alone and they can go on from step to step."""
-        ...
-
-    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None,
-                    choice: TokenChoice) -> None:
-        """``choice`` is what ``rows`` decode next; ``rows_X``: the same rows on the device."""
-        ...
-
-    def table_row(self, row: int) -> torch.Tensor:
-        """int32 [pages_max], the live row. The caller may write it before the next step."""
-        ...
+Rows = DeviceRows | HostRows
 
 
 def rows_on(device: torch.device, *, rows_max: int, pages_max: int, step_tokens_max: int) -> Rows:
-    """The staging buffer holds a usual
-    step of up to ``step_tokens_max`` tokens."""
+    """The staging buffer holds a usual step of up to ``step_tokens_max`` tokens."""
     staging_bytes = step_bytes(max(step_tokens_max, rows_max), rows_max, pages_max)
     if is_remote(device):
         return DeviceRows(rows_max, pages_max, device, staging_bytes=staging_bytes)

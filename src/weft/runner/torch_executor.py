@@ -35,14 +35,8 @@ from weft.models.loading import LoadedModel
 from weft.models.mtp import MtpHead
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.batch import BatchBuilder, StepBatch
-from weft.runner.graphs import (
-    Capture,
-    DecodeBlock,
-    DecodeGraphs,
-    decode_widths,
-    pad_rows,
-)
-from weft.runner.kv_scales import head_scales
+from weft.runner.graphs import Capture, DecodeBlock, DecodeGraphs, decode_widths, pad_rows
+from weft.runner.kv_scales import Model, head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
 from weft.runner.mtp import HeadRunner
@@ -69,22 +63,6 @@ class MakeSampler(Protocol):
 
 PROMPT_LOGITS_TOKENS = 128
 """Prompt positions whose logits exist at the same time."""
-
-
-class Model(Protocol):
-    """A model of ``weft.models``."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
-        """hidden [T, D] of the step's tokens, [X, D] where ``inputs.asked`` names rows; writes KV and states
-        through ``caches``."""
-        ...
-
-    def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 [X, vocab]. A caller may give ``out_XV`` as memory for them; a model may ignore it."""
-        ...
 
 
 class TorchExecutor:

@@ -20,15 +20,7 @@ from typing import Any
 
 from weft.costs.step import Work, pairs_of
 from weft.errors import ConfigError
-from weft.families.architecture import (
-    Architecture,
-    Attention,
-    Experts,
-    LatentAttention,
-    Mixer,
-    Parallel,
-    SharedBlock,
-)
+from weft.families import architecture as shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +123,7 @@ def roofline(load: ModelLoad, device: str, *, count: int, flops_share: float = F
         byte_s=1 / (bandwidth_share * accelerator.memory_bytes_s))
 
 
-def model_load(architecture: Architecture, *, parameters: int, weight_bytes: float, eight_bit: bool,
+def model_load(architecture: shapes.Architecture, *, parameters: int, weight_bytes: float, eight_bit: bool,
                kv_bytes: float, state_bytes: float) -> ModelLoad:
     """``architecture`` and ``parameters`` of the whole model; ``weight_bytes`` per parameter; ``kv_bytes``
     per token and ``state_bytes`` per sequence, over all devices.
@@ -139,7 +131,7 @@ def model_load(architecture: Architecture, *, parameters: int, weight_bytes: flo
     Parameters are counted by kind: routed experts, of which a token passes some, and all else. A lookup in
     the embedding is no arithmetic and reads one row, so it is left out if the head is a separate table.
     Recurrent layers cost far less than their projections, so they are left out."""
-    experts = [feed for feed in architecture.feed_forwards if isinstance(feed, Experts)]
+    experts = [feed for feed in architecture.feed_forwards if isinstance(feed, shapes.Experts)]
     routed = [(_routed_parameters(feed, architecture.hidden_size), feed.per_token / feed.count)
               for feed in experts]
     total = sum(count for count, _ in routed)
@@ -151,15 +143,15 @@ def model_load(architecture: Architecture, *, parameters: int, weight_bytes: flo
         kv_bytes=kv_bytes, state_bytes=state_bytes, weight_bytes=weight_bytes, eight_bit=eight_bit)
 
 
-def _routed_parameters(feed: Experts, hidden: int) -> int:
+def _routed_parameters(feed: shapes.Experts, hidden: int) -> int:
     return feed.count * (3 if feed.gated else 2) * feed.width * (feed.latent_width or hidden)
 
 
-def _pair_flops(mixer: Mixer | None) -> float:
-    if isinstance(mixer, Parallel | SharedBlock):
+def _pair_flops(mixer: shapes.Mixer | None) -> float:
+    if isinstance(mixer, shapes.Parallel | shapes.SharedBlock):
         mixer = mixer.attention
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, shapes.Attention):
         return 0.0 if mixer.window is not None else 4.0 * mixer.heads * mixer.head_dim
-    if isinstance(mixer, LatentAttention):
+    if isinstance(mixer, shapes.LatentAttention):
         return 2.0 * mixer.heads * (mixer.key_dim + mixer.value_dim)
     return 0.0

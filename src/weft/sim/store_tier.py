@@ -54,13 +54,7 @@ from weft.memory.usage import StoreStats
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES
 from weft.store.eviction import EVICTED_SHARE, evict
-from weft.store.index import (
-    KvChain,
-    StoreIndex,
-    entries_of,
-    is_current,
-    prefix_of,
-)
+from weft.store.index import KvChain, StoreIndex, entries_of, is_current, prefix_of
 from weft.store.ledger import root_chain, token_bytes
 from weft.store.space import BLOCK_BYTES, blocks_for
 from weft.store.writing import PutRequest, put_request, records_of

@@ -38,14 +38,7 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from weft.store.bucket import (
-    Bucket,
-    Unreachable,
-    namespace_key,
-    record_key,
-    segment_key,
-    segment_prefix,
-)
+from weft.store.bucket import Bucket, Unreachable, namespace_key, record_key, segment_key, segment_prefix
 from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
 from weft.store.index import StoreIndex

@@ -21,7 +21,7 @@ from tests.unit.models.test_families_attention import RELEASES_MORE, SMALLER_MOR
 from weft.errors import CheckpointError
 from weft.families import read_architecture
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.loading import builder
+from weft.models.families import build
 from weft.models.reader import TensorCheck
 from weft.models.safetensors_header import StoredTensor
 
@@ -47,7 +47,7 @@ def stand_in(config: dict[str, Any]) -> CheckpointFiles:
 def check(config: dict[str, Any], checkpoint: CheckpointFiles) -> TensorCheck:
     architecture = read_architecture(config)
     source = TensorCheck(checkpoint, torch.bfloat16)
-    builder(architecture.family)(architecture, source)
+    build(architecture, source)
     return source
 
 

@@ -24,7 +24,7 @@ from weft.config import QuantizeChoice
 from weft.families import read_architecture
 from weft.memory.frames.plan import memory_for, plan_arena
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.loading import builder
+from weft.models.families import build
 from weft.models.reader import TensorCheck
 from weft.models.runtime_form import RuntimeForm
 from weft.runner import sampling_kernels
@@ -84,7 +84,7 @@ def released_model(config: dict[str, Any], quantize: QuantizeChoice = "none") ->
     architecture = read_architecture(config)
     headers = CheckpointFiles(None, config, {}, "", None)  # type: ignore[arg-type]
     check = TensorCheck(headers, torch.bfloat16, RuntimeForm(quantize))
-    return builder(architecture.family)(architecture, check)
+    return build(architecture, check)
 
 
 @torch.inference_mode()

@@ -8,13 +8,7 @@ from dataclasses import replace
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.policy import (
-    Clock,
-    Policy,
-    PrefillCost,
-    pages_alone,
-    snapshot_above,
-)
+from weft.memory.prefix.policy import Clock, Policy, PrefillCost, pages_alone, snapshot_above
 from weft.memory.prefix.value.policy import ValuePolicy
 from weft.memory.values import Match, NodeId
 from weft.units import SeqId

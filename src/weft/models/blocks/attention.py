@@ -80,6 +80,12 @@ def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tens
     return split.transpose(0, 1).reshape(weight.shape)
 
 
+def halves(rows: torch.Tensor, *, heads: int, own: int) -> torch.Tensor:
+    """[heads x rows, columns]: in each head, behind the first ``own`` rows, those of even number first."""
+    rows_HRC = rows.view(heads, -1, rows.shape[-1])
+    return torch.cat((rows_HRC[:, :own], rows_HRC[:, own::2], rows_HRC[:, own + 1::2]), dim=1).flatten(0, 1)
+
+
 @dataclass(slots=True)
 class LatentAttentionBlock:
     """``latent``: rows latent, shared key, head gates (if ``shape.head_gated``); with a query bottleneck in

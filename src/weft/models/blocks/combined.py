@@ -24,7 +24,7 @@ import torch
 from weft.families.architecture import Parallel
 from weft.models.blocks.attention import AttentionBlock, CosSin
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.blocks.recurrent import Mamba2Block
+from weft.models.blocks.recurrent import RecurrentBlock
 from weft.tensor.inputs import LayerCache, StepInputs
 
 
@@ -32,7 +32,7 @@ from weft.tensor.inputs import LayerCache, StepInputs
 class ParallelBlock:
     shape: Parallel
     attention: AttentionBlock
-    mamba: Mamba2Block
+    mamba: RecurrentBlock
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:

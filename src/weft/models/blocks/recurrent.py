@@ -32,11 +32,12 @@ Mamba (Gu and Dao, 2023); in transformers ``Qwen3NextGatedDeltaNet``, ``KimiLine
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import GatedDelta, KimiDelta, Mamba1, Mamba2, ShortConv
+from weft.families.architecture import GatedDelta, KimiDelta, Mamba1, ShortConv
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
@@ -45,58 +46,45 @@ from weft.tensor.ops.conv import causal_conv, run_fused, short_conv, staged
 from weft.tensor.ops.delta_rule import delta_gates, delta_rule
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.norm import rms_norm
-from weft.tensor.ops.recurrent_layers import (
-    GATED_DELTA,
-    MAMBA2,
-    GatedDeltaWeights,
-    Mamba2Weights,
-    gated_delta_layer,
-    mamba2_layer,
-)
+from weft.tensor.ops.recurrent_layers import GatedDeltaWeights, Mamba2Weights, RecurrentCore
 
 
 @dataclass(slots=True)
-class GatedDeltaBlock:
-    """``conv``: [channels, kernel]; ``decay`` (-exp(A_log)) and ``dt_bias``: float32 [v_heads];
-    ``norm``: [v_dim], shared by the heads."""
+class RecurrentBlock:
+    """A gated delta net or Mamba-2: ``core`` is the layer between the projections, ``weights`` what it
+    computes with. ``factors``: on each output of ``project``, None where all are 1."""
 
-    shape: GatedDelta
+    core: RecurrentCore[Any]
+    weights: GatedDeltaWeights | Mamba2Weights
     project: Linear
-    conv: torch.Tensor
-    decay: torch.Tensor
-    dt_bias: torch.Tensor
-    norm: torch.Tensor
-    norm_eps: float
-    out: Linear
-
-    core: GatedDeltaWeights = field(init=False)
+    out: Projection
+    factors: torch.Tensor | None = None
     fused: FusedBlock | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        shape = self.shape
-        self.core = GatedDeltaWeights(
-            self.conv, self.decay, self.dt_bias, self.norm, self.norm_eps, shape.k_heads, shape.v_heads,
-            shape.k_dim, shape.v_dim, shape.beta_scale)
-        self.fused = fused_block_of(self.project, self.out)
+        # The fused kernels know no factors on the parts of the projection (Falcon-H1).
+        self.fused = None if self.factors is not None else fused_block_of(self.project, self.out)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        state = cache.state
+        window_SCW, state_S = cache.state["conv"], cache.state["recurrent"]
         if self.fused is not None and inputs.asked is None:
-            y_TD = GATED_DELTA.run_fused(self.fused, x_TD, self.core, state["conv"], state["recurrent"],
-                                         inputs.runs, cache.layer)
+            y_TD = self.core.run_fused(self.fused, x_TD, self.weights, window_SCW, state_S, inputs.runs,
+                                       cache.layer)
             if y_TD is not None:
                 return y_TD
-        o_TC = gated_delta_layer(self.project(x_TD), self.core, state["conv"], state["recurrent"],
-                                 inputs.runs, cache.layer)
+        projected = self.project(x_TD)
+        if self.factors is not None:
+            projected = projected * self.factors
+        o_TC = self.core.layer(projected, self.weights, window_SCW, state_S, inputs.runs, cache.layer)
         return self.out(inputs.asked_of(o_TC))
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.fused is None:
             return None
-        return GATED_DELTA.staged(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
-                      cache.layer)
+        return self.core.staged(self.fused, x_TD, self.weights, cache.state["conv"], cache.state["recurrent"],
+                                cache.layer)
 
 
 def ungroup_qkvz(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
@@ -149,57 +137,6 @@ class KimiDeltaBlock:
         gate_THV = torch.sigmoid(by_head(gate_TC, heads).float())
         o_THV = rms_norm(o_THV, self.norm, self.norm_eps).float() * gate_THV
         return self.out(inputs.asked_of(o_THV.flatten(1)).to(x_TD.dtype))
-
-
-@dataclass(slots=True)
-class Mamba2Block:
-    """``conv``: [channels, kernel], ``conv_bias``: [channels] or None; ``a`` (-exp(A_log)), ``d``,
-    ``dt_bias``: float32 [heads]; ``norm``: [heads * head_dim], None for a layer without; ``factors``: on each
-    output of ``project``, None where all are 1."""
-
-    shape: Mamba2
-    project: Linear
-    conv: torch.Tensor
-    conv_bias: torch.Tensor | None
-    a: torch.Tensor
-    d: torch.Tensor
-    dt_bias: torch.Tensor
-    norm: torch.Tensor | None
-    norm_eps: float
-    out: Projection
-    factors: torch.Tensor | None = None
-    core: Mamba2Weights = field(init=False)
-    fused: FusedBlock | None = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        shape = self.shape
-        self.core = Mamba2Weights(
-            self.conv, self.conv_bias, self.a, self.d, self.dt_bias, self.norm, self.norm_eps,
-            shape.norm == "gate_first", shape.heads, shape.groups, shape.head_dim, shape.state_dim,
-            shape.dt_limit)
-        # The fused kernels know no factors on the parts of the projection (Falcon-H1).
-        self.fused = None if self.factors is not None else fused_block_of(self.project, self.out)
-
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
-        if self.fused is not None and inputs.asked is None:
-            y_TD = MAMBA2.run_fused(self.fused, x_TD, self.core, cache.state["conv"],
-                                    cache.state["recurrent"], inputs.runs, cache.layer)
-            if y_TD is not None:
-                return y_TD
-        projected = self.project(x_TD)
-        if self.factors is not None:
-            projected = projected * self.factors
-        y_TC = mamba2_layer(projected, self.core, cache.state["conv"], cache.state["recurrent"], inputs.runs,
-                            cache.layer)
-        return self.out(inputs.asked_of(y_TC))
-
-    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
-        """As a part of a stack; ``x_TD`` is what would come in."""
-        if self.fused is None:
-            return None
-        return MAMBA2.staged(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
-                      cache.layer)
 
 
 @dataclass(slots=True)

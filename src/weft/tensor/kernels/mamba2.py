@@ -27,13 +27,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import (
-    STEP_TABLES,
-    Blocks,
-    dense_rows,
-    launch,
-    padded,
-)
+from weft.tensor.gpu.launch import STEP_TABLES, Blocks, dense_rows, launch, padded
 from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,

@@ -16,13 +16,7 @@ import triton.language as tl
 from weft.tensor import native
 from weft.tensor.few_bits import PER_INT8_MAX
 from weft.tensor.gpu.launch import dense_rows, launch
-from weft.tensor.gpu.pages import (
-    as_bits,
-    block_dim,
-    fp8_bits,
-    quantized_rows,
-    to_nearest_bf16,
-)
+from weft.tensor.gpu.pages import as_bits, block_dim, fp8_bits, quantized_rows, to_nearest_bf16
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
 from weft.tensor.layout import k_rows, v_rows

@@ -36,11 +36,13 @@ W = TypeVar("W", bound=_Weights)
 
 @dataclass(frozen=True, slots=True)
 class RecurrentCore(Generic[W]):
-    """How C++ computes a layer with a window and a state between its projections. ``number``: of ``Core``.
+    """A layer with a window and a state between its projections, and how C++ computes it. ``layer``: its op.
+    ``number``: of ``Core``.
     ``name``: of the method of a fused block. ``takes``: whether the kernels serve these weights. ``bind``
     makes their C++ object. ``logged``: the columns of the projection that the log of a step copies, and the
     others, (first, count), which gate the output and reach no state. ``width``: of the output."""
 
+    layer: Callable[..., torch.Tensor]
     number: int
     name: str
     takes: Callable[[W], bool]
@@ -171,7 +173,7 @@ def _delta_logged(w: GatedDeltaWeights) -> tuple[int, tuple[int, int]]:
     return channels + 2 * w.heads, (channels, values)
 
 
-GATED_DELTA = RecurrentCore(2, "gated_delta", _delta_fits, _delta_bound, _delta_logged,
+GATED_DELTA = RecurrentCore(gated_delta_layer, 2, "gated_delta", _delta_fits, _delta_bound, _delta_logged,
                             lambda w: w.heads * w.v_dim)
 gated_delta_layer.in_cpp(GATED_DELTA.run)
 
@@ -255,6 +257,6 @@ def _mamba2_logged(w: Mamba2Weights) -> tuple[int, tuple[int, int]]:
     return inner + 2 * w.groups * w.state_dim + w.heads, (0, inner)
 
 
-MAMBA2 = RecurrentCore(3, "mamba2", _mamba2_fits, _mamba2_bound, _mamba2_logged,
+MAMBA2 = RecurrentCore(mamba2_layer, 3, "mamba2", _mamba2_fits, _mamba2_bound, _mamba2_logged,
                        lambda w: w.heads * w.head_dim)
 mamba2_layer.in_cpp(MAMBA2.run)

@@ -1,0 +1,210 @@
+"""Delta nets and attention: Qwen3-Next and Qwen3.5, OLMo hybrid, Kimi Linear, Ling 3.
+
+Released configurations of Kimi Linear keep the delta layers' numbers in ``linear_attn_config`` and count
+layers from 1; transformers writes them at top level, with ``layer_types`` and ``mlp_layer_types``. Both are
+read. Its attention is latent and has no positions. Ling 3 (``bailing_hybrid``) has the same layers, every
+sixth of them attention, with positions and a gate for each head; its forget gate has a floor, and its gates
+have no bottleneck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from weft.families import architecture as shapes
+from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, GatedDelta
+from weft.families.attention import qwen_feed_forward
+from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.reading import Family, build_architecture, every_nth_attention, layer_kinds, read_attention
+
+
+def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
+    """Qwen3-Next and Qwen3.5 differ in how tensors are stored, not in geometry."""
+    kinds = layer_kinds(keys, every_nth_attention(keys))
+    attention = read_attention(keys, qk_norm=True, gated=True, partial=0.25, head_dim=256)
+    if not keys.boolean("attn_output_gate", True):
+        fail("attn_output_gate", False, "only the gated attention of the released checkpoints is served")
+    delta = GatedDelta(k_heads=keys.integer("linear_num_key_heads", 16),
+                       v_heads=keys.integer("linear_num_value_heads", 32),
+                       k_dim=keys.integer("linear_key_head_dim", 128),
+                       v_dim=keys.integer("linear_value_head_dim", 128),
+                       conv_kernel=keys.integer("linear_conv_kernel_dim", 4))
+    if delta.v_heads % delta.k_heads:
+        fail("linear_num_value_heads", delta.v_heads,
+             f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
+    return build_architecture(
+        family, keys, [attention if kind == "attention" else delta for kind in kinds],
+        [qwen_feed_forward(keys, layer, shared=True) for layer in range(len(kinds))],
+        tied=keys.outer_boolean("tie_word_embeddings", False), mtp=_mtp(keys, attention))
+
+
+def _mtp(keys: ConfigKeys, attention: Attention) -> shapes.MtpLayer | None:
+    """One layer that shares the embedding. Qwen3-Next's config.json does not mention its head."""
+    layers = keys.integer("mtp_num_hidden_layers", 1, least=0)
+    if layers != 1 or keys.boolean("mtp_use_dedicated_embeddings", False):
+        return None
+    return shapes.MtpLayer(attention, qwen_feed_forward(keys, 0, shared=True))
+
+
+def read_olmo_hybrid(family: str, keys: ConfigKeys) -> Architecture:
+    """A rotary base of null, as released, means attention without positions; silence means the default."""
+    kinds = layer_kinds(keys, _last_of_four)
+    rope = keys.get("rope_parameters") or {}
+    theta = rope["rope_theta"] if "rope_theta" in rope else keys.get("rope_theta")
+    stated = "rope_theta" in rope or keys.has("rope_theta")
+    attention = read_attention(keys, qk_norm=True, rotary=theta is not None or not stated)
+    heads = attention.heads
+    k_heads = keys.integer("linear_num_key_heads", heads)
+    k_dim = keys.integer("linear_key_head_dim", int(0.75 * keys.integer("hidden_size") / k_heads))
+    delta = GatedDelta(k_heads=k_heads, v_heads=keys.integer("linear_num_value_heads", heads), k_dim=k_dim,
+                       v_dim=keys.integer("linear_value_head_dim", 2 * k_dim),
+                       conv_kernel=keys.integer("linear_conv_kernel_dim", 4),
+                       beta_scale=2.0 if keys.boolean("linear_allow_neg_eigval", True) else 1.0)
+    if delta.v_heads % delta.k_heads:
+        fail("linear_num_value_heads", delta.v_heads,
+             f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
+    attention = replace(attention, norm_whole=True)
+    dense = Dense(keys.integer("intermediate_size"))
+    return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
+                              [dense] * len(kinds), max_positions=65536)
+
+
+def _last_of_four(count: int) -> list[str]:
+    kinds = ["attention" if i % 4 == 3 else "recurrent" for i in range(count)]
+    return kinds if "attention" in kinds else [*kinds[:-1], "attention"]
+
+
+def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
+    settings = keys.get("linear_attn_config") or {}
+    inner = ConfigKeys(settings if isinstance(settings, Mapping) else {}, fallback={})
+    delta = shapes.KimiDelta(
+        heads=inner.integer("num_heads", keys.integer("linear_num_heads", 32)),
+        head_dim=inner.integer("head_dim", keys.integer("linear_head_dim", 128)),
+        conv_kernel=inner.integer("short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4)))
+    kinds = layer_kinds(keys, lambda count: _kimi_kinds(inner, count))
+    if not keys.boolean("mla_use_nope", True):
+        fail("mla_use_nope", False, "latent attention of this family with positions is not served")
+    attention = _latent_attention(keys)
+    return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
+                              _kimi_feed_forwards(keys, len(kinds)), default_eps=1e-5,
+                              max_positions=keys.integer("model_max_length", 1_048_576))
+
+
+def read_ling(family: str, keys: ConfigKeys) -> Architecture:
+    floor = keys.number("kda_lower_bound", -5.0) if keys.boolean("kda_safe_gate", True) else None
+    if floor is not None and floor >= 0:
+        fail("kda_lower_bound", floor, "a floor of log decays is below 0")
+    # What transformers saves has the dims that positions turn under head_dim.
+    head_dim = keys.integer("linear_head_dim", keys.integer("head_dim", 128))
+    delta = shapes.KimiDelta(heads=keys.integer("num_attention_heads", 32), head_dim=head_dim,
+                             conv_kernel=keys.integer("short_conv_kernel_size", 4), wide_gates=True,
+                             decay_floor=floor)
+    every = keys.integer("layer_group_size", 6)
+    kinds = layer_kinds(keys, lambda count: ["recurrent" if (i + 1) % every else "attention"
+                                             for i in range(count)])
+    latent = _latent_attention(keys)
+    rope = read_rope(keys, latent.shared_dim, theta=6e6, partial=1.0)
+    attention = replace(latent, rope=rope, head_gated=True, scale=latent.scale * _scale_of_rope(keys))
+    return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
+                              _kimi_feed_forwards(keys, len(kinds), _LING),
+                              max_positions=keys.integer("model_max_length", 262_144))
+
+
+def _scale_of_rope(keys: ConfigKeys) -> float:
+    """What DeepSeek's ``mscale_all_dim`` makes of the scale of the scores, where positions are stretched."""
+    stated = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+    inner = ConfigKeys(stated if isinstance(stated, Mapping) else {}, fallback={})
+    factor, scale = inner.number("factor", 1.0), inner.number("mscale_all_dim", 0.0)
+    if inner.get("rope_type", inner.get("type", "default")) == "default" or not scale or factor <= 1:
+        return 1.0
+    return float((0.1 * scale * math.log(factor) + 1.0) ** 2)
+
+
+def _kimi_kinds(inner: ConfigKeys, count: int) -> list[str]:
+    full = inner.get("full_attn_layers")
+    if full is None:
+        return ["attention" if i and i % 4 == 0 else "recurrent" for i in range(count)]
+    kinds = ["attention" if i + 1 in full else "recurrent" for i in range(count)]
+    delta = inner.get("kda_layers", [i + 1 for i in range(count) if i + 1 not in full])
+    if sorted([*full, *delta]) != list(range(1, count + 1)):
+        fail("linear_attn_config", {"full_attn_layers": full, "kda_layers": delta},
+             f"together they must name each of the {count} layers once, counted from 1")
+    return kinds
+
+
+def _latent_attention(keys: ConfigKeys) -> shapes.LatentAttention:
+    heads = keys.integer("num_attention_heads", 32)
+    if keys.integer("num_key_value_heads", heads) != heads:
+        fail("num_key_value_heads", keys.get("num_key_value_heads"),
+             f"latent attention has as many as num_attention_heads, {heads}")
+    rank = keys.get("q_lora_rank")
+    own, shared = keys.integer("qk_nope_head_dim", 128), keys.integer("qk_rope_head_dim", 64)
+    return shapes.LatentAttention(
+        heads=heads, latent_dim=keys.integer("kv_lora_rank", 512), shared_dim=shared, own_dim=own,
+        value_dim=keys.integer("v_head_dim", 128), scale=(own + shared) ** -0.5,
+        query_rank=None if rank is None else keys.integer("q_lora_rank"),
+        bias=keys.boolean("attention_bias", False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    """Of the feed-forwards, as transformers' configuration classes have them."""
+
+    dense_first: int
+    dense_width: int
+    experts: int
+    width: int
+    scale: float
+    groups: int
+    groups_chosen: int
+
+
+_KIMI = _Defaults(1, 9216, 256, 1024, 2.446, 1, 1)
+_LING = _Defaults(2, 6144, 512, 768, 2.5, 8, 4)
+
+
+def _kimi_feed_forwards(keys: ConfigKeys, count: int, default: _Defaults = _KIMI) -> list[FeedForward]:
+    listed = keys.get("mlp_layer_types")
+    if listed is None:
+        first = keys.integer("first_k_dense_replace", default.dense_first, least=0)
+        every = keys.integer("moe_layer_freq", 1)
+        listed = ["dense" if i < first or i % every else "sparse" for i in range(count)]
+    if not isinstance(listed, list) or len(listed) != count or not set(listed) <= {"dense", "sparse"}:
+        fail("mlp_layer_types", listed, f"it must say dense or sparse for each of the {count} layers")
+    dense = Dense(keys.integer("intermediate_size", default.dense_width))
+    if "sparse" not in listed:
+        return [dense] * count
+    sparse = _kimi_experts(keys, default)
+    return [sparse if kind == "sparse" else dense for kind in listed]
+
+
+def _kimi_experts(keys: ConfigKeys, default: _Defaults) -> Experts:
+    for key in ("moe_router_activation_func", "score_function"):
+        if (scoring := keys.get(key, "sigmoid")) != "sigmoid":
+            fail(key, scoring, "experts chosen by sigmoid are served")
+    count = keys.integer("num_experts", keys.integer("num_local_experts", default.experts))
+    per_token = keys.integer("num_experts_per_token", keys.integer("num_experts_per_tok", 8))
+    if per_token > count:
+        fail("num_experts_per_token", per_token, f"the model has {count} experts")
+    width = keys.integer("moe_intermediate_size", default.width)
+    shared = keys.integer("num_shared_experts", keys.integer("n_shared_experts", 1))
+    groups = keys.integer("num_expert_group", keys.integer("n_group", default.groups))
+    if count % groups:
+        fail("num_expert_group", groups, f"it must divide the {count} experts")
+    return Experts(count=count, per_token=per_token, width=width,
+                   normalized=keys.boolean("moe_renormalize", keys.boolean("norm_topk_prob", True)),
+                   shared_width=width * shared, scoring="sigmoid", choice_bias=True,
+                   scale=keys.number("routed_scaling_factor", default.scale),
+                   normalizer_eps=1e-20, groups=groups,
+                   groups_chosen=keys.integer("topk_group", default.groups_chosen))
+
+
+FAMILIES = (
+    Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid),
+    Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid),
+    Family("olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid),
+    Family("kimi_linear", ("kimi_linear",), read_kimi_linear),
+    Family("ling", ("bailing_hybrid",), read_ling),
+)

@@ -1,0 +1,273 @@
+"""Where the blocks of each family lie in a checkpoint: a row of names, over the readers of ``block_readers``.
+
+    layers.3.input_layernorm            Names.mixer_norm
+    layers.3.self_attn                  Names.mixers[Attention]
+    layers.3.post_attention_layernorm   Names.feed_norm
+    layers.3.mlp                        Names.feed
+
+Hub releases and what transformers saves may spell a name differently: both are read. A family that is more
+than names has a function beside its row: OLMo norms what comes out of attention, Granite and Kimi choose
+between spellings of a feed-forward, Zamba2 shares blocks between layers.
+
+Sources: transformers ``llama``, ``mistral``, ``qwen3``, ``qwen3_moe``, ``qwen3_5``, ``qwen3_5_moe``,
+``qwen3_next``, ``lfm2``, ``lfm2_moe``, ``lfm3``, ``olmo3``, ``olmo_hybrid``, ``kimi_linear``,
+``bailing_hybrid``, ``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``, ``jamba``, ``zamba2``,
+``mamba``, ``mamba2``, ``falcon_mamba``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from weft.families import architecture as shapes
+from weft.families import tensors
+from weft.families.architecture import Architecture
+from weft.models.block_readers import BlockReader
+from weft.models.blocks.attention import AttentionBlock
+from weft.models.blocks.combined import Adapted, SharedUse
+from weft.models.blocks.feed_forward import DenseBlock, ExpertsBlock, SwiGlu
+from weft.models.blocks.linear import Linear, Norm
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer
+from weft.models.weights import TensorSource
+
+FeedBlock = SwiGlu | DenseBlock | ExpertsBlock
+ReadLayer = Callable[[str, shapes.Mixer | None, shapes.FeedForward | None], DecoderLayer]
+"""Of "layers.3", its mixer and its feed-forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """``mixers``: where each kind of mixer lies. ``spelled``: what the reader of a kind is called with, of
+    mixers, ``Dense`` and ``Experts``. ``shared``: where the expert that every token passes lies, if it has a
+    width. ``swiglu``: dense feed-forwards are of the usual form. ``plus_one``: norms are stored as the
+    distance from 1. ``embeddings``: the first of them that the files have. ``out_norms``: of a model with
+    sandwich norms. ``feed_of`` and ``layers``: in place of the row's own way."""
+
+    mixers: Mapping[type, str] = field(default_factory=dict)
+    feed: str = "mlp"
+    mixer_norm: str = "input_layernorm"
+    feed_norm: str = "post_attention_layernorm"
+    final_norm: str = "norm"
+    embeddings: tuple[str, ...] = ("embed_tokens",)
+    spelled: Mapping[type, Mapping[str, Any]] = field(default_factory=dict)
+    shared: str | None = None
+    swiglu: bool = True
+    plus_one: bool = False
+    out_norms: tuple[str, str] = ("post_operator_norm", "post_ffn_norm")
+    feed_of: Callable[[Names, BlockReader, shapes.FeedForward, str], FeedBlock] | None = None
+    layers: Callable[[BlockReader], ReadLayer] | None = None
+
+    def layer(self, read: BlockReader, name: str, mixer: shapes.Mixer | None,
+              feed: shapes.FeedForward | None) -> DecoderLayer:
+        """The layer called ``name``, which may lack one of both."""
+        layer = DecoderLayer(None, None, None, None)
+        if mixer is not None:
+            layer.mixer_norm = read.norm(f"{name}.{self.mixer_norm}")
+            layer.mixer = read.mixer(mixer, {kind: f"{name}.{at}" for kind, at in self.mixers.items()},
+                                     **self.spelled.get(type(mixer), {}))
+        if feed is not None:
+            layer.feed_norm = read.norm(f"{name}.{self.feed_norm}")
+            layer.feed_forward = (self.feed_forward(read, feed, f"{name}.{self.feed}")
+                                  if self.feed_of is None else self.feed_of(self, read, feed, name))
+        if read.architecture.sandwich_norms:
+            layer.mixer_out_norm, layer.feed_out_norm = (
+                read.norm(f"{name}.{norm}") for norm in self.out_norms)
+        return layer
+
+    def feed_forward(self, read: BlockReader, shape: shapes.FeedForward, name: str) -> FeedBlock:
+        """Also that of the head for multi-token prediction (``weft.models.mtp``)."""
+        dense, spelled = read.swiglu if self.swiglu else read.dense, self.spelled.get(type(shape), {})
+        if isinstance(shape, shapes.Dense):
+            return dense(shape, name, **spelled)
+        block = read.experts(shape, name, **spelled)
+        if self.shared is not None and shape.shared_width:
+            block.shared = dense(shape.shared, f"{name}.{self.shared}")
+        return block
+
+
+def build(architecture: Architecture, source: TensorSource) -> CausalModel:
+    """Read every tensor of the model from ``source``."""
+    names = NAMES[architecture.family]
+    read = BlockReader(architecture, source, plus_one=names.plus_one)
+    layer = partial(names.layer, read) if names.layers is None else names.layers(read)
+    embedding = next((one for one in names.embeddings if source.has(f"{one}.weight")), names.embeddings[-1])
+    return read.model(layer, final_norm=names.final_norm, embedding=embedding)
+
+
+def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
+    """Experts are stored as ``input_linear`` / ``output_linear`` / ``router.layer`` in hub releases and may
+    be saved as ``experts.gate_up_proj`` / ``experts.down_proj`` / ``router``. The shared feed-forward has
+    gate and up fused, but for GGUF files."""
+    shared, sparse = f"{layer}.shared_mlp", f"{layer}.block_sparse_moe"
+    fused = read.source.has(f"{shared}.input_linear.weight")
+    parts = ("input_linear", "output_linear") if fused else tensors.GATED
+    if isinstance(shape, shapes.Dense):
+        return read.swiglu(shape, shared, parts)
+    if read.source.has(f"{sparse}.experts.gate_up_proj"):
+        block = read.experts(shape, sparse, router="router.weight")
+    else:
+        block = read.experts(shape, sparse, router="router.layer.weight",
+                             stacks=("input_linear.weight", "output_linear.weight"))
+    block.shared = read.swiglu(shape.shared, shared, parts)
+    return block
+
+
+def _kimi_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
+    saved, source = f"{layer}.block_sparse_moe", read.source
+    if isinstance(shape, shapes.Dense):   # transformers' save takes dense layers for sparse ones
+        return read.swiglu(shape, saved if source.has(f"{saved}.gate_proj.weight") else f"{layer}.mlp")
+    inside = saved if source.has(f"{saved}.gate.weight") else f"{layer}.mlp"
+    own_names = source.has(f"{inside}.experts.0.w1.weight")
+    bias = "expert_bias" if source.has(f"{inside}.gate.expert_bias") else "e_score_correction_bias"
+    block = read.experts(shape, inside, names=_W_NAMES if own_names else tensors.GATED,
+                         choice_bias=f"gate.{bias}", router_dtype=torch.float32)
+    block.shared = read.swiglu(shape.shared, f"{inside}.shared_experts")
+    return block
+
+
+def _kimi_layers(read: BlockReader) -> ReadLayer:
+    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
+        on_hub = read.source.has(f"{name}.attention.q_proj.weight")
+        inside = "attention" if on_hub else "self_attn"
+        names = Names({shapes.KimiDelta: inside, shapes.LatentAttention: inside}, feed_of=_kimi_feed)
+        return names.layer(read, name, mixer, feed)
+
+    return layer
+
+
+DELTA_NORM_EPS = 1e-5
+"""Of the gated norm in a delta layer of OLMo hybrid, whatever config.json says for the others."""
+
+
+def _olmo_layers(read: BlockReader) -> ReadLayer:
+    """A delta layer of the hybrid is an ordinary pre-norm layer. Transformers' save renames norms of
+    attention layers on the way."""
+
+    def norm(name: str, saved: str, on_the_hub: str = "") -> Norm:
+        on_hub = read.source.has(f"{name}.{on_the_hub}.weight")
+        return read.norm(f"{name}.{on_the_hub if on_hub else saved}")
+
+    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
+        assert isinstance(feed, shapes.Dense)
+        feed_forward = read.swiglu(feed, f"{name}.mlp")
+        after = norm(name, "post_attention_layernorm", "feedforward_layer_norm")
+        if isinstance(mixer, shapes.GatedDelta):
+            delta = read.gated_delta(mixer, f"{name}.linear_attn", names="each", norm="o_norm", out="o_proj",
+                                     eps=DELTA_NORM_EPS)
+            return DecoderLayer(norm(name, "input_layernorm", "attention_layer_norm"), delta, after,
+                                feed_forward)
+        return DecoderLayer(None, read.mixer(mixer, {shapes.Attention: f"{name}.self_attn"}), None,
+                            feed_forward, mixer_out_norm=after,
+                            feed_out_norm=norm(name, "post_feedforward_layernorm"))
+
+    return layer
+
+
+_GATED_NORM_EPS = 1e-5
+"""Of Zamba2's Mamba layers."""
+
+
+def _zamba2_layers(read: BlockReader) -> ReadLayer:
+    """Mamba-2 in every layer; some have a use of a shared transformer block beside (``SharedUse``).
+
+        layers.N.mamba, layers.N.input_layernorm                           a Mamba layer
+        layers.N.mamba_decoder.{mamba, input_layernorm}, layers.N.linear   one with a shared block beside
+        layers.N.shared_transformer                                        the block: in the first layer that
+                                                                           uses it, with all uses' adapters
+
+    A checkpoint may hold the block again in each layer that uses it; such a copy is compared with the first
+    block (see ``stored_values``) and not read."""
+    blocks: dict[int, _Block] = {}
+
+    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
+        beside = None
+        if isinstance(mixer, shapes.SharedBlock):
+            block_name = f"{name}.shared_transformer"
+            if mixer.block in blocks:
+                read.source.leave_copy(block_name, blocks[mixer.block].name)
+            else:
+                blocks[mixer.block] = _Block(read, mixer, block_name)
+            beside = blocks[mixer.block].use(mixer, name)
+            name, mixer = f"{name}.mamba_decoder", mixer.mamba
+        assert isinstance(mixer, shapes.Mamba2)
+        return DecoderLayer(
+            read.norm(f"{name}.input_layernorm"), read.mamba2(mixer, f"{name}.mamba", eps=_GATED_NORM_EPS),
+            None, None, beside=beside)
+
+    return layer
+
+
+class _Block:
+    """The tensors of one shared block, read once."""
+
+    def __init__(self, reader: BlockReader, shape: shapes.SharedBlock, name: str) -> None:
+        self.reader, self.name = reader, name
+        attended, dense = tensors.shared_block(shape, reader.hidden)
+        attention = reader.table(attended, f"{name}.self_attn")
+        feed = reader.table(dense, f"{name}.feed_forward")
+        both = reader.source.tensor(f"{name}.input_layernorm.weight", 2 * reader.hidden)
+        self.norm = Norm(both, reader.eps)
+        self.qkv, self.out = attention.linear("qkv"), attention.linear("out")
+        self.feed_norm = reader.norm(f"{name}.pre_ff_layernorm")
+        self.into, self.down = feed.linear("into"), feed.linear("down")
+
+    def use(self, shape: shapes.SharedBlock, layer: str) -> SharedUse:
+        """Of the layer named ``layer``."""
+        reader, source = self.reader, self.reader.source
+        own = reader.table(tensors.shared_use(shape, reader.hidden), self.name)
+
+        def adapter(role: str) -> tuple[Linear, Linear]:
+            """Two matrices, whose product is added to the shared one's."""
+            return own.linear(f"{role}.0"), own.linear(f"{role}.1")
+
+        qkv: Linear | Adapted = self.qkv
+        if shape.adapted_attention:
+            qkv = Adapted(self.qkv, tuple(map(adapter, "qkv")))
+        attention = AttentionBlock(shape.attention, qkv, self.out)
+        feed = DenseBlock(shape.feed_forward, Adapted(self.into, (adapter("into"),)), self.down)
+        out = source.linear([(f"{layer}.linear.weight", reader.hidden)], reader.hidden)
+        return SharedUse(self.norm, source.summed(attention), self.feed_norm, source.summed(feed), out)
+
+
+_MAMBA = {shapes.Attention: "self_attn", shapes.Mamba1: "mamba", shapes.Mamba2: "mamba"}
+_W_NAMES = ("w1", "w3", "w2")
+"""Of gate, up and down."""
+_QWEN_HYBRID = Names({shapes.Attention: "self_attn", shapes.GatedDelta: "linear_attn"},
+                     shared="shared_expert", plus_one=True)
+_LFM = Names({shapes.Attention: "self_attn", shapes.ShortConv: "conv"}, feed="feed_forward",
+             mixer_norm="operator_norm", feed_norm="ffn_norm", final_norm="embedding_norm",
+             spelled={shapes.Dense: {"names": _W_NAMES},
+                      shapes.Experts: {"names": _W_NAMES, "choice_bias": "expert_bias"}})
+"""``embedding_norm`` is the final norm: it comes after the last layer, not the embedding."""
+_BAMBA = Names(_MAMBA, feed="feed_forward", feed_norm="pre_ff_layernorm", final_norm="final_layernorm",
+               swiglu=False, spelled={shapes.Experts: {"router": "router.weight"}})
+_ONLY_MAMBA = Names({shapes.Mamba1: "mixer", shapes.Mamba2: "mixer"}, mixer_norm="norm", final_norm="norm_f",
+                    embeddings=("embeddings",))
+"""Names of the original code."""
+_KIMI = Names(layers=_kimi_layers, embeddings=("word_embeddings", "embed_tokens"))
+NAMES: dict[str, Names] = {
+    "llama": Names(_MAMBA), "qwen3": Names(_MAMBA),
+    "qwen3_5": _QWEN_HYBRID,
+    # Two tensors for the projection of a delta layer in place of four, with rows grouped by key head.
+    "qwen3_next": replace(_QWEN_HYBRID, spelled={shapes.GatedDelta: {"names": "by_key_head"}}),
+    "lfm2": replace(_LFM, spelled={**_LFM.spelled, shapes.Attention: {
+        "out": "out_proj", "norms": ("q_layernorm", "k_layernorm")}}),
+    "lfm3": _LFM,
+    "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
+    "kimi_linear": _KIMI, "ling": _KIMI,
+    "granite_hybrid": Names(_MAMBA, feed_of=_granite_feed),
+    "bamba": _BAMBA, "falcon_h1": _BAMBA, "jamba": _BAMBA,
+    # Each layer is one thing. Hub releases keep each expert by itself; transformers saves two tensors.
+    "nemotron_h": Names({shapes.Attention: "mixer", shapes.Mamba2: "mixer"}, feed="mixer", mixer_norm="norm",
+                        feed_norm="norm", final_norm="norm_f", embeddings=("embeddings",), swiglu=False,
+                        shared="shared_experts", spelled={shapes.Experts: {"router_dtype": torch.float32}}),
+    "zamba2": Names(layers=_zamba2_layers, final_norm="final_layernorm"),
+    "mamba": _ONLY_MAMBA, "mamba2": _ONLY_MAMBA, "falcon_mamba": _ONLY_MAMBA,
+}
+"""By the name of the family in ``weft.families``."""
