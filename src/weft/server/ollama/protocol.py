@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, WeftError
-from weft.server.ignored_fields import check_known, note_ignored
-from weft.server.protocol import Int, SamplingFields, Unserved
+from weft.server.protocol import Int, SamplingFields, Unserved, check_known, note_ignored
 
 PROTOCOL_VERSION = "0.12.0"
 """Of Ollama, whose fields are served. Clients refuse to talk to a server that states an old one."""
