@@ -13,15 +13,15 @@ inference has no use for.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from weft.families.architecture import Architecture, Rope
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.embedding import Embedding
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
@@ -36,6 +36,19 @@ class Lookup(Protocol):
     def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, D] of the embedding."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """``table``: [vocab, D], or the same in tiles."""
+
+    table: torch.Tensor | InTiles
+
+    def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> [T, D]. Raises IndexError for a token beyond the table."""
+        if isinstance(self.table, torch.Tensor):
+            return F.embedding(tokens_T, self.table)
+        return self.table.rows_at(tokens_T)
 
 
 class CausalModel:

@@ -27,8 +27,7 @@ from weft.families.architecture import Architecture, Attention
 from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
 from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, Projection
-from weft.models.decoder import CausalModel, Lookup
-from weft.models.embedding import Embedding
+from weft.models.decoder import CausalModel, Embedding, Lookup
 from weft.models.layer import DecoderLayer
 from weft.tensor.collectives import Collectives
 from weft.tensor.weights.tiles import InTiles
