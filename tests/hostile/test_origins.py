@@ -9,7 +9,7 @@ import pytest
 from tests.hostile.raw import Answer, RawClient
 from tests.server.running import RunningServer
 from weft.errors import ConfigError
-from weft.server.origins import Origins
+from weft.server.edge import Origins
 
 SERVER = {"allowed_host": ["weft.example.org"], "allowed_origin": ["https://app.example.org"]}
 BODY = {"prompt": "say:ok", "max_tokens": 4}

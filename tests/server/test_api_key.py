@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from tests.server.running import RunningServer
+from weft.server.edge import Origins
 from weft.server.gate import Gate
-from weft.server.origins import Origins
 from weft.server.tenants import Keys
 
 SERVER = {"api_key": ["first-key", "second-key"]}

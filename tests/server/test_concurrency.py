@@ -16,8 +16,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tests.server.running import RunningServer, eventually
 from tests.server.scripted_engine import SONG
+from weft.server.edge import Origins
 from weft.server.gate import Gate
-from weft.server.origins import Origins
 from weft.server.sse import EventStream
 from weft.server.tenants import Keys
 

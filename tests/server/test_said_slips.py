@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.server.running import RunningServer, running_server
-from weft.server.ignored_fields import did_you_mean
+from weft.server.protocol import did_you_mean
 
 SERVER = {"access_log": "json", "served_model_name": ["Qwen3.5-4B", "small"]}
 CHAT = "/v1/chat/completions"

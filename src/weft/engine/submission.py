@@ -8,7 +8,7 @@ again. It ranks before the other requests of its priority, because it was accept
 
 Every error names the field, the value and the limit. A request that passes ``check`` may still find the queue
 full or its grammar wrong; only then does the engine count it and number its sequences. The engine has no
-text: stop strings end an answer where it is detokenized (``weft.text.stop_strings``).
+text: stop strings end an answer where it is detokenized (``weft.text.choices``).
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
-QUANTIZATIONS = ("fp8", "compressed-tensors", "gptq", "awq", "gguf")
+QUANTIZATIONS = ("fp8", "compressed-tensors", "gptq", "awq", "auto-round", "modelopt", "quark", "mxfp4",
+                 "bitsandbytes", "torchao", "gguf")
 """The ``quant_method`` values of config.json whose weights are read (``weft.models.forms``)."""
 
 

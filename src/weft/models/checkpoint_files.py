@@ -60,7 +60,7 @@ class CheckpointFiles:
     @classmethod
     def open(cls, directory: Path) -> CheckpointFiles:
         """Raises CheckpointError naming the file that is missing, malformed or truncated."""
-        config = read_json(directory / "config.json")
+        config = with_quantization(directory, read_json(directory / "config.json"))
         if is_view(config):
             tensors, source = stored_tensors(directory)
             return cls(directory, config, tensors, _prefix(tensors), source)
@@ -110,6 +110,19 @@ class DraftWeights:
                 return cls(replace(checkpoint, prefix=prefix), dtype, names,
                            sum(stored.stored_bytes for stored in heads))
         return None
+
+
+def with_quantization(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` with the settings that modelopt's older exports keep in a file of their own."""
+    beside = directory / "hf_quant_config.json"
+    inner = config.get("text_config")
+    if config.get("quantization_config") or not beside.is_file() or (
+            isinstance(inner, Mapping) and inner.get("quantization_config")):
+        return config
+    settings = read_json(beside).get("quantization")
+    if not isinstance(settings, Mapping):
+        raise CheckpointError(f"{beside}: quantization is missing", param="model")
+    return config | {"quantization_config": {"quant_method": "modelopt", **settings}}
 
 
 def skipped_line(tensors: Mapping[str, StoredTensor]) -> str | None:

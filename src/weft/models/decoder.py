@@ -13,15 +13,15 @@ inference has no use for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from weft.families.architecture import Architecture, Rope
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.embedding import Embedding, Table
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
@@ -38,26 +38,13 @@ class Lookup(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """``table``: [vocab, D], or the same in tiles."""
-
-    table: torch.Tensor | InTiles
-
-    def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> [T, D]. Raises IndexError for a token beyond the table."""
-        if isinstance(self.table, torch.Tensor):
-            return F.embedding(tokens_T, self.table)
-        return self.table.rows_at(tokens_T)
-
-
 class CausalModel:
     """A loaded model: ``forward`` and ``logits`` are all a runner calls; ``spec`` is all memory needs.
 
     ``embedding``: [vocab, D]; ``head``: [vocab, D], the same weight when tied. Runs under inference mode.
     """
 
-    def __init__(self, architecture: Architecture, *, embedding: torch.Tensor | InTiles,
+    def __init__(self, architecture: Architecture, *, embedding: Table,
                  layers: list[DecoderLayer], final_norm: Norm, head: Linear) -> None:
         assert len(layers) == architecture.layer_count
         self.architecture = architecture

@@ -26,8 +26,8 @@ from weft.models.safetensors_header import StoredTensor
 from weft.models.sharding import Shard
 
 TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-                "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
-                "F8_E8M0": torch.float8_e8m0fnu}
+                "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8,
+                "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu}
 
 _FP8_NAN = {"F8_E4M3": (0x7F, 0x7F), "F8_E8M0": (0xFF, 0xFF)}
 """Format -> (mask, value) of the codes that are no number."""

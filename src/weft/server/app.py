@@ -29,7 +29,6 @@ from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
 from weft.server.errors import EdgeError, error_response, on_bug, on_weft_error
 from weft.server.gate import Gate
-from weft.server.ignored_fields import did_you_mean, note_ignored
 from weft.server.metrics import CONTENT_TYPE
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
@@ -40,6 +39,8 @@ from weft.server.protocol import (
     CompletionBody,
     DetokenizeBody,
     TokenizeChatBody,
+    did_you_mean,
+    note_ignored,
     read_body,
     read_tokenize_body,
 )

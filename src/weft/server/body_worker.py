@@ -1,26 +1,20 @@
-"""The process that looks through large JSON bodies: ``python -m weft.server.body_worker``.
-
-    stdin:   the most values of a body (8 bytes), then bodies; its end means that the server is gone
-    stdout:  BodyVerdict for each body, in order
+"""What a worker of bodies does: it looks through a large JSON body (``weft.text.workers``).
 
     body --cut strings--> "{}[]:," alone --count--> too many? --json.loads--> a key twice? too deep?
 
 A regular expression and ``json.loads`` hold the interpreter's lock for as long as a body is long. In the
-server's process they would hold up every client, also from a thread. Memory for a body ends with its answer.
+server's process they would hold up every client, also from a thread.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-
-from weft.host import trim_heap
-from weft.text.worker_process import read_frame, write_frame
 
 LARGE_BODY_BYTES = 1 << 20
 """Bodies above this size come here."""
@@ -77,20 +71,6 @@ def verdict(raw: bytes, values_max: int) -> BodyVerdict:
     return BodyVerdict()
 
 
-def main() -> None:
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    start = read_frame(source)
-    if start is None:
-        return
-    values_max = int.from_bytes(start[1], "little")
-    while (frame := read_frame(source)) is not None:
-        number, raw = frame
-        del frame
-        answer = verdict(raw, values_max)
-        del raw
-        write_frame(sink, number, msgspec.msgpack.encode(answer))
-        trim_heap()
-
-
-if __name__ == "__main__":
-    main()
+def prepare(start: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
+    values_max = int.from_bytes(start, "little")
+    return b"", lambda raw: msgspec.msgpack.encode(verdict(raw, values_max))

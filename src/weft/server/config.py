@@ -17,8 +17,7 @@ from weft.errors import ConfigError
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
 from weft.server.batches.files import FileLimits
-from weft.server.edge import EdgeLimits
-from weft.server.origins import Origins
+from weft.server.edge import EdgeLimits, Origins
 from weft.server.responses.store import StoreLimits, default_path
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint

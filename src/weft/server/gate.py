@@ -1,6 +1,6 @@
 """What every request passes before it is routed: its origin, an id, the key.
 
-* ``origins``: the Host and Origin headers decide whether a web page may send this request at all.
+* ``edge.Origins``: the Host and Origin headers decide whether a web page may send this request at all.
 * ``X-Request-Id``: the client's own is echoed if it is short and printable, else the server draws one.
 * ``--api-key``: without a right one only paths that say nothing of this server are answered. The key also
   names the tenant (``tenants``).
@@ -20,11 +20,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError
+from weft.server.edge import Origins
 from weft.server.errors import EdgeError, error_response
-from weft.server.ignored_fields import HEADER, begin_request
 from weft.server.openapi.endpoints import ENDPOINTS
-from weft.server.origins import Origins
 from weft.server.page import page_routes
+from weft.server.protocol import HEADER, begin_request
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 from weft.server.tracing import OPERATIONS, RequestTrace, RequestTracer

@@ -21,7 +21,7 @@ import uvicorn
 from weft.server.app import build_app
 from weft.server.config import ServerConfig
 from weft.server.connection import BoundedProtocol
-from weft.server.ignored_fields import ignored_names
+from weft.server.protocol import ignored_names
 from weft.server.service import Service
 from weft.server.sse import Handler
 

@@ -32,8 +32,8 @@ from weft.server.batches.files import open_file_store
 from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
-from weft.server.ignored_fields import did_you_mean
 from weft.server.metrics import EngineReport, FleetReport, Metrics
+from weft.server.protocol import did_you_mean
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tracing import RequestTracer
@@ -51,7 +51,8 @@ from weft.text.dialect import Dialect
 from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from weft.text.worker_process import WorkerLane, WorkerProcess
+from weft.text.worker_main import JobFunction
+from weft.text.workers import BoundedWorker, WorkerLane
 from weft.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ class TooManyValuesError(RequestError):
 
 class BodyChecker:
     def __init__(self, values_max: int) -> None:
-        start = values_max.to_bytes(8, "little")
-        self._lane = WorkerLane(lambda: WorkerProcess("weft.server.body_worker", start), _SECONDS)
+        function, start = JobFunction("weft.server.body_worker:prepare"), values_max.to_bytes(8, "little")
+        self._lane = WorkerLane(lambda: BoundedWorker(function, start), _SECONDS)
 
     async def check(self, raw: bytes) -> None:
         """Returns at once for a small body.

@@ -32,8 +32,9 @@ import msgspec
 from weft.config import EngineConfig
 from weft.errors import ConfigError, EngineUnavailableError, RequestError, presentable
 from weft.request import Grammar
-from weft.text.grammar_worker import Start, Verdict
-from weft.text.worker_process import WorkerProcess
+from weft.text.grammar_worker import COMPILE_STACK_BYTES, JOBS_MAX, Start, Verdict
+from weft.text.worker_main import JobFunction
+from weft.text.workers import BoundedWorker
 from weft.units import parse_bytes
 
 ENGINE_STACK_BYTES = 64 << 20
@@ -71,7 +72,7 @@ class GrammarSandbox:
         self._seconds = seconds
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
-        self._worker: WorkerProcess | None = None
+        self._worker: BoundedWorker | None = None
 
     def check(self, grammar: Grammar, vocab_size: int) -> VettedGrammar:
         """Raises RequestError with the compiler's reason, EngineUnavailableError where the worker failed."""
@@ -115,11 +116,15 @@ class GrammarSandbox:
             if self._worker is None or self._worker.gone:
                 start = Start(self.read_tokenizer(), vocab_size, list(self._eos_ids), self._seconds,
                               self._memory_bytes)
-                self._worker = WorkerProcess("weft.text.grammar_worker", msgspec.msgpack.encode(start))
+                function = JobFunction("weft.text.grammar_worker:prepare", self._memory_bytes, JOBS_MAX,
+                                    self._seconds, COMPILE_STACK_BYTES)
+                self._worker = BoundedWorker(function, msgspec.msgpack.encode(start))
             worker = self._worker
         try:
-            answer = worker.ask(grammar.encode()).result(_VERDICT_WITHIN_S)
-        except (OSError, TimeoutError):
+            answer = worker.receive(worker.send(grammar.encode()), _VERDICT_WITHIN_S)
+            if answer is None:
+                raise TimeoutError
+        except OSError:  # TimeoutError is one
             worker.end()
             raise EngineUnavailableError("the process that compiles grammars has ended; try again") from None
         return msgspec.msgpack.decode(answer, type=Verdict)

@@ -1,56 +1,45 @@
-"""The process that compiles untrusted grammars: ``python -m weft.text.grammar_worker``.
+"""What a worker of grammars does: it compiles a grammar of a stranger, in a fork (``weft.text.workers``).
 
-    stdin:   one Start, then grammars; its end means that the engine is gone
-    stdout:  one Verdict per grammar, in the order in which they end
-
-                           fork per job
-    Start -> tokenizer ----------------> limits -> lark -> compile -> first masks -> Verdict -> exit
-             (built once, shared)        '------------- may crash, hang or grow -------------'
+    Start -> tokenizer (built once) ---fork---> lark -> compile -> first masks -> Verdict
 
     root ::= "<" num ">"          start: "<" NUM ">"
     num  ::= [0-9]{1,3}    ->     NUM: /[0-9]/{1,3}
 
-The tokenizer is built once. Every job runs in a fork, which shares it and costs some milliseconds. A fork has
-a limit of CPU time, of memory and of stack; each of them ends the fork and becomes a sentence for the client.
-So a grammar that is slow, large or deadly holds up no other grammar, and leaves nothing behind.
+The tokenizer is built once. Every job runs in a fork, which shares it and costs some milliseconds. So a
+grammar that is slow, large or deadly holds up no other grammar, and leaves nothing behind.
 
 The first masks are built on a stack of 1 MiB, half the stack of the engine's mask threads. The grammar is
 compiled on at most 8 MiB, an eighth of the stack in the engine. Compiling is a function of the grammar, so a
-grammar that passed here stays within its stack there. This module imports no torch. The loop has one thread,
-so that a fork is safe.
+grammar that passed here stays within its stack there.
 
 GBNF, the notation of llama.cpp, is rewritten as lark. llguidance parses it; its rules are resolved here, in
 time linear in their number. A rule becomes a terminal once all rules below it are. A rule that names itself
 never gets there, and neither does ``root``.
 
-Rejected: a pool of long-lived compilers (memory grows with what they have seen, and a crash costs a new
-tokenizer, a second for a large vocabulary); threads (a stack overflow ends the process); the library's own
-resolver of GBNF (quadratic in the depth of the grammar: 3,000 rules took 3.6 seconds).
+Rejected: the library's own resolver of GBNF (quadratic in the depth of the grammar: 3,000 rules took 3.6
+seconds).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import gc
-import os
 import re
 import resource
-import selectors
-import signal
-import sys
 import threading
-import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from weft.text.grammar_limits import check_shape
-from weft.text.worker_process import read_frame, write_frame
+from weft.text.worker_main import Limit
 
+JOBS_MAX = 4
+"""Forks at once."""
+COMPILE_STACK_BYTES = 8 << 20
+MASK_STACK_BYTES = 1 << 20
+_WALK_TOKENS = 8
 _LARK_START = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
 _CAMEL_CASE = re.compile(r"([a-z])([A-Z])")
 
@@ -122,16 +111,6 @@ def _references(rule: Any) -> Iterator[Any]:
         nodes += node.children()
 
 
-JOBS_MAX = 4
-"""Forks at once."""
-COMPILE_STACK_BYTES = 8 << 20
-MASK_STACK_BYTES = 1 << 20
-_WALL_FACTOR = 4
-"""A fork ends after this many times its CPU limit, however little it computes."""
-_WALK_TOKENS = 8
-_PRIORITY = 10
-
-
 class Start(msgspec.Struct):
     """``seconds`` of CPU and ``memory_bytes`` are limits of one job. ``tokenizer``: text of its
     tokenizer.json."""
@@ -152,123 +131,28 @@ class Verdict(msgspec.Struct):
     size_bytes: int = 0
 
 
-class _Fork:
-    """One job under way. ``output`` is what its pipe gave so far."""
+class CheckGrammar:
+    """The job. The sentences of ``failed`` name the flags."""
 
-    def __init__(self, number: int, pid: int, pipe: int, deadline_s: float) -> None:
-        self.number = number
-        self.pid = pid
-        self.pipe = pipe
-        self.deadline_s = deadline_s
-        self.output = b""
-        self.late = False
-
-
-class _Worker:
-    def __init__(self, jobs: IO[bytes], start: Start) -> None:
-        """``jobs`` is unbuffered: the selector sees what was not read."""
+    def __init__(self, start: Start) -> None:
         from llguidance import LLTokenizer
 
-        self._jobs = jobs
         self._start = start
         self._tokenizer = LLTokenizer(start.tokenizer, n_vocab=start.vocab_size, eos_token=start.eos_ids)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(jobs, selectors.EVENT_READ)
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._forks: dict[int, _Fork] = {}
-        gc.collect()
-        gc.freeze()
 
-    def run(self) -> None:
-        while True:
-            while self._waiting and len(self._forks) < JOBS_MAX:
-                self._fork(*self._waiting.popleft())
-            for key, _ in self._selector.select(self._patience_s()):
-                if key.data is None:
-                    frame = read_frame(self._jobs)
-                    if frame is None:
-                        return
-                    self._waiting.append(frame)
-                else:
-                    self._read(key.data)
-            now = time.monotonic()
-            for fork in self._forks.values():
-                if now > fork.deadline_s and not fork.late:
-                    fork.late = True
-                    os.kill(fork.pid, signal.SIGKILL)
+    def __call__(self, body: bytes) -> bytes:
+        return msgspec.msgpack.encode(_verdict(self._tokenizer, body))
 
-    def end(self) -> None:
-        for fork in self._forks.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(fork.pid, signal.SIGKILL)
-
-    def _patience_s(self) -> float | None:
-        if not self._forks:
-            return None
-        return max(min(fork.deadline_s for fork in self._forks.values()) - time.monotonic(), 0.01)
-
-    def _fork(self, number: int, grammar: bytes) -> None:
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(reading)
-            _run_job(self._tokenizer, self._start, grammar, writing)
-        os.close(writing)
-        fork = _Fork(number, pid, reading, time.monotonic() + self._start.seconds * _WALL_FACTOR)
-        self._forks[pid] = fork
-        self._selector.register(reading, selectors.EVENT_READ, fork)
-
-    def _read(self, fork: _Fork) -> None:
-        part = os.read(fork.pipe, 1 << 16)
-        if part:
-            fork.output += part
-            return
-        self._selector.unregister(fork.pipe)
-        os.close(fork.pipe)
-        del self._forks[fork.pid]
-        _, status = os.waitpid(fork.pid, 0)
-        if status == 0:
-            verdict = fork.output
-        else:
-            verdict = msgspec.msgpack.encode(Verdict(error=self._reason(fork, status)))
-        write_frame(sys.stdout.buffer, fork.number, verdict)
-
-    def _reason(self, fork: _Fork, status: int) -> str:
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        if fork.late or number in (signal.SIGXCPU, signal.SIGKILL):
-            return f"takes more than {self._start.seconds} s to compile (limits.grammar_seconds)"
-        if number == signal.SIGABRT or os.WIFEXITED(status):
-            return f"needs more than {self._start.memory_bytes} bytes to compile (limits.grammar_memory)"
-        return "is nested too deeply to be compiled"
+    def failed(self, limit: Limit) -> bytes:
+        words = {
+            "seconds": f"takes more than {self._start.seconds} s to compile (limits.grammar_seconds)",
+            "memory": f"needs more than {self._start.memory_bytes} bytes to compile (limits.grammar_memory)",
+            "stack": "is nested too deeply to be compiled"}
+        return msgspec.msgpack.encode(Verdict(error=words[limit]))
 
 
-def _run_job(tokenizer: Any, start: Start, grammar: bytes, pipe: int) -> None:
-    """Never returns: the fork exits, or dies at one of its limits."""
-    code = 1
-    try:
-        silent = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(silent, descriptor)
-        _limit(start)
-        with os.fdopen(pipe, "wb") as stream:
-            stream.write(msgspec.msgpack.encode(_verdict(tokenizer, grammar)))
-        code = 0
-    except BaseException:
-        code = 1
-    os._exit(code)
-
-
-def _limit(start: Start) -> None:
-    """``setrlimit`` below what the process has already is refused for no limit here."""
-    os.nice(_PRIORITY)
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
-    for kind, soft in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, start.seconds),
-                       (resource.RLIMIT_STACK, COMPILE_STACK_BYTES),
-                       (resource.RLIMIT_AS, pages * resource.getpagesize() + start.memory_bytes)):
-        hard = resource.getrlimit(kind)[1]
-        allowed = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
-        if kind != resource.RLIMIT_AS or pages:
-            resource.setrlimit(kind, (allowed, hard))
+def prepare(start: bytes) -> tuple[bytes, CheckGrammar]:
+    return b"", CheckGrammar(msgspec.msgpack.decode(start, type=Start))
 
 
 def _verdict(tokenizer: Any, grammar_json: bytes) -> Verdict:
@@ -334,21 +218,3 @@ def _used_bytes() -> int:
     mallinfo.restype = _Mallinfo
     info = mallinfo()
     return int(info.uordblks + info.hblkhd)
-
-
-def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    jobs = os.fdopen(0, "rb", buffering=0)
-    frame = read_frame(jobs)
-    if frame is None:
-        return 0
-    worker = _Worker(jobs, msgspec.msgpack.decode(frame[1], type=Start))
-    try:
-        worker.run()
-    finally:
-        worker.end()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

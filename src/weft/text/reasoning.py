@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from weft.errors import ConfigError
-from weft.text.stop_strings import held_characters
+from weft.text.choices import held_characters
 
 AUTO, NONE = "auto", "none"
 

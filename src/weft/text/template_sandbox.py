@@ -26,7 +26,8 @@ import msgspec
 from weft.errors import CheckpointError, EngineUnavailableError, RequestError
 from weft.text.chat import ChatMessage
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart
-from weft.text.worker_process import WorkerLane, WorkerProcess
+from weft.text.worker_main import JobFunction
+from weft.text.workers import BoundedWorker, WorkerLane
 
 LARGE_BYTES = 256 << 10
 """From here on a conversation waits in the line of large ones."""
@@ -43,8 +44,8 @@ class TemplateSandbox:
                  chars_max: int, memory_bytes: int) -> None:
         self.source = source
         self._seconds = seconds
-        self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max,
-                                                           memory_bytes))
+        self._function = JobFunction("weft.text.template_worker:prepare", memory_bytes)
+        self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max))
         worker, facts = self._started()
         self._lanes = (WorkerLane(self._worker, seconds, worker), WorkerLane(self._worker, seconds))
         self.variables = frozenset(facts.variables)
@@ -82,22 +83,22 @@ class TemplateSandbox:
         for lane in self._lanes:
             lane.end()
 
-    def _worker(self) -> WorkerProcess:
+    def _worker(self) -> BoundedWorker:
         return self._started()[0]
 
-    def _started(self) -> tuple[WorkerProcess, TemplateFacts]:
+    def _started(self) -> tuple[BoundedWorker, TemplateFacts]:
         """A worker that has compiled the template. Raises CheckpointError."""
-        worker = WorkerProcess("weft.text.template_worker", self._start)
+        worker = BoundedWorker(self._function, self._start)
         limit_s = self._seconds + _START_WITHIN_S
         try:
-            raw = worker.first.result(limit_s)
-        except TimeoutError:
-            worker.end()
-            raise CheckpointError(f"the chat template takes more than {limit_s:g} s to compile",
-                                  param="--chat-template") from None
+            raw = worker.receive(0, limit_s)
         except OSError:
             raise CheckpointError("the chat template ended the process that compiled it",
                                   param="--chat-template") from None
+        if raw is None:
+            worker.end()
+            raise CheckpointError(f"the chat template takes more than {limit_s:g} s to compile",
+                                  param="--chat-template")
         answer = _decode(raw)
         if isinstance(answer, Refused):
             raise CheckpointError(answer.message, param="--chat-template")

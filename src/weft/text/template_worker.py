@@ -1,7 +1,7 @@
-"""The process that renders a chat template of a stranger: ``python -m weft.text.template_worker``.
+"""What a worker of templates does: it renders a chat template of a stranger (``weft.text.workers``).
 
-    stdin:   TemplateStart, then conversations (marshal); its end means that the server is gone
-    stdout:  TemplateFacts or Refused for the start, then ChatPrompt or Refused for each, in order
+    start:  TemplateStart -> TemplateFacts or Refused
+    job:    a conversation (marshal) -> ChatPrompt or Refused
 
     messages --render--> text --render shorter conversations--> ends, marks
 
@@ -13,9 +13,8 @@
 
 Everything that runs the template runs here: compiling it, where constants are folded (``10**(10**9)``),
 rendering it, and the further renderings that find boundaries in the text. So a conversation costs one round
-trip. The process has a limit of memory. Time is the parent's matter (``weft.text.template_sandbox``).
-Characters are counted while the template writes. A conversation arrives in marshal, which is fast; its sender
-is trusted. Answers go back in msgpack, since the template is not.
+trip. Characters are counted while the template writes. A conversation arrives in marshal, which is fast; its
+sender is trusted. Answers go back in msgpack, since the template is not.
 
 ``cache_control`` asks that what comes before it is kept for requests that begin alike. It becomes a position,
 and the position a checkpoint that goes before all others (``schedule.snapshots``). A mark is found as a
@@ -27,20 +26,13 @@ the latest. ``ttl`` is taken and means nothing.
 from __future__ import annotations
 
 import marshal
-import os
-import resource
-import signal
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from weft.errors import RequestError, WeftError
-from weft.host import trim_heap
 from weft.text.chat import MARK, ChatMessage, ChatTemplate, common_length
-from weft.text.worker_process import read_frame, write_frame
 
 CACHE_CONTROLS_MAX = 8
 """Marks in one conversation: each costs a rendering or two (law L11)."""
@@ -132,16 +124,11 @@ def _rendered(template: ChatTemplate, messages: list[ChatMessage],
         return ""
 
 
-_TRIM_ABOVE_BYTES = 1 << 20
-"""After a conversation of this size memory goes back to the system."""
-
-
 class TemplateStart(msgspec.Struct):
     source: str
     special_tokens: dict[str, str]
     origin: str
     chars_max: int
-    memory_bytes: int
 
 
 class TemplateFacts(msgspec.Struct, tag=True):
@@ -200,43 +187,14 @@ def _encoded(answer: Answer) -> bytes:
                                               "messages"))
 
 
-def _limit_memory(growth_bytes: int) -> None:
-    if sys.platform != "linux":
-        return
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    wanted = pages * resource.getpagesize() + growth_bytes
-    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    questions, answers = os.fdopen(0, "rb", buffering=0), sys.stdout.buffer
-    frame = read_frame(questions)
-    if frame is None:
-        return 0
-    start = msgspec.msgpack.decode(frame[1], type=TemplateStart)
-    _limit_memory(start.memory_bytes)
+def prepare(start: bytes) -> tuple[bytes, Callable[[bytes], bytes] | None]:
+    """The facts of the template, and the job that renders it."""
+    given = msgspec.msgpack.decode(start, type=TemplateStart)
     try:
-        template = ChatTemplate(start.source, special_tokens=start.special_tokens, origin=start.origin,
-                                chars_max=start.chars_max)
+        template = ChatTemplate(given.source, special_tokens=given.special_tokens, origin=given.origin,
+                                chars_max=given.chars_max)
     except (WeftError, MemoryError, RecursionError, ValueError, OverflowError) as error:
-        reason = error.message if isinstance(error, WeftError) else f"{start.origin}: {type(error).__name__}"
-        write_frame(answers, 0, msgspec.msgpack.encode(Refused(reason, "--chat-template")))
-        return 0
+        reason = error.message if isinstance(error, WeftError) else f"{given.origin}: {type(error).__name__}"
+        return _encoded(Refused(reason, "--chat-template")), None
     facts = TemplateFacts(sorted(template.variables), template.reads_tools)
-    write_frame(answers, 0, msgspec.msgpack.encode(facts))
-    while (frame := read_frame(questions)) is not None:
-        number, body = frame
-        encoded = _encoded(_answer(template, body))
-        write_frame(answers, number, encoded)
-        if len(body) + len(encoded) > _TRIM_ABOVE_BYTES:
-            del frame, body, encoded
-            trim_heap()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return _encoded(facts), lambda body: _encoded(_answer(template, body))

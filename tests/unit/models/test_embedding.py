@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.models.decoder import Embedding
+from weft.models.embedding import Embedding
 from weft.tensor import native
 from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, rows_of, to_twelve_bit
 

@@ -43,7 +43,8 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(form: str, tmp_path
     torch.testing.assert_close(logits(loaded), logits(load(plain)), **CLOSE)
 
 
-@pytest.mark.parametrize("form", ["fp8", "int8_rows", "packed_int4_zeros", "awq"])
+@pytest.mark.parametrize("form", ["fp8", "int8_rows", "packed_int4_zeros", "awq", "auto_round_mixed", "mxfp4",
+                                  "nvfp4_modelopt", "nf4"])
 @pytest.mark.parametrize("source", ["qwen3_next", "lfm2", "granite"])
 def test_experts_and_other_families_are_read_in_the_same_forms(source: str, form: str,
                                                                tmp_path: Path) -> None:
@@ -56,8 +57,9 @@ def test_a_wrong_scale_changes_the_logits(form: str, tmp_path: Path) -> None:
     """The control of the tests above."""
     def spoil(tensors: Tensors) -> None:
         name = next(name for name in tensors if name.endswith(FORMS[form].scale))
-        tensors[name] = tensors[name].clone()
-        tensors[name][0, 0] *= 1.5
+        scales = tensors[name].float().flatten()
+        scales[:4] = scales[:4] + 1 if tensors[name].dtype == torch.uint8 else scales[:4] * 1.5
+        tensors[name] = scales.view(tensors[name].shape).to(tensors[name].dtype)
     quantised, plain = write("qwen3_5", tmp_path, FORMS[form], spoil=spoil)
     assert (logits(load(quantised)) - logits(load(plain))).abs().max() > 100 * CLOSE["atol"]
 
@@ -65,7 +67,8 @@ def test_a_wrong_scale_changes_the_logits(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_missing_scale_is_named(form: str, tmp_path: Path) -> None:
     scale = FORMS[form].scale
-    missing = (Q_PROJ if scale.startswith("_") else Q_PROJ.removesuffix("weight")) + scale
+    of_matrix = scale.startswith("_") and not scale.startswith("_weight")
+    missing = (Q_PROJ if of_matrix else Q_PROJ.removesuffix("weight")) + scale
     def drop(tensors: Tensors) -> None:
         del tensors[missing]
     quantised, _ = write("qwen3_5", tmp_path, FORMS[form], spoil=drop)
@@ -95,7 +98,18 @@ def test_a_truncated_file_is_named_with_the_tensor_that_it_ends_in(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("config", "words"), [
-    ({"quant_method": "bitsandbytes"}, ["bitsandbytes", "fp8", "compressed-tensors", "gptq", "awq"]),
+    ({"quant_method": "hqq"}, ["hqq", "fp8", "compressed-tensors", "gptq", "awq"]),
+    ({"quant_method": "auto-round", "bits": 2}, ["bits", "2", "4 and 8", "auto-round"]),
+    ({"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": 3}}},
+     ["extra_config.a.bits", "3", "4 and 8"]),
+    ({"quant_method": "auto-round", "packing_format": "auto_round:fp8_static"},
+     ["packing_format", "fp8_static", "auto_round:auto_awq"]),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, ["quant_algo", "NVFP4_AWQ", "W4A16_NVFP4"]),
+    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4"}}}, ["int4", "fp8_e4m3"]),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+     ["bnb_4bit_quant_storage", "bfloat16", "uint8"]),
+    ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {
+        "int4_packing_format": "tile_packed_to_4d"}}}}, ["tile_packed_to_4d", "plain"]),
     ({"quant_method": "gptq", "bits": 3, "group_size": 32}, ["bits", "3", "4 and 8"]),
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, ["marlin", "gptq_v2"]),
     ({"quant_method": "awq", "bits": 4, "version": "gemv"}, ["gemv", "gemm"]),

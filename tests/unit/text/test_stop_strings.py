@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from weft.text.stop_strings import StopStrings
+from weft.text.choices import StopStrings
 
 
 def feed(stops: StopStrings, pieces: list[str]) -> list[str]:

@@ -137,6 +137,25 @@ def test_a_slow_conversation_does_not_hold_up_a_small_one() -> None:
         asyncio.run(both(template))
 
 
+@pytest.mark.parametrize("patience_s", [0.0, 30.0])
+def test_the_answer_is_the_same_whether_the_loop_waits_for_it_or_yields(
+        patience_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.text.workers._PATIENCE_S", patience_s)
+
+    async def beside(template: TemplateSandbox) -> tuple[list[str], bool]:
+        others: list[None] = []
+        asyncio.get_running_loop().call_soon(others.append, None)
+        first = await template.write(turns("one"), chars_cut=10**6)
+        yielded = bool(others)
+        more = await asyncio.gather(*(template.write(turns(str(at)), chars_cut=10**6) for at in range(5)))
+        return [first.text, *(one.text for one in more)], yielded
+
+    with sandbox(PLAIN) as template:
+        texts, yielded = asyncio.run(beside(template))
+    assert texts == [f"<user>{said}</><assistant>" for said in ("one", *"01234")]
+    assert yielded is (patience_s == 0.0), "only a loop that yields runs others meanwhile"
+
+
 def test_odd_messages_are_refused_and_leave_the_worker_alive() -> None:
     nested: Any = "x"
     for _ in range(100_000):

@@ -3,7 +3,12 @@
     none                 plain tensors
     fp8                  e4m3 with a scale per block           -> codes as they are on GPUs, else widened
     compressed-tensors   int8, int4 in words, or fp8           -> codes as they are; fp8 as above
-    gptq, awq            int4 (gptq: also int8) in words       -> codes as they are
+    gptq, awq,           int4 (gptq: also int8) in words       -> codes as they are
+    auto-round
+    modelopt, quark      NVFP4, MXFP4, MXFP8 or fp8            -> MXFP4 as codes; fp8 as above; else widened
+    bitsandbytes         nf4, fp4; int8                        -> widened; codes
+    torchao              int8, int4, float8                    -> codes; widened; fp8 as above
+    mxfp4                experts in blocks (gpt-oss)           -> codes
     gguf                 ggml's blocks                         -> widened
 
 What config.json says is settled here; which tensor is stored how is seen from the headers, so lists of
@@ -16,17 +21,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft.errors import CheckpointError
+from weft.models.forms.bitsandbytes import BitsAndBytes
 from weft.models.forms.compressed import Compressed
 from weft.models.forms.fp8 import BlockFp8
 from weft.models.forms.gguf import Gguf
+from weft.models.forms.small_floats import Modelopt, Mxfp4, Quark
 from weft.models.forms.stored_form import Ask, Plain, StoredForm
-from weft.models.forms.words import Awq, Gptq
+from weft.models.forms.torchao import TorchAo
+from weft.models.forms.words import AUTO_ROUND, Awq, Gptq, auto_round
 from weft.models.safetensors_header import StoredTensor
 
 __all__ = ["Ask", "Plain", "StoredForm", "stored_form"]
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], StoredForm]] = {
-    "fp8": BlockFp8, "compressed-tensors": Compressed, "gptq": Gptq, "awq": Awq, "gguf": Gguf}
+    "fp8": BlockFp8, "compressed-tensors": Compressed, "gptq": Gptq, "awq": Awq,
+    AUTO_ROUND: auto_round, "modelopt": Modelopt, "quark": Quark, "mxfp4": Mxfp4,
+    "bitsandbytes": BitsAndBytes, "torchao": TorchAo, "gguf": Gguf}
 SERVED = tuple(_READERS)
 
 
@@ -43,5 +53,5 @@ def stored_form(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) 
             raise CheckpointError(f"config.json has quantization_config.quant_method {method!r}; weft reads "
                                   f"{', '.join(SERVED)}", param="model")
         form = _READERS[method](settings)
-    form.tensors = tensors
+    form.tensors = form.headers = tensors
     return form

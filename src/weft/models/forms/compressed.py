@@ -1,4 +1,4 @@
-"""compressed-tensors: int8 by rows or groups, int4 and int8 in words, fp8 by tensors, rows or blocks.
+"""compressed-tensors: int8 by rows or groups, int4 and int8 in words, fp8, NVFP4, MXFP4 and MXFP8.
 
     x.weight             I8 or F8_E4M3 [rows, columns]   or   x.weight_packed  I32 [rows, columns x bits / 32]
     x.weight_scale       [rows, groups], [rows, 1], [1], or by blocks
@@ -6,7 +6,8 @@
 
     value = (weight - zero point) * scale          packed codes have 2^(bits-1) added, so have packed zeros
 
-Integer weights are kept as codes, fp8 on GPUs; elsewhere it is widened. Scales of activations are left.
+Integer weights are kept as codes. Floats of 8 and 4 bits are those of ``small_floats``. Scales of activations
+are left.
 Source: the compressed-tensors library's compressors.
 """
 
@@ -17,25 +18,46 @@ from typing import Any
 
 import torch
 
+from weft.errors import CheckpointError
+from weft.models.forms.small_floats import (
+    Kind,
+    TensorNames,
+    group_of,
+    grouping_of,
+    kind_of,
+    piece_of,
+    read_matrix,
+    scale_shape,
+)
 from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
 from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
 
 _METHOD = "compressed-tensors"
-_FORMATS = ("int-quantized", "naive-quantized", "pack-quantized", "float-quantized", "dense",
-            "mixed-precision")
+_FORMATS: dict[str, tuple[str, ...]] = {
+    "int-quantized": ("int",), "naive-quantized": ("int", "fp8"), "pack-quantized": ("words",),
+    "float-quantized": ("fp8",), "mxfp8-quantized": ("mxfp8",), "mxfp4-pack-quantized": ("mxfp4",),
+    "nvfp4-pack-quantized": ("nvfp4",), "dense": (), "mixed-precision": ()}
+"""What matrices are stored as; none: any of these."""
+_WORDS = {"int": "int8", "words": "int4 or int8 in words"}
 
 
 class Compressed(StoredForm):
-    left_ends = ("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale", "weight_shape")
+    left_ends = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale",
+                 "v_scale", "weight_shape")
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
         form = settings.get("format", "int-quantized")
         if form not in _FORMATS:
             refuse(_METHOD, "format", form, f"weft reads {', '.join(_FORMATS)}")
+        groups = settings.get("config_groups") or {}
+        named = {str((group or {}).get("format") or form) for group in groups.values()} | {str(form)}
+        self.kinds = {kind for name in named for kind in _FORMATS.get(name, ())}
+        if named & {"dense", "mixed-precision"}:
+            self.kinds = set()
         if settings.get("sparsity_config"):
             refuse(_METHOD, "sparsity_config", settings["sparsity_config"], "sparse weights are not served")
-        for name, group in (settings.get("config_groups") or {}).items():
+        for name, group in groups.items():
             weights = (group or {}).get("weights") or {}
             if weights.get("type", "int") == "int" and weights.get("num_bits", 8) not in (4, 8):
                 refuse(_METHOD, f"config_groups.{name}.weights.num_bits", weights["num_bits"],
@@ -48,15 +70,20 @@ class Compressed(StoredForm):
         return self.dtype_of(name) in ("I8", "F8_E4M3") or f"{name}_packed" in self.tensors
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
-        fp8, block = self.dtype_of(name) == "F8_E4M3", self._block()
-        if fp8 and not self.keeps_fp8:
-            return None
+        if self._kind(name) is not None:
+            return grouping_of(self, self._names(name), columns, self._block())
         scale = self.tensors.get(f"{name}_scale")
         groups = scale.shape[1] if scale is not None and len(scale.shape) == 2 else 1
         group = 0 if groups <= 1 else columns // groups
-        if fp8 and block is not None:
-            group = block[1]
-        return Grouping(self._bits(name, columns), group, fp8) if group % LINE == 0 else None
+        return Grouping(self._bits(name, columns), group) if group % LINE == 0 else None
+
+    def _names(self, name: str) -> TensorNames:
+        codes = f"{name}_packed" if f"{name}_packed" in self.tensors else name
+        return TensorNames(codes, f"{name}_scale", f"{name}_global_scale", divides=True)
+
+    def _kind(self, name: str) -> Kind | None:
+        """None for whole numbers."""
+        return kind_of(self, self._names(name))
 
     def _bits(self, name: str, columns: int) -> int:
         """By the words of a row: layers may differ."""
@@ -71,16 +98,25 @@ class Compressed(StoredForm):
         block = self._block()
         if end == "_scale" and block is not None and self.dtype_of(matrix) == "F8_E4M3":
             return MatrixPiece(matrix, (0, block[0]), (1, block[1]))
+        stored = self.headers.get(f"{matrix}_packed")
+        if end and stored is not None and stored.dtype == "U8":
+            return piece_of(self, name, ("_packed", "_scale"))
         packed_rows = end == "_zero_point" and f"{matrix}_packed" in self.tensors
         return MatrixPiece(matrix, (0, 0 if packed_rows else 1), (1, 0))
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape
-        if self.dtype_of(name) == "F8_E4M3":
-            return self._fp8(ask, name, rows, columns)
-        scale_shape = self._scale_shape(name, rows)
-        scales = ask(f"{name}_scale", scale_shape, FLOATS).float()
-        groups = scale_shape[1] if len(scale_shape) == 2 else 1
+        kind = self._kind(name)
+        stored_as = kind or ("words" if f"{name}_packed" in self.tensors else "int")
+        if self.kinds and stored_as not in self.kinds and f"{name}_scale" in self.tensors:
+            label = _WORDS.get(stored_as, stored_as)
+            raise CheckpointError(f"{name} is stored as {label}; quantization_config of config.json has the "
+                                  f"format {self.settings.get('format')!r}", param="model")
+        if kind is not None:
+            return read_matrix(self, ask, self._names(name), shape, self._block())
+        stored_scale = scale_shape(self, f"{name}_scale", rows)
+        scales = ask(f"{name}_scale", stored_scale, FLOATS).float()
+        groups = stored_scale[1] if len(stored_scale) == 2 else 1
         zeros = None
         if f"{name}_packed" in self.tensors:
             bits = self._bits(name, columns)
@@ -93,20 +129,11 @@ class Compressed(StoredForm):
             bits = 8
             codes = _unsigned(ask(name, shape, ("I8",)))
             if f"{name}_zero_point" in self.tensors:
-                zeros = _unsigned(ask(f"{name}_zero_point", scale_shape, ("I8",)))
+                zeros = _unsigned(ask(f"{name}_zero_point", stored_scale, ("I8",)))
                 zeros = zeros.reshape(-1, groups).expand(rows, groups)
         scales = scales.reshape(-1, groups).expand(rows, groups)
-        group = columns // groups if groups > 1 else -(-columns // LINE) * LINE
-        stored = Codes(bits, codes, scales, zeros, group)
+        stored = Codes(bits, codes, scales, zeros, group_of(columns, groups))
         return stored if self.grouping(name, columns) is not None else stored.dense()
-
-    def _scale_shape(self, name: str, rows: int) -> tuple[int, ...]:
-        """As it is stored, where that is one of the shapes there are; else by rows, for the error."""
-        stored = self.tensors.get(f"{name}_scale")
-        if stored is not None and (stored.shape in ((), (1,), (1, 1))
-                                   or (len(stored.shape) == 2 and stored.shape[0] == rows)):
-            return stored.shape
-        return rows, 1
 
     def _block(self) -> tuple[int, int] | None:
         for group in (self.settings.get("config_groups") or {}).values():
@@ -114,21 +141,6 @@ class Compressed(StoredForm):
             if block:
                 return int(block[0]), int(block[1])
         return None
-
-    def _fp8(self, ask: Ask, name: str, rows: int, columns: int) -> Codes | torch.Tensor:
-        """Scales are of the tensor, of rows, of groups or of blocks."""
-        codes = ask(name, (rows, columns), ("F8_E4M3",)).view(torch.uint8)
-        block = self._block()
-        if block is not None:
-            scales = ask(f"{name}_scale", (-(-rows // block[0]), -(-columns // block[1])), FLOATS).float()
-            by_row, group = scales.repeat_interleave(block[0], dim=0)[:rows], block[1]
-        else:
-            shape = self._scale_shape(name, rows)
-            groups = shape[1] if len(shape) == 2 else 1
-            by_row = ask(f"{name}_scale", shape, FLOATS).float().reshape(-1, groups).expand(rows, groups)
-            group = columns // groups if groups > 1 else -(-columns // LINE) * LINE
-        stored = Codes(8, codes, by_row, None, group, fp8=True)
-        return stored if self.grouping(name, columns) is not None else stored.dense()
 
 
 def _unsigned(codes: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Codes in words of 32 bits: GPTQ (int4 or int8) and AWQ (int4).
+"""Codes in words of 32 bits: GPTQ (int4 or int8) and AWQ (int4); AutoRound writes either.
 
     GPTQ  x.qweight  I32 [columns x bits / 32, rows]   words along the input
           x.qzeros   I32 [groups, rows x bits / 32]    words along the output
@@ -9,8 +9,12 @@
 
     value[row, column] = (code - zero) * scale         kept as codes
 
+Layers may have bits and groups of their own. The shapes of a layer tell which, and config.json must have
+named them, as its default or as an exception (AutoRound's ``extra_config``, GPTQModel's ``dynamic``). Names
+there are not matched: tools that save a part of a multimodal model spell them otherwise.
+
 Sources: Frantar et al., 2023, and the packing of AutoGPTQ and GPTQModel; Lin et al., 2024, and the ``gemm``
-packing of AutoAWQ.
+packing of AutoAWQ; AutoRound's ``export_to_autoround``.
 """
 
 from __future__ import annotations
@@ -20,65 +24,74 @@ from typing import Any
 
 import torch
 
+from weft.errors import CheckpointError
 from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
 from weft.tensor.weights.quantized import LINE, Codes
 
 
 class Gptq(StoredForm):
     left_ends = ("g_idx",)
+    method, exceptions = "gptq", "dynamic"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
-        self.bits = settings.get("bits", 4)
-        if self.bits not in (4, 8):
-            refuse("gptq", "bits", self.bits, "weft reads 4 and 8")
+        bits = settings.get("bits", 4)
+        if bits not in (4, 8):
+            refuse(self.method, "bits", bits, "weft reads 4 and 8")
         self.group = int(settings.get("group_size", 128))
         form = settings.get("checkpoint_format") or "gptq"
         if form not in ("gptq", "gptq_v2"):
-            refuse("gptq", "checkpoint_format", form, "weft reads gptq and gptq_v2")
+            refuse(self.method, "checkpoint_format", form, "weft reads gptq and gptq_v2")
         # The first version of the format stores zeros minus one, modulo 2^bits; gptq_v2 stores them as they
         # are.
         self.zeros_moved = form == "gptq"
         self.ordered = bool(settings.get("desc_act", False))
+        self.schemes = _schemes(self.method, settings, self.exceptions, bits, self.group)
 
     def holds(self, name: str) -> bool:
         return _part(name, "qweight") in self.tensors
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
-        group = max(self.group, 0)
+        bits, group = self._scheme(name, columns)
         # With desc_act groups are not neighbouring columns. Projections that are multiplied together would
         # each want their own order of the input, so such a checkpoint is widened.
-        return None if self.ordered or group % LINE else Grouping(int(self.bits), group)
+        return None if self.ordered or group % LINE else Grouping(bits, group)
 
     def piece(self, name: str) -> MatrixPiece | None:
-        each, group = 32 // self.bits, max(self.group, 0)
-        for end, rows, columns in (("qweight", (1, 1), (0, each)), ("scales", (1, 1), (0, group)),
-                                   ("qzeros", (1, each), (0, group))):
+        # An entry stands for as many rows or columns as the shapes say: layers may have other bits.
+        for end, rows, columns in (("qweight", (1, 1), (0, 0)), ("scales", (1, 1), (0, 0)),
+                                   ("qzeros", (1, 0), (0, 0))):
             if name.endswith(f".{end}"):
                 if self.ordered:
-                    refuse("gptq", "desc_act", True, "its groups are no neighbouring columns, so --tp cannot "
-                                                     "cut them")
+                    refuse(self.method, "desc_act", True, "its groups are no neighbouring columns, so --tp "
+                                                          "cannot cut them")
                 return MatrixPiece(f"{name.removesuffix(end)}weight", rows, columns)
         return None
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape
-        each = 32 // self.bits
-        group = self.group if self.group > 0 else columns
-        groups = -(-columns // group)
+        bits, group = self._scheme(name, columns)
+        each, groups = 32 // bits, _groups(columns, group)
         words = ask(_part(name, "qweight"), (-(-columns // each), rows), ("I32",))
-        codes = unpacked(words, self.bits, 0)[:columns].T
+        codes = unpacked(words, bits, 0)[:columns].T
         scales = ask(_part(name, "scales"), (groups, rows), FLOATS).float().T
         packed = ask(_part(name, "qzeros"), (groups, -(-rows // each)), ("I32",))
-        zeros = unpacked(packed, self.bits, 1)[:, :rows].T
+        zeros = unpacked(packed, bits, 1)[:, :rows].T
         if self.zeros_moved:
-            zeros = (zeros + 1) & ((1 << self.bits) - 1)
+            zeros = (zeros + 1) & ((1 << bits) - 1)
         if not self.ordered:
-            whole = -(-columns // LINE) * LINE
-            stored = Codes(int(self.bits), codes, scales, zeros, group if self.group > 0 else whole)
+            stored = Codes(bits, codes, scales, zeros, group or _whole_lines(columns))
             return stored if self.grouping(name, columns) is not None else stored.dense()
         of_column = ask(_part(name, "g_idx"), (columns,), ("I32", "I64")).long()
         return (codes.float() - zeros.float()[:, of_column]) * scales[:, of_column]
+
+    def _scheme(self, name: str, columns: int) -> tuple[int, int]:
+        words = self.tensors.get(_part(name, "qweight"))
+        entries = words.shape[0] if words is not None and words.shape else 0
+        bits = 32 * entries / max(columns, 1)
+        if bits not in (2, 3, 5, 6, 7):     # another shape is named with both when it is asked for
+            bits = 8 if bits == 8 else 4 if bits == 4 else self.schemes[0][0]
+        return _scheme_of(self, name, int(bits), columns)
 
 
 _PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -86,43 +99,44 @@ _BITS = 4
 
 
 class Awq(StoredForm):
+    method = "awq"
+
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
         bits = settings.get("bits", settings.get("w_bit", _BITS))
         if bits != _BITS:
-            refuse("awq", "bits", bits, f"weft reads {_BITS}")
+            refuse(self.method, "bits", bits, f"weft reads {_BITS}")
         version = str(settings.get("version", "gemm")).lower()
         if version != "gemm":
-            refuse("awq", "version", version, "weft reads gemm")
+            refuse(self.method, "version", version, "weft reads gemm")
         self.group = int(settings.get("group_size", settings.get("q_group_size", 128)))
         self.zero_point = bool(settings.get("zero_point", True))
+        self.schemes = _schemes(self.method, settings, "extra_config", _BITS, self.group)
 
     def holds(self, name: str) -> bool:
         return _part(name, "qweight") in self.tensors
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
-        group = max(self.group, 0)
+        _, group = _scheme_of(self, name, _BITS, columns)
         return None if group % LINE else Grouping(_BITS, group)
 
     def piece(self, name: str) -> MatrixPiece | None:
-        group = max(self.group, 0)
-        for end, rows, columns in (("qweight", (1, 8), (0, 1)), ("scales", (1, 1), (0, group)),
-                                   ("qzeros", (1, 8), (0, group))):
+        for end, rows, columns in (("qweight", (1, 8), (0, 1)), ("scales", (1, 1), (0, 0)),
+                                   ("qzeros", (1, 8), (0, 0))):
             if name.endswith(f".{end}"):
                 return MatrixPiece(f"{name.removesuffix(end)}weight", rows, columns)
         return None
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape
-        group = self.group if self.group > 0 else columns
-        groups = -(-columns // group)
+        _, group = _scheme_of(self, name, _BITS, columns)
+        groups = _groups(columns, group)
         codes = _rows_in_order(ask(_part(name, "qweight"), (columns, rows // 8), ("I32",)))
         scales = ask(_part(name, "scales"), (groups, rows), FLOATS).float().T
         zeros = None
         if self.zero_point:
             zeros = _rows_in_order(ask(_part(name, "qzeros"), (groups, rows // 8), ("I32",))).T
-        whole = -(-columns // LINE) * LINE
-        stored = Codes(_BITS, codes.T, scales, zeros, group if self.group > 0 else whole)
+        stored = Codes(_BITS, codes.T, scales, zeros, group or _whole_lines(columns))
         return stored if self.grouping(name, columns) is not None else stored.dense()
 
 
@@ -134,3 +148,75 @@ def _rows_in_order(words: torch.Tensor) -> torch.Tensor:
 
 def _part(name: str, part: str) -> str:
     return f"{name.removesuffix('weight')}{part}"
+
+
+def auto_round(settings: Mapping[str, Any]) -> StoredForm:
+    """AutoRound's checkpoints: the same tensors as one of the methods here, under a name of their own."""
+    packing = str(settings.get("packing_format", settings.get("backend", "auto_round:auto_gptq")))
+    if settings.get("rotation_config"):
+        refuse(AUTO_ROUND, "rotation_config", settings["rotation_config"], "rotated inputs are not served")
+    if str(settings.get("data_type", "int")) not in ("int", "int_sym", "int_asym"):
+        refuse(AUTO_ROUND, "data_type", settings["data_type"], "weft reads int")
+    if "awq" in packing:
+        return _AutoRoundAwq(settings)
+    if packing in ("auto_round", "auto_round:gptqmodel"):
+        return _AutoRoundGptq(settings, zeros_moved=False)
+    if packing == "auto_round:gptq" or packing.startswith("auto_round:auto_gptq"):
+        return _AutoRoundGptq(settings, zeros_moved=True)
+    refuse(AUTO_ROUND, "packing_format", packing, "weft reads auto_round, auto_round:auto_gptq, "
+                                                  "auto_round:gptqmodel and auto_round:auto_awq")
+
+
+AUTO_ROUND = "auto-round"
+
+
+class _AutoRoundGptq(Gptq):
+    method, exceptions = AUTO_ROUND, "extra_config"
+
+    def __init__(self, settings: Mapping[str, Any], *, zeros_moved: bool) -> None:
+        super().__init__({**settings, "checkpoint_format": None, "desc_act": False})
+        self.zeros_moved = zeros_moved
+
+
+class _AutoRoundAwq(Awq):
+    method = AUTO_ROUND
+
+
+def _schemes(method: str, settings: Mapping[str, Any], key: str, bits: int, group: int,
+             ) -> tuple[tuple[int, int], ...]:
+    """(bits, group) that config.json names, its default first; ``key``: of the exceptions by layer."""
+    schemes = [(bits, max(group, 0))]
+    exceptions = settings.get(key) or {}
+    if not isinstance(exceptions, Mapping):
+        refuse(method, key, exceptions, "weft reads settings by the names of layers")
+    for layer, own in exceptions.items():
+        if own is not None and not isinstance(own, Mapping):
+            refuse(method, f"{key}.{layer}", own, "weft reads bits and group_size there")
+        scheme = (own or {}).get("bits", bits), max((own or {}).get("group_size", group), 0)
+        if scheme[0] < 16 and scheme[0] not in (4, 8):
+            refuse(method, f"{key}.{layer}.bits", scheme[0], "weft reads 4 and 8, and 16 as plain tensors")
+        schemes.append(scheme)
+    return tuple(schemes)
+
+
+def _scheme_of(form: Gptq | Awq, name: str, bits: int, columns: int) -> tuple[int, int]:
+    """(bits, columns of a group, 0 for whole rows) of a layer, as its scales tell. Raises CheckpointError
+    where config.json names no such layers."""
+    stored = form.tensors.get(_part(name, "scales"))
+    groups = stored.shape[0] if stored is not None and len(stored.shape) == 2 else 0
+    # The scheme that fits; a shape that none has is an error with both shapes when it is asked for.
+    of_bits = [group for own, group in form.schemes if own == bits]
+    if not of_bits:
+        named = ", ".join(sorted({str(own) for own, _ in form.schemes}))
+        raise CheckpointError(f"{name.removesuffix('.weight')} is stored in {bits} bits, which "
+                              f"quantization_config of config.json ({form.method}) names for no layer; it "
+                              f"has {named}", param="model")
+    return bits, next((group for group in of_bits if _groups(columns, group) == groups), of_bits[0])
+
+
+def _groups(columns: int, group: int) -> int:
+    return -(-columns // group) if group else 1
+
+
+def _whole_lines(columns: int) -> int:
+    return -(-columns // LINE) * LINE

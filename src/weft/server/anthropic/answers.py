@@ -22,7 +22,7 @@ from weft.errors import RequestError, WeftError
 from weft.server.anthropic.protocol import CountTokensBody, MessagesBody, MessageTurn, error_json
 from weft.server.errors import bug
 from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
-from weft.server.ignored_fields import note_ignored
+from weft.server.protocol import note_ignored
 from weft.server.service import Service
 from weft.server.sse import named_event
 from weft.text.blocks import AnswerBlock, BlockEvent

@@ -40,13 +40,13 @@ from weft.server.completions import prepare_completion
 from weft.server.config import ServerConfig
 from weft.server.errors import error_body
 from weft.server.generation import prepare_turn
-from weft.server.ignored_fields import begin_request
 from weft.server.protocol import (
     UNSERVED_IN_CHAT,
     UNSERVED_IN_COMPLETIONS,
     ChatBody,
     CompletionBody,
     Unserved,
+    begin_request,
     read_body,
 )
 from weft.server.responses.answers import ResponsesJob

@@ -26,7 +26,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from weft.text.stop_strings import may_become
+from weft.text.choices import may_become
 from weft.text.tools.json_calls import BodyReader, CallDelta, call_of
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"

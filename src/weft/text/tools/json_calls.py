@@ -28,7 +28,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from weft.text.stop_strings import may_become
+from weft.text.choices import may_become
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.text.stop_strings import first_marker, held_characters, may_become
+from weft.text.choices import first_marker, held_characters, may_become
 from weft.text.tools.code_calls import PythonCalls, XmlCalls
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import Body, Envelope, ToolFormat

@@ -1,0 +1,296 @@
+"""Matrices in floats of 8 and 4 bits: NVFP4, MXFP4, MXFP8, and fp8 with scales of any extent.
+
+    form     codes                      scales                                   value
+    NVFP4    U8 [rows, columns / 2]     F8_E4M3 [rows, columns / 16], one F32    e2m1 x (scale x one)
+    MXFP4    U8 [rows, columns / 2]     U8 [rows, columns / 32]                  e2m1 x 2^(scale - 127)
+    MXFP8    F8_E4M3 [rows, columns]    U8 [rows, columns / 32]                  e4m3 x 2^(scale - 127)
+    fp8      F8_E4M3 [rows, columns]    of the matrix, rows, groups or blocks    e4m3 x scale
+
+    method               codes          scales           the one scale
+    modelopt             weight         weight_scale     weight_scale_2: times
+    compressed-tensors   weight_packed  weight_scale     weight_global_scale: divided by     (compressed.py)
+    quark                weight         weight_scale
+    mxfp4 (gpt-oss)      x_blocks       x_scales         U8 [experts, rows, columns / 32, 16]
+
+A byte of e2m1 holds two columns, the first in its low half. Values, doubled, are whole numbers up to 12, and
+a scale halved is exact: a code times its scale is the value to the bit. Which form a matrix has is seen
+from its tensors, since recipes mix forms; one that config.json does not name is an error.
+
+Sources: the OCP Microscaling Formats specification 1.0; NVIDIA's ``modelopt.torch.quantization.qtensor``; the
+compressed-tensors library's ``nvfp4``, ``mxfp4`` and ``mxfp8`` compressors; transformers
+``integrations.mxfp4``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from weft.errors import CheckpointError
+from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse
+from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
+
+Kind = Literal["nvfp4", "mxfp4", "mxfp8", "fp8"]
+POWERS = ("U8", "F8_E8M0")
+"""How scales that are powers of two are stored: the exponent and 127."""
+_GROUPS: dict[Kind, int] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values."""
+
+
+class TensorNames(NamedTuple):
+    """The tensors of one matrix. ``one``: the scale of scales, "" without; ``divides``: scales are divided by
+    it. ``in_blocks``: codes are [..., columns / 32, 16]."""
+
+    codes: str
+    scales: str
+    one: str = ""
+    divides: bool = False
+    in_blocks: bool = False
+
+
+def kind_of(form: StoredForm, names: TensorNames) -> Kind | None:
+    """As the headers tell; None where these are no such codes."""
+    codes, scales = form.dtype_of(names.codes), form.dtype_of(names.scales)
+    if codes == "F8_E4M3":
+        return "mxfp8" if scales in POWERS else "fp8"
+    if codes == "U8":
+        return "nvfp4" if scales == "F8_E4M3" else "mxfp4"
+    return None
+
+
+def grouping_of(form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None = None,
+                ) -> Grouping | None:
+    """How ``read_matrix`` groups; None where it widens."""
+    kind = kind_of(form, names)
+    if kind == "fp8" or kind == "mxfp8":
+        group = _fp8_group(form, names, columns, block)
+        return Grouping(8, group, fp8=True) if form.keeps_fp8 and group % LINE == 0 else None
+    group = _GROUPS[kind] if kind is not None else 0
+    return Grouping(8, group) if group and group % LINE == 0 else None
+
+
+def read_matrix(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
+                block: tuple[int, int] | None = None) -> Codes | torch.Tensor:
+    """``block``: rows and columns that share a scale in fp8, where that is a rectangle."""
+    kind = kind_of(form, names)
+    stored = (_fp8(form, ask, names, shape, block) if kind == "fp8" or kind == "mxfp8"
+              else _fp4(form, ask, names, shape, kind or "mxfp4"))
+    return stored if grouping_of(form, names, shape[-1], block) is not None else stored.dense()
+
+
+def piece_of(form: StoredForm, name: str, ends: tuple[str, ...], block: tuple[int, int] | None = None,
+             matrix_end: str = "weight") -> MatrixPiece | None:
+    """``ends``: of the names of codes and of scales behind that of the matrix."""
+    header = form.headers.get(name)
+    end = next((end for end in ends if name.endswith(f"{matrix_end}{end}")), None)
+    if header is None or end is None or len(header.shape) < 2:
+        return None
+    matrix = name.removesuffix(end) if end else name
+    if not end and header.dtype != "U8":
+        return None
+    if block is not None and end in ("_scale", "_scale_inv"):
+        return MatrixPiece(matrix, (-2, block[0]), (-1, block[1]))
+    return MatrixPiece(matrix, (-2, 1), (-1, 0))
+
+
+def _fp4(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...], kind: Kind) -> Codes:
+    *stack, rows, columns = shape
+    group = _GROUPS[kind]
+    stored = (*stack, rows, -(-columns // 32), 16) if names.in_blocks else (*stack, rows, -(-columns // 2))
+    packed = ask(names.codes, stored, ("U8",)).reshape(*stack, rows, -1)
+    numbers = torch.tensor(_E2M1, device=packed.device).add_(ZERO_POINT[8]).to(torch.uint8)
+    pairs = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[..., :columns]
+    codes = pairs if packed.is_meta else numbers[pairs.int()]
+    of_groups = (*stack, rows, -(-columns // group))
+    if kind == "mxfp4":
+        return Codes(8, codes, _powers(ask, names.scales, of_groups) / 2, None, group)
+    scales = ask(names.scales, of_groups, ("F8_E4M3",)).float()
+    one = _one(form, ask, names.one, of_groups)
+    scales = scales / one if names.divides else scales * one
+    return Codes(8, codes, _finite(names.one, scales) / 2, None, group)
+
+
+def _fp8(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
+         block: tuple[int, int] | None) -> Codes:
+    rows, columns = shape[-2:]
+    codes = ask(names.codes, shape, ("F8_E4M3",)).view(torch.uint8)
+    if form.dtype_of(names.scales) in POWERS:
+        scales = _powers(ask, names.scales, (*shape[:-1], -(-columns // _GROUPS["mxfp8"])))
+        return Codes(8, codes, scales, None, _GROUPS["mxfp8"], fp8=True)
+    if block is not None:
+        high, wide = block
+        scales = ask(names.scales, (*shape[:-2], -(-rows // high), -(-columns // wide)), FLOATS).float()
+        return Codes(8, codes, scales.repeat_interleave(high, dim=-2)[..., :rows, :], None, wide, fp8=True)
+    stored = scale_shape(form, names.scales, rows)
+    groups = stored[1] if len(stored) == 2 else 1
+    scales = ask(names.scales, stored, FLOATS).float().reshape(-1, groups).expand(rows, groups)
+    return Codes(8, codes, scales, None, group_of(columns, groups), fp8=True)
+
+
+def _fp8_group(form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None) -> int:
+    if form.dtype_of(names.scales) in POWERS:
+        return _GROUPS["mxfp8"]
+    if block is not None:
+        return block[1]
+    scales = form.tensors.get(names.scales)
+    groups = scales.shape[1] if scales is not None and len(scales.shape) == 2 else 1
+    return 0 if groups <= 1 else columns // groups
+
+
+def scale_shape(form: StoredForm, name: str, rows: int) -> tuple[int, ...]:
+    """As it is stored, where that is one of the shapes there are; else by rows, for the error."""
+    stored = form.tensors.get(name)
+    if stored is not None and (stored.shape in ((), (1,), (1, 1), (rows,))
+                               or (len(stored.shape) == 2 and stored.shape[0] == rows)):
+        return stored.shape
+    return rows, 1
+
+
+def group_of(columns: int, groups: int) -> int:
+    """Columns of a group; a row that is one group is padded to whole lines."""
+    return columns // groups if groups > 1 else -(-columns // LINE) * LINE
+
+
+def _powers(ask: Ask, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    exponents = ask(name, shape, POWERS).view(torch.uint8)
+    if not exponents.is_meta and bool((exponents == 255).any()):
+        raise CheckpointError(f"tensor {name} has scales of code 255, which is no number", param="model")
+    # By their bits: 2^-127 has a number without a leading one.
+    bits = torch.where(exponents == 0, 1 << 22, exponents.int() << 23)
+    return bits.view(torch.float32)
+
+
+def _one(form: StoredForm, ask: Ask, name: str, of_groups: tuple[int, ...]) -> torch.Tensor:
+    """The one scale, for each matrix of a stack, to be multiplied with [..., rows, groups]."""
+    stack, stored = of_groups[:-2], form.tensors.get(name)
+    shape = stored.shape if stored is not None and stored.shape in ((*stack, 1), (*stack, 1, 1)) else stack
+    return ask(name, shape, ("F32",)).reshape(*stack, 1, 1)
+
+
+def _finite(name: str, scales: torch.Tensor) -> torch.Tensor:
+    if not scales.is_meta and not bool(scales.isfinite().all()):
+        raise CheckpointError(f"tensor {name} makes scales that are no finite numbers", param="model")
+    return scales
+
+
+class _Named(StoredForm):
+    """Matrices that a checkpoint names ``x.weight`` beside ``x.weight_scale``."""
+
+    method = ""
+    kinds: tuple[Kind, ...] = ()
+    """Those that config.json names."""
+    one = ""
+
+    def holds(self, name: str) -> bool:
+        return name.endswith("weight") and self.dtype_of(name) in ("U8", "F8_E4M3")
+
+    def grouping(self, name: str, columns: int) -> Grouping | None:
+        return grouping_of(self, self._names(name), columns, self._block(name))
+
+    def piece(self, name: str) -> MatrixPiece | None:
+        return piece_of(self, name, ("_scale", ""), self._block(name.removesuffix("_scale")))
+
+    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
+        names, kind = self._names(name), kind_of(self, self._names(name))
+        if names.scales in self.tensors and kind not in self.kinds:
+            raise CheckpointError(f"{name} is stored as {kind}; quantization_config of config.json "
+                                  f"({self.method}) names {', '.join(self.kinds)}", param="model")
+        return read_matrix(self, ask, names, shape, self._block(name))
+
+    def _names(self, name: str) -> TensorNames:
+        return TensorNames(name, f"{name}_scale", f"{name}{self.one}" if self.one else "")
+
+    def _block(self, name: str) -> tuple[int, int] | None:
+        return None
+
+
+class Modelopt(_Named):
+    """``quant_algo`` of config.json, or of hf_quant_config.json beside it (``checkpoint_files``)."""
+
+    left_ends = ("input_scale", "k_scale", "v_scale", "output_scale", "weight_scale_2")
+    method, one = "modelopt", "_scale_2"
+    served: dict[str, tuple[Kind, ...]] = {
+        "FP8": ("fp8",), "FP8_PER_CHANNEL_PER_TOKEN": ("fp8",), "FP8_PB_WO": ("fp8",), "NVFP4": ("nvfp4",),
+        "W4A16_NVFP4": ("nvfp4",), "W4A8_NVFP4_FP8": ("nvfp4",), "MXFP8": ("mxfp8",), "MXFP4": ("mxfp4",),
+        "W4A8_MXFP4_FP8": ("mxfp4",)}
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        algorithm = str(settings.get("quant_algo"))
+        layers = settings.get("quantized_layers") or {}
+        mixed = {str((layer or {}).get("quant_algo")) for layer in layers.values()}
+        names = (mixed or set(self.served)) if algorithm == "MIXED_PRECISION" else {algorithm}
+        for name in sorted(names):
+            if name.upper() not in self.served:
+                refuse(self.method, "quant_algo", name, f"weft reads {', '.join(self.served)}")
+        self.kinds = tuple(sorted({kind for name in names for kind in self.served[name.upper()]}))
+
+    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
+        scaled = f"{name.removesuffix('weight')}pre_quant_scale"
+        if scaled in self.tensors:
+            raise CheckpointError(f"tensor {scaled} scales inputs (AWQ of modelopt), which weft does not do",
+                                  param="model")
+        return super().read(ask, name, shape)
+
+    def _block(self, name: str) -> tuple[int, int] | None:
+        """By the shapes: blocks are stored as [rows / 128, columns / 128], of rows and columns alike."""
+        codes, scale = self.headers.get(name), self.headers.get(f"{name}_scale")
+        if codes is None or scale is None or len(scale.shape) != 2 or len(codes.shape) != 2:
+            return None
+        size = int(self.settings.get("group_size") or 128)
+        rows, columns = codes.shape
+        return (size, size) if codes.dtype == "F8_E4M3" and scale.dtype in FLOATS and scale.shape == (
+            -(-rows // size), -(-columns // size)) and scale.shape[0] != rows else None
+
+
+class Quark(_Named):
+    """AMD's checkpoints: fp8 by matrices or rows, MXFP4."""
+
+    left_ends = ("input_scale", "output_scale", "weight_zero_point", "input_zero_point")
+    method = "quark"
+    served: dict[str, Kind] = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "mxfp4": "mxfp4"}
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        configs = [settings.get("global_quant_config")]
+        for key in ("layer_quant_config", "layer_type_quant_config"):
+            configs += (settings.get(key) or {}).values()
+        kinds: set[Kind] = set()
+        for config in configs:
+            weight = (config or {}).get("weight")
+            for part in weight if isinstance(weight, list) else [weight]:
+                dtype = str((part or {}).get("dtype"))
+                if part is None:
+                    continue
+                if dtype not in self.served:
+                    refuse(self.method, "global_quant_config.weight.dtype", dtype,
+                           f"weft reads {', '.join(self.served)}")
+                kinds.add(self.served[dtype])
+        self.kinds = tuple(sorted(kinds))
+
+
+class Mxfp4(StoredForm):
+    """gpt-oss's layout: experts of one layer as one tensor of blocks and one of scales."""
+
+    def holds(self, name: str) -> bool:
+        return f"{name}_blocks" in self.tensors
+
+    def grouping(self, name: str, columns: int) -> Grouping | None:
+        return grouping_of(self, _blocks(name), columns)
+
+    def piece(self, name: str) -> MatrixPiece | None:
+        """A stack is cut by experts, each with its own blocks; and rows of all."""
+        for end in ("_blocks", "_scales"):
+            if name.endswith(end):
+                return MatrixPiece(name.removesuffix(end), (1, 1), (2, LINE))
+        return None
+
+    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
+        return read_matrix(self, ask, _blocks(name), shape)
+
+
+def _blocks(name: str) -> TensorNames:
+    return TensorNames(f"{name}_blocks", f"{name}_scales", in_blocks=True)

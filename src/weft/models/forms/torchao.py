@@ -1,0 +1,117 @@
+"""torchao, as transformers saves it in safetensors: int8, int4 in bytes, float8.
+
+    class                       x._weight_qdata                x._weight_scale    x._weight_zero_point
+    Int8Tensor                  I8 [rows, columns]             [rows, groups]     I8 as the scale
+    IntxUnpackedToInt8Tensor    the same, fewer bits used
+    Float8Tensor                F8_E4M3 [rows, columns]        [rows, groups]
+    Int4Tensor                  I8 or U8 [rows, columns / 2]   [groups, rows]     floats as the scale
+
+    int8, Intx    (code - zero point) x scale             kept as codes
+    float8        code x scale                            kept on GPUs
+    Int4Tensor    (low half first, signed) x scale + zero point, a float: widened
+
+Which class a matrix has is seen from its tensors. Packings for one kind of GPU (tiles, 4d) are refused by
+name.
+
+Source: torchao ``prototype.safetensors`` and ``quantization.quantize_.workflows``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from weft.models.forms.small_floats import TensorNames, group_of, grouping_of, read_matrix, scale_shape
+from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse
+from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
+
+_METHOD = "torchao"
+_PACKINGS = ("plain", "unpacked_to_int8")
+
+
+class TorchAo(StoredForm):
+    left_ends = ("_weight_act_pre_scale",)
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        kinds = settings.get("quant_type") or {}
+        for layer, kind in (kinds.items() if isinstance(kinds, Mapping) else ()):
+            data = kind.get("_data") if isinstance(kind, Mapping) else None
+            packing = data.get("int4_packing_format") if isinstance(data, Mapping) else None
+            named = packing.get("_data", "") if isinstance(packing, Mapping) else packing
+            name = str(named or "plain").lower()
+            if name not in _PACKINGS:
+                refuse(_METHOD, f"quant_type.{layer}.int4_packing_format", name,
+                       f"weft reads {', '.join(_PACKINGS)}")
+
+    def holds(self, name: str) -> bool:
+        return name.endswith("weight") and f"{_stem(name)}_qdata" in self.tensors
+
+    def grouping(self, name: str, columns: int) -> Grouping | None:
+        names = _names(name)
+        stored = self.dtype_of(names.codes)
+        if stored == "F8_E4M3":
+            return grouping_of(self, names, columns)
+        if stored != "I8" or self._is_int4(name, columns):
+            return None
+        scale = self.tensors.get(names.scales)
+        groups = scale.shape[1] if scale is not None and len(scale.shape) == 2 else 1
+        group = 0 if groups <= 1 else columns // groups
+        return Grouping(8, group) if group % LINE == 0 else None
+
+    def piece(self, name: str) -> MatrixPiece | None:
+        stem = next((name.removesuffix(end) for end in ("_qdata", "_scale", "_zero_point")
+                     if name.endswith(f"._weight{end}")), None)
+        if stem is None:
+            return None
+        matrix = f"{stem.removesuffix('_weight')}weight"
+        codes, scale = self.headers.get(f"{stem}_qdata"), self.headers.get(f"{stem}_scale")
+        zeros = self.headers.get(f"{stem}_zero_point")
+        if codes is None or scale is None or len(codes.shape) != 2 or len(scale.shape) != 2:
+            return None
+        if zeros is not None and zeros.dtype != "I8" and not name.endswith("_qdata"):
+            return MatrixPiece(matrix, (1, 1), (0, 0))
+        return MatrixPiece(matrix, (0, 1), (1, 0))
+
+    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
+        names, (rows, columns) = _names(name), shape
+        if self.dtype_of(names.codes) == "F8_E4M3":
+            return read_matrix(self, ask, names, shape)
+        zero_name = f"{_stem(name)}_zero_point"
+        if self._is_int4(name, columns):
+            packed = ask(names.codes, (rows, -(-columns // 2)), ("I8", "U8")).view(torch.uint8)
+            scales = self.tensors.get(names.scales)
+            groups = scales.shape[0] if scales is not None and scales.shape else 1
+            by_column = [ask(one, (groups, rows), FLOATS).float().T
+                         .repeat_interleave(columns // max(groups, 1), dim=1)
+                         for one in (names.scales, zero_name)]
+            halves = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[:, :columns].to(torch.int16)
+            return (halves - ((halves & 8) << 1)).float() * by_column[0] + by_column[1]
+        stored = scale_shape(self, names.scales, rows)
+        groups = stored[1] if len(stored) == 2 else 1
+        codes = _unsigned(ask(names.codes, shape, ("I8",)))
+        scales_by_row = ask(names.scales, stored, FLOATS).float().reshape(-1, groups).expand(rows, groups)
+        zeros = None
+        if zero_name in self.tensors:
+            zeros = _unsigned(ask(zero_name, stored, ("I8",))).reshape(-1, groups).expand(rows, groups)
+        codes_of_rows = Codes(8, codes, scales_by_row, zeros, group_of(columns, groups))
+        return codes_of_rows if self.grouping(name, columns) is not None else codes_of_rows.dense()
+
+    def _is_int4(self, name: str, columns: int) -> bool:
+        """Two columns in a byte."""
+        codes = self.tensors.get(f"{_stem(name)}_qdata")
+        return codes is not None and len(codes.shape) == 2 and codes.shape[1] == -(-columns // 2) != columns
+
+
+def _stem(name: str) -> str:
+    return f"{name.removesuffix('weight')}_weight"
+
+
+def _names(name: str) -> TensorNames:
+    return TensorNames(f"{_stem(name)}_qdata", f"{_stem(name)}_scale")
+
+
+def _unsigned(codes: torch.Tensor) -> torch.Tensor:
+    return (codes.to(torch.int16) + ZERO_POINT[8]).to(torch.uint8)
