@@ -31,12 +31,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix_store import KvRows
 from weft.memory.values import NodeId
 from weft.units import PAD, BufferId, FrameId, PageId, SlotId
@@ -68,6 +67,19 @@ class WorkKind(Enum):
     COPY_PAGES = "page_copies"
     STORE_PAGES = "page_stores"
     STORE_STATES = "state_stores"
+
+
+class StoredSizes(Protocol):
+    """Bytes of each form in which the arena stores KV and states (``ArenaPlan``)."""
+
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def compressed_bytes(self) -> int: ...
+    @property
+    def compressed_kv_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,20 +263,20 @@ class ArenaWork:
         return {one.slot for one in self.state_restores}.union(
             (one.slot for one in self.state_loads), (one.dst for one in self.slot_copies))
 
-    def moved_bytes(self, arena: ArenaPlan) -> int:
+    def moved_bytes(self, sizes: StoredSizes) -> int:
         """Bytes that are read or written: both forms of what is compressed or restored, twice what is copied,
         and ``transferred_bytes``. Zeros are not counted."""
         states = len(self.state_compressions) + len(self.state_restores)
         records = (sum(len(one.pages) for one in self.kv_compressions)
                    + sum(len(one.pages) for one in self.kv_restores))
-        return (self.transferred_bytes(arena) + states * (arena.slot_bytes + arena.compressed_bytes)
-                + records * (arena.page_bytes + arena.compressed_kv_bytes)
-                + 2 * len(self.slot_copies) * arena.slot_bytes + 2 * len(self.page_copies) * arena.page_bytes)
+        return (self.transferred_bytes(sizes) + states * (sizes.slot_bytes + sizes.compressed_bytes)
+                + records * (sizes.page_bytes + sizes.compressed_kv_bytes)
+                + 2 * len(self.slot_copies) * sizes.slot_bytes + 2 * len(self.page_copies) * sizes.page_bytes)
 
-    def transferred_bytes(self, arena: ArenaPlan) -> int:
+    def transferred_bytes(self, sizes: StoredSizes) -> int:
         """Bytes that are loaded or stored: they cross the link between a device and its host."""
-        return (sum(len(one.pages) for one in (*self.page_loads, *self.page_stores)) * arena.page_bytes
-                + (len(self.state_loads) + len(self.state_stores)) * arena.slot_bytes)
+        return (sum(len(one.pages) for one in (*self.page_loads, *self.page_stores)) * sizes.page_bytes
+                + (len(self.state_loads) + len(self.state_stores)) * sizes.slot_bytes)
 
 
 NO_WORK = ArenaWork()
