@@ -278,7 +278,8 @@ class BlockReader:
         return recurrent.Mamba1Block(
             shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
             select=source.summed(read.linear("select", finer=True)), step=read.linear("step", finer=True),
-            a=read.decay(), d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), out=read.linear("out"), norms=norms)
+            a=read.decay(), d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), out=read.linear("out"),
+            norms=norms)
 
     def swiglu(self, shape: Dense, name: str, names: Names = GATED) -> SwiGlu:
         """The usual feed-forward; ``names`` as in its table."""

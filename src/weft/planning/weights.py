@@ -119,8 +119,8 @@ _ROW = 4096
 """Columns, where a scale is of a whole row."""
 _ALGORITHMS = {"MXFP8": "mxfp8", "MXFP4": "mxfp4", "W4A8_MXFP4_FP8": "mxfp4", "FP8": "fp8",
                "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8", "NVFP4": "nvfp4",
-               "W4A16_NVFP4": "nvfp4", "W4A8_NVFP4_FP8": "nvfp4", "MIXED_PRECISION": "nvfp4", "fp8_e4m3": "fp8", "fp4": "mxfp4",
-               "mxfp4": "mxfp4"}
+               "W4A16_NVFP4": "nvfp4", "W4A8_NVFP4_FP8": "nvfp4",
+               "MIXED_PRECISION": "nvfp4", "fp8_e4m3": "fp8", "fp4": "mxfp4", "mxfp4": "mxfp4"}
 """modelopt's and quark's names. A mixed checkpoint is counted as its widest."""
 
 
