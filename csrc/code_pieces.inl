@@ -1,14 +1,15 @@
-// Pieces of products of int8 and int4 weights where a matrix unit multiplies: codes are exact, scales are float32.
+// Pieces of products of int8, int6 and int4 weights where a matrix unit multiplies: codes are exact, scales are float32.
 //
 //     code - zero    a whole number from -255 to 255: bfloat16 has 8 bits for it, so it is exact, and x is not rounded
-//     group          the columns that share a scale (32 in int4, 128 in int8): sum of x (code - zero), by the unit's order
+//     group          the columns that share a scale (32 in int4, 128 in int8): sum of x (code - zero), by the unit's order;
+//                    16 columns are half a step of the unit and zeros, so they take twice the products
 //     total          fused(sum of the group, scale, total), group after group, in float32
 //
 //     few rows    1 or 2 rows of x, if the unit follows the manual: vectors in the same order, codes widened in registers
 //     more rows   a chunk, 256 columns of 2 tiles of W, becomes bfloat16 in the L1 cache once for all rows of a piece;
 //                 the unit adds up a group from zero, and vectors add the scaled sum to the totals
 //
-// Minimums of codes are taken off the totals at the end (linear_inputs.inl).
+// Minimums of codes are taken off the totals at the end (matrix_pieces.inl).
 // So a row of x has the same bits in any batch, by vectors as by the unit. Denormals are zeros in both.
 //
 // What scales cost the unit, for 2 x 2 tiles: 4 products of 16 cycles in 32 columns, and for each group 64 stores of sums
@@ -27,25 +28,19 @@ constexpr int64_t kFewCodeRows = 2;  // by vectors. A unit takes 16 rows in the 
 // Bytes ahead that the L2 and the L1 cache are asked for.
 constexpr int64_t kCodesAhead = 2048, kCodesNext = 256;
 
-// What is subtracted of a code: the middle, a number of its group, or nothing, as minimums are taken off the totals.
-enum class Zero { middle, of_group, none };
-
-Zero zero_of(const Weight& weight) {
-  return minimums_of(weight) ? Zero::none : weight.zeros ? Zero::of_group : Zero::middle;
-}
-
-// The same as floats, for 16 rows of a group.
+// What is subtracted of codes, as floats, for 16 rows of a group.
 template <int BITS, Zero ZERO>
 WEFT_INLINE f32x16 code_base(const Weight& weight, int64_t at) {
+  static_assert(BITS != 6 || ZERO != Zero::of_group);
   f32x16 zero = splat(ZERO == Zero::middle ? static_cast<float>(kMiddle<BITS>) : 0.0f);
   if constexpr (ZERO == Zero::of_group) zero = __builtin_convertvector(tile_zeros(weight, at), f32x16);
-  return BITS == 8 ? zero + 8388608.0f : zero;  // 2^23: see below
+  return BITS == 4 ? zero : zero + 8388608.0f;  // 2^23: see below
 }
 
-// The codes at bit ``shift`` of 16 lanes, without their zero. int8: the last bits of 2^23 + code; int4: looked up.
+// The codes at bit ``shift`` of 16 lanes, without their zero. Bytes: the last bits of 2^23 + code; int4: looked up.
 template <int BITS, Zero ZERO>
 WEFT_INLINE f32x16 code_numbers(u32x16 bytes, int shift, f32x16 base) {
-  if constexpr (BITS == 8) {
+  if constexpr (BITS != 4) {
     return (f32x16)(((bytes >> shift) & 255u) | 0x4B000000u) - base;
   } else {
     const f32x16 numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -55,51 +50,71 @@ WEFT_INLINE f32x16 code_numbers(u32x16 bytes, int shift, f32x16 base) {
   }
 }
 
+// Of 16 columns, columns 8 pair ... 8 pair + 7, for code_numbers: int4 twice, the second at a shift of 4.
+template <int BITS>
+WEFT_INLINE void raw_pair(const uint8_t* from, int pair, u32x16* bytes) {
+  if constexpr (BITS != 4) return pair_codes<BITS>(from, pair, bytes);
+  std::memcpy(bytes, from + pair * 64, sizeof *bytes);
+  bytes[1] = bytes[0];
+}
+
 struct Groups {
   int64_t steps, count;  // of a group, and groups of a tile
 
   explicit Groups(const Weight& weight)
-      : steps(weight.group / kStepColumns), count((steps_of(weight) + steps - 1) / steps) {}
+      : steps(weight.group / columns_of_step(weight)), count((steps_of(weight) + steps - 1) / steps) {}
 
   int64_t scales_at(int64_t tile, int64_t group) const { return (tile * count + group) * kTile; }
 };
 
-// Widening fills a core's window, so it sees a line too late. A row from memory took 1.4 times as long without this.
+// The codes of a step, in bytes.
+template <int BITS>
+int64_t step_bytes(const Weight& weight) { return tile_line_bytes<BITS>() / parts_of_line(weight); }
+
+// Of 16 columns. Widening fills a core's window, so it sees a line too late. A row from memory took 1.4 times as long
+// without this.
+template <int BITS>
 WEFT_INLINE void fetch_codes(const uint8_t* from) {
-  __builtin_prefetch(from + kCodesAhead, 0, 2);
-  __builtin_prefetch(from + kCodesNext, 0, 3);
+  for (int line = 0; line < BITS / 2; ++line) {
+    __builtin_prefetch(from + line * 64 + kCodesAhead, 0, 2);
+    __builtin_prefetch(from + line * 64 + kCodesNext, 0, 3);
+  }
 }
 
 // One tile of W times ROWS rows of x -> totals [ROWS].
 template <int BITS, int ROWS, Zero ZERO>
 void few_code_rows(const Weight& weight, int64_t tile, const float* x, int64_t x_stride, f32x16* totals) {
   const int64_t steps = steps_of(weight);
+  const int64_t columns = columns_of_step(weight);
   const Groups groups(weight);
-  const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * steps * tile_line_bytes<BITS>();
+  const GroupNumbers scales = GroupNumbers::scales(weight);
+  const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * steps * step_bytes<BITS>(weight);
   f32x16 total[ROWS] = {};
   for (int64_t group = 0, step = 0; group < groups.count; ++group) {
     const int64_t at = groups.scales_at(tile, group), end = step + groups.steps < steps ? step + groups.steps : steps;
     const f32x16 base = code_base<BITS, ZERO>(weight, at);
     f32x16 sums[ROWS] = {};
-    for (; step < end; ++step, x += kStepColumns) {
+    for (; step < end; ++step) {
       f32x16 halves[2][ROWS] = {};  // even columns, odd columns
-#pragma GCC unroll 8
-      for (int vector = 0; vector < BITS; ++vector, from += 64) {
-        u32x16 bytes;
-        std::memcpy(&bytes, from, sizeof bytes);
-        fetch_codes(from);
+      for (int64_t half = 0; half < columns / kHalfLine; ++half, from += tile_line_bytes<BITS>() / 2, x += kHalfLine) {
+        fetch_codes<BITS>(from);
 #pragma GCC unroll 2
-        for (int nibble = 0; nibble < 8 / BITS; ++nibble)
+        for (int pair = 0; pair < 2; ++pair) {
+          u32x16 bytes[2];
+          raw_pair<BITS>(from, pair, bytes);
+#pragma GCC unroll 2
+          for (int quad = 0; quad < 2; ++quad)
 #pragma GCC unroll 4
-          for (int j = 0; j < 4; ++j) {
-            const f32x16 w = code_numbers<BITS, ZERO>(bytes, 8 * j + 4 * nibble, base);
-            const float* const column = x + (vector * (8 / BITS) + nibble) * 4 + j;
-            for (int r = 0; r < ROWS; ++r) halves[j % 2][r] = fused(w, splat(column[r * x_stride]), halves[j % 2][r]);
-          }
+            for (int j = 0; j < 4; ++j) {
+              const f32x16 w = code_numbers<BITS, ZERO>(bytes[quad], 8 * j + (BITS == 4 ? 4 * quad : 0), base);
+              const float* const column = x + (2 * pair + quad) * 4 + j;
+              for (int r = 0; r < ROWS; ++r) halves[j % 2][r] = fused(w, splat(column[r * x_stride]), halves[j % 2][r]);
+            }
+        }
       }
       for (int r = 0; r < ROWS; ++r) sums[r] += halves[0][r] + halves[1][r];
     }
-    const f32x16 scale = tile_scales(weight, at);
+    const f32x16 scale = scales(tile, group);
     for (int r = 0; r < ROWS; ++r) total[r] = fused(sums[r], scale, total[r]);
   }
   for (int r = 0; r < ROWS; ++r) totals[r] = total[r];
@@ -107,19 +122,28 @@ void few_code_rows(const Weight& weight, int64_t tile, const float* x, int64_t x
 
 template <int BITS, Zero ZERO>
 void few_code_rows_of(const LinearArgs& args, const float* x, int64_t tile, f32x16* totals) {
-  const int64_t width = steps_of(args.weight) * kStepColumns;
+  const int64_t width = steps_of(args.weight) * columns_of_step(args.weight);
   if (args.rows == 1) return few_code_rows<BITS, 1, ZERO>(args.weight, tile, x, width, totals);
   return few_code_rows<BITS, 2, ZERO>(args.weight, tile, x, width, totals);
 }
 
+// ``of``.operator()<bits, zero>(), for those of ``weight``.
+template <class Of>
+auto with_codes(const Weight& weight, const Of& of) {
+  const auto of_bits = [&]<int BITS>() {
+    const Zero zero = zero_of(weight);
+    if constexpr (BITS != 6)
+      if (zero == Zero::of_group) return of.template operator()<BITS, Zero::of_group>();
+    return zero == Zero::none ? of.template operator()<BITS, Zero::none>() : of.template operator()<BITS, Zero::middle>();
+  };
+  return weight.form == WeightForm::int8   ? of_bits.template operator()<8>()
+         : weight.form == WeightForm::int6 ? of_bits.template operator()<6>()
+                                           : of_bits.template operator()<4>();
+}
+
 // ``sums``: of x, [rows][steps], where the weight has minimums; else null.
 void few_code_rows_piece(const LinearArgs& args, const float* x, const float* sums, int64_t tile, int64_t end) {
-  const auto of_bits = [&]<int BITS>() {
-    const Zero zero = zero_of(args.weight);
-    return zero == Zero::none ? few_code_rows_of<BITS, Zero::none>
-                              : zero == Zero::middle ? few_code_rows_of<BITS, Zero::middle> : few_code_rows_of<BITS, Zero::of_group>;
-  };
-  const auto multiply = args.weight.form == WeightForm::int8 ? of_bits.template operator()<8>() : of_bits.template operator()<4>();
+  const auto multiply = with_codes(args.weight, []<int BITS, Zero ZERO>() { return few_code_rows_of<BITS, ZERO>; });
   f32x16 totals[kFewCodeRows];
   for (; tile < end; ++tile) {
     {
@@ -132,10 +156,10 @@ void few_code_rows_piece(const LinearArgs& args, const float* x, const float* su
 
 // 4 columns of 16 rows, a byte each, as two lines of pairs. Floats of whole numbers below 2^8 end in 16 zeros.
 template <int BITS, Zero ZERO>
-WEFT_INLINE void unpack_four(u32x16 bytes, int nibble, f32x16 base, uint16_t* to) {
+WEFT_INLINE void unpack_four(u32x16 bytes, int shift, f32x16 base, uint16_t* to) {
   for (int pair = 0; pair < 2; ++pair) {
-    const u32x16 first = (u32x16)code_numbers<BITS, ZERO>(bytes, 16 * pair + 4 * nibble, base);
-    const u32x16 second = (u32x16)code_numbers<BITS, ZERO>(bytes, 16 * pair + 8 + 4 * nibble, base);
+    const u32x16 first = (u32x16)code_numbers<BITS, ZERO>(bytes, 16 * pair + shift, base);
+    const u32x16 second = (u32x16)code_numbers<BITS, ZERO>(bytes, 16 * pair + 8 + shift, base);
     const u32x16 both = (first >> 16) | (second & 0xFFFF0000u);
     std::memcpy(to + pair * kPairWords, &both, sizeof both);
   }
@@ -170,23 +194,29 @@ WEFT_INLINE void unpack_nibbles(__m512i bytes, uint16_t* to) {
 template <int BITS, Zero ZERO>
 void unpack_codes(const Weight& weight, int64_t tile, int64_t first, int64_t count, uint16_t* to) {
   const Groups groups(weight);
+  const int64_t halves = columns_of_step(weight) / kHalfLine;
   const uint8_t* from =
-      static_cast<const uint8_t*>(weight.data) + (tile * steps_of(weight) + first) * tile_line_bytes<BITS>();
+      static_cast<const uint8_t*>(weight.data) + (tile * steps_of(weight) + first) * step_bytes<BITS>(weight);
   f32x16 base = splat(0);
   for (int64_t step = first; step < first + count; ++step) {
     if (step == first || step % groups.steps == 0)
       base = code_base<BITS, ZERO>(weight, groups.scales_at(tile, step / groups.steps));
-    for (int vector = 0; vector < BITS; ++vector, from += 64) {
-      fetch_codes(from);
-      u32x16 bytes;
-      std::memcpy(&bytes, from, sizeof bytes);
-      if constexpr (BITS == 4 && ZERO != Zero::of_group) {
-        unpack_nibbles<ZERO>((__m512i)bytes, to);
-        to += 4 * kPairWords;
-      } else {
-        for (int nibble = 0; nibble < 8 / BITS; ++nibble, to += 2 * kPairWords)
-          unpack_four<BITS, ZERO>(bytes, nibble, base, to);
+    for (int64_t half = 0; half < halves; ++half, from += tile_line_bytes<BITS>() / 2) {
+      fetch_codes<BITS>(from);
+      for (int pair = 0; pair < 2; ++pair, to += 4 * kPairWords) {
+        u32x16 bytes[2];
+        raw_pair<BITS>(from, pair, bytes);
+        if constexpr (BITS == 4 && ZERO != Zero::of_group) {
+          unpack_nibbles<ZERO>((__m512i)bytes[0], to);
+        } else {
+          for (int quad = 0; quad < 2; ++quad)
+            unpack_four<BITS, ZERO>(bytes[quad], BITS == 4 ? 4 * quad : 0, base, to + quad * 2 * kPairWords);
+        }
       }
+    }
+    if (halves == 1) {
+      std::memset(to, 0, 8 * kPairWords * sizeof *to);
+      to += 8 * kPairWords;
     }
   }
 }
@@ -211,12 +241,8 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
   float* const sums = reinterpret_cast<float*>(room_of_sums.data());
   float* const totals = sums + pairs * kPairSums;
   const uint16_t* const numbers = x->numbers + first / kTileSide * steps * kStepNumbers;
-  const auto of_bits = [&]<int BITS>() {
-    const Zero zero = zero_of(weight);
-    return zero == Zero::none ? unpack_codes<BITS, Zero::none>
-                              : zero == Zero::middle ? unpack_codes<BITS, Zero::middle> : unpack_codes<BITS, Zero::of_group>;
-  };
-  const auto unpack = weight.form == WeightForm::int8 ? of_bits.template operator()<8>() : of_bits.template operator()<4>();
+  const auto unpack = with_codes(weight, []<int BITS, Zero ZERO>() { return unpack_codes<BITS, ZERO>; });
+  const GroupNumbers scales = GroupNumbers::scales(weight);
   const TileKernels& unit = tile_kernels();
   // The rows of block ``block`` that are there.
   const auto rows_of = [&](int64_t block) {
@@ -243,7 +269,7 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
           for (int b = 0; b < both; ++b)
             for (int t = 0; t < count; ++t) {
               const int64_t at = pair * kPairSums + (b * count + t) * kSumNumbers;
-              add_scaled(sums + at, tile_scales(weight, groups.scales_at(tile + t, group)), rows_of(2 * pair + b), totals + at);
+              add_scaled(sums + at, scales(tile + t, group), rows_of(2 * pair + b), totals + at);
             }
         }
       }

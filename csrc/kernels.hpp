@@ -192,20 +192,25 @@ enum class WeightForm : int {
   bfloat16_tiles = 4,  // tiles of 16 rows: for each 2 columns 16 x 2 numbers; x is bfloat16
   float32_tiles = 5,   // tiles of 16 rows: for each column 16 numbers; x is float32
   int4 = 3,      // tiles of 16 rows: for each 8 columns 16 x 4 bytes, columns 0-3 in the low halves
+  int6 = 8,      // tiles of 16 rows: for each 16 columns 128 bytes as in int4, then 64 with two more bits of each
   int8_both = 6, // as int8, and x becomes int8 too (w8a8.inl): no zeros, groups of 128 n columns, or one
   bfloat16_twelve_bit = 7,  // bfloat16_tiles in 12 bits (twelve_bit.inl); where has_twelve_bit_products; in is a multiple of 8
 };
+
+// Numbers of groups. ``bytes``: signed, each times a float16 that a block of 256 columns shares.
+enum class ScaleForm : int { float32 = 0, float16 = 1, bytes = 2 };
 
 struct Weight {
   const void* data;
   WeightForm form;
   int64_t in, out;
   const void* scales;      // of tiles: [tiles][groups][16]; the rest is of tiles as well. Squeezed: bytes [tiles][16]
-  bool half_scales;        // float16 instead of float32
-  const uint8_t* zeros;    // [tiles][groups][16], or null: 128 or 8
-  int64_t group;           // columns that share a scale, a multiple of 32
-  const int64_t* odd;      // 12-bit: for each tile where in this array its odd weights begin, then those. int8 and int4: null, or
-                           // the address of float minimums [tiles][groups][16], which are subtracted; groups have 32 columns
+  ScaleForm scale_form;    // of scales and minimums
+  const uint8_t* zeros;    // [tiles][groups][16], or null: 128, 32 or 8; int8 and int4 alone
+  int64_t group;           // columns that share a scale: 16, or a multiple of 32
+  const int64_t* odd;      // 12-bit: for each tile where in this array its odd weights begin, then those
+  const void* minimums;    // as scales, or null. Subtracted: value = code scale - minimum. Groups of 16 or 32 columns
+  const uint16_t *block_scales, *block_minimums;  // float16 [tiles][blocks][16], of bytes
 };
 
 struct LinearArgs {

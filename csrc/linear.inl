@@ -4,7 +4,7 @@
 //     inside   up to 6 rows of x at a time; every vector of W that is loaded meets all of them
 //
 //     rows (bfloat16, float32)    a row of W times a row of x, added across at the end
-//     tiles (int8, int4)          tile | columns 0-3 of 16 rows | columns 4-7 of 16 rows | ...
+//     tiles (int8, int6, int4)    tile | columns 0-3 of 16 rows | columns 4-7 of 16 rows | ...
 //                                 a lane is a row of W: nothing is added across, a scale is one multiplication
 //
 // Tiles meet x in one of two ways. *Rounded*: x is int8 with a scale for 32 columns, and four products of bytes are one
@@ -19,32 +19,6 @@ constexpr int64_t tile_line_bytes() {
   return kTile * kLine * BITS / 8;
 }
 
-#if !defined(__AVX512F__)
-float widen_half(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
-  uint32_t wide = rest << 13;
-  float y;
-  std::memcpy(&y, &wide, sizeof y);
-  y *= 0x1p112f;  // moves the exponent; denormals come out right as well
-  std::memcpy(&wide, &y, sizeof y);
-  wide |= sign;
-  std::memcpy(&y, &wide, sizeof y);
-  return y;
-}
-#endif
-
-WEFT_INLINE f32x16 tile_scales(const Weight& weight, int64_t at) {
-  if (!weight.half_scales) return load(static_cast<const float*>(weight.scales) + at);
-  const uint16_t* from = static_cast<const uint16_t*>(weight.scales) + at;
-#if defined(__AVX512F__)
-  return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#else
-  f32x16 x;
-  for (int i = 0; i < kTile; ++i) x[i] = widen_half(from[i]);
-  return x;
-#endif
-}
-
 WEFT_INLINE i32x16 tile_zeros(const Weight& weight, int64_t at) {
   typedef uint8_t u8x16 __attribute__((vector_size(16)));
   u8x16 bytes;
@@ -53,93 +27,115 @@ WEFT_INLINE i32x16 tile_zeros(const Weight& weight, int64_t at) {
 }
 
 template <int BITS>
-constexpr int kMiddle = BITS == 8 ? 128 : 8;
+constexpr int kMiddle = 1 << (BITS - 1);
 
-// TILES tiles from ``tile`` on, times ROWS rows of x from ``row`` on -> y [ROWS][kOutRows].
-template <int BITS, int ROWS, int TILES, bool ZEROS>
+// What is subtracted of a code: the middle, a number of its group, or nothing, as minimums are taken off the totals.
+enum class Zero { middle, of_group, none };
+
+Zero zero_of(const Weight& weight) {
+  return weight.minimums ? Zero::none : weight.zeros ? Zero::of_group : Zero::middle;
+}
+
+// Of 16 columns of a tile at ``from``, columns 8 pair ... 8 pair + 7: a byte for each of 4 columns, twice.
+template <int BITS>
+WEFT_INLINE void pair_codes(const uint8_t* from, int pair, u32x16* codes) {
+  std::memcpy(codes, from + (BITS == 8 ? 2 : 1) * pair * 64, sizeof *codes);
+  if constexpr (BITS == 8) {
+    std::memcpy(codes + 1, from + (2 * pair + 1) * 64, sizeof *codes);
+  } else {
+    codes[1] = (codes[0] >> 4) & 0x0F0F0F0Fu;
+    codes[0] &= 0x0F0F0F0Fu;
+  }
+  if constexpr (BITS == 6) {
+    u32x16 high;  // two bits for each of 16 columns, beside what they belong to
+    std::memcpy(&high, from + 128, sizeof high);
+    codes[0] |= (pair ? high : high << 4) & 0x30303030u;
+    codes[1] |= (pair ? high >> 2 : high << 2) & 0x30303030u;
+  }
+}
+
+// TILES tiles from ``tile`` on, times ROWS rows of x from ``row`` on -> y [ROWS][kOutRows]. PARTS: groups of a line, 1
+// where groups are whole lines.
+template <int BITS, int ROWS, int TILES, Zero ZERO, int PARTS>
 WEFT_INLINE void exact_tiles(const Weight& weight, int64_t tile, const Prepared& x, int64_t row, float* y) {
   const int64_t lines = x.lines, groups = (x.padded + weight.group - 1) / weight.group;
+  const GroupNumbers scales = GroupNumbers::scales(weight);
   for (int t = 0; t < TILES; ++t) {
     const uint8_t* from = static_cast<const uint8_t*>(weight.data) + (tile + t) * lines * tile_line_bytes<BITS>();
     f32x16 total[ROWS] = {};
     f32x16 scale = splat(0), zero = splat(static_cast<float>(kMiddle<BITS>));
-    for (int64_t line = 0; line < lines; ++line) {
-      if (line * kLine % weight.group == 0) {
-        const int64_t at = ((tile + t) * groups + line * kLine / weight.group) * kTile;
-        scale = tile_scales(weight, at);
-        if constexpr (ZEROS) zero = __builtin_convertvector(tile_zeros(weight, at), f32x16);
+    for (int64_t part = 0; part < lines * PARTS; ++part) {
+      if (PARTS == 2 || part * kLine % weight.group == 0) {
+        const int64_t group = PARTS == 2 ? part : part * kLine / weight.group;
+        scale = scales(tile + t, group);
+        if constexpr (ZERO == Zero::of_group)
+          zero = __builtin_convertvector(tile_zeros(weight, ((tile + t) * groups + group) * kTile), f32x16);
       }
       f32x16 acc[ROWS] = {};
-      const float* values = x.values.data() + row * x.padded + line * kLine;
-      for (int vector = 0; vector < BITS; ++vector, from += 64) {
-        u32x16 bytes;
-        std::memcpy(&bytes, from, sizeof bytes);
-        for (int nibble = 0; nibble < 8 / BITS; ++nibble)
-          for (int j = 0; j < 4; ++j) {
-            const u32x16 code = (bytes >> (8 * j + 4 * nibble)) & (BITS == 8 ? 255u : 15u);
-            const f32x16 wide = __builtin_convertvector((i32x16)code, f32x16);
-            for (int r = 0; r < ROWS; ++r)
-              acc[r] += wide * values[r * x.padded + (vector * (8 / BITS) + nibble) * 4 + j];
-          }
+      const float* values = x.values.data() + row * x.padded + part * (kLine / PARTS);
+      for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
+        for (int pair = 0; pair < 2; ++pair) {
+          u32x16 codes[2];
+          pair_codes<BITS>(from, pair, codes);
+          for (int quad = 0; quad < 2; ++quad)
+            for (int j = 0; j < 4; ++j) {
+              const f32x16 wide = __builtin_convertvector((i32x16)((codes[quad] >> (8 * j)) & 255u), f32x16);
+              for (int r = 0; r < ROWS; ++r)
+                acc[r] += wide * values[r * x.padded + ((half * 2 + pair) * 2 + quad) * 4 + j];
+            }
+        }
+      for (int r = 0; r < ROWS; ++r) {
+        if constexpr (ZERO == Zero::none) total[r] += acc[r] * scale;
+        else total[r] += (acc[r] - zero * x.value_sums[static_cast<size_t>((row + r) * lines * PARTS + part)]) * scale;
       }
-      for (int r = 0; r < ROWS; ++r)
-        total[r] += (acc[r] - zero * x.value_sums[static_cast<size_t>((row + r) * lines + line)]) * scale;
     }
     for (int r = 0; r < ROWS; ++r) store(y + r * kOutRows + t * kTile, total[r]);
   }
 }
 
 #if defined(__AVX512F__)
-template <int BITS, int ROWS, int TILES, bool ZEROS>
+template <int BITS, int ROWS, int TILES, Zero ZERO, int PARTS>
 WEFT_VNNI void rounded_tiles(const Weight& weight, int64_t tile, const Prepared& x, int64_t row, float* y) {
   const int64_t lines = x.lines, groups = (x.padded + weight.group - 1) / weight.group;
+  const GroupNumbers scales = GroupNumbers::scales(weight);
   const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * lines * tile_line_bytes<BITS>();
   const int64_t tile_bytes = lines * tile_line_bytes<BITS>();
-  const __m512i low = _mm512_set1_epi8(15);
   f32x16 total[TILES][ROWS] = {};
   f32x16 scale[TILES] = {};
   __m512i zero[TILES] = {};
   int64_t left = 0, group = 0;
-  for (int64_t line = 0; line < lines; ++line, from += tile_line_bytes<BITS>()) {
-    if (left == 0) {
+  for (int64_t part = 0; part < lines * PARTS; ++part) {
+    if (PARTS == 2 || left == 0) {
       for (int t = 0; t < TILES; ++t) {
-        const int64_t at = ((tile + t) * groups + group) * kTile;
-        scale[t] = tile_scales(weight, at);
-        if constexpr (ZEROS) zero[t] = (__m512i)tile_zeros(weight, at);
+        scale[t] = scales(tile + t, group);
+        if constexpr (ZERO == Zero::of_group) zero[t] = (__m512i)tile_zeros(weight, ((tile + t) * groups + group) * kTile);
       }
       left = weight.group;
       ++group;
     }
-    left -= kLine;
+    left -= kLine / PARTS;
     __m512i acc[TILES][ROWS];
     for (int r = 0; r < ROWS; ++r) {
-      const int32_t sum = x.sums[static_cast<size_t>((row + r) * lines + line)];
+      const int32_t sum = ZERO == Zero::none ? 0 : x.sums[static_cast<size_t>((row + r) * lines * PARTS + part)];
       for (int t = 0; t < TILES; ++t)
-        acc[t][r] = ZEROS ? _mm512_mullo_epi32(_mm512_set1_epi32(-sum), zero[t])
-                          : _mm512_set1_epi32(-kMiddle<BITS> * sum);
+        acc[t][r] = ZERO == Zero::of_group ? _mm512_mullo_epi32(_mm512_set1_epi32(-sum), zero[t])
+                                           : _mm512_set1_epi32(-kMiddle<BITS> * sum);
     }
-    const int8_t* codes = x.codes.data() + row * x.padded + line * kLine;
-    for (int vector = 0; vector < BITS; ++vector) {
-      __m512i w[TILES][8 / BITS];
-      for (int t = 0; t < TILES; ++t) {
-        const __m512i bytes = _mm512_loadu_si512(from + t * tile_bytes + vector * 64);
-        if constexpr (BITS == 8) {
-          w[t][0] = bytes;
-        } else {
-          w[t][0] = _mm512_and_si512(bytes, low);
-          w[t][1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
-        }
+    const int8_t* codes = x.codes.data() + row * x.padded + part * (kLine / PARTS);
+    for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
+      for (int pair = 0; pair < 2; ++pair) {
+        u32x16 w[TILES][2];
+        for (int t = 0; t < TILES; ++t) pair_codes<BITS>(from + t * tile_bytes, pair, w[t]);
+        for (int quad = 0; quad < 2; ++quad)
+          for (int r = 0; r < ROWS; ++r) {
+            int32_t four;
+            std::memcpy(&four, codes + r * x.padded + ((half * 2 + pair) * 2 + quad) * 4, sizeof four);
+            const __m512i xs = _mm512_set1_epi32(four);
+            for (int t = 0; t < TILES; ++t) acc[t][r] = _mm512_dpbusd_epi32(acc[t][r], (__m512i)w[t][quad], xs);
+          }
       }
-      for (int nibble = 0; nibble < 8 / BITS; ++nibble)
-        for (int r = 0; r < ROWS; ++r) {
-          int32_t four;
-          std::memcpy(&four, codes + r * x.padded + (vector * (8 / BITS) + nibble) * 4, sizeof four);
-          const __m512i xs = _mm512_set1_epi32(four);
-          for (int t = 0; t < TILES; ++t) acc[t][r] = _mm512_dpbusd_epi32(acc[t][r], w[t][nibble], xs);
-        }
-    }
     for (int r = 0; r < ROWS; ++r) {
-      const float x_scale = x.scales[static_cast<size_t>((row + r) * lines + line)];
+      const float x_scale = x.scales[static_cast<size_t>((row + r) * lines + part / PARTS)];
       for (int t = 0; t < TILES; ++t)
         total[t][r] += (f32x16)_mm512_cvtepi32_ps(acc[t][r]) * (scale[t] * x_scale);
     }
@@ -202,7 +198,27 @@ void float_rows(const Weight& weight, int64_t first, const Prepared& x, int64_t 
   }
 }
 
-template <int BITS, int ROWS, bool ZEROS>
+// Minimums times the sums of x in their groups, group after group, are taken off behind a product. So a row of x has the
+// same bits in any batch here too.
+template <int ROWS>
+void take_minimums(const Weight& weight, int64_t tile, int tiles, const Prepared& x, int64_t row, float* y) {
+  const GroupNumbers minimums = GroupNumbers::minimums(weight);
+  const int64_t groups = x.lines * x.parts;
+  const float* const sums = x.value_sums.data() + row * groups;
+  for (int t = 0; t < tiles; ++t) {
+    f32x16 taken[ROWS] = {};
+    for (int64_t group = 0; group < groups; ++group) {
+      const f32x16 minimum = minimums(tile + t, group);
+      for (int r = 0; r < ROWS; ++r) taken[r] = fused(minimum, splat(sums[r * groups + group]), taken[r]);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      float* const to = y + r * kOutRows + t * kTile;
+      store(to, load(to) - taken[r]);
+    }
+  }
+}
+
+template <int BITS, int ROWS, Zero ZERO, int PARTS>
 void tile_item(const Weight& weight, int64_t first, const Prepared& x, int64_t row, float* y, int64_t count) {
   const int64_t tile = first / kTile;
   const int tiles = static_cast<int>((count + kTile - 1) / kTile);
@@ -211,12 +227,25 @@ void tile_item(const Weight& weight, int64_t first, const Prepared& x, int64_t r
   if (x.kind == Inputs::codes) {
     constexpr int together = ROWS <= 2 ? 4 : 2;  // with more, sums spill
     for (; t + together <= tiles; t += together)
-      rounded_tiles<BITS, ROWS, together, ZEROS>(weight, tile + t, x, row, y + t * kTile);
-    for (; t < tiles; ++t) rounded_tiles<BITS, ROWS, 1, ZEROS>(weight, tile + t, x, row, y + t * kTile);
-    return;
+      rounded_tiles<BITS, ROWS, together, ZERO, PARTS>(weight, tile + t, x, row, y + t * kTile);
+    for (; t < tiles; ++t) rounded_tiles<BITS, ROWS, 1, ZERO, PARTS>(weight, tile + t, x, row, y + t * kTile);
   }
 #endif
-  for (; t < tiles; ++t) exact_tiles<BITS, ROWS, 1, ZEROS>(weight, tile + t, x, row, y + t * kTile);
+  for (; t < tiles; ++t) exact_tiles<BITS, ROWS, 1, ZERO, PARTS>(weight, tile + t, x, row, y + t * kTile);
+  if constexpr (ZERO == Zero::none) take_minimums<ROWS>(weight, tile, tiles, x, row, y);
+}
+
+template <int BITS, int ROWS>
+void codes_item(const Weight& weight, int64_t first, const Prepared& x, int64_t row, float* y, int64_t count) {
+  const Zero zero = zero_of(weight);
+  if constexpr (BITS != 6)
+    if (zero == Zero::of_group) return tile_item<BITS, ROWS, Zero::of_group, 1>(weight, first, x, row, y, count);
+  if (x.parts == 2) {
+    if (zero == Zero::none) return tile_item<BITS, ROWS, Zero::none, 2>(weight, first, x, row, y, count);
+    return tile_item<BITS, ROWS, Zero::middle, 2>(weight, first, x, row, y, count);
+  }
+  if (zero == Zero::none) return tile_item<BITS, ROWS, Zero::none, 1>(weight, first, x, row, y, count);
+  return tile_item<BITS, ROWS, Zero::middle, 1>(weight, first, x, row, y, count);
 }
 
 template <int ROWS>
@@ -232,12 +261,9 @@ void item_of(const Weight& weight, int64_t first, const Prepared& x, int64_t row
     case WeightForm::float32_tiles:
     case WeightForm::bfloat16_twelve_bit:
     case WeightForm::int8_both: return;  // see tiles.inl, w8a8.inl
-    case WeightForm::int8:
-      if (weight.zeros) return tile_item<8, ROWS, true>(weight, first, x, row, y, count);
-      return tile_item<8, ROWS, false>(weight, first, x, row, y, count);
-    case WeightForm::int4:
-      if (weight.zeros) return tile_item<4, ROWS, true>(weight, first, x, row, y, count);
-      return tile_item<4, ROWS, false>(weight, first, x, row, y, count);
+    case WeightForm::int8: return codes_item<8, ROWS>(weight, first, x, row, y, count);
+    case WeightForm::int6: return codes_item<6, ROWS>(weight, first, x, row, y, count);
+    case WeightForm::int4: return codes_item<4, ROWS>(weight, first, x, row, y, count);
   }
 }
 
@@ -263,7 +289,7 @@ void linear_in(const LinearArgs& args) {
   static thread_local Prepared buffer;
   Prepared& x = buffer;
   const Weight& weight = args.weight;
-  x.resize(inputs_for(weight, args.exact), args.rows, weight.in);
+  x.resize(weight, args.exact, args.rows);
   const auto set = [&](int64_t row) {
     x.set_row(row, static_cast<const T*>(args.x) + row * args.x_stride, weight.in);
   };
@@ -271,14 +297,6 @@ void linear_in(const LinearArgs& args) {
     for (int64_t row = 0; row < args.rows; ++row) set(row);
   else
     Pool::instance().for_each(args.rows, set);
-  const float* const minimums = minimums_of(weight);
-  static thread_local std::vector<float> sums_room;
-  std::vector<float>& sums = sums_room;
-  if (minimums) {
-    sums.resize(static_cast<size_t>(args.rows * x.lines));
-    for (size_t i = 0; i < sums.size(); ++i)
-      sums[i] = x.kind == Inputs::codes ? x.scales[i] * static_cast<float>(x.sums[i]) : x.value_sums[i];
-  }
   Pool::instance().for_each((weight.out + kOutRows - 1) / kOutRows, [&](int64_t item) {
     const int64_t first = item * kOutRows;
     const int64_t count = weight.out - first < kOutRows ? weight.out - first : kOutRows;
@@ -286,12 +304,6 @@ void linear_in(const LinearArgs& args) {
     for (int64_t row = 0; row < args.rows; row += kRowsTogether) {
       const int64_t rows = args.rows - row < kRowsTogether ? args.rows - row : kRowsTogether;
       item_products(weight, first, count, x, row, rows, y);
-      if (minimums)
-        for (int64_t r = 0; r < rows; ++r)
-          for (int64_t t = 0; t * kTile < count; ++t) {
-            float* const to = y + r * kOutRows + t * kTile;
-            store(to, without_minimums(minimums, first / kTile + t, sums.data() + (row + r) * x.lines, x.lines, load(to)));
-          }
       for (int64_t r = 0; r < rows; ++r)
         write_row(static_cast<T*>(args.out) + (row + r) * weight.out + first, y + r * kOutRows,
                   args.bias ? args.bias + first : nullptr, count);
@@ -302,43 +314,41 @@ void linear_in(const LinearArgs& args) {
 template <int BITS, class T>
 void widen_tiles(const WidenArgs& args) {
   const Weight& weight = args.weight;
-  const int64_t lines = (weight.in + kLine - 1) / kLine;
-  const int64_t groups = (lines * kLine + weight.group - 1) / weight.group;
-  const float* const minimums = minimums_of(weight);
+  const int64_t lines = (weight.in + kLine - 1) / kLine, groups = (lines * kLine + weight.group - 1) / weight.group;
+  const GroupNumbers scales = GroupNumbers::scales(weight), minimums = GroupNumbers::minimums(weight);
   Pool::instance().for_each((args.last - args.first + kTile - 1) / kTile, [&](int64_t item) {
     const int64_t tile = args.first / kTile + item;
     const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * lines * tile_line_bytes<BITS>();
     T* const to = static_cast<T*>(args.out) + item * kTile;
-    for (int64_t line = 0; line < lines; ++line) {
-      const int64_t at = (tile * groups + line * kLine / weight.group) * kTile;
-      const f32x16 scale = tile_scales(weight, at);
-      const f32x16 zero = weight.zeros ? __builtin_convertvector(tile_zeros(weight, at), f32x16)
-                                       : splat(static_cast<float>(kMiddle<BITS>));
-      for (int vector = 0; vector < BITS; ++vector, from += 64) {
-        u32x16 bytes;
-        std::memcpy(&bytes, from, sizeof bytes);
-        for (int nibble = 0; nibble < 8 / BITS; ++nibble)
-          for (int j = 0; j < 4; ++j) {
-            const int64_t column = line * kLine + (vector * (8 / BITS) + nibble) * 4 + j;
-            if (column >= weight.in) break;
-            const u32x16 code = (bytes >> (8 * j + 4 * nibble)) & (BITS == 8 ? 255u : 15u);
-            const f32x16 value = (__builtin_convertvector((i32x16)code, f32x16) - zero) * scale;
-            store(to + column * args.stride, minimums ? value - load(minimums + at) : value);
-          }
+    for (int64_t half = 0; half < 2 * lines; ++half, from += tile_line_bytes<BITS>() / 2) {
+      const int64_t group = half * kHalfLine / weight.group;
+      const f32x16 scale = scales(tile, group), minimum = weight.minimums ? minimums(tile, group) : splat(0);
+      const f32x16 zero = weight.minimums ? splat(0)
+                          : weight.zeros  ? __builtin_convertvector(tile_zeros(weight, (tile * groups + group) * kTile), f32x16)
+                                          : splat(static_cast<float>(kMiddle<BITS>));
+      for (int i = 0; i < kHalfLine; ++i) {
+        const int64_t column = half * kHalfLine + i;
+        if (column >= weight.in) break;
+        u32x16 codes[2];
+        pair_codes<BITS>(from, i / 8, codes);
+        const u32x16 code = (codes[i / 4 % 2] >> (8 * (i % 4))) & 255u;
+        const f32x16 value = (__builtin_convertvector((i32x16)code, f32x16) - zero) * scale;
+        store(to + column * args.stride, weight.minimums ? value - minimum : value);
       }
     }
   });
 }
 
+template <class T>
+void widen_weight_to(const WidenArgs& args) {
+  if (args.weight.form == WeightForm::int8) return widen_tiles<8, T>(args);
+  if (args.weight.form == WeightForm::int6) return widen_tiles<6, T>(args);
+  widen_tiles<4, T>(args);
+}
+
 void widen_weight(const WidenArgs& args) {
-  const bool eight = args.weight.form == WeightForm::int8;
-  if (args.out_dtype == Dtype::bfloat16) {
-    if (eight) widen_tiles<8, bf16>(args);
-    else widen_tiles<4, bf16>(args);
-  } else {
-    if (eight) widen_tiles<8, float>(args);
-    else widen_tiles<4, float>(args);
-  }
+  if (args.out_dtype == Dtype::bfloat16) widen_weight_to<bf16>(args);
+  else widen_weight_to<float>(args);
 }
 
 }  // namespace

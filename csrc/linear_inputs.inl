@@ -1,11 +1,13 @@
 // Rows of x in the shape that a matrix kernel reads: float32, bfloat16, or int8 codes with a scale for 32 columns.
 //
-//     floats   values [rows][padded]     value_sums [rows][lines]     exact products with any form of weight
+//     floats   values [rows][padded]     value_sums [rows][parts]     exact products with any form of weight
 //     halves   bfloat16 [rows][padded]                                products of pairs (vdpbf16ps)
-//     codes    int8 [rows][padded]       scales, sums [rows][lines]   products of four bytes (vpdpbusd)
+//     codes    int8 [rows][padded]       scales [rows][lines]         products of four bytes (vpdpbusd)
+//                                        sums [rows][parts]
 //
-// A line is 32 columns; the columns behind the last one are zero. The sums of a line fold the zero point of the weights
-// into one multiplication. A row depends on no other row, so a row of x gives the same bits in any batch.
+// A line is 32 columns; the columns behind the last one are zero. A part is a line, or half of one where the weight's
+// groups have 16 columns. The sums of a part fold the zero point of the weights into one multiplication, and minimums
+// of groups as well. A row depends on no other row, so a row of x gives the same bits in any batch.
 
 namespace weft {
 namespace {
@@ -16,6 +18,7 @@ constexpr int kOutRows = kTile * kOutTiles;
 constexpr int kRowsTogether = 6;
 constexpr int64_t kFewRows = 8;  // of x, by vectors also where there is a matrix unit
 constexpr int64_t kLine = 32;  // columns that share a scale of x
+constexpr int64_t kHalfLine = 16;
 
 #if defined(__AVX512F__)
 #define WEFT_VNNI __attribute__((target("avx512vnni")))
@@ -47,32 +50,46 @@ bool has_bf16_dot() { return false; }
 
 enum class Inputs { floats, halves, codes };
 
+bool in_tiles(WeightForm form) { return form == WeightForm::int8 || form == WeightForm::int4 || form == WeightForm::int6; }
+
+// How many groups a line of ``weight`` has at most: 1 where groups are whole lines.
+int64_t parts_of_line(const Weight& weight) { return in_tiles(weight.form) && weight.group == kHalfLine ? 2 : 1; }
+
+Inputs inputs_for(const Weight& weight, bool exact) {
+#if defined(__AVX512F__)
+  if (weight.form == WeightForm::bfloat16 && has_bf16_dot()) return Inputs::halves;
+#endif
+  return in_tiles(weight.form) && !exact && has_vnni() ? Inputs::codes : Inputs::floats;
+}
+
 // [rows][padded] values of one kind. There is room behind the last row: a kernel may read up to kRowsTogether rows at
 // once, and drops the products of the additional ones.
 struct Prepared {
   Inputs kind;
-  int64_t padded, lines;
+  int64_t padded, lines, parts;   // parts: of a line
+  bool scaled_sums;
   std::vector<float> values;
   std::vector<bf16> halves;
   std::vector<int8_t> codes;
   std::vector<float> scales;     // [rows][lines]
-  std::vector<int32_t> sums;     // [rows][lines] of codes
-  std::vector<float> value_sums; // [rows][lines] of values
+  std::vector<int32_t> sums;     // [rows][lines][parts] of codes
+  std::vector<float> value_sums; // the same of values: of floats, and for minimums
 
-  void resize(Inputs kind_, int64_t rows, int64_t in) {
-    kind = kind_;
-    lines = (in + kLine - 1) / kLine;
+  // For products of ``rows`` rows with ``weight``.
+  void resize(const Weight& weight, bool exact, int64_t rows) {
+    kind = inputs_for(weight, exact);
+    lines = (weight.in + kLine - 1) / kLine;
+    parts = parts_of_line(weight);
     padded = lines * kLine;
+    scaled_sums = kind == Inputs::floats || weight.minimums;
     const int64_t whole = rows + kRowsTogether;
     if (kind == Inputs::halves) halves.resize(static_cast<size_t>(whole * padded));
-    if (kind == Inputs::floats) {
-      values.resize(static_cast<size_t>(whole * padded));
-      value_sums.resize(static_cast<size_t>(whole * lines));
-    }
+    if (kind == Inputs::floats) values.resize(static_cast<size_t>(whole * padded));
+    if (scaled_sums) value_sums.resize(static_cast<size_t>(whole * lines * parts));
     if (kind == Inputs::codes) {
       codes.resize(static_cast<size_t>(whole * padded));
       scales.resize(static_cast<size_t>(whole * lines));
-      sums.resize(static_cast<size_t>(whole * lines));
+      sums.resize(static_cast<size_t>(whole * lines * parts));
     }
   }
 
@@ -82,18 +99,20 @@ struct Prepared {
     for (int64_t i = 0; i < count; ++i) x[i] = from[i];
     const f32x16 first = load(x), second = load(x + 16);
     const int64_t at = row * padded + line * kLine;
+    const size_t sum_at = static_cast<size_t>((row * lines + line) * parts);
     if (kind == Inputs::halves) {
       store(halves.data() + at, first);
       store(halves.data() + at + 16, second);
     } else if (kind == Inputs::floats) {
       store(values.data() + at, first);
       store(values.data() + at + 16, second);
-      value_sums[static_cast<size_t>(row * lines + line)] = sum(first + second);
+      value_sums[sum_at] = parts == 2 ? sum(first) : sum(first + second);
+      if (parts == 2) value_sums[sum_at + 1] = sum(second);
     } else {
       const bool finite = sum(first * 0.0f + second * 0.0f) == 0;  // else the scale is NaN, and so are all products
       const float most = finite ? largest(max(max(first, -first), max(second, -second))) : 0;
       const float up = most > 0 ? 127.0f / most : 0;
-      int32_t total = 0;
+      int32_t totals[2] = {};
       int8_t* const to = codes.data() + at;
       const f32x16 half = splat(0.5f);
       for (int part = 0; part < 2; ++part) {
@@ -102,11 +121,16 @@ struct Prepared {
             __builtin_convertvector(scaled + select(scaled < splat(0), -half, half), i32x16);
         for (int i = 0; i < 16; ++i) {
           to[part * 16 + i] = static_cast<int8_t>(whole[i]);
-          total += whole[i];
+          totals[part] += whole[i];
         }
       }
-      scales[static_cast<size_t>(row * lines + line)] = finite ? most / 127.0f : std::nanf("");
-      sums[static_cast<size_t>(row * lines + line)] = total;
+      if (parts == 1) totals[0] += totals[1];
+      const float scale = finite ? most / 127.0f : std::nanf("");
+      scales[static_cast<size_t>(row * lines + line)] = scale;
+      for (int64_t part = 0; part < parts; ++part) {
+        sums[sum_at + static_cast<size_t>(part)] = totals[part];
+        if (scaled_sums) value_sums[sum_at + static_cast<size_t>(part)] = scale * static_cast<float>(totals[part]);
+      }
     }
   }
 
@@ -126,29 +150,63 @@ struct Prepared {
   }
 };
 
-bool in_tiles(WeightForm form) { return form == WeightForm::int8 || form == WeightForm::int4; }
-
-// Float minimums of codes, [tiles][lines][16]: value = code scale - minimum, a scale for 32 columns. They are added up
-// behind a product, line after line, as the sum of x in a line times the minimum. So a row of x has the same bits in any
-// batch here too.
-const float* minimums_of(const Weight& weight) {
-  return in_tiles(weight.form) ? reinterpret_cast<const float*>(weight.odd) : nullptr;
+#if !defined(__AVX512F__)
+float widen_half(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
+  uint32_t wide = rest << 13;
+  float y;
+  std::memcpy(&y, &wide, sizeof y);
+  y *= 0x1p112f;  // moves the exponent; denormals come out right as well
+  std::memcpy(&wide, &y, sizeof y);
+  wide |= sign;
+  std::memcpy(&y, &wide, sizeof y);
+  return y;
 }
-
-// ``sums``: of x, a number for each line of one row.
-WEFT_INLINE f32x16 without_minimums(const float* minimums, int64_t tile, const float* sums, int64_t lines, f32x16 total) {
-  const float* const from = minimums + tile * lines * kTile;
-  f32x16 taken = splat(0);
-  for (int64_t line = 0; line < lines; ++line) taken = fused(load(from + line * kTile), splat(sums[line]), taken);
-  return total - taken;
-}
-
-Inputs inputs_for(const Weight& weight, bool exact) {
-#if defined(__AVX512F__)
-  if (weight.form == WeightForm::bfloat16 && has_bf16_dot()) return Inputs::halves;
 #endif
-  return in_tiles(weight.form) && !exact && has_vnni() ? Inputs::codes : Inputs::floats;
+
+WEFT_INLINE f32x16 load_halves(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+  f32x16 x;
+  for (int i = 0; i < kTile; ++i) x[i] = widen_half(from[i]);
+  return x;
+#endif
 }
+
+// The scales of groups, or their minimums: 16 numbers of a tile's group.
+class GroupNumbers {
+ public:
+  static GroupNumbers scales(const Weight& weight) { return {weight, weight.scales, weight.block_scales}; }
+  static GroupNumbers minimums(const Weight& weight) { return {weight, weight.minimums, weight.block_minimums}; }
+
+  WEFT_INLINE f32x16 operator()(int64_t tile, int64_t group) const {
+    const int64_t at = (tile * groups_ + group) * kTile;
+    if (form_ == ScaleForm::float16) return load_halves(static_cast<const uint16_t*>(numbers_) + at);
+    if (form_ == ScaleForm::float32) return load(static_cast<const float*>(numbers_) + at);
+    typedef int8_t i8x16 __attribute__((vector_size(16)));
+    i8x16 bytes;
+    std::memcpy(&bytes, static_cast<const int8_t*>(numbers_) + at, sizeof bytes);
+    const f32x16 wide = __builtin_convertvector(__builtin_convertvector(bytes, i32x16), f32x16);
+    // A float16 times seven bits is exact, so bytes lose nothing against floats.
+    return wide * load_halves(of_blocks_ + (tile * blocks_ + (group >> shift_)) * kTile);
+  }
+
+ private:
+  GroupNumbers(const Weight& weight, const void* numbers, const uint16_t* of_blocks)
+      : numbers_(numbers), of_blocks_(of_blocks), form_(weight.scale_form),
+        groups_((padded_of(weight) + weight.group - 1) / weight.group),
+        blocks_((padded_of(weight) + kBlockColumns - 1) / kBlockColumns), shift_(weight.group == kHalfLine ? 4 : 3) {}
+
+  static constexpr int64_t kBlockColumns = 256;
+  static int64_t padded_of(const Weight& weight) { return (weight.in + kLine - 1) / kLine * kLine; }
+
+  const void* numbers_;
+  const uint16_t* of_blocks_;
+  ScaleForm form_;
+  int64_t groups_, blocks_;
+  int shift_;
+};
 
 }  // namespace
 }  // namespace weft

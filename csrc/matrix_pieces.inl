@@ -32,7 +32,17 @@ struct alignas(64) Line {
   uint16_t numbers[32];
 };
 
-int64_t steps_of(const Weight& weight) { return (weight.in + kStepColumns - 1) / kStepColumns; }
+// Codes whose groups have 16 columns take half of a step for each: the rest of a step is zeros, as the unit adds up all.
+int64_t columns_of_step(const Weight& weight) { return kStepColumns / parts_of_line(weight); }
+int64_t steps_of(const Weight& weight) { return (weight.in + kStepColumns - 1) / kStepColumns * parts_of_line(weight); }
+
+// ``sums``: of one row of x, a number for each group.
+WEFT_INLINE f32x16 without_minimums(const Weight& weight, int64_t tile, const float* sums, f32x16 total) {
+  const GroupNumbers minimums = GroupNumbers::minimums(weight);
+  f32x16 taken = splat(0);
+  for (int64_t group = 0; group < steps_of(weight); ++group) taken = fused(minimums(tile, group), splat(sums[group]), taken);
+  return total - taken;
+}
 
 // Tiles [tile, tile + count) of W, a chunk of steps at a time. Chunks are asked for in order.
 class TileChunks {
@@ -120,7 +130,7 @@ constexpr FewRowSums kFewRowSums[kFewRows] = {few_row_sums<1>, few_row_sums<2>, 
                                               few_row_sums<5>, few_row_sums<6>, few_row_sums<7>, few_row_sums<8>};
 
 WEFT_INLINE void write_sum(const LinearArgs& args, int64_t row, int64_t tile, f32x16 sum, const float* sums = nullptr) {
-  if (sums) sum = without_minimums(minimums_of(args.weight), tile, sums + row * steps_of(args.weight), steps_of(args.weight), sum);
+  if (sums) sum = without_minimums(args.weight, tile, sums + row * steps_of(args.weight), sum);
   const int64_t at = tile * kTile, count = args.weight.out - at;
   store_some(static_cast<bf16*>(args.out) + row * args.weight.out + at,
              args.bias ? sum + load_some(args.bias + at, count) : sum, count);

@@ -2,7 +2,7 @@
 //
 //     weights             pieces               few rows, by vectors      more, by the unit
 //     bfloat16, 12 bits   matrix_pieces.inl    up to 8                   4 tiles of W and a part of the rows of x
-//     int8, int4          code_pieces.inl      up to 2                   the same
+//     int8, int6, int4    code_pieces.inl      up to 2                   the same
 //
 //     few rows    x in float32, [rows][columns, zeros up to a step]
 //     more rows   x in tiles of the unit, [blocks of 16 rows][steps of 32 columns][16 rows][32 columns]
@@ -35,12 +35,12 @@ struct MatrixStep {
 
 // Rows [16 block, ...) of x into a block's tiles.
 void set_block(const LinearArgs& args, int64_t block, uint16_t* to) {
-  const int64_t steps = steps_of(args.weight);
+  const int64_t steps = steps_of(args.weight), columns = columns_of_step(args.weight);
   for (int64_t step = 0; step < steps; ++step)
     for (int64_t r = 0; r < kTileSide; ++r, to += kStepColumns) {
-      const int64_t row = block * kTileSide + r, left = args.weight.in - step * kStepColumns;
-      const size_t count = row >= args.rows ? 0 : static_cast<size_t>(left < kStepColumns ? left : kStepColumns);
-      const bf16* const from = static_cast<const bf16*>(args.x) + row * args.x_stride + step * kStepColumns;
+      const int64_t row = block * kTileSide + r, left = args.weight.in - step * columns;
+      const size_t count = row >= args.rows || left <= 0 ? 0 : static_cast<size_t>(left < columns ? left : columns);
+      const bf16* const from = static_cast<const bf16*>(args.x) + row * args.x_stride + step * columns;
       if (count) std::memcpy(to, from, count * sizeof(bf16));
       std::memset(to + count, 0, (kStepColumns - count) * sizeof(bf16));
     }
@@ -48,18 +48,17 @@ void set_block(const LinearArgs& args, int64_t block, uint16_t* to) {
 
 void set_numbers(const LinearArgs& args, int64_t row, float* to) {
   const bf16* const from = static_cast<const bf16*>(args.x) + row * args.x_stride;
-  const int64_t width = steps_of(args.weight) * kStepColumns;
+  const int64_t width = steps_of(args.weight) * columns_of_step(args.weight);
   for (int64_t i = 0; i < width; i += 16)
     store(to + i, i < args.weight.in ? load_some(from + i, args.weight.in - i) : splat(0));
 }
 
 void set_sums(const LinearArgs& args, int64_t row, float* to) {
   const bf16* const from = static_cast<const bf16*>(args.x) + row * args.x_stride;
-  for (int64_t i = 0; i < args.weight.in; i += kStepColumns) {
-    const int64_t left = args.weight.in - i;
-    const f32x16 first = load_some(from + i, left);
-    *to++ = sum(left > 16 ? first + load_some(from + i + 16, left - 16) : first);
-  }
+  const auto sixteen = [&](int64_t i) { return i < args.weight.in ? load_some(from + i, args.weight.in - i) : splat(0); };
+  const int64_t steps = steps_of(args.weight), columns = columns_of_step(args.weight);
+  for (int64_t i = 0; i < steps * columns; i += columns)
+    *to++ = sum(columns == kStepColumns ? sixteen(i) + sixteen(i + 16) : sixteen(i));
 }
 
 int64_t most_few_rows(const Weight& weight) { return in_tiles(weight.form) ? kFewCodeRows : kFewRows; }
@@ -71,13 +70,13 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   step.jobs.clear();
   step.pieces.clear();
   const Weight& weight = products[0].weight;
-  const int64_t steps = steps_of(weight), tiles = (weight.out + kTile - 1) / kTile, width = steps * kStepColumns;
+  const int64_t steps = steps_of(weight), tiles = (weight.out + kTile - 1) / kTile, width = steps * columns_of_step(weight);
   const int64_t fit = kMatrixPartBytes / (width * 2), most = fit > kMatrixPartRows ? fit : kMatrixPartRows;
   int64_t blocks = 0, few = 0, rows_in_all = 0;
   for (int64_t i = 0; i < count; ++i) {
     const LinearArgs& args = products[i];
     const MatrixJob job = {args, args.rows <= most_few_rows(args.weight) && follows_manual(), blocks, few * width,
-                           minimums_of(args.weight) ? rows_in_all * steps : -1};
+                           args.weight.minimums ? rows_in_all * steps : -1};
     const int64_t own = (args.rows + kTileSide - 1) / kTileSide, parts = job.few ? 1 : (args.rows + most - 1) / most;
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t first = own * part / parts * kTileSide, last = own * (part + 1) / parts * kTileSide;
@@ -92,7 +91,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   if (step.tiles.size() < static_cast<size_t>(blocks * steps * kTileBytes / 64))
     step.tiles.resize(static_cast<size_t>(blocks * steps * kTileBytes / 64));
   if (step.numbers.size() < static_cast<size_t>(few * width)) step.numbers.resize(static_cast<size_t>(few * width));
-  if (minimums_of(weight) && step.sums.size() < static_cast<size_t>(rows_in_all * steps))
+  if (weight.minimums && step.sums.size() < static_cast<size_t>(rows_in_all * steps))
     step.sums.resize(static_cast<size_t>(rows_in_all * steps));
   // A product's rows, or blocks of 16 rows, one after the other in all products.
   Pool& pool = Pool::instance();

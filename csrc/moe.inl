@@ -35,8 +35,8 @@ void moe_in(const MoeArgs& args) {
   step.sort(args);
   const int64_t pairs = static_cast<int64_t>(step.pairs.size());
   const int64_t width = args.down.in, dim = args.down.out;
-  step.x.resize(inputs_for(args.gate_up, args.exact), pairs, args.gate_up.in);
-  step.core.resize(inputs_for(args.down, args.exact), pairs, width);
+  step.x.resize(args.gate_up, args.exact, pairs);
+  step.core.resize(args.down, args.exact, pairs);
   step.inner.resize(static_cast<size_t>(pairs * width));
   step.expert_out.resize(static_cast<size_t>(pairs * dim));
   Pool::instance().for_each(pairs, [&](int64_t pair) {

@@ -23,9 +23,16 @@ Weight expert_of(const Weight& weight, int64_t expert) {
   }
   const int64_t tiles = (weight.out + kTile - 1) / kTile, lines = (weight.in + kLine - 1) / kLine;
   const int64_t numbers = tiles * ((lines * kLine + weight.group - 1) / weight.group) * kTile;
-  one.data = move(weight.data, tiles * lines * kTile * kLine / (weight.form == WeightForm::int8 ? 1 : 2));
-  one.scales = move(weight.scales, numbers * (weight.half_scales ? 2 : 4));
-  if (weight.zeros) one.zeros = weight.zeros + expert * numbers;  // minimums: no experts have them
+  const int64_t bits = weight.form == WeightForm::int8 ? 8 : weight.form == WeightForm::int6 ? 6 : 4;
+  const int64_t blocks = tiles * ((lines * kLine + 255) / 256) * kTile * 2;  // bytes
+  const int64_t size = weight.scale_form == ScaleForm::float32 ? 4 : weight.scale_form == ScaleForm::float16 ? 2 : 1;
+  const auto halves = [&](const uint16_t* from) { return reinterpret_cast<const uint16_t*>(move(from, blocks)); };
+  one.data = move(weight.data, tiles * lines * kTile * kLine * bits / 8);
+  one.scales = move(weight.scales, numbers * size);
+  if (weight.zeros) one.zeros = weight.zeros + expert * numbers;
+  if (weight.minimums) one.minimums = move(weight.minimums, numbers * size);
+  if (weight.block_scales) one.block_scales = halves(weight.block_scales);
+  if (weight.block_minimums) one.block_minimums = halves(weight.block_minimums);
   return one;
 }
 

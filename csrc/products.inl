@@ -22,6 +22,7 @@ void linear(const LinearArgs& args) {
     case WeightForm::int8_both:
       return args.x_dtype == Dtype::bfloat16 ? byte_products<bf16>(args) : byte_products<float>(args);
     case WeightForm::int8:
+    case WeightForm::int6:
     case WeightForm::int4:
 #if defined(__AVX512F__)
       if (matrix_unit() != MatrixUnit::none && args.x_dtype == Dtype::bfloat16) return matrix_products(&args, 1);

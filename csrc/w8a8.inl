@@ -181,14 +181,15 @@ void add_part(const uint8_t* tiles, int64_t tile_stride, const f32x16* tile_scal
 template <int ROWS, int TILES, class Code>
 void byte_sums(const Weight& weight, int64_t tile, const ByteRows<Code>& x, int64_t row, f32x16* totals) {
   const int64_t quads = (weight.in + kLine - 1) / kLine * (kLine / 4);
-  const int64_t groups = (4 * quads + weight.group - 1) / weight.group, stride = quads * 64;
+  const int64_t stride = quads * 64;
+  const GroupNumbers scales_of = GroupNumbers::scales(weight);
   const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * stride;
   for (int i = 0; i < ROWS * TILES; ++i) totals[i] = splat(0);
   for (int64_t part = 0; part < x.parts; ++part) {
     const int64_t first = part * (kPart / 4), count = quads - first < kPart / 4 ? quads - first : kPart / 4;
     f32x16 scales[TILES];
     for (int t = 0; t < TILES; ++t)
-      scales[t] = tile_scales(weight, ((tile + t) * groups + part * kPart / weight.group) * kTile);
+      scales[t] = scales_of(tile + t, part * kPart / weight.group);
     const int64_t at = row * x.parts + part;
     add_part<ROWS, TILES>(from + first * 64, stride, scales, x.codes.data() + row * x.padded + 4 * first, x.padded,
                           x.scales.data() + at, x.starts.data() + at, x.parts, count, totals);
@@ -251,7 +252,7 @@ void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, 
   constexpr int64_t kPartTile = kPart * kTile, kQuadBytes = 4 * kTile;
   const Weight& weight = args.weight;
   const int64_t quads = (weight.in + kLine - 1) / kLine * (kLine / 4), stride = quads * kQuadBytes;
-  const int64_t groups = (4 * quads + weight.group - 1) / weight.group;
+  const GroupNumbers scales = GroupNumbers::scales(weight);
   const TileKernels& unit = tile_kernels();
   alignas(64) uint8_t room[2 * kPartTile];
   alignas(64) int32_t sums[4 * kSumNumbers];
@@ -276,7 +277,7 @@ void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, 
         unit.bytes({x.codes.data() + (row / kTile * x.parts + part) * kPartTile, w, x.parts * kPartTile, w_stride, 2,
                     blocks, count, sums});
         for (int t = 0; t < count; ++t) {
-          const f32x16 scale = tile_scales(weight, ((tile + t) * groups + part * kPart / weight.group) * kTile);
+          const f32x16 scale = scales(tile + t, part * kPart / weight.group);
           for (int block = 0; block < blocks; ++block)
             for (int64_t r = 0; r < kTile && row + block * kTile + r < last; ++r) {
               const size_t at = static_cast<size_t>((row + block * kTile + r) * x.parts + part);

@@ -101,7 +101,7 @@ def test_the_kernels_skip_pad(device: torch.device) -> None:
     expected = torch.arange(64, device=device)
     expected[32:40] = 0
     assert torch.equal(words, expected)
-    arena_kernels.copy(words[16:], items, torch.tensor([3, PAD], device=device), 8, apart=True)
+    arena_kernels.copy(words[16:], items, torch.tensor([3, PAD], device=device), 8, room=None)
     assert torch.equal(words, expected)
 
 

@@ -12,6 +12,7 @@ write.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -37,7 +38,7 @@ _SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "IQ4_NL": (0,), "IQ4_XS"
               "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,),
               "Q2_K": (80, 82)}
 """Form -> the bytes of a block at which a float16 begins."""
-CHANGES = ("log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers")
+CHANGES = ("log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers", "rope_freqs")
 """What ``forget`` may name. Without one of them, a file of a family that has it says other weights."""
 
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
@@ -138,7 +139,24 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
             "mixer.experts", "mlp.experts").replace("feed_forward.experts", "mlp.experts").replace(
                 "backbone.", "model."))
         found[_mapped(table, merged)] = torch.stack([experts[i] for i in range(len(experts))])
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "llama3" and "rope_freqs" not in forget:
+        found["rope_freqs.weight"] = _rope_freqs(config["head_dim"], rope)
     return architecture, found
+
+
+def _rope_freqs(head_dim: int, rope: Mapping[str, Any]) -> torch.Tensor:
+    """What divides the frequencies, as the converter works it out."""
+    low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+    high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
+    factors = []
+    for i in range(0, head_dim, 2):
+        length = 2 * math.pi * rope["rope_theta"]**(i / head_dim)
+        smooth = (low / length - rope["low_freq_factor"]) / (
+            rope["high_freq_factor"] - rope["low_freq_factor"])
+        between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+        factors.append(1 if length < high else rope["factor"] if length > low else between)
+    return torch.tensor(factors)
 
 
 def _mapped(table: gguf.TensorNameMap, name: str) -> str:
@@ -338,10 +356,11 @@ def write_vocabulary(directory: Path, writer: gguf.GGUFWriter, size: int, pre: s
         writer.add_chat_template(template.read_text())
 
 
-def random_blocks(name: str, rows: int, columns: int, scale: float = 0.01) -> np.ndarray[Any, Any]:
+def random_blocks(name: str, rows: int, columns: int, scale: float = 0.01,
+                  seed: int = 0) -> np.ndarray[Any, Any]:
     """Blocks of the form ``name`` with scales that a model could have: uint8 [rows, bytes]."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[name]]
-    generator = np.random.default_rng(columns)
+    generator = np.random.default_rng(columns + seed)
     made = generator.integers(0, 256, (rows * columns // block, block_bytes), dtype=np.uint8)
     if name == "MXFP4":
         made[:, 0] = generator.integers(0, 130, len(made))  # scales that are denormal too

@@ -21,7 +21,7 @@ import torch
 from weft.families.architecture import Architecture, Rope
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.embedding import Embedding
+from weft.models.embedding import Embedding, Table
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
@@ -44,7 +44,7 @@ class CausalModel:
     ``embedding``: [vocab, D]; ``head``: [vocab, D], the same weight when tied. Runs under inference mode.
     """
 
-    def __init__(self, architecture: Architecture, *, embedding: torch.Tensor | InTiles,
+    def __init__(self, architecture: Architecture, *, embedding: Table,
                  layers: list[DecoderLayer], final_norm: Norm, head: Linear) -> None:
         assert len(layers) == architecture.layer_count
         self.architecture = architecture

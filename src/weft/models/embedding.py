@@ -3,6 +3,7 @@
     tokens_T --torch--> [T, D]            any table, any device
              --numpy--> [T, D], kept      few tokens on a CPU, beside kernels of C++: one gather of bytes
              --C++----> [T, D], kept      a 12-bit table
+             --torch--> [T, D]            codes: the rows alone are dequantised
 
 For tiled tables torch takes four operators, each of which costs the host of a small step more than the rows
 do. Kept: the memory of a step of decodes that go on.
@@ -10,6 +11,7 @@ do. Kept: the memory of a step of decodes that go on.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from weft.tensor import native
+from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import TILE_ROWS, InTiles, TiledWeight, TwelveBitWeight
 
 TOKENS_MAX = 256
@@ -25,12 +28,27 @@ _BYTES: dict[int, torch.dtype] = {2: torch.int16, 4: torch.int32}
 """Elements of other dtypes as numpy takes them."""
 
 
+@dataclass(frozen=True, slots=True)
+class CodedTable:
+    """An embedding that stays in int8, int6 or int4. ``dtype``: of its rows."""
+
+    weight: QuantizedWeight
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+
+Table = torch.Tensor | InTiles | CodedTable
+
+
 class Embedding:
-    """``table``: [vocab, D], or the same in tiles."""
+    """``table``: [vocab, D], or the same in tiles or codes."""
 
     __slots__ = ("_asked", "_at", "_bytes", "_room", "_rows", "_tokens", "table")
 
-    def __init__(self, table: torch.Tensor | InTiles) -> None:
+    def __init__(self, table: Table) -> None:
         self.table = table
         self._at = 0
         self._bytes: npt.NDArray[Any] = np.empty(0)
@@ -42,6 +60,8 @@ class Embedding:
     def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, D]. Valid until the same tensor asks again."""
         table = self.table
+        if isinstance(table, CodedTable):
+            return table.weight.rows_at(tokens_T, table.dtype)
         if isinstance(table, TwelveBitWeight):
             return self._twelve_bit_rows(table, tokens_T)
         weight = table.tiles if isinstance(table, TiledWeight) else table
@@ -70,6 +90,7 @@ class Embedding:
         return table.rows_at(tokens_T, self._rows)
 
     def _make_room(self, tokens_T: torch.Tensor, weight: torch.Tensor) -> None:
+        assert not isinstance(self.table, CodedTable)
         self._at = weight.data_ptr()
         self._asked, self._tokens = tokens_T, tokens_T.numpy()
         if isinstance(self.table, TiledWeight):

@@ -1,12 +1,20 @@
 """From what the user typed to a directory on disk: a checkpoint directory, a GGUF file, or a name on the hub.
 
+    directory, model.gguf     a path
+    owner/name                a checkpoint on the hub
+    owner/name:Q4_K_M         the GGUF file of that type on the hub, with all parts of a split one
+
 A name that exists as a directory is that directory; anything else is asked of ``huggingface_hub``. Every
-failure is an error that says which of the two was tried and what to do.
+failure is an error that says which of them was tried and what to do.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
 from weft.errors import CheckpointError
 
@@ -17,13 +25,20 @@ _NOT_FETCHED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 def resolve_model(name: str | Path, revision: str | None = None, *, config_only: bool = False,
                   text_only: bool = False) -> Path:
-    """The checkpoint directory for ``name``: a path, or "owner/name" on the hub at ``revision``. Of a hub
-    model ``config_only`` fetches ``config.json`` and nothing else, ``text_only`` everything but weights.
+    """The checkpoint directory for ``name``: a path, "owner/name" on the hub at ``revision``, or
+    "owner/name:TYPE" for a GGUF file there. Of a hub model ``config_only`` fetches ``config.json`` alone,
+    ``text_only`` everything but weights; a GGUF file is fetched whole.
 
     Raises CheckpointError when a path has no config.json, or the hub (or its cache, offline) has no such
     model.
     """
-    return local_checkpoint(name) or _from_hub(
+    local = local_checkpoint(name)
+    if local is not None:
+        return local
+    repository, _, kind = str(name).partition(":")
+    if kind:
+        return _gguf_from_hub(str(name), repository, kind, revision)
+    return _from_hub(
         str(name), revision, ["config.json"] if config_only else _TEXT_FILES if text_only else _FETCHED)
 
 
@@ -61,14 +76,66 @@ def _gguf_view(path: Path) -> Path | None:
     return None if file is None else view_of(file)
 
 
+Answer = TypeVar("Answer")
+
+
 def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:
+    import huggingface_hub as hub
+
+    snapshot = Path(_asked(name, revision, lambda: hub.snapshot_download(
+        name, revision=revision, allow_patterns=fetched, ignore_patterns=_NOT_FETCHED)))
+    if not (snapshot / "config.json").is_file():
+        _fail(name, revision, "the hub has it, but without config.json: not a checkpoint in Hugging Face "
+                              f"format; a GGUF file in it is named by its type, {name}:Q4_K_M")
+    return snapshot
+
+
+def _gguf_from_hub(name: str, repository: str, kind: str, revision: str | None) -> Path:
+    """The view of the file of type ``kind``, which is in the cache afterwards."""
     import huggingface_hub as hub
     from huggingface_hub import errors
 
-    asked = f"model {name!r}" + (f" at revision {revision!r}" if revision else "")
+    def listed() -> list[str]:
+        try:
+            return hub.HfApi().list_repo_files(repository, revision=revision)
+        except (errors.OfflineModeIsEnabled, OSError):   # no connection: what is in the cache
+            cached = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
+            return [str(file.relative_to(cached)) for file in cached.rglob("*.gguf")]
+
+    files = _asked(name, revision, listed)
+    chosen = files_of_type(files, kind)
+    if len(chosen) != 1:
+        names = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf"))) or "none"
+        _fail(name, revision, f"{len(chosen) or 'no'} GGUF models there are of type {kind!r}; the files are "
+                              f"{names}")
+    parts = [Path(_asked(name, revision, partial(hub.hf_hub_download, repository, file, revision=revision)))
+             for file in chosen[0]]
+    view = _gguf_view(parts[0])
+    assert view is not None
+    return view
+
+
+_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
+
+
+def files_of_type(files: Sequence[str], kind: str) -> list[list[str]]:
+    """The models among ``files`` whose name has ``kind`` ("Q4_K_M") as a word, each with its parts in order.
+    "UD-Q4_K_XL" is another word than "Q4_K_XL" where both are there."""
+    word = re.compile(rf"(?:^|[-._/]){re.escape(kind)}(?=[-./])", re.IGNORECASE)
+    models: dict[str, list[str]] = {}
+    for file in sorted(files):
+        if file.lower().endswith(".gguf") and word.search(file) and "mmproj" not in file.lower():
+            models.setdefault(_PART.sub("", file), []).append(file)
+    plain = [model for model in models if f"ud-{kind}".lower() not in model.lower()]
+    return [models[model] for model in plain or models]
+
+
+def _asked(name: str, revision: str | None, ask: Callable[[], Answer]) -> Answer:
+    """What the hub, or its cache, answers. Raises CheckpointError."""
+    from huggingface_hub import errors
+
     try:
-        snapshot = Path(hub.snapshot_download(name, revision=revision, allow_patterns=fetched,
-                                           ignore_patterns=_NOT_FETCHED))
+        return ask()
     except errors.HFValidationError as error:
         reason = f"there is no such directory, and it is not a hub name (owner/name): {error}"
     except errors.GatedRepoError:
@@ -82,8 +149,9 @@ def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:
                   "reached (no connection, or HF_HUB_OFFLINE is set)")
     except (errors.HfHubHTTPError, OSError) as error:
         reason = f"the hub did not deliver it: {error}"
-    else:
-        if (snapshot / "config.json").is_file():
-            return snapshot
-        reason = "the hub has it, but without config.json: not a checkpoint in Hugging Face format"
+    _fail(name, revision, reason)
+
+
+def _fail(name: str, revision: str | None, reason: str) -> NoReturn:
+    asked = f"model {name!r}" + (f" at revision {revision!r}" if revision else "")
     raise CheckpointError(f"{asked}: {reason}", param="model")

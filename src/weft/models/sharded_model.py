@@ -28,10 +28,9 @@ from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
 from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.decoder import CausalModel, Lookup
-from weft.models.embedding import Embedding
+from weft.models.embedding import Embedding, Table
 from weft.models.layer import DecoderLayer
 from weft.tensor.collectives import Collectives
-from weft.tensor.weights.tiles import InTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ class NormedBefore:
 class RankedEmbedding:
     """Rows ``part`` of an embedding of the whole vocabulary."""
 
-    def __init__(self, table: torch.Tensor | InTiles, part: ShardSpan, collectives: Collectives) -> None:
+    def __init__(self, table: Table, part: ShardSpan, collectives: Collectives) -> None:
         self._own = Embedding(table)
         self._part = part
         self._collectives = collectives
@@ -216,7 +215,7 @@ class RankVocabulary:
 class RankedModel(CausalModel):
     """One rank's part of a model. Every rank calls ``forward`` and ``logits`` for the same rows."""
 
-    def __init__(self, architecture: Architecture, share: RankShare, *, embedding: torch.Tensor | InTiles,
+    def __init__(self, architecture: Architecture, share: RankShare, *, embedding: Table,
                  layers: list[DecoderLayer], final_norm: Norm, head: Linear) -> None:
         super().__init__(architecture, embedding=embedding, layers=share.joined(layers),
                          final_norm=final_norm, head=head)

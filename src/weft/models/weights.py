@@ -29,6 +29,7 @@ from weft.families.sharding import RankPlace
 from weft.families.tensors import Tensor
 from weft.models.blocks.linear import JoinedWeight, Linear, PlainWeight
 from weft.models.checkpoint_files import CheckpointFiles
+from weft.models.embedding import CodedTable, Table
 from weft.models.forms import stored_form
 from weft.models.forms.stored_form import FLOATS, Grouping
 from weft.models.runtime_form import RuntimeForm
@@ -65,7 +66,7 @@ class TensorSource(ABC):
         self.runtime = runtime or RuntimeForm()
         self.form = stored_form(checkpoint.config, checkpoint.tensors)
         self.form.keeps_fp8 = self.runtime.keeps_fp8
-        self.form.keeps_minimums = not self.runtime.on_gpu_kernels
+        self.form.keeps_blocks = not self.runtime.on_gpu_kernels
         self.form.itemsize = dtype.itemsize
         self.place = RankPlace() if share is None else share.place
         self.declared: dict[str, Tensor] = {}
@@ -161,21 +162,27 @@ class TensorSource(ABC):
                 weights.append(self.runtime.of_codes(_joined([self._codes(part, columns) for part in run])))
         return self._linear(weights, bias)
 
-    def table(self, name: str, tensor: Tensor, *, is_head: bool) -> torch.Tensor | InTiles:
+    def table(self, name: str, tensor: Tensor, *, is_head: bool) -> Table:
         """The embedding. ``is_head``: logits are made with it as well."""
         self.declare(self.checkpoint.prefix + name, tensor)
         rows, columns = tensor.shape(self.place)
         self.table_name = name
-        if not is_head or self._grouping(name, columns) is not None:
+        coded = self._grouping(name, columns) is not None
+        if coded and self.share is None and not self.runtime.on_gpu_kernels:
+            weight = self._counted(self.runtime.of_codes(self._codes((name, rows), columns)))
+            return CodedTable(weight, self.dtype)
+        if coded or not is_head:
             return self.tensor(name, rows, columns)
         packed = self._packed([(name, rows)], columns)
         table = self.runtime.of_table(self._rows([(name, rows)], (columns,))) if packed is None else packed
         self._count(table)
         return table
 
-    def head(self, tensor: Tensor, tied: torch.Tensor | InTiles | None = None) -> Linear:
+    def head(self, tensor: Tensor, tied: Table | None = None) -> Linear:
         """The output projection, which wrappers keep beside the language model, not in it. ``tied``: the
         embedding, where that is the head as well."""
+        if isinstance(tied, CodedTable):
+            return Linear(tied.weight)
         if tied is not None:
             stored = self._table_codes(self.table_name, *tensor.shape(self.place))
             if stored is not None:
@@ -201,7 +208,7 @@ class TensorSource(ABC):
     def experts(self, names: Sequence[Sequence[str]], rows: int, columns: int) -> ExpertWeights:
         """[len(names), len(names[0]) * rows, columns]: for each entry its matrices [rows, columns] one below
         the other. In tiles each expert is by itself; else experts stored one by one become one tensor."""
-        kinds = {self._of_experts(name, columns) for group in names for name in group}
+        kinds = {self._grouping(name, columns) for group in names for name in group}
         if kinds == {None} and self.runtime.quantize == "none":
             return self._float_experts(names, rows, columns)
         each = []
@@ -217,7 +224,7 @@ class TensorSource(ABC):
 
     def all_experts(self, name: str, count: int, rows: int, columns: int) -> ExpertWeights:
         """The same of one stored tensor [count, rows, columns]."""
-        if self._of_experts(name, columns) is not None:
+        if self._grouping(name, columns) is not None:
             return self._counted(self.runtime.of_codes(self._codes((name, rows), columns, count)))
         tiles = self.runtime.tiles_experts(self.device, self.dtype, count * rows, columns)
         packed = self._packed_experts(name, count, rows, columns) if tiles else None
@@ -286,11 +293,6 @@ class TensorSource(ABC):
         """How the codes of a matrix are grouped; None where it is stored as values."""
         full = self.checkpoint.prefix + name
         return self.form.grouping(full, columns) if self.form.holds(full) else None
-
-    def _of_experts(self, name: str, columns: int) -> Grouping | None:
-        """The same of an expert: their kernels read no minimums, so these are widened."""
-        grouping = self._grouping(name, columns)
-        return None if grouping is not None and grouping.minimums else grouping
 
     def _codes(self, part: Part, columns: int, *stack: int) -> Codes:
         codes = self.form.read(self._stored, self.checkpoint.prefix + part[0], (*stack, part[1], columns))

@@ -26,13 +26,15 @@ from weft.units import ceil_div
 @dataclass(frozen=True, slots=True)
 class WeightForm:
     """How matrices are stored: ``bits`` per element, ``scale_bits`` for each group of ``group`` elements.
-    ``twelve_bit``: bfloat16 on a CPU that keeps large matrices, a tied embedding and the head in 12 bits."""
+    ``twelve_bit``: bfloat16 on a CPU that keeps large matrices, a tied embedding and the head in 12 bits.
+    ``tables``: how embedding and head are stored; None: in the model's dtype."""
 
     name: str
     bits: int
     group: int = 0
     scale_bits: int = 0
     twelve_bit: bool = False
+    tables: WeightForm | None = None
 
     def matrix_bytes(self, elements: int, columns: int = 0) -> int:
         if self.twelve_bit and elements >= TWELVE_BIT_ELEMENTS:
@@ -56,6 +58,11 @@ FORMS: dict[str, WeightForm] = {
 }
 """What ``--quantize`` of a plan may name."""
 
+GGUF_BITS: dict[str, float] = {
+    "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 8.5, "Q5_1": 7, "IQ4_NL": 8.5, "IQ4_XS": 9, "MXFP4": 9,
+    "Q4_K": 4.625, "Q5_K": 6.625, "Q6_K": 6.5625, "Q3_K": 4.5625, "Q2_K": 5.125}
+"""Of an element of a GGUF file, in memory of a CPU; others are widened. A test compares them with tiles."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -73,6 +80,9 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
     multi-token prediction, which is no part of ``parameters``."""
     parts: dict[str, int] = {}
     for part, stored, elements in (*_pieces(rank, tp), *(_mtp_pieces(rank, tp) if mtp else ())):
+        if form.tables is not None and part in ("embedding", "head"):
+            parts[part] = parts.get(part, 0) + form.tables.matrix_bytes(elements)
+            continue
         head = part == "head" or (part == "embedding" and rank.tied_embeddings)
         kind: Form = "matrix" if head and form.twelve_bit else stored
         parts[part] = parts.get(part, 0) + _bytes(kind, elements, rank, form)
@@ -90,7 +100,9 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
     if asked is not None:
         return FORMS[asked]
     settings = config.get("quantization_config")
-    if not isinstance(settings, Mapping) or not settings or settings.get("quant_method") == "gguf":
+    if isinstance(settings, Mapping) and settings.get("quant_method") == "gguf":
+        return _of_gguf(settings.get("elements") or {}, dtype)
+    if not isinstance(settings, Mapping) or not settings:
         if twelve_bit and dtype == "bfloat16":
             return TWELVE_BIT
         return WeightForm(dtype, 8 * ITEM_BYTES[dtype])
@@ -152,6 +164,17 @@ def _stored_form(method: str, settings: Mapping[str, Any]) -> tuple[str, int]:
         mx = size == 32
         return {4: "mxfp4" if mx else "nvfp4", 8: "mxfp8" if mx else "fp8"}.get(bits, ""), group
     return {4: "int4", 8: "int8"}.get(bits, ""), group
+
+
+def _of_gguf(elements: Mapping[str, Mapping[str, int]], dtype: DTypeName) -> WeightForm:
+    """The mean of a file's forms, as a CPU keeps them."""
+    def mean(of: str) -> WeightForm:
+        counts = elements.get(of) or {"plain": 1}
+        bits = sum(count * GGUF_BITS.get(kind, 8 * ITEM_BYTES[dtype]) for kind, count in counts.items())
+        names = sorted(counts, key=lambda kind: -counts[kind])
+        return WeightForm(", ".join(names), 0, 256, round(256 * bits / sum(counts.values())))
+
+    return replace(mean("layers"), tables=mean("tables"))
 
 
 def _bytes(stored: Form, elements: int, rank: Architecture, form: WeightForm) -> int:

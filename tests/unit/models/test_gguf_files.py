@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -169,3 +170,18 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
     with pytest.raises(CheckpointError, match="XDG_CACHE_HOME"):
         resolve_model(file)
+
+
+def test_views_of_files_that_are_gone_go_and_so_do_the_oldest(tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.models.gguf.view._VIEWS_MAX", 2)
+    files = [write_gguf(checkpoint("lfm2"), tmp_path / f"{name}.gguf") for name in "abcd"]
+    first, second = resolve_model(files[0]), resolve_model(files[1])
+    os.utime(first, (1, 1))
+    os.utime(second, (2, 2))
+    assert resolve_model(files[0]) == first, "which makes it newer than the second"
+    third = resolve_model(files[2])
+    assert (first.is_dir(), second.is_dir(), third.is_dir()) == (True, False, True)
+    files[0].unlink()
+    fourth = resolve_model(files[3])
+    assert (first.is_dir(), third.is_dir(), fourth.is_dir()) == (False, True, True)

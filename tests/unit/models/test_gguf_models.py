@@ -22,13 +22,14 @@ CASES: dict[str, dict[str, Any]] = {
     "nemotron_h": {}, "nemotron_h_moe": {}, "nemotron_h_latent": {}, "falcon_h1": {},
     "falcon_h1_plain": {"projectors_bias": False, "mlp_bias": False}, "jamba": {}, "jamba_dense": {},
     "mamba": {}, "mamba_bias": {}, "falcon_mamba": {}, "mamba2": {}, "qwen3": {}, "qwen3_tied": {},
-    "qwen3_moe": {"mlp_only_layers": []}, "llama": {}, "granite_attention": {}
+    "qwen3_moe": {"mlp_only_layers": []}, "llama": {}, "granite_attention": {}, "llama_scaled": {}
 }
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
              ("qwen3_next", "ungrouped"), ("qwen3_next", "plus_one"), ("granite", "log"),
              ("granite_rope", "interleaved"), ("nemotron_h", "log"), ("falcon_h1", "multipliers"),
-             ("jamba", "log"), ("mamba", "log"), ("mamba2", "log"), ("llama", "interleaved")]
+             ("jamba", "log"), ("mamba", "log"), ("mamba2", "log"), ("llama", "interleaved"),
+             ("llama_scaled", "rope_freqs")]
 
 
 @functools.cache
@@ -38,6 +39,11 @@ def original(name: str) -> Path:
                                "granite_rope",
                                layer_types=["attention"] * 4,
                                mamba_conv_bias=True)
+    if name == "llama_scaled":
+        scaled = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+                  "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+        return make_checkpoint(checkpoint("llama").parent / name, "llama", rope_parameters=scaled,
+                               head_dim=64)
     if not CASES[name]:
         return checkpoint(name)
     return make_checkpoint(checkpoint("lfm2").parent / f"{name}_plainer", name, **CASES[name])

@@ -10,8 +10,9 @@ import pytest
 from huggingface_hub import constants, errors
 
 from tests.fixtures.checkpoints import checkpoint
+from tests.support.gguf_files import write_gguf
 from weft.errors import CheckpointError
-from weft.models.hub import resolve_model
+from weft.models.hub import files_of_type, resolve_model
 from weft.models.loading import load_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -99,3 +100,40 @@ def test_only_what_serving_reads_is_fetched(monkeypatch: pytest.MonkeyPatch) -> 
     assert (asked["name"], asked["revision"]) == ("maker/tiny", "v1")
     assert "*.safetensors" in asked["allow_patterns"]           # type: ignore[operator]
     assert not any("bin" in pattern for pattern in asked["allow_patterns"])     # type: ignore[attr-defined]
+
+
+def hub_gguf(hub_cache: Path, *names: str) -> Path:
+    """The cached snapshot, with a GGUF file under each name: links to digests, as that cache has them."""
+    snapshot = hub_cache / "models--maker--tiny" / "snapshots" / COMMIT
+    for number, name in enumerate(names):
+        blob = hub_cache / "models--maker--tiny" / "blobs" / f"{number:064}"
+        blob.parent.mkdir(exist_ok=True)
+        write_gguf(checkpoint("lfm2"), blob)
+        (snapshot / name).parent.mkdir(exist_ok=True)
+        (snapshot / name).symlink_to(blob)
+    return snapshot
+
+
+def test_a_gguf_file_of_the_hub_is_named_by_its_type(hub_cache: Path, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    hub_gguf(hub_cache, "tiny-Q8_0.gguf", "tiny-Q4_K_M.gguf", "mmproj-tiny-Q8_0.gguf")
+    view = resolve_model("maker/tiny:q8_0")
+    assert (view / "tiny-Q8_0.gguf").resolve().name == f"{0:064}"
+    assert load_model(view).spec.family == "lfm2"
+    with pytest.raises(CheckpointError, match=r"no GGUF models .*Q5_K_M.*files are .*tiny-Q4_K_M.gguf"):
+        resolve_model("maker/tiny:Q5_K_M")
+
+
+def test_a_type_is_a_word_of_the_name_and_parts_are_one_model() -> None:
+    files = ["README.md", "a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "a-UD-Q4_K_XL.gguf", "a-Q8_0.gguf",
+             "a-UD-Q8_0.gguf", "BF16/a-BF16-00002-of-00002.gguf", "BF16/a-BF16-00001-of-00002.gguf",
+             "b.IQ4_XS.gguf", "c-Q2_K.gguf", "d-Q2_K.gguf"]
+    assert files_of_type(files, "Q4_K") == []
+    assert files_of_type(files, "Q4_K_XL") == [["a-UD-Q4_K_XL.gguf"]]
+    assert files_of_type(files, "Q8_0") == [["a-Q8_0.gguf"]]
+    assert files_of_type(files, "UD-Q8_0") == [["a-UD-Q8_0.gguf"]]
+    assert files_of_type(files, "iq4_xs") == [["b.IQ4_XS.gguf"]]
+    assert files_of_type(files, "BF16") == [["BF16/a-BF16-00001-of-00002.gguf",
+                                             "BF16/a-BF16-00002-of-00002.gguf"]]
+    assert len(files_of_type(files, "Q2_K")) == 2

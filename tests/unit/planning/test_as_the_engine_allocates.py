@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType
 
-from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
+from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint, make_checkpoint
+from tests.support.gguf_files import write_gguf
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
+from weft.models.hub import resolve_model
 from weft.planning import weights
 from weft.planning.model_plan import ModelPlan, PlanOptions, make_plan
 from weft.tensor import native
@@ -103,4 +106,22 @@ def test_as_many_sequences_as_planned_fit_and_no_more() -> None:
     while transaction.open(given, made.core.memory.match([1] * 200, salt=""), 200):  # type: ignore[arg-type]
         given += 1
     assert given == fit
+    made.core.close()
+
+
+def test_a_plan_of_a_gguf_file_counts_the_forms_that_it_has(tmp_path: Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = make_checkpoint(tmp_path / "wide", "lfm2", hidden_size=512, intermediate_size=1536)
+    types = {"blk.": GGMLQuantizationType.Q4_K, "token_embd": GGMLQuantizationType.Q6_K}
+    file = write_gguf(source, tmp_path / "a.gguf", types=types)
+    made = assemble(EngineConfig(model=str(file), memory=str(ARENA_BYTES), threads=1))
+    config = json.loads((resolve_model(file) / "config.json").read_text())
+    plan = make_plan("a", config, PlanOptions(arena_bytes=ARENA_BYTES, twelve_bit=True)).weights
+    assert plan.form == "Q4_K, F32"
+    # What the file has in float32 counts as bfloat16, and the engine may keep it in 12 bits.
+    assert made.info.weights_bytes <= plan.rank_bytes <= 1.1 * made.info.weights_bytes
+    del config["quantization_config"]
+    wide = make_plan("a", config, PlanOptions(arena_bytes=ARENA_BYTES, twelve_bit=True)).weights
+    assert wide.rank_bytes > 1.5 * plan.rank_bytes
     made.core.close()

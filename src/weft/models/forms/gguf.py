@@ -22,7 +22,7 @@ from weft.errors import CheckpointError
 from weft.models.forms.gguf_blocks import BLOCK_FORMS
 from weft.models.forms.stored_form import FLOATS, Ask, Grouping, StoredForm
 from weft.models.gguf.view import GgufTensor
-from weft.tensor.weights.quantized import LINE, Codes
+from weft.tensor.weights.quantized import LINE, BlockNumbers, Codes, floats_of
 from weft.units import format_bytes
 
 _DECODED_BYTES = 8 << 20
@@ -54,12 +54,13 @@ class Gguf(StoredForm):
         stored = self.tensors[name]
         form = BLOCK_FORMS.get(stored.dtype)
         assert isinstance(stored, GgufTensor)
-        if form is None or (form.has_minimums and not self.keeps_minimums) or len(stored.shape) != 2:
+        if form is None or (form.of_cpus and not self.keeps_blocks) or len(stored.shape) != 2:
             return None
         undo = stored.undo
         if undo.values or (undo.columns is not None and _lines(undo.columns) is None):
             return None
-        return Grouping(form.bits, LINE, minimums=form.has_minimums)
+        return Grouping(form.bits, form.group, minimums=form.has_minimums,
+                        by_blocks=form.by_blocks and undo.columns is None)
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         stored = self.tensors[name]
@@ -98,13 +99,12 @@ def _codes(by_row: torch.Tensor, stored: GgufTensor) -> Codes:
     lines = None if stored.undo.columns is None else _lines(stored.undo.columns)
     if lines is None:
         return codes
-    order = torch.from_numpy(lines).to(by_row.device)
-
-    def moved(of_lines: torch.Tensor | None) -> torch.Tensor | None:
-        return None if of_lines is None else of_lines[:, order]
-
-    return replace(codes, codes=codes.codes.view(-1, lines.size, LINE)[:, order].flatten(1),
-                   scales=codes.scales[:, order], zeros=moved(codes.zeros), minimums=moved(codes.minimums))
+    of_line = LINE // codes.group
+    groups = torch.from_numpy((lines[:, None] * of_line + np.arange(of_line)).reshape(-1)).to(by_row.device)
+    # Lines leave their blocks, so each has floats of its own.
+    return replace(codes, codes=codes.codes.view(-1, groups.numel(), codes.group)[:, groups].flatten(1),
+                   scales=floats_of(codes.scales)[:, groups],
+                   minimums=None if codes.minimums is None else floats_of(codes.minimums)[:, groups])
 
 
 def _lines(columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
@@ -118,7 +118,8 @@ def _lines(columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
 
 def _finite(codes: Codes, stored: GgufTensor) -> Codes:
     for numbers in (codes.scales, codes.minimums):
-        if numbers is not None and not bool(numbers.isfinite().all()):
+        shared = numbers.shared if isinstance(numbers, BlockNumbers) else numbers
+        if shared is not None and not bool(shared.isfinite().all()):
             raise _not_finite(stored)
     return codes
 

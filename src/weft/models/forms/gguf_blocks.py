@@ -6,12 +6,15 @@
     Q5_0                   int8: five bits less 16        d
     IQ4_NL, MXFP4          int8: four bits, looked up     d
     IQ4_XS                 int8: four bits, looked up     d x six bits less 32
-    Q4_1, Q5_1             int4, int8                     d                        -m
-    Q4_K, Q5_K             int4, int8                     d x six bits             dmin x six bits
+    Q4_1, Q5_1             int4, int6                     d                        -m
+    Q4_K, Q5_K             int4, int6                     d x six bits             dmin x six bits
+    Q6_K                   int6, middle 32                d x eight bits
+    Q3_K                   int4, middle 8                 d x six bits less 32
+    Q2_K                   int4: two bits                 d x four bits            dmin x four bits
 
-All have a scale for 32 columns. Products of a float16 and six bits are exact in float32, so values are those
-of ``gguf.quants``, bit for bit. Forms with groups of 16 columns (Q6_K, Q3_K, Q2_K) and those with codebooks
-(IQ1 to IQ3) are not here.
+A scale is of 32 columns, in the last three of 16. Forms of K keep d and the bits apart (``BlockNumbers``).
+Products of a float16 and eight bits are exact in float32, so values are those of ``gguf.quants``, bit for
+bit. Forms with codebooks (IQ1 to IQ3) are not here.
 
 Source: the block structures of ggml (``ggml-common.h``), as gguf's ``quants`` decodes them.
 """
@@ -23,40 +26,57 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
+from weft.tensor.weights.quantized import LINE, ZERO_POINT, BlockNumbers, Codes, Numbers
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of e2m1; the scale is half of what the block says."""
 
 
+_Decoded = tuple[torch.Tensor, Numbers, Numbers | None]
+
+
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """``columns`` in ``block_bytes``. ``decode``: blocks uint8 [N, bytes] -> codes uint8 [N, columns], scales
-    float32 [N, lines] and minimums as the scales, or None."""
+    """``columns`` in ``block_bytes``, ``group`` of them per scale. ``by_blocks``: scales are
+    ``BlockNumbers``. ``decode``: blocks uint8 [N, bytes] -> codes uint8 [N, columns], scales [N, groups],
+    float32 or ``BlockNumbers``, and minimums as the scales, or None."""
 
     bits: int
     columns: int
     block_bytes: int
     has_minimums: bool
-    decode: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
+    decode: Callable[[torch.Tensor], _Decoded]
+    group: int = LINE
+    by_blocks: bool = False
+
+    @property
+    def of_cpus(self) -> bool:
+        """Whether kernels of GPUs do not read it."""
+        return self.has_minimums or self.by_blocks
 
     def codes(self, by_row: torch.Tensor) -> Codes:
         """Of rows uint8 [rows, bytes]."""
         rows = by_row.shape[0]
+
+        def of_rows(numbers: Numbers) -> Numbers:
+            if isinstance(numbers, BlockNumbers):
+                return BlockNumbers(numbers.each.reshape(rows, -1), numbers.shared.reshape(rows, -1))
+            return numbers.reshape(rows, -1)
+
         codes, scales, minimums = self.decode(by_row.reshape(-1, self.block_bytes))
-        scales = scales.reshape(rows, -1)
-        if minimums is None:
-            return Codes(self.bits, codes.view(rows, -1), scales, None, LINE)
-        return Codes(self.bits, codes.view(rows, -1), scales, torch.zeros_like(scales, dtype=torch.uint8),
-                     LINE, minimums=minimums.reshape(rows, -1))
+        return Codes(self.bits, codes.view(rows, -1), of_rows(scales), None, self.group,
+                     minimums=None if minimums is None else of_rows(minimums))
 
     def empty(self, rows: int, columns: int) -> Codes:
         """Without values, for headers."""
-        scales = torch.empty((rows, -(-columns // LINE)), device="meta")
-        return Codes(self.bits, torch.empty((rows, columns), dtype=torch.uint8, device="meta"), scales,
-                     scales.to(torch.uint8) if self.has_minimums else None, LINE,
-                     minimums=scales if self.has_minimums else None)
+        each = torch.empty((rows, -(-columns // self.group)), device="meta")
+        numbers: Numbers = each
+        if self.by_blocks:
+            shared = torch.empty((rows, columns // self.columns), dtype=torch.float16, device="meta")
+            numbers = BlockNumbers(each.to(torch.int8), shared)
+        return Codes(self.bits, torch.empty((rows, columns), dtype=torch.uint8, device="meta"), numbers,
+                     None, self.group, minimums=numbers if self.has_minimums else None)
 
 
 def _half(blocks: torch.Tensor, first: int) -> torch.Tensor:
@@ -82,32 +102,32 @@ def _looked_up(codes: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
     return numbers[codes.int()]
 
 
-def _q8_0(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+def _q8_0(blocks: torch.Tensor) -> _Decoded:
     return blocks[:, 2:] ^ 128, _half(blocks, 0), None      # two's complement, and 128 more
 
 
-def _q4_0(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+def _q4_0(blocks: torch.Tensor) -> _Decoded:
     return _nibbles(blocks[:, 2:]), _half(blocks, 0), None
 
 
-def _q4_1(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _q4_1(blocks: torch.Tensor) -> _Decoded:
     return _nibbles(blocks[:, 4:]), _half(blocks, 0), -_half(blocks, 2)
 
 
-def _q5_0(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+def _q5_0(blocks: torch.Tensor) -> _Decoded:
     codes = _nibbles(blocks[:, 6:]) + _fifth_bits(blocks, 2)
     return codes + (ZERO_POINT[8] - 16), _half(blocks, 0), None
 
 
-def _q5_1(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _q5_1(blocks: torch.Tensor) -> _Decoded:
     return _nibbles(blocks[:, 8:]) + _fifth_bits(blocks, 4), _half(blocks, 0), -_half(blocks, 2)
 
 
-def _iq4_nl(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+def _iq4_nl(blocks: torch.Tensor) -> _Decoded:
     return _looked_up(_nibbles(blocks[:, 2:]), _IQ4), _half(blocks, 0), None
 
 
-def _iq4_xs(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+def _iq4_xs(blocks: torch.Tensor) -> _Decoded:
     shifts = torch.arange(0, 16, 2, device=blocks.device)
     high = blocks[:, 2:4].contiguous().view(torch.int16).int() >> shifts & 3
     low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=2).flatten(1)
@@ -115,19 +135,25 @@ def _iq4_xs(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
     return _looked_up(_nibbles(blocks[:, 8:]), _IQ4), scales, None
 
 
-def _mxfp4(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+def _mxfp4(blocks: torch.Tensor) -> _Decoded:
     """The exponent's power of two, halved: for 0 and 1 a denormal number."""
     exponent = blocks[:, :1].int()
     bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1).clamp(min=0) << 23)
     return _looked_up(_nibbles(blocks[:, 1:]), _MXFP4), bits.view(torch.float32), None
 
 
-def _six_bits(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _shared(blocks: torch.Tensor, first: int) -> torch.Tensor:
+    """The float16 at byte ``first`` as it is, [N, 1]."""
+    return blocks[:, first:first + 2].contiguous().view(torch.float16)
+
+
+def _six_bits(blocks: torch.Tensor) -> tuple[BlockNumbers, BlockNumbers]:
     """Of Q4_K and Q5_K: 8 scales and 8 minimums in 12 bytes."""
     low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((low & 63, high & 15 | (low >> 6) << 4), dim=1)
     minimums = torch.cat((middle & 63, high >> 4 | (middle >> 6) << 4), dim=1)
-    return _half(blocks, 0) * scales, _half(blocks, 2) * minimums
+    return (BlockNumbers(scales.view(torch.int8), _shared(blocks, 0)),
+            BlockNumbers(minimums.view(torch.int8), _shared(blocks, 2)))
 
 
 def _halves_of_lines(packed: torch.Tensor) -> torch.Tensor:
@@ -136,19 +162,56 @@ def _halves_of_lines(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat((cut & 15, cut >> 4), dim=2).flatten(1, 2)
 
 
-def _q4_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _quarters(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [N, 64] -> [N, 8, 32]: two bits of 32 bytes are a line, from the lowest on."""
+    cut = packed.reshape(-1, 2, 1, LINE)
+    return torch.cat([cut >> shift & 3 for shift in (0, 2, 4, 6)], dim=2).flatten(1, 2)
+
+
+def _q4_k(blocks: torch.Tensor) -> _Decoded:
     return _halves_of_lines(blocks[:, 16:]).flatten(1), *_six_bits(blocks)
 
 
-def _q5_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _q5_k(blocks: torch.Tensor) -> _Decoded:
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(1)
     fifth = (blocks[:, 16:48].unsqueeze(1) >> shifts & 1) << 4
     return (_halves_of_lines(blocks[:, 48:]) + fifth).flatten(1), *_six_bits(blocks)
 
 
+def _q6_k(blocks: torch.Tensor) -> _Decoded:
+    """Of 128 columns: 64 bytes whose low halves are two lines and whose high halves are the next two."""
+    low = blocks[:, :128].reshape(-1, 2, 1, 2, LINE)
+    codes = torch.cat((low & 15, low >> 4), dim=2).view(-1, 8, LINE) | _quarters(blocks[:, 128:192]) << 4
+    scales = blocks[:, 192:208].contiguous().view(torch.int8)
+    return codes.flatten(1), BlockNumbers(scales, _shared(blocks, 208)), None
+
+
+def _q3_k(blocks: torch.Tensor) -> _Decoded:
+    """Three bits less 4: the third bits of a line are one bit of 32 bytes."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(1)
+    third = (blocks[:, :32].unsqueeze(1) >> shifts & 1) << 2
+    codes = (_quarters(blocks[:, 32:96]) | third) + (ZERO_POINT[4] - 4)
+    low, high = blocks[:, 96:104], blocks[:, 104:108]
+    four = torch.cat((low & 15, low >> 4), dim=1)
+    two = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=1)
+    scales = (four | two << 4).view(torch.int8) - 32
+    return codes.flatten(1), BlockNumbers(scales, _shared(blocks, 108)), None
+
+
+def _q2_k(blocks: torch.Tensor) -> _Decoded:
+    both = blocks[:, :16]
+    return (_quarters(blocks[:, 16:80]).flatten(1),
+            BlockNumbers((both & 15).view(torch.int8), _shared(blocks, 80)),
+            BlockNumbers((both >> 4).view(torch.int8), _shared(blocks, 82)))
+
+
 BLOCK_FORMS: dict[str, BlockForm] = {
     "Q8_0": BlockForm(8, 32, 34, False, _q8_0), "Q4_0": BlockForm(4, 32, 18, False, _q4_0),
     "Q4_1": BlockForm(4, 32, 20, True, _q4_1), "Q5_0": BlockForm(8, 32, 22, False, _q5_0),
-    "Q5_1": BlockForm(8, 32, 24, True, _q5_1), "IQ4_NL": BlockForm(8, 32, 18, False, _iq4_nl),
+    "Q5_1": BlockForm(6, 32, 24, True, _q5_1), "IQ4_NL": BlockForm(8, 32, 18, False, _iq4_nl),
     "IQ4_XS": BlockForm(8, 256, 136, False, _iq4_xs), "MXFP4": BlockForm(8, 32, 17, False, _mxfp4),
-    "Q4_K": BlockForm(4, 256, 144, True, _q4_k), "Q5_K": BlockForm(8, 256, 176, True, _q5_k)}
+    "Q4_K": BlockForm(4, 256, 144, True, _q4_k, by_blocks=True),
+    "Q5_K": BlockForm(6, 256, 176, True, _q5_k, by_blocks=True),
+    "Q6_K": BlockForm(6, 256, 210, False, _q6_k, 16, by_blocks=True),
+    "Q3_K": BlockForm(4, 256, 110, False, _q3_k, 16, by_blocks=True),
+    "Q2_K": BlockForm(4, 256, 84, True, _q2_k, 16, by_blocks=True)}

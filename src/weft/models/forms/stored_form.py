@@ -42,23 +42,25 @@ class MatrixPiece:
 
 class Grouping(NamedTuple):
     """Of codes that become one matrix: ``columns`` per scale, 0 for whole rows. ``minimums``: groups have
-    one."""
+    one. ``by_blocks``: scales are ``BlockNumbers``."""
 
     bits: int
     columns: int
     fp8: bool = False
     minimums: bool = False
+    by_blocks: bool = False
 
 
 class StoredForm(ABC):
     """``settings``: quantization_config. ``tensors``: of the checkpoint, set once the form is chosen, as a
     rank holds them; ``headers``: as the files have them. ``keeps_fp8``: whether matrices in fp8 are given as
-    codes, ``keeps_minimums``: those whose groups have minimums. ``itemsize``: of a widened value."""
+    codes, ``keeps_blocks``: those whose groups have minimums, 16 columns or bytes for scales. ``itemsize``:
+    of a widened value."""
 
     tensors: Mapping[str, StoredTensor]
     headers: Mapping[str, StoredTensor]
     keeps_fp8: bool = False
-    keeps_minimums: bool = True
+    keeps_blocks: bool = True
     itemsize: int = 4
     left_ends: tuple[str, ...] = ()
     """Ends of names that no model reads and that a checkpoint may have."""

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import UnknownArchitectureError
-from weft.models.gguf.header import Header
+from weft.models.gguf.header import FileTensor, Header
 from weft.models.gguf.keys import GgufKeys
 
 Index = npt.NDArray[np.int64]
@@ -115,14 +115,32 @@ def _attention(keys: GgufKeys) -> dict[str, Any]:
                 parameters[ours] = keys.number(f"rope.scaling.{theirs}")
     elif kind != "none":
         keys.fail("rope.scaling.type", kind, "none, linear and yarn are served")
-    if keys.tensor("rope_freqs.weight") is not None:
-        keys.fail("rope.scaling.type", kind,
-                  "positions scaled by the tensor rope_freqs (Llama 3.1) are not served")
+    if (divisors := keys.tensor("rope_freqs.weight")) is not None:
+        parameters |= _llama3(keys, divisors, parameters["rope_theta"], rotary)
     return {
         "num_attention_heads": heads, "head_dim": head_dim, "rope_parameters": parameters,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads, least=1),
         "attention_bias": keys.tensor(_first(keys, "attn_q.bias")) is not None
     }
+
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Of all releases with scaled positions of that kind. A file has what they lead to, not them."""
+
+
+def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> dict[str, Any]:
+    """The scaling whose frequencies are divided by the numbers of ``rope_freqs`` (Llama 3.1)."""
+    if tensor.type != "F32" or tensor.shape != (rotary // 2,):
+        keys.fail("rope.dimension_count", rotary, f"rope_freqs is {tensor.type} of {tensor.shape}")
+    divisors = np.fromfile(tensor.file, "<f4", rotary // 2, offset=tensor.begin)
+    factor = float(divisors.max(initial=1.0))
+    turns = _LLAMA3["original_max_position_embeddings"] * theta**(-2 * np.arange(rotary // 2) / rotary)
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    share = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
+    if not np.allclose(1 / ((1 - share) / factor + share), divisors, rtol=1e-4):
+        keys.fail("rope.scaling.type", keys.get("rope.scaling.type", "none"),
+                  "the numbers of rope_freqs are not those of Llama 3.1, which are served")
+    return {"rope_type": "llama3", "factor": factor} | _LLAMA3
 
 
 def _first(keys: GgufKeys, part: str) -> str:

@@ -10,7 +10,7 @@ only a link to them: the tensors are looked up in the file's own header again, u
 
 The key is a digest of where the files lie, their sizes and times, and the form of the view. A file that
 changes has another view. A view takes a few MB, nearly all of it the tokenizer, and may be deleted at any
-time.
+time. Making one deletes those of files that are gone, and the longest unused beyond 32.
 
 Rejected: keeping the texts in memory (every reader would have two ways to get a file); a view beside the
 model (its directory is often not ours to write).
@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +38,11 @@ from weft.models.safetensors_header import StoredTensor
 
 METHOD = "gguf"
 """The ``quant_method`` of a view's config.json."""
-_FORM = 3
+_FORM = 4
 """Of a view: grows when its texts are made in another way."""
+_KEY_CHARS = 24
+_VIEWS_MAX = 32
+"""Views that are kept; the longest unused one goes first."""
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
@@ -53,19 +59,24 @@ def view_of(path: Path) -> Path:
 
     Raises CheckpointError naming the file and what in it is not served, or the cache that cannot be written.
     """
-    files = [file.resolve() for file in split_files(path)]
-    facts = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    # By its own name, not the one that a link leads to: the hub's cache links names to digests.
+    parts = split_files(path)
+    named = {file.name: file.resolve() for file in parts}
+    facts = [(name, str(file), (stat := file.stat()).st_size, stat.st_mtime_ns)
+             for name, file in named.items()]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft" / "gguf"
-    directory = root / hashlib.sha256(repr((_FORM, facts)).encode()).hexdigest()[:24]
+    directory = root / hashlib.sha256(repr((_FORM, facts)).encode()).hexdigest()[:_KEY_CHARS]
     if (directory / "config.json").is_file():
+        _used(directory)
         return directory
-    header = read_header(files[0])
+    header = read_header(parts[0])
     making = root / f"{directory.name}.{os.getpid()}.tmp"
     try:
         making.mkdir(parents=True, exist_ok=True)
-        _write_view(header, files, making)
+        _write_view(header, named, making)
         if not directory.exists():
             making.rename(directory)
+        _drop_old(root)
     except OSError as error:
         if not directory.is_dir():  # made by another process at the same time
             raise CheckpointError(
@@ -77,16 +88,47 @@ def view_of(path: Path) -> Path:
     return directory
 
 
-def _write_view(header: Header, files: Sequence[Path], directory: Path) -> None:
+def _used(view: Path) -> None:
+    """So that the view counts as new."""
+    with suppress(OSError):   # of another user: its age does not matter
+        os.utime(view)
+
+
+def _drop_old(root: Path) -> None:
+    """Views of files that are gone, and the oldest beyond ``_VIEWS_MAX``. A process that starts right now
+    with a view that long unused fails, and starts the next time."""
+    def age(view: Path) -> float:
+        with suppress(OSError):
+            return view.stat().st_mtime
+        return 0.0
+
+    views = sorted((view for view in root.iterdir() if len(view.name) == _KEY_CHARS), key=age, reverse=True)
+    for number, view in enumerate(views):
+        if number >= _VIEWS_MAX or not all(link.exists() for link in view.glob("*.gguf")):
+            shutil.rmtree(view, ignore_errors=True)
+
+
+def _write_view(header: Header, files: Mapping[str, Path], directory: Path) -> None:
     layout = read_layout(header)
-    config = layout.config | {"quantization_config": {"quant_method": METHOD}}
+    config = layout.config | {"quantization_config": {"quant_method": METHOD, "elements": _elements(header)}}
     generation = generation_config(header)
     config["eos_token_id"] = generation["eos_token_id"]
     write_tokenizer(header, directory)
     (directory / "generation_config.json").write_text(json.dumps(generation))
-    for file in files:
-        (directory / file.name).symlink_to(file)
+    for name, file in files.items():
+        (directory / name).symlink_to(file)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _elements(header: Header) -> dict[str, dict[str, int]]:
+    """Of matrices of layers, and of embedding and head: numbers by the form of their blocks, for plans."""
+    counts_of: dict[str, Counter[str]] = {"layers": Counter(), "tables": Counter()}
+    for tensor in header.tensors.values():
+        # Neither convolutions nor routers: a plan counts them by themselves.
+        if len(tensor.shape) > 1 and min(tensor.shape) >= 32 and "gate_inp" not in tensor.name:
+            of = "layers" if tensor.name.startswith("blk.") else "tables"
+            counts_of[of][tensor.type] += math.prod(tensor.shape)
+    return {of: dict(counts) for of, counts in counts_of.items()}
 
 
 def is_view(config: Mapping[str, Any]) -> bool:
@@ -103,6 +145,8 @@ def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
     layout = read_layout(header)
     tensors: dict[str, StoredTensor] = {}
     for tensor in header.tensors.values():
+        if tensor.name == "rope_freqs.weight":   # what it says is in config.json
+            continue
         for ours in our_tensors(tensor, layout):
             tensors[ours.name] = ours
     return tensors, files[0]

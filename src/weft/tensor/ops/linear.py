@@ -1,4 +1,4 @@
-"""Products with weights that are not plain matrices: int8 and int4 codes, float weights in tiles.
+"""Products with weights that are not plain matrices: int8, int6 and int4 codes, float weights in tiles.
 
 Codes in C++ (csrc/linear.inl), and by oneDNN where that is faster:
 
@@ -26,11 +26,13 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.scratch import scratch
-from weft.tensor.weights.quantized import PART, TILE_ROWS, ZERO_POINT, QuantizedWeight
+from weft.tensor.weights.quantized import PART, TILE_ROWS, ZERO_POINT, QuantizedWeight, floats_of
 from weft.tensor.weights.tiles import InTiles, TiledWeight
 
-FORMS: dict[int, int] = {8: 2, 4: 3}
+FORMS: dict[int, int] = {8: 2, 6: 8, 4: 3}
 """Bits -> their number in csrc/kernels.hpp."""
+_SCALES: dict[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
+"""What scales are stored in -> their number there."""
 _BOTH = 6
 """The number of int8 with ``byte_inputs``."""
 _WIDENED_ROWS = 16
@@ -98,9 +100,13 @@ def weight_of(weight: QuantizedWeight) -> Any:
     assert weight.scales.is_contiguous()
     form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
     return (weight.codes.data_ptr(), form, weight.columns, weight.rows,
-            weight.scales.data_ptr(), weight.scales.dtype == torch.float16,
-            0 if weight.zeros is None else weight.zeros.data_ptr(), weight.group,
-            0 if weight.minimums is None else weight.minimums.data_ptr())
+            weight.scales.data_ptr(), _SCALES[weight.scales.dtype], _at(weight.zeros), weight.group, 0,
+            (_at(weight.minimums), _at(weight.block_scales), _at(weight.block_minimums)))
+
+
+def _at(numbers: torch.Tensor | None) -> int:
+    assert numbers is None or numbers.is_contiguous()
+    return 0 if numbers is None else numbers.data_ptr()
 
 
 def widened(rows: int, dtype: torch.dtype, weight: QuantizedWeight) -> bool:
@@ -138,7 +144,7 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
         values_NPK = in_parts(values)
         total = out[:, first:last].zero_()
         for part, (codes, scales) in enumerate(zip(codes_PRK, scales_PR, strict=True)):
-            both = block.scales[:last - first, part * PART // weight.group] * scales[:, None]
+            both = floats_of(block.scales)[:last - first, part * PART // weight.group] * scales[:, None]
             # Scale times scale first, then the sum: the order of the C++ kernel, whose bits these are.
             total += (codes @ values_NPK[:, part].T).mul_(both)
     return (out if bias is None else out.add_(bias)).to(x.dtype).view(*x.shape[:-1], weight.rows)

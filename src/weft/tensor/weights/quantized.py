@@ -1,16 +1,20 @@
-"""Weights in 8 or 4 bits, in the order in which the kernels read them.
+"""Weights in 8, 6 or 4 bits, in the order in which the kernels read them.
 
     value[row, column] = (code - zero) * scale        scale, zero: one for each ``group`` columns of a row
-                       = code * scale - minimum       ggml's blocks; minimum: float, one for each 32 columns
+                       = code * scale - minimum       ggml's blocks; minimum: one for each ``group``
                        = e4m3(code) * scale           fp8 (GPUs alone)
 
     codes   tile 0 | columns 0-3 of rows 0..15 | columns 4-7 of rows 0..15 | ...        int8: 64 bytes each
             tile 1 | ...                                              int4: 64 bytes hold two, low half first
+                                     int6: for 16 columns the low halves as in int4, then four times two bits
     scales  tile 0 | group 0 of rows 0..15 | group 1 of rows 0..15 | ...
 
 Sixteen rows are the sixteen lanes of a vector: nothing is added across lanes, and one load brings sixteen
 scales. Rows are padded to tiles, columns to lines of 32. Without ``zeros`` the zero point is the middle code
-(128, 8). Every tensor may have a leading dim (experts): codes [E, rows, columns] and so on.
+(128, 32, 8). Every tensor may have a leading dim (experts): codes [E, rows, columns] and so on.
+
+Groups are 16 columns or whole lines. Scales and minimums are floats, or ``BlockNumbers`` of ggml's K forms: a
+byte for each group times a float16 for 256 columns. So Q4_K takes 4.6 bits a weight; floats would take 6.
 
 Weights that weft rounds have groups of 128 (int8) and 32 (int4), symmetric: docs/quantization.md has the
 measurements. ``Codes`` holds the same values by plain rows.
@@ -30,12 +34,14 @@ from weft.tensor.weights import large_pages
 
 TILE_ROWS = 16
 LINE = 32
-"""Columns that share a scale of the input; groups are multiples of it."""
+"""Columns that share a scale of the input; groups are multiples of it, or half of it."""
+BLOCK = 256
+"""Columns that share the float16 of ``BlockNumbers``."""
 PART = 128
 """Columns that share a scale of the input if inputs are always rounded (``byte_inputs``)."""
 GROUPS: dict[int, int] = {8: 128, 4: 32}
 """Bits -> columns per scale, for weights that weft rounds."""
-ZERO_POINT: dict[int, int] = {8: 128, 4: 8}
+ZERO_POINT: dict[int, int] = {8: 128, 6: 32, 4: 8}
 """Codes are unsigned, because the byte products of CPUs take an unsigned left operand."""
 _HALF_MAX = 65504.0
 _REACHES = (7.5, 8.0, 8.5, 9.0, 10.0)
@@ -45,49 +51,88 @@ _ROUNDED_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
+class BlockNumbers:
+    """Scales or minimums: ``each`` int8 [..., rows, groups] times ``shared`` float16 [..., rows, blocks], one
+    for 256 columns. The product is exact in float32."""
+
+    each: torch.Tensor
+    shared: torch.Tensor
+
+    def floats(self) -> torch.Tensor:
+        """float32 [..., rows, groups]."""
+        groups = -(-self.each.shape[-1] // self.shared.shape[-1])
+        return self.each.float() * _per_column(self.shared, groups, self.each.shape[-1])
+
+
+Numbers = torch.Tensor | BlockNumbers
+
+
+def floats_of(numbers: Numbers) -> torch.Tensor:
+    """float32 [..., rows, groups]."""
+    return numbers.floats() if isinstance(numbers, BlockNumbers) else numbers.float()
+
+
+def _each(numbers: Numbers, change: Callable[[torch.Tensor], torch.Tensor]) -> Numbers:
+    if isinstance(numbers, BlockNumbers):
+        return BlockNumbers(change(numbers.each), change(numbers.shared))
+    return change(numbers)
+
+
+def _below(parts: Sequence[Numbers]) -> Numbers:
+    """Rows of all, one below the other; all in the same form."""
+    if all(isinstance(part, BlockNumbers) for part in parts):
+        blocks = [part for part in parts if isinstance(part, BlockNumbers)]
+        return BlockNumbers(torch.cat([part.each for part in blocks], dim=-2),
+                            torch.cat([part.shared for part in blocks], dim=-2))
+    return torch.cat([floats_of(part) for part in parts], dim=-2)
+
+
+@dataclass(frozen=True, slots=True)
 class Codes:
     """``codes`` uint8 [..., rows, columns]; ``scales`` float32 [..., rows, groups]; ``zeros`` uint8 of the
     same shape, None for the middle code. ``group``: columns per scale. ``fp8``: codes are bytes of e4m3, and
-    there are no zeros. ``minimums``: float32 as the scales, subtracted; then zeros are 0 and groups LINE."""
+    there are no zeros. ``minimums``: as the scales, subtracted; then zeros are None, and stand for 0."""
 
     bits: int
     codes: torch.Tensor
-    scales: torch.Tensor
+    scales: Numbers
     zeros: torch.Tensor | None
     group: int
     fp8: bool = False
-    minimums: torch.Tensor | None = None
+    minimums: Numbers | None = None
 
     def dense(self) -> torch.Tensor:
         """The values, float32 [..., rows, columns]."""
         columns = self.codes.shape[-1]
+        scales = _per_column(floats_of(self.scales), self.group, columns)
         if self.fp8:
-            wide = self.codes.view(torch.float8_e4m3fn).float()
-            return wide * _per_column(self.scales, self.group, columns)
+            return self.codes.view(torch.float8_e4m3fn).float() * scales
+        if self.minimums is not None:
+            assert self.zeros is None, "codes with minimums have no zeros"
+            return self.codes.float() * scales - _per_column(floats_of(self.minimums), self.group, columns)
         zeros = ZERO_POINT[self.bits] if self.zeros is None else _per_column(self.zeros, self.group, columns)
-        values = (self.codes.float() - zeros) * _per_column(self.scales, self.group, columns)
-        return values if self.minimums is None else values - _per_column(self.minimums, self.group, columns)
+        return (self.codes.float() - zeros) * scales
 
     def reordered(self, order: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
         """Rows in another order: ``order`` takes [rows, anything]."""
-        return replace(self, codes=order(self.codes), scales=order(self.scales),
+        return replace(self, codes=order(self.codes), scales=_each(self.scales, order),
                        zeros=None if self.zeros is None else order(self.zeros),
-                       minimums=None if self.minimums is None else order(self.minimums))
+                       minimums=None if self.minimums is None else _each(self.minimums, order))
 
     def above(self, *others: Codes) -> Codes:
-        """These rows with the rows of ``others`` below; all have the same bits and groups."""
+        """These rows with the rows of ``others`` below; all have the same bits and groups, and minimums or
+        none."""
         parts = (self, *others)
         zeros = None
         if any(part.zeros is not None for part in parts):
-            zeros = torch.cat([torch.full(part.scales.shape, ZERO_POINT[self.bits], dtype=torch.uint8,
-                                          device=part.scales.device) if part.zeros is None else part.zeros
-                               for part in parts], dim=-2)
-        minimums = None
-        if any(part.minimums is not None for part in parts):
-            minimums = torch.cat([torch.zeros_like(part.scales) if part.minimums is None else part.minimums
-                                  for part in parts], dim=-2)
+            zeros = torch.cat([torch.full(floats_of(part.scales).shape, ZERO_POINT[self.bits],
+                                          dtype=torch.uint8, device=part.codes.device)
+                               if part.zeros is None else part.zeros for part in parts], dim=-2)
+        minimums = [part.minimums for part in parts if part.minimums is not None]
+        assert len(minimums) in (0, len(parts)), "some have minimums, others none"
         return replace(self, codes=torch.cat([part.codes for part in parts], dim=-2), zeros=zeros,
-                       scales=torch.cat([part.scales for part in parts], dim=-2), minimums=minimums)
+                       scales=_below([part.scales for part in parts]),
+                       minimums=_below(minimums) if minimums else None)
 
 
 def _per_column(of_groups: torch.Tensor, group: int, columns: int) -> torch.Tensor:
@@ -96,12 +141,13 @@ def _per_column(of_groups: torch.Tensor, group: int, columns: int) -> torch.Tens
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """``codes`` uint8 [..., tiles, lines x 8 or 4, 16, 4]; ``scales`` float16 or float32 [..., tiles, groups,
-    16], or with fp8 also [..., tiles, groups, 1]; ``zeros`` uint8 of the same shape or None. ``exact``:
-    inputs are never rounded to int8, whatever the kernels could do. ``byte_inputs``: inputs are rounded to
-    int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine. ``fp8``:
-    codes are bytes of e4m3; kernels of CPUs do not read them. ``minimums``: float32 as the scales; kernels of
-    GPUs and experts do not read them."""
+    """``codes`` uint8 [..., tiles, lines x 8, 6 or 4, 16, 4]; ``scales`` float16 or float32 [..., tiles,
+    groups, 16], or with fp8 also [..., tiles, groups, 1]; ``zeros`` uint8 of the same shape or None.
+    ``exact``: inputs are never rounded to int8, whatever the kernels could do. ``byte_inputs``: inputs are
+    rounded to int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine.
+    ``fp8``: codes are bytes of e4m3; kernels of CPUs do not read them. ``minimums``: as the scales. Both may
+    be int8, times ``block_scales`` and ``block_minimums``, float16 [..., tiles, blocks, 16]. Kernels of GPUs
+    read no minimums, bytes or groups of 16."""
 
     bits: int
     rows: int
@@ -114,17 +160,19 @@ class QuantizedWeight:
     byte_inputs: bool = False
     fp8: bool = False
     minimums: torch.Tensor | None = None
+    block_scales: torch.Tensor | None = None
+    block_minimums: torch.Tensor | None = None
 
     @property
     def form(self) -> str:
-        """``int8``, ``int4``, ``w8a8``, ``fp8``."""
+        """``int8``, ``int6``, ``int4``, ``w8a8``, ``fp8``."""
         if self.fp8:
             return "fp8"
         return "w8a8" if self.byte_inputs else f"int{self.bits}"
 
     @property
     def held_bytes(self) -> int:
-        parts = (self.codes, self.scales, self.zeros, self.minimums)
+        parts = (self.codes, self.scales, self.zeros, self.minimums, self.block_scales, self.block_minimums)
         return sum(part.numel() * part.itemsize for part in parts if part is not None)
 
     @property
@@ -133,8 +181,14 @@ class QuantizedWeight:
 
     def of(self, index: int) -> QuantizedWeight:
         """Weight ``index`` of a stack."""
-        return replace(self, codes=self.codes[index], scales=self.scales[index],
-                       zeros=None if self.zeros is None else self.zeros[index])
+        return self._changed(lambda part: part[index])
+
+    def rows_at(self, rows_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """int64 [T] -> the values of those rows, [T, columns] of ``dtype``."""
+        tiles_T, lanes_T = rows_T // TILE_ROWS, rows_T % TILE_ROWS
+        own = self._changed(
+            lambda part: part[tiles_T, :, lanes_T if part.shape[2] == TILE_ROWS else 0].unsqueeze(2))
+        return own._plain(1).dense()[:, :self.columns].to(dtype)
 
     def dense(self, first: int = 0, last: int | None = None, dtype: torch.dtype = torch.float32,
               ) -> torch.Tensor:
@@ -147,26 +201,62 @@ class QuantizedWeight:
         line."""
         assert first % TILE_ROWS == 0, "tiles are taken whole"
         tiles = slice(first // TILE_ROWS, -(-last // TILE_ROWS))
-        codes = self.codes[..., tiles, :, :, :]
-        if self.bits == 4:
-            codes = torch.stack((codes & 15, codes >> 4), dim=-3).flatten(-4, -3)
-        lines = codes.shape[-3] * 4
-        plain = codes.transpose(-3, -2).flatten(-2).flatten(-3, -2)          # [..., rows, columns]
-        zeros = None if self.zeros is None else _by_row(self.zeros[..., tiles, :, :])
-        assert plain.shape[-1] == lines
-        minimums = None if self.minimums is None else _by_row(self.minimums[..., tiles, :, :])
-        return Codes(self.bits, plain, _by_row(self.scales[..., tiles, :, :]).float(), zeros, self.group,
-                     self.fp8, minimums)
+        lead = self.codes.ndim - 4
+        return self._changed(lambda part: part[(slice(None),) * lead + (tiles,)])._plain(TILE_ROWS)
+
+    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedWeight:
+        """With each of the tensors changed."""
+        def maybe(part: torch.Tensor | None) -> torch.Tensor | None:
+            return None if part is None else change(part)
+
+        return replace(self, codes=change(self.codes), scales=change(self.scales), zeros=maybe(self.zeros),
+                       minimums=maybe(self.minimums), block_scales=maybe(self.block_scales),
+                       block_minimums=maybe(self.block_minimums))
+
+    def _plain(self, lanes: int) -> Codes:
+        """All tiles by plain rows; a tile has ``lanes`` of them."""
+        plain = _unpacked(self.codes, self.bits).transpose(-3, -2).flatten(-2).flatten(-3, -2)
+
+        def numbers(each: torch.Tensor, shared: torch.Tensor | None) -> Numbers:
+            if shared is None:
+                return _by_row(each, lanes).float()
+            return BlockNumbers(_by_row(each, lanes), _by_row(shared, lanes))
+
+        return Codes(self.bits, plain, numbers(self.scales, self.block_scales),
+                     None if self.zeros is None else _by_row(self.zeros, lanes), self.group, self.fp8,
+                     None if self.minimums is None else numbers(self.minimums, self.block_minimums))
 
 
-def _by_row(of_tiles: torch.Tensor) -> torch.Tensor:
+def _packed(tiles: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes uint8 [..., quads, 16, 4] in so many bits."""
+    if bits == 8:
+        return tiles
+    pairs = _cut(tiles, -3, 2)
+    low = (pairs[..., 0, :, :] & 15) | (pairs[..., 1, :, :] << 4)
+    if bits == 4:
+        return low
+    quads = _cut(tiles >> 4, -3, 4)
+    high = (quads[..., 0, :, :] | quads[..., 1, :, :] << 2 | quads[..., 2, :, :] << 4
+            | quads[..., 3, :, :] << 6)
+    return torch.cat((_cut(low, -3, 2), high.unsqueeze(-3)), dim=-3).flatten(-4, -3)
+
+
+def _unpacked(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """[..., quads, 16, 4]."""
+    if bits == 8:
+        return codes
+    if bits == 4:
+        return torch.stack((codes & 15, codes >> 4), dim=-3).flatten(-4, -3)
+    parts = _cut(codes, -3, 3)
+    low, high = parts[..., :2, :, :], parts[..., 2, :, :]
+    highs = torch.stack([high << shift & 48 if shift > 0 else high >> -shift & 48
+                         for shift in (4, 2, 0, -2)], dim=-3)
+    return (torch.stack((low & 15, low >> 4), dim=-3).flatten(-4, -3) | highs).flatten(-4, -3)
+
+
+def _by_row(of_tiles: torch.Tensor, lanes: int) -> torch.Tensor:
     """[..., tiles, groups, 16 or 1] -> [..., rows, groups]."""
-    return _of_lanes(of_tiles).transpose(-2, -1).flatten(-3, -2)
-
-
-def _of_lanes(of_tiles: torch.Tensor) -> torch.Tensor:
-    """A number for each of the 16 rows of a tile."""
-    return of_tiles.expand(*of_tiles.shape[:-1], TILE_ROWS)
+    return of_tiles.expand(*of_tiles.shape[:-1], lanes).transpose(-2, -1).flatten(-3, -2)
 
 
 def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) -> QuantizedWeight:
@@ -174,37 +264,50 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     ``byte_inputs`` is for int8 without zeros, with groups of one or more whole parts of 128 columns; other
     weights ignore it."""
     rows, columns = codes.codes.shape[-2:]
-    assert codes.group % LINE == 0, f"groups of {codes.group} columns are no whole lines of {LINE}"
+    assert codes.group % LINE == 0 or codes.group == LINE // 2, f"groups of {codes.group} columns"
     group = min(codes.group, _up(columns, LINE))
     plain = _pad(codes.codes, _up(rows, TILE_ROWS), _up(columns, LINE))
-    tiles = _cut(_cut(plain, -2, TILE_ROWS), -1, 4).transpose(-3, -2)
-    if codes.bits == 4:
-        pairs = _cut(tiles, -3, 2)
-        tiles = pairs[..., 0, :, :] | (pairs[..., 1, :, :] << 4)
-    by_row = codes.scales.float()
-    if codes.fp8:   # rows of padding have the last row's scale, so that a tile may have one
-        padding = by_row[..., -1:, :].expand(*by_row.shape[:-2], -rows % TILE_ROWS, by_row.shape[-1])
-        by_row = torch.cat((by_row, padding), dim=-2)
-    scales = _by_tile(by_row)
-    half = scales.half()
+    # Four columns of a row are moved as one word.
+    words = _cut(plain.contiguous().view(torch.int32), -2, TILE_ROWS).transpose(-2, -1).contiguous()
+    tiles = _packed(_cut(words.view(torch.uint8), -1, 4), codes.bits)
+    scales, block_scales = _scales_by_tile(codes.scales, _up(columns, LINE) // group, codes.fp8)
+    minimums = block_minimums = None
+    if codes.minimums is not None:
+        minimums, block_minimums = _scales_by_tile(codes.minimums, _up(columns, LINE) // group)
+        if minimums.dtype != scales.dtype:   # the kernels read both in one form
+            minimums, scales = minimums.float(), scales.float()
     zeros = None if codes.zeros is None else _by_tile(codes.zeros)
+    if zeros is not None and not zeros.is_meta and bool((zeros == ZERO_POINT[codes.bits]).all()):
+        zeros = None
+    return QuantizedWeight(codes.bits, rows, columns, group, large_pages.copied(tiles), scales,
+                           None if zeros is None else zeros.contiguous(), exact,
+                           byte_inputs and codes.bits == 8 and zeros is None and not codes.fp8
+                           and minimums is None and (group % PART == 0 or group >= columns), codes.fp8,
+                           minimums, block_scales, block_minimums)
+
+
+def _scales_by_tile(numbers: Numbers, groups: int, fp8: bool = False,
+                    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if isinstance(numbers, BlockNumbers):
+        return _by_tile(numbers.each, groups).contiguous(), _by_tile(numbers.shared).contiguous()
+    by_row = numbers.float()
+    if fp8:   # rows of padding have the last row's scale, so that a tile may have one
+        padding = by_row[..., -1:, :].expand(*by_row.shape[:-2], -by_row.shape[-2] % TILE_ROWS,
+                                             by_row.shape[-1])
+        by_row = torch.cat((by_row, padding), dim=-2)
+    scales = _by_tile(by_row, groups)
     if not scales.is_meta:
+        half = scales.half()
         scales = half if torch.equal(half.float(), scales) else scales
         # Checkpoints scale blocks of 128 x 128 weights, so the rows of a tile nearly always share one: stored
         # once.
-        if codes.fp8 and bool((scales == scales[..., :1]).all()):
+        if fp8 and bool((scales == scales[..., :1]).all()):
             scales = scales[..., :1]
-        if zeros is not None and bool((zeros == ZERO_POINT[codes.bits]).all()):
-            zeros = None
-    return QuantizedWeight(codes.bits, rows, columns, group, large_pages.copied(tiles), scales.contiguous(),
-                           None if zeros is None else zeros.contiguous(), exact,
-                           byte_inputs and codes.bits == 8 and zeros is None and not codes.fp8
-                           and (group % PART == 0 or group >= columns), codes.fp8,
-                           None if codes.minimums is None else _by_tile(codes.minimums).contiguous())
+    return scales.contiguous(), None
 
 
-def _by_tile(of_rows: torch.Tensor) -> torch.Tensor:
-    padded = _pad(of_rows, _up(of_rows.shape[-2], TILE_ROWS), of_rows.shape[-1])
+def _by_tile(of_rows: torch.Tensor, groups: int = 0) -> torch.Tensor:
+    padded = _pad(of_rows, _up(of_rows.shape[-2], TILE_ROWS), max(groups, of_rows.shape[-1]))
     return _cut(padded, -2, TILE_ROWS).transpose(-2, -1)
 
 
@@ -225,18 +328,32 @@ def _up(count: int, of: int) -> int:
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Weights of one shape stacked along a new first dim. For experts, whose kernels ignore
     ``byte_inputs``."""
-    wide = any(weight.scales.dtype == torch.float32 for weight in weights)
     zeros = None
     if any(weight.zeros is not None for weight in weights):
         zeros = torch.stack([torch.full(weight.scales.shape, ZERO_POINT[weight.bits], dtype=torch.uint8,
                                         device=weight.device) if weight.zeros is None else weight.zeros
                              for weight in weights])
-    scales = [weight.scales.float() if wide else weight.scales for weight in weights]
+
+    def together(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        tensors = [part for part in parts if part is not None]
+        if not tensors:
+            return None
+        wide = len({part.dtype for part in tensors}) > 1
+        return torch.stack([part.float() if wide else part for part in tensors])
+
+    scales = [weight.scales for weight in weights]
     if len({part.shape for part in scales}) > 1:
         # Some experts store one scale a tile, others sixteen.
-        scales = [_of_lanes(part) for part in scales]
+        scales = [part.expand(*part.shape[:-1], TILE_ROWS) for part in scales]
+    stack = together(scales)
+    assert stack is not None
+    minimums = together([weight.minimums for weight in weights])
+    if minimums is not None and minimums.dtype != stack.dtype:
+        minimums, stack = minimums.float(), stack.float()
     return replace(weights[0], codes=torch.stack([weight.codes for weight in weights]), zeros=zeros,
-                   scales=torch.stack(scales), byte_inputs=False)
+                   scales=stack, minimums=minimums, byte_inputs=False,
+                   block_scales=together([weight.block_scales for weight in weights]),
+                   block_minimums=together([weight.block_minimums for weight in weights]))
 
 
 def rounded(weight: torch.Tensor, bits: int) -> Codes:

@@ -47,6 +47,10 @@ TILED_ELEMENTS_MIN = 1 << 14
 """Smallest weight, in elements, whose order matters."""
 
 
+NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int]]
+"""A weight as the extension takes it (csrc/module.cpp)."""
+
+
 @dataclass(frozen=True, slots=True)
 class TiledWeight:
     """``tiles`` [tiles, columns / pack, 16, pack], float32 (pack 1) or bfloat16 (pack 2); rows are padded to
@@ -74,11 +78,11 @@ class TiledWeight:
         """Excludes the padding of the last tile."""
         return self.rows * self.columns * self.tiles.itemsize
 
-    def native(self) -> tuple[int, ...]:
+    def native(self) -> NativeWeight:
         """The arguments of the extension."""
         assert self.tiles.is_contiguous()
         form = _FORMS[self.dtype]
-        return self.tiles.data_ptr(), form, self.columns, self.rows, 0, False, 0, self.columns, 0
+        return self.tiles.data_ptr(), form, self.columns, self.rows, 0, 0, 0, self.columns, 0, (0, 0, 0)
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
@@ -200,10 +204,10 @@ class TwelveBitWeight:
         """Without what fills the last tile."""
         return self.rows * self.columns * 3 // 2 + self.highs.numel() + self.odd.numel() * 8
 
-    def native(self) -> tuple[int, ...]:
+    def native(self) -> NativeWeight:
         """As the extension takes it."""
-        return (self.units.data_ptr(), _FORM, self.columns, self.rows, self.highs.data_ptr(), False, 0,
-                self.columns, self.odd.data_ptr())
+        return (self.units.data_ptr(), _FORM, self.columns, self.rows, self.highs.data_ptr(), 0, 0,
+                self.columns, self.odd.data_ptr(), (0, 0, 0))
 
     def tiled(self) -> TiledWeight:
         """The tiles that were packed."""
@@ -294,7 +298,7 @@ class ExpertTiles:
         assert len({(one.rows, one.columns, one.dtype) for one in experts}) == 1
         table = []
         for one in experts:
-            address, form, _, _, highs, _, _, _, odd = one.native()
+            address, form, _, _, highs, _, _, _, odd, _ = one.native()
             table.append((address, highs, odd, form))
         return cls(tuple(experts), torch.tensor(table, dtype=torch.int64))
 
@@ -310,7 +314,7 @@ class ExpertTiles:
     def has_twelve_bits(self) -> bool:
         return not all(isinstance(one, TiledWeight) for one in self.experts)
 
-    def native(self) -> tuple[int, ...]:
+    def native(self) -> NativeWeight:
         """The sizes of an expert as the extension takes a weight; its address is that of the first."""
         return self.experts[0].native()
 

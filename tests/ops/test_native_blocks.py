@@ -1,6 +1,7 @@
-"""Products with codes whose groups have minimums, in C++: on each instruction set, with each matrix unit.
+"""Products with ggml's blocks in C++: with minimums, bytes for scales, groups of 16 columns; on each
+instruction set, with each matrix unit; dense and in experts.
 
-A minimum is taken off behind a product, as the sum of x in 32 columns times it. Near: int8 inputs lose up to
+A minimum is taken off behind a product, as the sum of x in a group times it. Near: int8 inputs lose up to
 1 / 254 of the largest of 32 numbers.
 """
 
@@ -16,9 +17,10 @@ from tests.support.gguf_files import random_blocks
 from weft.models.forms.gguf_blocks import BLOCK_FORMS
 from weft.tensor import native
 from weft.tensor.ops.linear import by_matrix_unit, quantized_linear
-from weft.tensor.weights.quantized import QuantizedWeight, in_tiles
+from weft.tensor.ops.moe import moe
+from weft.tensor.weights.quantized import QuantizedWeight, in_tiles, stacked
 
-FORMS = ("Q4_K", "Q5_K", "Q4_1", "Q5_1")
+FORMS = tuple(name for name, form in BLOCK_FORMS.items() if form.of_cpus)
 SHAPES = ((70, 512), (16, 256), (5, 768))
 ALONE = ((0, 1), (3, 5), (7, 12), (0, 23), (39, 40))
 KERNELS = [(name, unit) for name in (native.extension().instruction_sets() if native.MISSING is None else ())
@@ -36,8 +38,9 @@ def kernels(request: pytest.FixtureRequest, torch_kernels: None) -> Iterator[Non
     native.extension().use(best)
 
 
-def weight_of(name: str, rows: int, columns: int) -> QuantizedWeight:
-    return in_tiles(BLOCK_FORMS[name].codes(torch.from_numpy(random_blocks(name, rows, columns))))
+def weight_of(name: str, rows: int, columns: int, seed: int = 0) -> QuantizedWeight:
+    made = random_blocks(name, rows, columns, seed=seed)
+    return in_tiles(BLOCK_FORMS[name].codes(torch.from_numpy(made)))
 
 
 def inputs(columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -61,12 +64,41 @@ def test_products_are_those_of_the_values(name: str, shape: tuple[int, int], exa
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_without_its_minimums_a_product_is_another(name: str) -> None:
-    """The control: the bound above is no wider than the minimums."""
+def test_with_other_minimums_or_scales_a_product_is_another(name: str) -> None:
+    """The control: the bound above is no wider than what it guards."""
     weight = weight_of(name, 70, 512)
     x = inputs(512, torch.float32)
     truth, size = x @ weight.dense().T, x.abs() @ weight.dense().abs().T
-    assert ((quantized_linear(x, replace(weight, minimums=None)) - truth).abs() > size * 0.02).any()
+    wrong = [replace(weight, scales=weight.scales.roll(1, dims=1))]
+    if weight.minimums is not None:
+        wrong.append(replace(weight, minimums=weight.minimums.roll(1, dims=1)))
+    for other in wrong:
+        assert ((quantized_linear(x, other) - truth).abs() > size * 0.02).any()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_rows_are_looked_up_as_they_are(name: str) -> None:
+    weight = weight_of(name, 70, 512)
+    rows = torch.tensor([0, 69, 15, 16, 15])
+    assert torch.equal(weight.rows_at(rows, torch.float32), weight.dense()[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q2_K", "Q4_1"])
+def test_experts_are_those_of_the_values(name: str, dtype: torch.dtype) -> None:
+    """Three experts [256, 512] and [256, 256]; each row of x alone has the bits that it has in company."""
+    first = stacked([weight_of(name, 512, 256, seed) for seed in range(3)])
+    second = stacked([weight_of(name, 256, 256, seed) for seed in range(3, 6)])
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(9, 256, generator=generator).to(dtype)
+    ids = torch.randint(0, 3, (9, 1), generator=generator)
+    weights = torch.rand(9, 1, generator=generator)
+    made = moe(x, ids, weights, first, second, gated=True)
+    values = first.dense()[ids[:, 0]], second.dense()[ids[:, 0]]
+    gate, up = torch.einsum("td,tjd->tj", x.float(), values[0]).split(256, dim=1)
+    truth = torch.einsum("ti,tdi->td", torch.nn.functional.silu(gate) * up, values[1]) * weights
+    assert (made.float() - truth).norm() <= truth.norm() * 0.03
+    assert torch.equal(made[4:5], moe(x[4:5], ids[4:5], weights[4:5], first, second, gated=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,136 @@
+"""GGUF files beside llama.cpp, in CPU time: figures that a busy machine does not move much.
+
+    python -m benchmarks.gguf [--types q8_0,q4_k_m] [--rounds 3] [--threads 1] [--env DIRECTORY]
+
+    one file, two servers up at once     weft    llama-server  (benchmarks.peers.make_env --llama)
+    a round asks each of them in turn    prompt  one stream  32 at once  second turn
+    a figure                             user and system seconds of the server's processes, medians
+
+Load is the CPU time and the wall time until the server is healthy. Memory is the resident set of its
+processes after the first round, without pages of files. ``python -m benchmarks.peers.serve`` measures in wall
+time, for a quiet machine. The checkpoint has random weights: speed does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+
+from benchmarks.peers.engines import SETTINGS, Bench
+from benchmarks.peers.environment import DEFAULT_ENVIRONMENT, Environment
+from benchmarks.peers.lines import Side, Talk, answered
+from benchmarks.peers.serve import KEEP
+from benchmarks.serve.checkpoints import FAMILIES, SIZES, make_checkpoint
+from benchmarks.serve.load import LoadPlan
+
+PROMPT = LoadPlan(requests=1, prompt_tokens=512, output_tokens=1, concurrency=1)
+STREAM = LoadPlan(requests=1, prompt_tokens=16, output_tokens=64, concurrency=1)
+BURST = LoadPlan(requests=32, prompt_tokens=64, output_tokens=32, concurrency=32)
+TALK = Talk(conversations=1, turns=2, opening=960, own=64, output_tokens=2)
+SETTING = {"q8_0": ("llama-q8", "weft-gguf-q8"), "q4_k_m": ("llama-q4", "weft-gguf-q4")}
+
+
+@dataclass(slots=True)
+class Running:
+    """A server and its processes. ``figures``: by name, of each round."""
+
+    name: str
+    side: Side
+    processes: list[psutil.Process]
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def cpu_s(self) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in self.processes)
+
+    def memory_mb(self) -> float:
+        """Without pages of files, which llama.cpp maps."""
+        def own(process: psutil.Process) -> int:
+            memory = process.memory_info()
+            return int(memory.rss - memory.shared)
+        return sum(map(own, self.processes)) / 1e6
+
+    def add(self, name: str, value: float) -> None:
+        self.figures.setdefault(name, []).append(value)
+
+    def timed(self, ask: Callable[[], object]) -> float:
+        begin = self.cpu_s()
+        ask()
+        return self.cpu_s() - begin
+
+
+def own_processes() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def start(stack: ExitStack, name: str, bench: Bench) -> Running:
+    before, begin = set(own_processes()), time.perf_counter()
+    side = stack.enter_context(SETTINGS[name].start(bench))
+    seconds = time.perf_counter() - begin
+    running = Running(name, side, [one for one in own_processes() if one not in before])
+    running.add("load, CPU s", running.cpu_s())
+    running.add("load, s", seconds)
+    return running
+
+
+def ask_all(running: Running, vocab_size: int, seed: int) -> None:
+    """One round. Of the stream and the burst, prompts are taken off by a round of one token."""
+    def load(plan: LoadPlan, more: int = 0, output_tokens: int | None = None) -> float:
+        asked = replace(plan, vocab_size=vocab_size, seed=seed + more,
+                        output_tokens=output_tokens or plan.output_tokens)
+        return running.timed(lambda: answered(running.side, asked))
+
+    running.add("prompt, ms a token", 1000 * load(PROMPT) / PROMPT.prompt_tokens)
+    first = load(STREAM, 1, output_tokens=1)
+    running.add("one stream, ms a token", 1000 * (load(STREAM) - first) / (STREAM.output_tokens - 1))
+    first = load(BURST, 1, output_tokens=1)
+    tokens = BURST.requests * (BURST.output_tokens - 1)
+    running.add("32 at once, ms a token", 1000 * (load(BURST) - first) / tokens)
+    [[_, second]] = running.side.talk(replace(TALK, vocab_size=vocab_size, seed=seed))
+    running.add("second turn, first token, s", second.first_token_s)
+
+
+def table(runs: Sequence[Running]) -> list[str]:
+    rows = [f"{'':<30}" + "".join(f"{one.name:>16}" for one in runs) + f"{'ratio':>8}"]
+    for name in runs[0].figures:
+        medians = [statistics.median(one.figures[name]) for one in runs]
+        rows.append(f"{name:<30}" + "".join(f"{value:>16,.3f}" for value in medians)
+                    + f"{medians[0] / max(medians[1], 1e-9):>8.2f}")
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", type=lambda text: text.split(","), default=list(SETTING))
+    parser.add_argument("--checkpoint", choices=FAMILIES, default="lfm2")
+    parser.add_argument("--size", choices=SIZES, default="350m")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--env", type=Path, default=DEFAULT_ENVIRONMENT)
+    asked = parser.parse_args(argv)
+    checkpoint = make_checkpoint(asked.checkpoint, asked.size, "bfloat16", under=KEEP)
+    bench = Bench(checkpoint, Environment(asked.env), asked.threads, 600.0)
+    for kind in asked.types:
+        with ExitStack() as stack:
+            runs = [start(stack, name, bench) for name in SETTING[kind]]
+            for number in range(asked.rounds + 1):
+                for running in runs if number % 2 else reversed(runs):
+                    kept = {name: list(values) for name, values in running.figures.items()}
+                    ask_all(running, checkpoint.vocab_size, 1000 * number + 17)
+                    if number == 0:   # warms up
+                        running.figures = kept
+                        running.add("memory, MB", running.memory_mb())
+            print(f"\n{checkpoint.name}, {kind}, {asked.threads} threads, medians of {asked.rounds} rounds")
+            print("\n".join(table(runs)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
