@@ -163,7 +163,7 @@ def _speculation(now: Reading) -> list[RenderableType]:
     size = f"{abs(saved_s):,.1f}"
     saved = "no time saved yet" if size == "0.0" else (
         f"{size} s slower than without drafts" if saved_s < 0 else f"{size} s saved")
-    return [Text(), table, Text(f"{length:.2f} tokens for each verified window, {saved}", "bright_black")]
+    return [Text(), table, Text(f"{length:.2f} tokens for each verify run, {saved}", "bright_black")]
 
 
 def _memory(now: Reading) -> RenderableType:
