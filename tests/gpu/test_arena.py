@@ -205,8 +205,8 @@ def records_of(plan: ArenaPlan) -> np.ndarray:
     """Five pages, packed onto the first ones of them without gaps."""
     form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
     pages = tuple(PageId(page) for page in (3, 0, 5, 1, 7))
-    packed_count = -(-len(pages) * form.record_bytes // form.page_bytes)
-    return CompressKv(NodeId(1), pages, packed_count, form).ids
+    compressed_count = -(-len(pages) * form.record_bytes // form.page_bytes)
+    return CompressKv(NodeId(1), pages, compressed_count, form).ids
 
 
 def bytes_that_mean_something(plan: ArenaPlan, state_compressions: np.ndarray) -> torch.Tensor:
