@@ -108,6 +108,8 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
         return WeightForm(dtype, 8 * ITEM_BYTES[dtype])
     method = str(settings.get("quant_method", "unknown"))
     stored, group = _stored_form(method, settings)
+    if twelve_bit and stored in ("nvfp4", "mxfp4"):             # of CPUs
+        return WeightForm(f"{stored} as int6 codes", 6, group, 32 if stored == "nvfp4" else 16)
     if stored in _WIDENED or (stored in _FP8 and twelve_bit and dtype == "bfloat16"):
         if twelve_bit and dtype == "bfloat16":
             return replace(TWELVE_BIT, name=f"{stored}, widened to bfloat16 in 12 bits")
@@ -118,7 +120,7 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
         bits = int(stored[-1])
         return WeightForm(f"{method} {bits}-bit", bits, group, 16 if bits == 8 else 20)
     if stored == "mxfp4":
-        return WeightForm("mxfp4 as int8 codes", 8, 32, 16)
+        return WeightForm("mxfp4 as int8 codes", 8, 32, 16)     # of GPUs
     raise CheckpointError(f"config.json: quantization_config is of method {method!r}, whose sizes are not "
                           f"known here: say how weights are stored with --quantize fp8, int8 or int4",
                           param="--quantize")
@@ -143,7 +145,8 @@ def _stored_form(method: str, settings: Mapping[str, Any]) -> tuple[str, int]:
     if method == "mxfp4":
         return "mxfp4", 32
     if method == "modelopt":
-        return _ALGORITHMS.get(str(settings.get("quant_algo")), ""), 32
+        kind = _ALGORITHMS.get(str(settings.get("quant_algo")), "")
+        return kind, 16 if kind == "nvfp4" else 32
     if method == "quark":
         weight = (settings.get("global_quant_config") or {}).get("weight") or {}
         weight = weight[0] if isinstance(weight, list) else weight

@@ -135,6 +135,12 @@ def test_the_form_of_weights_is_read_from_config_json(quantization: object, name
     assert form_of({"quantization_config": quantization}, "bfloat16", "int4") is FORMS["int4"]
 
 
+def test_floats_of_4_bits_are_counted_as_a_cpu_and_as_gpus_keep_them() -> None:
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    assert form_of(config, "bfloat16", None, twelve_bit=True).matrix_bytes(64) == 48 + 16
+    assert form_of(config, "bfloat16", None).bits == 16
+
+
 def test_fp8_is_counted_as_gpus_keep_it_and_as_a_cpu_widens_it() -> None:
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     assert form_of(config, "bfloat16", None).matrix_bytes(256 * 128) == 256 * 128 + 4 * 256 // 16
