@@ -73,8 +73,8 @@ class ParksAfterEachStep:
         if not pages:
             return
         form = KvForm(self._arena.page_bytes, self._arena.compressed_kv_bytes)
-        packed_count = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
-        rows = torch.from_numpy(CompressKv(NodeId(0), pages, packed_count, form).ids.astype(np.int64))
+        compressed_count = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
+        rows = torch.from_numpy(CompressKv(NodeId(0), pages, compressed_count, form).ids.astype(np.int64))
         buffer = self._inner.arena.buffer
         compress_kv(buffer, self._arena, rows)
         restore_kv(buffer, self._arena, rows.flip(0))

@@ -100,12 +100,13 @@ def check(args: argparse.Namespace) -> Iterator[Found]:
 def kernels(args: argparse.Namespace) -> Iterator[Found]:
     import torch
 
+    from benchmarks.kernels import rivals_of
     from weft.bench.kernels import Bench, measure, sides_of
     from weft.bench.machine import measure_ceiling
 
     device = chosen(args)
     on_gpu = device.type == "cuda"
-    bench = Bench(device, torch.bfloat16, tuple(args.batch), (args.prefill,), args.context)
+    bench = Bench(device, torch.bfloat16, tuple(args.batch), (args.prefill,), args.context, rivals_of)
     ceiling = measure_ceiling(device, bench.dtype)
     yield {"copy_bytes_per_s": ceiling.copy_bytes_per_s, "matrix_flops_per_s": ceiling.matrix_flops_per_s}
     sides = sides_of(device)
@@ -123,7 +124,8 @@ def kernels(args: argparse.Namespace) -> Iterator[Found]:
 def cases(bench: Any, after: int) -> Iterator[tuple[int, str, Any]]:
     """(number, geometry, case), the first ``after`` left out. Cases that cannot even be made (memory) are one
     that says so, and the next group has its turn."""
-    from weft.bench.kernels import GROUPS, Case, cases_of
+    from benchmarks.kernels import GROUPS, cases_of
+    from weft.bench.kernels import Case
     from weft.families import read_architecture
     from weft.planning.geometries import find_geometry
 

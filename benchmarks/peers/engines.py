@@ -11,16 +11,13 @@ up. A fault becomes Absent (not here, or refuses the model) or Failed (broke off
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
-import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -33,7 +30,7 @@ from benchmarks.serve.checkpoints import Checkpoint
 from benchmarks.serve.load import LoadPlan, Summary, run_load, summarise
 from benchmarks.serve.peer import How, Peer
 from weft.bench.serve import OPENAI, EndpointFormat, Timing, one_request
-from weft.cli.remote import own_server
+from weft.cli.remote import free_port, own_server, stop_process
 from weft.config import EngineConfig
 from weft.errors import WeftError
 
@@ -210,7 +207,7 @@ def _transformers(bench: Bench, how: How = "static") -> Iterator[Side]:
 
 @contextmanager
 def _vllm(bench: Bench, cache: bool) -> Iterator[Side]:
-    port = _free_port()
+    port = free_port()
     command = [str(bench.environment.python()), "-m", "vllm.entrypoints.openai.api_server",
                f"--model={bench.checkpoint.directory}", f"--host={HOST}", f"--port={port}",
                f"--dtype={bench.checkpoint.dtype}", f"--max-model-len={MAX_MODEL_LEN}",
@@ -229,7 +226,7 @@ def _llama(bench: Bench, kind: str | None = None) -> Iterator[Side]:
     model = _as_gguf(bench, kind)
     slots = SHARED.concurrency
     each = 64 * -(-max(SHARED.prompt_tokens + SHARED.output_tokens, TALK.tokens_max) // 64)
-    port = _free_port()
+    port = free_port()
     command = [str(bench.environment.llama_server()), f"--model={model}", f"--host={HOST}", f"--port={port}",
                f"--threads={bench.threads}", f"--threads-batch={bench.threads}", f"--parallel={slots}",
                f"--ctx-size={slots * each}", "--no-ui"]
@@ -293,7 +290,7 @@ def _server(command: list[str], variables: dict[str, str], port: int) -> Iterato
             _wait_until_healthy(child, url, log)
             yield url
         finally:
-            _stop(child)
+            stop_process(child, STOP_LIMIT_S)
 
 
 def _wait_until_healthy(child: subprocess.Popen[bytes], url: str, log: IO[str]) -> None:
@@ -317,21 +314,3 @@ def last_error(log: IO[str]) -> str:
     named = [found.group() for line in lines if "WARNING" not in line
              and (found := re.search(r"\w*(?:Error|Exception|error): .*", line))]
     return (named or lines[-1:] or ["it said nothing"])[0][:300]
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End the child and what it started: they share a process group with no other process."""
-    if child.poll() is None:
-        child.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(STOP_LIMIT_S)
-    with suppress(ProcessLookupError):  # where all of them are gone
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

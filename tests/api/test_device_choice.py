@@ -22,6 +22,7 @@ from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.models.loading import load_model
 from weft.request import LOGPROBS_MAX, SamplingParams
 from weft.runner import reserve as reserve_module
+from weft.runner.arena import MOVES_ROOM_BYTES
 from weft.runner.graphs import EagerCapture
 from weft.runner.reserve import Reserve, measure_reserve
 from weft.spec import CacheDTypeName, ModelSpec, attention, short_conv
@@ -116,11 +117,11 @@ def test_the_engine_says_which_device_it_is_on() -> None:
 
 
 def test_the_arena_is_a_share_of_what_weights_and_a_step_leave() -> None:
-    room = gpu_room(EngineConfig(gpu_memory_fraction=0.5), 60 * GIB, 4 * GIB, "all of it for prompts")
+    room = gpu_room(EngineConfig(gpu_memory_fraction=0.5), 60 * GIB, 4 * GIB, "all of it for prompts", str)
     assert room.most_bytes == room.usual_bytes == 28 * GIB
     assert "--gpu-memory-fraction is 0.5" in room.why
-    with pytest.raises(ConfigError, match=r"nothing is left.*--max-num-batched-tokens") as refused:
-        gpu_room(EngineConfig(), 3 * GIB, 4 * GIB, "all of it for prompts")
+    with pytest.raises(ConfigError, match=r"leaves nothing.*1.0 GiB too many. Lower it") as refused:
+        gpu_room(EngineConfig(), 3 * GIB, 4 * GIB, "all of it for prompts", lambda: "Lower it")
     assert refused.value.param == "--max-num-batched-tokens"
 
 
@@ -238,7 +239,7 @@ def room_of_a_gpu_without_room_for_a_kernel(monkeypatch: pytest.MonkeyPatch, cho
     loaded = load_model(checkpoint("qwen3"))
     room = measured_gpu_room(EngineConfig(gpu_kernels=choice), loaded, loaded.spec,  # type: ignore[arg-type]
                              "float32", torch.device("cuda"), "graphs", lambda line: None)  # type: ignore[arg-type]
-    assert room.most_bytes == int((GIB - (1 << 20)) * 0.9)
+    assert room.most_bytes == int((GIB - (1 << 20) - MOVES_ROOM_BYTES) * 0.9)
     return measured_with
 
 

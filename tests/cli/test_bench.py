@@ -193,12 +193,12 @@ def test_kernels_are_shown_beside_torch_and_the_ceiling(tmp_path: Path, monkeypa
     monkeypatch.setattr(machine, "COPY_BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr(machine, "MATRIX_SIDE", {"cpu": 64})
     out = tmp_path / "kernels.json"
-    assert run("kernels", "--device", "cpu", "--geometry", "LFM2-350M", "--only", "small",
+    assert run("kernels", "--device", "cpu", "--geometry", "LFM2-350M", "--only", "conv",
                "--batch-size", "2", "--prefill-len", "8", "--context-len", "32", "--rounds", "1",
                "--threads", "1", "--output-json", str(out)) == 0
     shown = capsys.readouterr().out
     assert "of ceiling" in shown
-    assert "add + norm 2" in shown
+    assert "short conv decode 2 x 1" in shown
     result = json.loads(out.read_text())
     assert result["facts"]["copy_gb_per_s"] > 0
     assert {"native", "torch"} == set(result["results"][0]["seconds"])

@@ -131,6 +131,7 @@ def test_generate_without_a_prompt_says_how_to_give_one(
     (["chat", "--min-p", "2"], "min_p is 2"),
     (["chat", "--url", "ftp://host"], "--url 'ftp://host' is no http URL; write http://HOST:PORT"),
     (["top", "--url", "foo://x"], "--url 'foo://x' is no http URL"),
+    (["serve", "--snapshots", "tail"], "the source 'tail' has another name now: near-end"),
     (["serve", "/nowhere"], "/nowhere: there is no such directory"),
     (["serve", "--store", "/nowhere/store", "--store-size", "1KB"],
      "--store-size 1KB is too small: a store has at least 16.0 MiB"),

@@ -37,6 +37,7 @@ def test_info_names_models_and_bytes(filled: Path, capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert "tiny" in shown
     assert identity().digest.hex()[:8] in shown
+    assert "in 3 volumes; " in shown
     assert main(["store", "info", str(filled), "--json"]) == 0
     facts = _json(capsys)
     models = facts["models"]
@@ -44,6 +45,14 @@ def test_info_names_models_and_bytes(filled: Path, capsys: pytest.CaptureFixture
     assert [(one["model"], one["snapshots"], one["tokens"]) for one in models] == \
         [("tiny", 12, 3072), ("other", 2, 512)]
     assert facts["holder"] == ""
+
+
+def test_one_volume_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = opened(tmp_path / "store")
+    written(store, prompt(256, 1), seconds=1.0)
+    store.close()
+    assert main(["store", "info", str(tmp_path / "store")]) == 0
+    assert "in 1 volume; " in capsys.readouterr().out
 
 
 def test_info_works_beside_a_server_and_prune_does_not(filled: Path,

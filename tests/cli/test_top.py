@@ -87,7 +87,7 @@ def test_drafts_that_cost_time_save_no_negative_seconds(saved_s: float, said: st
     drafted = {"spec_decode_num_draft_tokens_total": {"tree": 4.0}}
     now = dataclasses.replace(before, values={**before.values, "spec_decode_saved_seconds": saved_s},
                               by_label={**before.by_label, **drafted})
-    assert f"verified window, {said}" in shown(now)
+    assert f"verify run, {said}" in shown(now)
 
 
 def test_a_server_that_was_started_anew_has_no_rates() -> None:

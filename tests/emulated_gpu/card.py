@@ -21,7 +21,6 @@ from tests.emulated_gpu.allocator import Allocator, Block, Pool, poison
 from tests.emulated_gpu.places import place_of_caller
 from tests.emulated_gpu.streams import Order, Span, StreamQueue, Work, span_of
 
-CUDA = torch.device("cuda", 0)
 CONTEXT_BYTES = 8 << 20
 """Of the driver; some hundred MiB on a real one."""
 HOST_CACHE_MAX = 1 << 20
@@ -119,9 +118,11 @@ class _HostCopy:
 
 
 class Card:
-    """``total``: its bytes. ``seed``: of the order among streams; None for the latest."""
+    """``total``: its bytes. ``seed``: of the order among streams; None for the latest. ``index``: its number;
+    the process has the cards before it too, and must not touch them."""
 
-    def __init__(self, total: int, seed: int | None = None) -> None:
+    def __init__(self, total: int, seed: int | None = None, index: int = 0) -> None:
+        self.device = torch.device("cuda", index)
         self.allocator = Allocator(total, CONTEXT_BYTES)
         self.reports: list[Report] = []
         self.waits: list[Wait] = []
@@ -187,6 +188,21 @@ class Card:
             yield
         finally:
             self.local.queue = before
+
+    def use(self, device: Any) -> None:
+        """``torch.cuda.set_device``, of this thread."""
+        self.local.index = device if isinstance(device, int) else device.index
+
+    @property
+    def current_index(self) -> int:
+        """A thread begins with the first card of the process."""
+        index: int = getattr(self.local, "index", 0)
+        return index
+
+    def refuse_other_card(self, what: str) -> None:
+        """Triton, graphs, streams and events go to the current card of the thread."""
+        if self.current_index != self.device.index:
+            raise RuntimeError(f"{what} on cuda:{self.current_index}, and the tensors are on {self.device}")
 
     # Memory
 

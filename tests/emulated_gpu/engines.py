@@ -19,6 +19,7 @@ from weft.assemble import assembly, prefix_store
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.info import ModelInfo
+from weft.ranks.peers import Peers
 from weft.request import Request, SamplingParams
 from weft.runner import reserve
 from weft.runner.torch_executor import TorchExecutor
@@ -62,13 +63,14 @@ def quick_start(card: Card) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def started(card: Card, family: str, *, drafter: Drafter | None = None, **more: Any) -> Iterator[Started]:
+def started(card: Card, family: str, *, drafter: Drafter | None = None, peers: Peers | None = None,
+            **more: Any) -> Iterator[Started]:
     """An engine that is ready for requests; from then on, what belongs to the start is a report. Its
-    checkpoint was made before the card."""
+    checkpoint was made before the card. ``peers``: its other ranks."""
     drafts = mock.patch.object(assembly, "make_drafter", return_value=drafter)
     dear = mock.patch.object(prefix_store, "GPU_FLOPS", 1.0)   # or a tiny model computes what it could load
     with quick_start(card), dear, contextlib.nullcontext() if drafter is None else drafts:
-        made = assembly.assemble(EngineConfig(model=str(_directory(family)), **SMALL | more))
+        made = assembly.assemble(EngineConfig(model=str(_directory(family)), **SMALL | more), peers=peers)
     engine = Started(made.core, made.info)
     _watch_store(card, engine)
     card.begin_serving()

@@ -15,7 +15,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from tests.emulated_gpu import launches, tensors
 from tests.emulated_gpu.allocator import Pool
-from tests.emulated_gpu.card import CUDA, Capture, Card, Wait
+from tests.emulated_gpu.card import Capture, Card, Wait
+from tests.emulated_gpu.nccl import ProcessGroupNCCL
 from tests.emulated_gpu.places import place_of_caller
 from tests.emulated_gpu.streams import Work
 from tests.emulated_gpu.tensors import Emulation, card
@@ -35,6 +36,7 @@ class Event:
 
     def record(self, stream: Any = None) -> None:
         one = card()
+        one.refuse_other_card("an event is recorded")
         with one.lock:
             self._queue = one.current if stream is None else stream.queue
             self._asked = False
@@ -70,7 +72,7 @@ class Event:
 class Stream:
     def __init__(self, device: Any = None, queue: Any = None, **_: Any) -> None:
         self.queue = queue if queue is not None else card().order.queue()
-        self.device = CUDA
+        self.device = card().device
 
     @property
     def cuda_stream(self) -> int:
@@ -176,6 +178,7 @@ def _graph(graph: CUDAGraph, pool: Any = None, stream: Any = None, capture_error
            ) -> Iterator[None]:
     """``torch.cuda.graph``"""
     one = card()
+    one.refuse_other_card("a graph is recorded")
     one.synchronize()
     one.allocator.empty_cache()
     with one.on((stream or Stream()).queue):
@@ -237,12 +240,27 @@ def _unpin() -> None:
             finalizer()
 
 
+class _Device:
+    """``torch.cuda.device``: it may be entered again and again."""
+
+    def __init__(self, device: Any) -> None:
+        self._device, self._before = device, 0
+
+    def __enter__(self) -> None:
+        self._before = card().current_index
+        card().use(self._device)
+
+    def __exit__(self, *_: Any) -> None:
+        card().use(self._before)
+
+
 def _names(bytes_total: int) -> dict[str, Any]:
     """Of ``torch.cuda``."""
     return {
         "_lazy_init": lambda: None, "init": lambda: None, "is_available": lambda: True,
-        "is_initialized": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
-        "set_device": lambda *_: None, "device": lambda *_: contextlib.nullcontext(),
+        "is_initialized": lambda: True, "device_count": lambda: card().device.index + 1,
+        "current_device": lambda: card().current_index,
+        "set_device": lambda device: card().use(device), "device": _Device,
         "get_device_name": lambda *_: "emulated", "get_device_capability": lambda *_: (9, 0),
         "mem_get_info": lambda *_: (_settled().free_bytes, bytes_total),
         "memory_allocated": lambda *_: _settled().allocated,
@@ -257,9 +275,10 @@ def _names(bytes_total: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None) -> Iterator[Card]:
-    """Inside, torch has one GPU with ``card_bytes``. Threads that begin inside see it too."""
-    one = Card(card_bytes, seed)
+def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None, index: int = 0) -> Iterator[Card]:
+    """Inside, torch has a GPU with ``card_bytes``, the last of ``index`` + 1. Threads that begin inside see
+    it too."""
+    one = Card(card_bytes, seed, index)
     bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
     def inner(thread: threading.Thread) -> None:
@@ -270,6 +289,7 @@ def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None) -> Iterat
     quick_interpreter.install()
     tensors.use_card(one)
     patches = [mock.patch.object(torch.cuda, name, value) for name, value in _names(card_bytes).items()]
+    patches.append(mock.patch.object(torch.distributed, "ProcessGroupNCCL", ProcessGroupNCCL, create=True))
     patches.append(mock.patch.object(threading.Thread, "_bootstrap_inner", inner))
     patches += [mock.patch.object(torch, name, tensors.tensor) for name in ("tensor", "as_tensor")]
     patches.append(mock.patch.object(InterpretedFunction, "run", launches.run))

@@ -48,6 +48,7 @@ def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, *
         if isinstance(value, torch.Tensor) and not isinstance(value, DeviceTensor):
             raise ValueError(f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?)")
     one = card()
+    one.refuse_other_card(f"{name} is launched")
     bound, specialization, options = _binder(kernel)(*args, **kwargs)
     one.compile((kernel.fn, str(specialization), str(sorted(options.items()))), name)
     one.launches += 1

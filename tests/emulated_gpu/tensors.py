@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.emulated_gpu.allocator import poison
-from tests.emulated_gpu.card import CUDA, Card, Storage
+from tests.emulated_gpu.card import Card, Storage
 from tests.emulated_gpu.streams import Span, span_of
 
 A = torch.ops.aten
@@ -52,9 +52,8 @@ def use_card(one: Card | None) -> None:
 class DeviceStorage:
     """``untyped_storage()`` of a ``DeviceTensor``."""
 
-    device = CUDA
-
     def __init__(self, storage: Storage) -> None:
+        self.device = storage.card.device
         self.storage = storage
         self._cdata = id(storage)
 
@@ -98,7 +97,7 @@ class DeviceTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return CUDA
+        return self.storage.card.device
 
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
     is_cpu = property(lambda self: False)  # type: ignore[assignment]
@@ -111,7 +110,7 @@ class DeviceTensor(torch.Tensor):
         return self._offset // self.itemsize
 
     def get_device(self) -> int:
-        return 0
+        return int(self.device.index)
 
     def is_pinned(self, *_: Any) -> bool:
         return False
@@ -138,7 +137,7 @@ class DeviceTensor(torch.Tensor):
         return self.cpu().tolist()
 
     def __repr__(self, **_: Any) -> str:
-        return f"DeviceTensor({tuple(self.shape)}, {self.dtype})"
+        return f"DeviceTensor({tuple(self.shape)}, {self.dtype}, {self.device})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -172,7 +171,15 @@ def _is_device(value: Any) -> bool:
 
 
 def _on_card(device: Any) -> bool:
-    return device is not None and torch.device(device).type in ("cuda", "meta")
+    """Raises RuntimeError for another card than that of this process."""
+    if device is None:
+        return False
+    wanted = torch.device(device)
+    if wanted.type == "cuda":
+        index = card().current_index if wanted.index is None else wanted.index
+        if index != card().device.index:
+            raise RuntimeError(f"a tensor on cuda:{index}, in the process of {card().device}")
+    return wanted.type in ("cuda", "meta")
 
 
 def _to_meta(value: Any) -> Any:
@@ -276,7 +283,11 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _viewed(func: Any, args: Any, kwargs: Any, base: DeviceTensor) -> Any:
     """A view is an inference tensor where its base is one, whatever the mode of now."""
-    views = func(*tree_map(_to_host, args), **tree_map(_to_host, kwargs))
+    host_args = tree_map(_to_host, args)
+    if func is A.as_strided.default and len(args) > 3 and base.storage.block is not None:
+        # Its offset begins at the tensor's own storage, and the host's bytes are those of a whole segment.
+        host_args = (*host_args[:3], args[3] + base.storage.block.offset // base.itemsize)
+    views = func(*host_args, **tree_map(_to_host, kwargs))
     with torch.inference_mode(base.is_inference()):
         return tree_map(lambda one: DeviceTensor(one, base.storage) if isinstance(one, torch.Tensor) else one,
                         views)
@@ -352,7 +363,8 @@ def _brought(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     made = empty(value.size(), value.stride(), value.dtype)
-    made.mem.copy_(value)
+    mem = made.mem   # behind the poison of whoever had this memory
+    card().enqueue("copy_", lambda: _nothing(mem.copy_(value)), (), [made])
     return made
 
 

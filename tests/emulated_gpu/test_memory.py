@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from tests.emulated_gpu import emulated
-from tests.emulated_gpu.card import Card
+from tests.emulated_gpu.card import RESERVE_SLACK, Card
 from tests.emulated_gpu.engines import answers, assert_tokens_of_transformers, started
+from tests.emulated_gpu.sample import sample
 from tests.fixtures.checkpoints import checkpoint
 from weft.errors import ConfigError
+from weft.runner import arena
 from weft.runner.reserve import Reserve
+from weft.runner.torch_executor import TorchExecutor
 from weft.tensor.device import wait_for
 from weft.tensor.gpu.host_memory import room_for
 
@@ -42,6 +48,16 @@ def test_a_view_keeps_its_memory(card: Card) -> None:
     view = torch.arange(1000, device=CUDA)[3:5]
     torch.full((1000,), 7, device=CUDA)
     assert view.tolist() == [3, 4]
+
+
+def test_a_strided_view_counts_from_its_own_memory(card: Card) -> None:
+    """A second tensor lies behind the first, in one segment of torch's."""
+    first, second = torch.zeros(1000, device=CUDA), torch.zeros(1000, device=CUDA)
+    view = second.as_strided((2, 3), (10, 1), 5)
+    assert view.data_ptr() == second.data_ptr() + 20
+    view.fill_(7)
+    assert first.sum().item() == 0
+    assert second.nonzero().flatten().tolist() == [5, 6, 7, 15, 16, 17]
 
 
 def test_segments_are_counted_as_torch_does(card: Card) -> None:
@@ -119,15 +135,30 @@ def test_pieces_of_one_pinned_mapping_are_free_again_behind_their_copies(card: C
     assert not card.reports
 
 
-def test_a_start_that_lacks_memory_says_what_to_lower() -> None:
-    checkpoint("qwen3")
-    with emulated(9 << 20) as small, pytest.raises(ConfigError, match=r"weights do not fit.*--quantize"), \
-            started(small, "qwen3"):
+LACKS: dict[str, tuple[int, dict[str, Any], str]] = {
+    "weights": (9, {}, r"weights do not fit.*--quantize"),
+    "a step of any size": (14, {}, r"does not fit into.* Nor does one of 65 tokens and 1 .*--quantize int4"),
+    "a long step": (52, {"max_num_batched_tokens": 4096, "max_model_len": 4096, "cuda_graphs": "off"},
+                    r"--max-num-batched-tokens \d+ fits"),
+    "graphs": (80, {"max_num_batched_tokens": 4096, "max_model_len": 4096},
+               r"MiB too many. debug.cuda_graphs off frees \d+"),
+    "a store": (100, {"store": ""}, r"MiB too many. .*no --store frees 64.0 MiB")}
+
+
+@pytest.mark.parametrize("what", sample(LACKS, 1))
+def test_a_start_that_lacks_memory_says_what_to_lower_and_by_how_much(what: str, tmp_path: Path) -> None:
+    mebibytes, more, said = LACKS[what]
+    if "store" in more:
+        more = more | {"store": str(tmp_path)}
+    checkpoint("qwen3_5")
+    with emulated(mebibytes << 20) as small, pytest.raises(ConfigError, match=said) as refused, \
+            started(small, "qwen3_5", **more):
         pass
-    with emulated(40 << 20) as small, \
-            pytest.raises(ConfigError, match=r"--max-num-batched-tokens \d+ fits|free more than .*iB by"), \
-            started(small, "qwen3", max_num_batched_tokens=4096, max_model_len=4096):
-        pass
+    fits = re.search(r"--max-num-batched-tokens (\d+) fits", refused.value.message)
+    if fits:
+        with emulated(mebibytes << 20) as small, \
+                started(small, "qwen3_5", **more | {"max_num_batched_tokens": int(fits[1])}) as engine:
+            assert engine.info.sizes.step_tokens_max == int(fits[1])
 
 
 def test_prefixes_come_back_from_the_store_without_a_wait(tmp_path: Path) -> None:
@@ -145,3 +176,20 @@ def test_prefixes_come_back_from_the_store_without_a_wait(tmp_path: Path) -> Non
         assert not card.reports, [str(report) for report in card.reports]
     assert restored
     assert_tokens_of_transformers(family, [prompt, prompt], made)
+
+
+def test_a_compaction_in_a_circle_takes_no_memory_of_its_size() -> None:
+    """Fault 3: pieces of all pages go through a room that the start counted."""
+    checkpoint("qwen3")
+    with mock.patch.object(arena, "MOVES_ROOM_BYTES", 4096), emulated() as card, \
+            started(card, "qwen3") as engine:
+        held = cast(TorchExecutor, engine.core.executor).arena
+        rows = held.buffer[: 12 * held.plan.page_bytes].view(12, -1)
+        rows.copy_(torch.arange(12, device=CUDA).to(torch.uint8)[:, None].expand_as(rows))
+        assert rows.nbytes > RESERVE_SLACK
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        held.copy_pages(list(range(12)), [*range(1, 12), 0])
+        assert torch.cuda.max_memory_allocated() - before < 2048, "ids alone"
+        card.serving = False
+        assert rows.float().mean(1).tolist() == [11, *range(11)]

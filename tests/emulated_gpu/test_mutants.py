@@ -20,12 +20,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from msgspec import structs
 
 from tests.emulated_gpu import emulated
-from tests.emulated_gpu.card import Report
+from tests.emulated_gpu.card import RESERVE_SLACK, Report
 from tests.emulated_gpu.engines import (
     GREEDY,
     answers,
@@ -39,7 +40,9 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.drafters import AnswerDrafter
 from weft.request import SamplingParams
 from weft.runner import reserve, rows, sampler, transfers
+from weft.runner.arena import DeviceArena
 from weft.runner.graphs import CudaCapture, Recordings
+from weft.runner.staging import Staged
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.store_tier import StoreTier
 from weft.tensor import device
@@ -111,6 +114,21 @@ def small_steps() -> list[Report]:
         return [report for _ in range(2) for report in serve(
             "qwen3", [list(range(3, 117))], store=directory, cuda_graphs="off", max_num_seqs=1,
             max_num_batched_tokens=16)]
+
+
+def compaction() -> list[Report]:
+    """Pages of more bytes than a step takes change places."""
+    checkpoint("qwen3")
+    with emulated() as card, started(card, "qwen3", cuda_graphs="off") as engine:
+        held = cast(TorchExecutor, engine.core.executor).arena
+        count = (card.reserve.step_bytes + RESERVE_SLACK) // held.plan.page_bytes + 2
+        card.serving = False
+        circle = np.stack([np.arange(count), (np.arange(count) + 1) % count])
+        ids = Staged(circle, 0)
+        ids._device = torch.from_numpy(circle).to(CUDA)
+        card.begin_serving()
+        held.copy_pages(ids.row(0), ids.row(1))
+        return card.reports
 
 
 def sleep() -> list[Report]:
@@ -212,7 +230,7 @@ MUTANTS: dict[str, Mutant] = {
         Recordings, "record", "except refusals() as error", "except ZeroDivisionError as error", record,
         "RuntimeError: .*during capture"),
     "old 3: weights are pinned by torch's allocator": Mutant(
-        HostBuffer, "__init__", "torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)",
+        HostBuffer, "__init__", "torch.frombuffer(mapping or mmap.mmap(-1, size), dtype=torch.uint8)",
         "torch.empty(size, dtype=torch.uint8, pin_memory=True)", sleep,
         "^pinning: .* stay pinned in torch's allocator"),
     "old 4: each graph is recorded on a stream of its own": Mutant(
@@ -254,7 +272,7 @@ MUTANTS: dict[str, Mutant] = {
         CudaCapture, "capture", "self._stream = self._pool = None", "pass", record,
         "already recording to mempool_id"),
     "new 6: transfer buffers are pinned when they are needed": Mutant(
-        HostRoom, "take", "piece_bytes = -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES",
+        HostRoom, "take", "piece = self.find(size)",
         "return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()", store,
         "^pinning: .* inside of a request"),
     "new 7: the steps' thread replays nothing before the first request": Mutant(
@@ -265,6 +283,10 @@ MUTANTS: dict[str, Mutant] = {
         "^versions: "),
     "also: a load does not wait for the steps that use its pages": Mutant(
         transfers._Lane, "behind_steps", "self._stream.wait_stream(", "(lambda _: None)(", store, "^order: "),
+    "also: a compaction in a circle takes memory of its own size": Mutant(
+        DeviceArena, "_copy", "room=self._room",
+        "room=torch.empty_like(words[:from_.size * stride_bytes // WORD_BYTES])", compaction,
+        "^reserve: .* more than the start counted"),
     "also: pages are handed over before their load has ended": Mutant(
         transfers.DeviceTransfers, "are_done", "self._ends[0][0] <= step", "False", store,
         "^order: |^early: "),

@@ -31,3 +31,8 @@ def test_a_replica_that_died_for_good_is_dead_with_its_reason_and_can_be_started
             assert main([*again, "--url", server.url]) == 0
             assert all_ready(server)
             assert server.get("/health").json() == {"status": "ok"}
+        server.interrupt()
+        assert server.exit_code() == 0
+        lines = [line for line in server.rest_of_output().splitlines() if "dead, as its restarts" in line]
+        assert len(lines) == 3
+        assert all("ended by SIGKILL" in line and "limits.restarts is 0" in line for line in lines)

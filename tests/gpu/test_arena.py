@@ -101,7 +101,7 @@ def test_the_kernels_skip_pad(device: torch.device) -> None:
     expected = torch.arange(64, device=device)
     expected[32:40] = 0
     assert torch.equal(words, expected)
-    arena_kernels.copy(words[16:], items, torch.tensor([3, PAD], device=device), 8, apart=True)
+    arena_kernels.copy(words[16:], items, torch.tensor([3, PAD], device=device), 8, room=None)
     assert torch.equal(words, expected)
 
 
@@ -205,8 +205,8 @@ def records_of(plan: ArenaPlan) -> np.ndarray:
     """Five pages, packed onto the first ones of them without gaps."""
     form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
     pages = tuple(PageId(page) for page in (3, 0, 5, 1, 7))
-    packed_count = -(-len(pages) * form.record_bytes // form.page_bytes)
-    return CompressKv(NodeId(1), pages, packed_count, form).ids
+    compressed_count = -(-len(pages) * form.record_bytes // form.page_bytes)
+    return CompressKv(NodeId(1), pages, compressed_count, form).ids
 
 
 def bytes_that_mean_something(plan: ArenaPlan, state_compressions: np.ndarray) -> torch.Tensor:

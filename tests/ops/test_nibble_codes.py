@@ -65,8 +65,8 @@ def kv_plan(dtype: DTypeName) -> ArenaPlan:
 
 def records_of(plan: ArenaPlan, pages: tuple[int, ...]) -> np.ndarray:
     form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
-    packed_count = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
-    return CompressKv(NodeId(1), tuple(map(PageId, pages)), packed_count, form).ids
+    compressed_count = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
+    return CompressKv(NodeId(1), tuple(map(PageId, pages)), compressed_count, form).ids
 
 
 def parts_of(arena: DeviceArena) -> list[torch.Tensor]:

@@ -276,7 +276,7 @@ class Serving:
         moves = plan.reservation.moves
         work = plan.arena_work
         left_slots = [copy.src for copy in moves.slots] + [one.slot for one in work.state_compressions]
-        left_pages = [page for one in work.kv_compressions for page in one.pages[one.packed_count:]]
+        left_pages = [page for one in work.kv_compressions for page in one.pages[one.compressed_count:]]
         self._left = [*left_pages, *(copy.src for copy in moves.pages)], left_slots
         self._spoil_what_is_free(self._held_after.pop(plan.step, None) or self._held_now())
         self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))

@@ -71,8 +71,8 @@ class CompressedKvExam(Exam):
         arena, buffer = with_compressed_kv(self._arena, self._dtype), self._executor.arena.buffer
         pages = tuple(PageId(page) for page in self._pages[:self._border // PAGE_TOKENS])
         form = KvForm(arena.page_bytes, arena.compressed_kv_bytes)
-        packed_count = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
-        rows = torch.from_numpy(CompressKv(NodeId(0), pages, packed_count, form).ids.astype(np.int64))
+        compressed_count = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
+        rows = torch.from_numpy(CompressKv(NodeId(0), pages, compressed_count, form).ids.astype(np.int64))
         compress_kv(buffer, arena, rows)
         if self._lost:
             rows[:, 1:] = rows[0, 1:].clone()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.ranks.engines import GREEDY, Story, engine, prompt, run
 from weft.assemble.assembly import Assembled
 from weft.costs.step import Work
-from weft.ranks.executor import RankedExecutor
-from weft.ranks.messages import RankBuffer
+from weft.ranks.executor import RankedExecutor, StepFence
+from weft.ranks.messages import RankBuffer, RankBufferFreed
 from weft.ranks.peers import Peers
+from weft.ranks.shared_buffers import SharedBuffers
 from weft.store.ledger import ROW_BYTES
 from weft.store.survey import verify
+from weft.tensor.gpu.host_memory import HostBuffer, HostRoom
+from weft.units import BufferId
 
 PROMPT = prompt(200, 1)
 FAMILIES = ("qwen3_5", "granite")
@@ -99,7 +103,8 @@ def test_a_part_that_a_rank_does_not_load_shows(two: Peers, tmp_path: Path,
     assert isinstance(after.core.executor, RankedExecutor)
     share = two.share
 
-    def other_memory(message: RankBuffer, descriptor: int) -> None:
+    def other_memory(message: RankBuffer, descriptor: int | None) -> None:
+        assert descriptor is not None
         empty = os.memfd_create("empty")
         os.ftruncate(empty, os.fstat(descriptor).st_size)
         share(message, empty)
@@ -143,6 +148,38 @@ def test_kill_9_of_both_ranks_loses_nothing_that_was_durable(two: Peers, tmp_pat
     core.close()
     assert cached >= 384, "the first prompt was durable when the processes died"
     assert tokens == answers[0]
+
+
+@dataclass
+class Steps:
+    """Of rank 0."""
+
+    begun: int = 0
+    steps_computed: int = 0
+
+    def fence(self) -> StepFence:
+        return StepFence(self, self.begun + 1)   # type: ignore[arg-type]
+
+
+def test_a_piece_is_used_again_only_behind_a_step_that_every_rank_began_after_it_was_freed() -> None:
+    steps, said = Steps(), []
+    room = HostRoom(HostBuffer(64 << 10, None), steps.fence)
+    buffers = SharedBuffers(4096, 4096, limit_bytes=64 << 10, ranks=2, room=room, tell=said.append,
+                            share=lambda message, descriptor: said.append((message, descriptor is None)))
+    first = buffers.add(3)
+    assert said == [(RankBuffer(first, 3, 0), True)]
+    steps.begun = 7
+    buffers.free(first)
+    assert said[1:] == [RankBufferFreed(first)]
+    second = buffers.add(3)
+    assert said[2:] == [(RankBuffer(second, 3, 32 << 10), True)], "a rank may still read the first piece"
+    steps.steps_computed = 7
+    third = buffers.add(0)
+    assert said[3:] == [(RankBuffer(third, 0, None), False)], "no gap: memory of its own"
+    steps.steps_computed = 8
+    assert said[4:] == []
+    assert buffers.add(0) == third + 1
+    assert said[4:] == [(RankBuffer(BufferId(third + 1), 0, 0), True)]
 
 
 def _rows(store: Path) -> int:

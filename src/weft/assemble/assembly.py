@@ -132,10 +132,13 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     tier = None
     if config.store is not None:
         from weft.assemble.prefix_store import open_tier, own_parts
+        from weft.ranks.executor import RankedExecutor
+
         tell(f"store {config.store}: opening")
+        executor = placed.executor
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
                                       threads=threads, device=device, clock=time.monotonic,
-                                      peers=None if ranks is None else ranks.peers)
+                                      ranks=executor if isinstance(executor, RankedExecutor) else None)
         placed.own.arena.attach(own_parts(tier.buffers))
         tell(store_notes[0].removesuffix("."))
         notes += store_notes
@@ -345,10 +348,11 @@ def load_weights(config: EngineConfig, name: str, directory: Path, tell: OnProgr
                             weights_cache=_weights_cache(config, directory, device, ranks))
     except torch.OutOfMemoryError:
         size = sum(file.stat().st_size for file in weight_files(directory))
+        beyond = f"{format_bytes(size - free)} too many" if size > free else "too few for loading them too"
         raise ConfigError(
             f"the weights do not fit: the checkpoint has {format_bytes(size)}, and of the GPU's memory "
-            f"{format_bytes(free)} were free: at least {format_bytes(max(0, size - free))} too many. Use "
-            "--quantize int8 or int4, or --tp", param="--quantize") from None
+            f"{format_bytes(free)} were free: {beyond}. Use --quantize int8 or int4, or --tp",
+            param="--quantize") from None
     tell(f"weights of {name}: {read_in_words(loaded)}")
     return loaded
 

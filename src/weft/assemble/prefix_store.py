@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,7 +40,8 @@ from weft.memory.prefix_store import (
     TransferBuffers,
     buffer_limit,
 )
-from weft.ranks.shared_buffers import SharedBuffers
+from weft.ranks.messages import RankMemory
+from weft.ranks.shared_buffers import SharedBuffers, new_memory
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
 from weft.store import identity, packing
@@ -52,7 +55,8 @@ if TYPE_CHECKING:
     import torch
 
     from weft.models.loading import LoadedModel
-    from weft.ranks.peers import Peers
+    from weft.ranks.executor import RankedExecutor
+    from weft.tensor.gpu.host_memory import HostRoom
 
 CPU_FLOPS_THREAD = 4e10
 GPU_FLOPS = 2e14
@@ -63,12 +67,12 @@ GPU_LINK_BYTES_S = 25e9
 
 def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, memory: Memory, *,
               kernels: str, threads: int, device: torch.device, clock: Callable[[], float],
-              peers: Peers | None = None) -> tuple[StoreTier, list[str]]:
-    """The tier of ``config.store``, and notes for the user. ``peers``: the other ranks, which copy their
-    parts of each record. Raises ConfigError that names the directory."""
+              ranks: RankedExecutor | None = None) -> tuple[StoreTier, list[str]]:
+    """The tier of ``config.store``, and notes for the user. ``ranks``: the others copy their parts of each
+    record. Raises ConfigError that names the directory."""
     assert config.store is not None
     arena, options = memory.plan, _options(config)
-    buffers = _buffers(arena, device, peers)
+    buffers = _buffers(arena, device, ranks)
     limit = buffers.limit_bytes
     owner = _identity(config, name, directory, loaded, arena, buffers, kernels,
                       threads=0 if device.type == "cuda" else threads)
@@ -102,12 +106,12 @@ def _options(config: EngineConfig) -> StoreOptions:
                         accept_inexact=not config.exact)
 
 
-def _buffers(arena: ArenaPlan, device: torch.device, peers: Peers | None) -> TransferBuffers:
-    if peers is not None:
-        return SharedBuffers(arena.page_bytes, arena.slot_bytes, ranks=peers.size,
-                             limit_bytes=buffer_limit(arena.arena_bytes * peers.size),
-                             share=peers.share, tell=peers.tell)
-    limit = buffer_limit(arena.arena_bytes)
+def _buffers(arena: ArenaPlan, device: torch.device, ranks: RankedExecutor | None) -> TransferBuffers:
+    limit = buffer_limit(arena.arena_bytes * (1 if ranks is None else ranks.peers.size))
+    if ranks is not None:
+        return SharedBuffers(arena.page_bytes, arena.slot_bytes, ranks=ranks.peers.size, limit_bytes=limit,
+                             share=ranks.peers.share, tell=ranks.peers.tell,
+                             room=_shared_room(limit, device, ranks) if device.type == "cuda" else None)
     if device.type != "cuda":
         return TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit)
     from weft.tensor.gpu.host_memory import room_for
@@ -115,6 +119,19 @@ def _buffers(arena: ArenaPlan, device: torch.device, peers: Peers | None) -> Tra
     room = room_for(device, limit)
     return TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit, allocate=room.take,
                            release=room.give)
+
+
+def _shared_room(size: int, device: torch.device, ranks: RankedExecutor) -> HostRoom:
+    """One mapping, which every rank pins now."""
+    from weft.tensor.gpu.host_memory import CudaPin, HostBuffer, HostRoom
+
+    size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    descriptor = new_memory(size)
+    try:
+        ranks.peers.share(RankMemory(size), descriptor)
+        return HostRoom(HostBuffer(size, CudaPin(device), mmap.mmap(descriptor, size)), ranks.fence)
+    finally:
+        os.close(descriptor)
 
 
 def _forms(config: EngineConfig, arena: ArenaPlan) -> frozenset[int]:

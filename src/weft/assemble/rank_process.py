@@ -38,7 +38,7 @@ from weft.assemble.room import (
 )
 from weft.errors import ConfigError, UserError
 from weft.ranks import messages
-from weft.ranks.shared_buffers import ReceivedBuffers
+from weft.ranks.shared_buffers import ReceivedBuffers, received
 from weft.schedule.plan import StepPlan
 from weft.units import format_bytes
 
@@ -90,7 +90,8 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
         raise ConfigError(f"an arena of {size} cannot be allocated: {error}", param="--memory") from error
     del loaded
     buffers = ReceivedBuffers(launch.rank, launch.size, layout.arena.page_bytes, layout.arena.slot_bytes)
-    executor.arena.attach(buffers)
+    if config.store is not None:   # a GPU has rooms for transfers then, which the reserve counts
+        executor.arena.attach(buffers)
     connection.send(messages.RankReady(layout.arena.arena_bytes))
     executor.record_graphs()   # rank 0 says which sizes were refused
     executor.warm()
@@ -98,6 +99,7 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
         follow(executor, connection, buffers)
     finally:
         executor.close()
+        buffers.close()
 
 
 def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: ReceivedBuffers) -> None:
@@ -114,7 +116,13 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
         elif isinstance(message, messages.RankBuffer):
             buffers.receive(message, connection)
         elif isinstance(message, messages.RankBufferFreed):
+            executor.arena.follow_loads(message.buffer)   # before the next step, and so before its end
             buffers.forget(message)
+        elif isinstance(message, messages.RankMemory):
+            from weft.tensor.gpu.host_memory import CudaPin, HostBuffer
+
+            buffers.memory = HostBuffer(message.size, CudaPin(executor.arena.device),
+                                        received(connection, message.size))
         elif isinstance(message, messages.RankSleep):
             executor.sleep(message.level)
             connection.send(messages.RankDone())

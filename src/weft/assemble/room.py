@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from weft.runner.graphs import Capture
     from weft.runner.reserve import Reserve
 
-STEP_TOKENS_LEAST = 64
-"""A chunk: no step has fewer."""
+STEP_TOKENS_LEAST = CHUNK_TOKENS + 1
+"""A chunk and a decode: no step has fewer."""
 
 _log = logging.getLogger("weft")
 
@@ -74,13 +74,14 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     """After the weights are loaded: what a step takes is measured, and the arena gets a share of the rest."""
     import torch
 
+    from weft.runner.arena import MOVES_ROOM_BYTES
     from weft.runner.reserve import CudaMeter, measure_reserve
     from weft.runner.transfers import ROOMS_BYTES
     from weft.tensor import gpu
     from weft.tensor.device import free_bytes
 
-    # As ``fit_sizes`` raises it: a step holds one chunk and a decode.
-    tokens = max(config.max_num_batched_tokens or STEP_TOKENS_GPU, CHUNK_TOKENS + 1)
+    rooms_bytes = MOVES_ROOM_BYTES + (ROOMS_BYTES if config.store else 0)
+    tokens = max(config.max_num_batched_tokens or STEP_TOKENS_GPU, STEP_TOKENS_LEAST)   # as by ``fit_sizes``
     measure = partial(
         measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
         meter=CudaMeter(device), mixed_tokens_max=mixed_tokens_max(config),
@@ -90,13 +91,12 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     try:
         reserve = measure(step_tokens=tokens, capture=capture)
     except torch.OutOfMemoryError:
-        fitting = _fitting_tokens(partial(measure, capture=None), tokens)
         free = free_bytes(device)
         raise ConfigError(
-            f"a step of {tokens} tokens does not fit into the {format_bytes(free)} of the GPU that are free "
-            "beside the weights: " + (f"--max-num-batched-tokens {fitting} fits" if fitting else
-                                      f"nor does one of {STEP_TOKENS_LEAST}; use --max-num-seqs below "
-                                      f"{config.max_num_seqs}, or --quantize"),
+            f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the "
+            f"{format_bytes(free)} of the GPU that are free beside the weights. " + (
+                _fitting(config, partial(measure, capture=None), tokens, free - rooms_bytes)
+                or _no_step(loaded.weights_bytes)),
             param="--max-num-batched-tokens") from None
     except gpu.KernelTooLargeError as error:
         if config.gpu_kernels != "auto":
@@ -106,22 +106,49 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
                      "%s", error)
         gpu.choose("torch")
         reserve = measure(step_tokens=tokens, capture=None)   # torch's operators cannot be recorded
-    if config.store is not None:
-        reserve = replace(reserve, transfer_bytes=ROOMS_BYTES)
-    return gpu_room(config, free_bytes(device), reserve.total_bytes, reserve.in_words())
+    reserve = replace(reserve, transfer_bytes=rooms_bytes)
+    free = free_bytes(device)
+    return gpu_room(config, free, reserve.total_bytes, reserve.in_words(), lambda: _ways_out(
+        config, reserve, free, partial(measure, capture=None), tokens, loaded.weights_bytes))
 
 
-def _fitting_tokens(measure: Callable[..., Reserve], tokens: int) -> int | None:
-    """The largest half, quarter, ... of ``tokens`` whose step the GPU has memory for; None for none of
-    them."""
+def _ways_out(config: EngineConfig, reserve: Reserve, free: int, measure: Callable[..., Reserve], tokens: int,
+              weights_bytes: int) -> str:
+    """What to lower, and by how much, where ``reserve`` leaves nothing of ``free``."""
+    from weft.runner.transfers import ROOMS_BYTES
+
+    lacking = reserve.total_bytes - free
+    parts = {"debug.cuda_graphs off": reserve.graph_bytes, "no --store": ROOMS_BYTES if config.store else 0}
+    ways = [f"{flag} frees {format_bytes(size)}" for flag, size in parts.items() if size > lacking]
+    if ways:
+        return " or ".join(ways)
+    free -= reserve.transfer_bytes
+    beside_graphs = _fitting(config, measure, tokens, free - reserve.graph_bytes)
+    without = None if beside_graphs else _fitting(config, measure, tokens, free)
+    return beside_graphs or (f"debug.cuda_graphs off with {without}" if without else _no_step(weights_bytes))
+
+
+def _no_step(weights_bytes: int) -> str:
+    return (f"Nor does one of {STEP_TOKENS_LEAST} tokens and 1 sequence: --quantize int4 frees up to three "
+            f"quarters of the {format_bytes(weights_bytes)} of weights")
+
+
+def _fitting(config: EngineConfig, measure: Callable[..., Reserve], tokens: int, free: int) -> str | None:
+    """The largest half, quarter, ... of a step that takes less than ``free``: of its tokens, then of its
+    sequences. None for none of them."""
     import torch
 
-    while (tokens := tokens // 2) >= STEP_TOKENS_LEAST:
+    sizes = [(tokens >> half, config.max_num_seqs) for half in range(1, tokens.bit_length())
+             if tokens >> half > STEP_TOKENS_LEAST]
+    sizes += [(STEP_TOKENS_LEAST, config.max_num_seqs >> half)
+              for half in range(config.max_num_seqs.bit_length())]
+    for fewer, seqs in sizes if free > 0 else ():
         try:
-            measure(step_tokens=tokens)
+            if measure(step_tokens=fewer, rows=seqs).step_bytes < free:
+                also = "" if seqs == config.max_num_seqs else f" with --max-num-seqs {seqs}"
+                return f"--max-num-batched-tokens {fewer}{also} fits"
         except torch.OutOfMemoryError:
             continue
-        return tokens
     return None
 
 
@@ -137,8 +164,10 @@ def mixed_tokens_max(config: EngineConfig) -> int:
     return 0 if config.cuda_graphs == "decodes" else TOKENS_MAX
 
 
-def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: str) -> ArenaRoom:
-    """``free``: free bytes of the GPU, weights loaded; ``reserved``: the part that a step takes.
+def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: str,
+             ways_out: Callable[[], str]) -> ArenaRoom:
+    """``free``: free bytes of the GPU, weights loaded; ``reserved``: the part that a step takes;
+    ``ways_out``: what to lower where that is too much.
 
     Raises ConfigError where a step leaves nothing.
     """
@@ -146,9 +175,8 @@ def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: 
     if most <= 0:
         raise ConfigError(
             f"beside the weights {format_bytes(free)} of the GPU are free, and a step takes "
-            f"{format_bytes(reserved)} ({reserved_in_words}): nothing is left for KV and states; free more "
-            f"than {format_bytes(reserved - free)} by a smaller --max-num-batched-tokens or --max-num-seqs, "
-            "or by --quantize",
+            f"{format_bytes(reserved)} ({reserved_in_words}), which leaves nothing for KV and states: "
+            f"{format_bytes(reserved - free)} too many. {ways_out()}",
             param="--max-num-batched-tokens")
     return ArenaRoom(most, most, f"{format_bytes(free)} of the GPU are free beside the weights, a step takes "
                              f"{format_bytes(reserved)} of them ({reserved_in_words}), and "

@@ -1,17 +1,17 @@
 """Each kernel beside torch and beside the machine's own ceiling, in one run.
 
     ceiling     copy bandwidth, matrix rate                                 (measured)
-    round 1     own  torch  rivals        every side had one uncounted call; the order rotates;
-    round 2     torch  rivals  own        a sample is as many calls as fill some milliseconds
+    round 1     own  torch        every side had one uncounted call; the order rotates;
+    round 2     torch  own        a sample is as many calls as fill some milliseconds
     share       (the least time at the ceiling) / (own time)
+
+``benchmarks.kernels`` adds small ops, copies of memory and the kernels of other libraries.
 
 "Own" is Triton on a GPU and C++ on a CPU. A share above 1 on a CPU means that the data lay in a cache.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from weft.bench.machine import Ceiling, seconds_of
@@ -40,22 +39,17 @@ from weft.families.architecture import (
     ShortConv,
 )
 from weft.host import usable_cores
-from weft.memory.frames.plan import plan_arena
 from weft.planning.geometries import find_geometry, near_names
-from weft.runner.arena import DeviceArena
 from weft.tensor import gpu, layout, native
 from weft.tensor.gpu import page_layout
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.conv import causal_conv, short_conv
 from weft.tensor.ops.delta_rule import delta_rule
-from weft.tensor.ops.elementwise import rotary, silu_mul
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.moe import moe
-from weft.tensor.ops.norm import add_norm, rms_norm
 from weft.tensor.ops.paged_attention import paged_attention
-from weft.tensor.ops.write_kv import write_kv
-from weft.units import PAGE_TOKENS, pages_for
+from weft.units import pages_for
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _RUN_S = 0.004
@@ -105,13 +99,13 @@ def sides_of(device: torch.device) -> Sides:
 
 
 def run(bench: Bench, sides: Sides, ceiling: Ceiling, geometries: Iterable[str], groups: tuple[str, ...],
-        rounds: int) -> Iterator[Result]:
+        rounds: int, cases: Cases | None = None) -> Iterator[Result]:
     """Yields each result when it is measured. Raises ConfigError for an unknown geometry."""
     known = {name: _architecture(name) for name in geometries}
     torch.manual_seed(0)
     with torch.inference_mode():
         for name, architecture in known.items():
-            for case in cases_of(architecture, bench, groups):
+            for case in (cases or cases_of)(architecture, bench, groups):
                 yield measure(name, case, bench, sides, ceiling, rounds)
 
 
@@ -175,11 +169,7 @@ def to_json(facts: dict[str, Any], results: Iterable[Result]) -> dict[str, Any]:
     return {"facts": {**now(), **facts}, "results": [asdict(result) for result in results]}
 
 
-GROUPS = ("attention", "delta", "mamba2", "mamba1", "conv", "experts", "small", "memory")
-ARENA_BYTES = 512 << 20
-ITEMS_MAX = 16
-"""Frames, states or pages of one call, if the arena has twice as many."""
-_WORKSPACE_BYTES = 256 << 20
+GROUPS = ("attention", "delta", "mamba2", "mamba1", "conv", "experts")
 Call = Callable[[], object]
 
 
@@ -205,6 +195,8 @@ class Bench:
     decode_rows: tuple[int, ...]
     prefill_tokens: tuple[int, ...]
     context: int
+    rivals: Callable[..., dict[str, Call]] = lambda *of: {}
+    """Other libraries' kernels for (bench, mixer, rows, tokens, tokens before, *tensors)."""
 
     def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Normal numbers of spread 0.5."""
@@ -233,6 +225,9 @@ class Bench:
                     page_table_RP=pages.to(self.device))
 
 
+Cases = Callable[[Architecture, Bench, tuple[str, ...]], Iterator[Case]]
+
+
 def size_of(*tensors: torch.Tensor) -> int:
     """Bytes of all of them."""
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
@@ -244,7 +239,7 @@ F32 = torch.float32
 def cases_of(architecture: Architecture, bench: Bench, groups: tuple[str, ...]) -> Iterator[Case]:
     """Yields one case at a time, because all at once would not fit in memory. ``groups``: a subset of
     GROUPS."""
-    mixers = dict.fromkeys(part for mixer in architecture.mixers for part in _parts(mixer))
+    mixers = dict.fromkeys(part for mixer in architecture.mixers for part in parts_of(mixer))
     for mixer in mixers:
         if isinstance(mixer, Attention) and "attention" in groups and not mixer.ring:
             yield from _attention(mixer, bench)
@@ -260,13 +255,9 @@ def cases_of(architecture: Architecture, bench: Bench, groups: tuple[str, ...]) 
         for feed in dict.fromkeys(architecture.feed_forwards):
             if isinstance(feed, Experts) and not feed.latent_width:
                 yield from _experts(feed, architecture.hidden_size, bench)
-    if "small" in groups:
-        yield from _small(architecture, bench)
-    if "memory" in groups:
-        yield from memory_cases(architecture, bench)
 
 
-def _parts(mixer: object) -> tuple[object, ...]:
+def parts_of(mixer: object) -> tuple[object, ...]:
     if isinstance(mixer, Parallel | SharedBlock):
         return (mixer.attention, mixer.mamba)
     return () if mixer is None else (mixer,)
@@ -276,13 +267,13 @@ def _attention(of: Attention, bench: Bench) -> Iterator[Case]:
     heads, kv_heads, dim = of.heads, of.kv_heads, of.head_dim
     for name, rows, tokens, before in bench.sizes():
         runs = bench.runs(rows, tokens, before)
-        k, v = _pages(bench, runs, kv_heads, dim)
+        k, v = pages_of(bench, runs, kv_heads, dim)
         q = bench.noise(rows * tokens, heads, dim)
         read = 2 * rows * (before + tokens) * kv_heads * dim * bench.dtype.itemsize
         seen = rows * sum(before + at + 1 for at in range(tokens))
         call = partial(paged_attention, q, k, v, runs, of.scale)
         yield Case(f"attention {name}", call, read + 2 * size_of(q), 4 * seen * heads * dim,
-                   attention_rivals(bench, of, rows, tokens, before))
+                   bench.rivals(bench, of, rows, tokens, before))
 
 
 def _delta(of: GatedDelta | KimiDelta, bench: Bench) -> Iterator[Case]:
@@ -298,7 +289,7 @@ def _delta(of: GatedDelta | KimiDelta, bench: Bench) -> Iterator[Case]:
         call = partial(delta_rule, q, k, v, g, beta, state, runs, scale=k_dim**-0.5)
         yield Case(f"{'Kimi' if kimi else 'gated'} delta {name}", call,
                    size_of(q, k, v, v, g, beta) + 2 * size_of(state), 8 * count * heads * k_dim * v_dim,
-                   {} if kimi else delta_rivals(q, k, v, g, beta, state, rows, tokens))
+                   bench.rivals(bench, of, rows, tokens, before, q, k, v, g, beta, state))
 
 
 def _mamba2(of: Mamba2, bench: Bench) -> Iterator[Case]:
@@ -364,103 +355,8 @@ def _experts(of: Experts, hidden: int, bench: Bench) -> Iterator[Case]:
                    2 * count * of.per_token * (rows + of.width) * hidden)
 
 
-def _small(architecture: Architecture, bench: Bench) -> Iterator[Case]:
-    hidden = architecture.hidden_size
-    width = next((getattr(feed, "width", 0) for feed in architecture.feed_forwards if feed), 0)
-    attention = next((part for mixer in architecture.mixers for part in _parts(mixer)
-                      if isinstance(part, Attention)), None)
-    for _, rows, tokens, before in bench.sizes():
-        count = rows * tokens
-        x, y, weight = bench.noise(count, hidden), bench.noise(count, hidden), bench.noise(hidden)
-        yield Case(f"norm {count}", partial(rms_norm, x, weight, 1e-5), 2 * size_of(x))
-        yield Case(f"add + norm {count}", partial(add_norm, x, y, weight, 1e-5), 4 * size_of(x))
-        yield Case(f"gated norm {count}", partial(rms_norm, x, weight, 1e-5, gate=y), 3 * size_of(x))
-        if width:
-            gate_up = bench.noise(count, 2 * width)
-            yield Case(f"silu x up {count}", partial(silu_mul, gate_up), 3 * size_of(gate_up) // 2)
-        if attention is not None:
-            yield from _around_attention(attention, bench, rows, tokens, before)
-
-
-def _pages(bench: Bench, runs: Runs, kv_heads: int, dim: int) -> Iterator[torch.Tensor]:
+def pages_of(bench: Bench, runs: Runs, kv_heads: int, dim: int) -> Iterator[torch.Tensor]:
     """K and V for every page of ``runs``, in the layout of the device."""
     for shape in (layout.k_block_shape, layout.v_block_shape):
         yield bench.noise(runs.page_table_RP.numel(),
                           *shape(kv_heads, dim, bench.dtype, page_layout(bench.device)))
-
-
-def _around_attention(of: Attention, bench: Bench, rows: int, tokens: int, before: int) -> Iterator[Case]:
-    count, runs = rows * tokens, bench.runs(rows, tokens, before)
-    q, k = bench.noise(count, of.heads, of.head_dim), bench.noise(count, of.kv_heads, of.head_dim)
-    if of.rope is not None:
-        angles = bench.uniform(count, of.rope.rotary_dim // 2).repeat(1, 2)
-        cos, sin = angles.cos(), angles.sin()
-        yield Case(f"rotary {count}", lambda: rotary(q, k, cos, sin), 2 * size_of(q, k))
-    k_pages, v_pages = _pages(bench, runs, of.kv_heads, of.head_dim)
-    positions = (torch.arange(before, before + tokens).repeat(rows)).to(bench.device)
-    yield Case(f"write k, v {count}", lambda: write_kv(k, k, k_pages, v_pages, positions, runs),
-               4 * size_of(k))
-
-
-def memory_cases(architecture: Architecture, bench: Bench) -> Iterator[Case]:
-    """The cases of an arena of ARENA_BYTES, all of them touched."""
-    plan = plan_arena(architecture.spec(), ARENA_BYTES)
-    arena = DeviceArena(plan, bench.device)
-    arena.fill_frames(range(plan.frame_count), 0)
-    for count in dict.fromkeys((1, min(ITEMS_MAX, plan.frame_count))):
-        yield Case(f"zero {count} x {plan.frame_bytes >> 10} KiB",
-                   partial(arena.fill_frames, range(count), 0), count * plan.frame_bytes)
-    for what, copy, items, size in (("state", arena.copy_slots, plan.slot_count, plan.slot_stride_bytes),
-                                    ("page", arena.copy_pages, plan.page_count, plan.page_bytes)):
-        count = min(ITEMS_MAX, items // 2)
-        if count:
-            first = np.arange(count, dtype=np.int32)
-            yield Case(f"copy {count} x {what} of {size >> 10} KiB", partial(copy, first, first + count),
-                       2 * count * size)
-
-
-def installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
-
-
-def delta_rivals(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
-                 state: torch.Tensor, rows: int, tokens: int) -> dict[str, Call]:
-    """fla's gated delta rule: chunked for prefill, fused recurrent for decode. Its chunked form needs as many
-    key heads as value heads; they are repeated before the clock runs."""
-    if not (q.is_cuda and installed("fla")):
-        return {}
-    ops: Any = importlib.import_module("fla.ops.gated_delta_rule")
-    heads = v.shape[1]
-    q, k = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (q, k))
-    shaped = [x.reshape(rows, tokens, *x.shape[1:]) for x in (q, k, v, g, beta)]
-    op = ops.fused_recurrent_gated_delta_rule if tokens == 1 else ops.chunk_gated_delta_rule
-    own_state = state.clone()
-
-    def call() -> object:
-        return op(*shaped, scale=q.shape[-1] ** -0.5, initial_state=own_state, output_final_state=True,
-                  use_qk_l2norm_in_kernel=True)
-
-    return {"fla": call}
-
-
-def attention_rivals(bench: Bench, of: Attention, rows: int, tokens: int, before: int) -> dict[str, Call]:
-    """FlashInfer: paged decode over pages of 16 tokens; prefill without pages."""
-    if not (bench.device.type == "cuda" and installed("flashinfer")):
-        return {}
-    library: Any = importlib.import_module("flashinfer")
-    if tokens > 1:
-        q = bench.noise(tokens, of.heads, of.head_dim)
-        k, v = (bench.noise(before + tokens, of.kv_heads, of.head_dim) for _ in range(2))
-        return {"flashinfer": lambda: library.single_prefill_with_kv_cache(q, k, v, causal=True,
-                                                                           sm_scale=of.scale)}
-    width = pages_for(before + 1)
-    cache = bench.noise(rows * width, 2, PAGE_TOKENS, of.kv_heads, of.head_dim)
-    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=bench.device)
-    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
-    first_pages = torch.arange(rows + 1, dtype=torch.int32, device=bench.device) * width
-    pages = torch.randperm(rows * width).to(bench.device, torch.int32)
-    in_last_page = torch.full((rows,), before % PAGE_TOKENS + 1, dtype=torch.int32, device=bench.device)
-    wrapper.plan(first_pages, pages, in_last_page, of.heads, of.kv_heads, of.head_dim, PAGE_TOKENS,
-                 q_data_type=bench.dtype, kv_data_type=bench.dtype, sm_scale=of.scale)
-    q = bench.noise(rows, of.heads, of.head_dim)
-    return {"flashinfer": lambda: wrapper.run(q, cache)}

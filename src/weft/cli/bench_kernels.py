@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +14,17 @@ from weft.cli.flags import FlagCommand
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from weft.bench.kernels import Result
+    from weft.bench.kernels import Cases, Result
 
-GROUPS = ("attention", "delta", "mamba2", "mamba1", "conv", "experts", "small", "memory")
+GROUPS = ("attention", "delta", "mamba2", "mamba1", "conv", "experts")
 GEOMETRIES = ("Qwen3.5-4B", "granite-4.0-h-micro", "LFM2-1.2B")
 
 
-@click.command("kernels", cls=FlagCommand, params=[
+_PARAMS: list[click.Parameter] = [
     click.Option(["--device"], type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
                  help="Where; auto is a GPU if there is one."),
     click.Option(["--geometry", "geometries"], multiple=True, default=GEOMETRIES, show_default=True,
                  help="Model of `weft plan`'s table whose layers are measured; may be given several times."),
-    click.Option(["--only", "groups"], type=click.Choice(GROUPS), multiple=True, default=GROUPS,
-                 show_default=True, help="Group of kernels; may be given several times."),
     click.Option(["--dtype"], type=click.Choice(["bfloat16", "float32"]), default="bfloat16",
                  show_default=True, help="Of weights, KV and activations; states are float32."),
     click.Option(["--batch-size", "decode_rows"], type=click.IntRange(min=1), multiple=True,
@@ -39,15 +40,18 @@ GEOMETRIES = ("Qwen3.5-4B", "granite-4.0-h-micro", "LFM2-1.2B")
     click.Option(["--instructions"], help="Set of CPU instructions, such as portable; default: the best."),
     click.Option(["--output-json"], type=click.Path(path_type=Path, dir_okay=False),
                  help="Write facts and results to this file."),
-])
-def kernels(device: str, geometries: tuple[str, ...], groups: tuple[str, ...], dtype: str,
-            decode_rows: tuple[int, ...], prefill_tokens: tuple[int, ...], context: int | None, rounds: int,
-            threads: int | None, instructions: str | None, output_json: Path | None) -> int:
+]
+
+
+def _kernels(device: str, geometries: tuple[str, ...], groups: tuple[str, ...], dtype: str,
+             decode_rows: tuple[int, ...], prefill_tokens: tuple[int, ...], context: int | None, rounds: int,
+             threads: int | None, instructions: str | None, output_json: Path | None,
+             cases: Cases | None = None,
+             rivals: Callable[..., dict[str, Any]] | None = None) -> int:
     """Time each kernel on real layer shapes: own kernels beside torch, and beside what the machine can do.
 
     "of ceiling" is a least time divided by the kernel's time. The least time is that of the call's bytes and
-    arithmetic at the copy bandwidth and matrix rate measured in this run. On a GPU, fla and FlashInfer are
-    timed too where they are installed.
+    arithmetic at the copy bandwidth and matrix rate measured in this run.
     """
     import torch
 
@@ -59,6 +63,8 @@ def kernels(device: str, geometries: tuple[str, ...], groups: tuple[str, ...], d
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     bench = kernel_bench.bench_of(device, dtype, decode_rows, prefill_tokens, context)
+    if rivals is not None:
+        bench = replace(bench, rivals=rivals)
     sides = kernel_bench.sides_of(bench.device)
     _set_up_cpu(threads, instructions)
     ceiling = measure_ceiling(bench.device, bench.dtype)
@@ -70,7 +76,7 @@ def kernels(device: str, geometries: tuple[str, ...], groups: tuple[str, ...], d
     click.echo(f"{'':<38}{sides.own + ' us':>12}{'torch us':>12}{'ratio':>8}{'GB/s':>9}{'GFLOP/s':>10}"
                f"{'of ceiling':>12}")
     results: list[Result] = []
-    for result in kernel_bench.run(bench, sides, ceiling, geometries, groups, rounds):
+    for result in kernel_bench.run(bench, sides, ceiling, geometries, groups, rounds, cases):
         if not results or results[-1].geometry != result.geometry:
             click.secho(result.geometry, bold=True)
         click.echo(_line(result, sides.own))
@@ -78,6 +84,16 @@ def kernels(device: str, geometries: tuple[str, ...], groups: tuple[str, ...], d
     if output_json is not None:
         report.write(output_json, kernel_bench.to_json(facts, results))
     return 0
+
+
+def kernels_command(groups: tuple[str, ...], cases: Cases | None = None,
+                    rivals: Callable[..., dict[str, Any]] | None = None) -> click.Command:
+    """``groups``: what ``--only`` takes; ``cases`` and ``rivals``: as in ``weft.bench.kernels``."""
+    only = click.Option(["--only", "groups"], type=click.Choice(groups), multiple=True, default=groups,
+                        show_default=True, help="Group of kernels; may be given several times. More in a "
+                                                "checkout: `python -m benchmarks.kernels`.")
+    return FlagCommand("kernels", params=[*_PARAMS, only], help=_kernels.__doc__,
+                       callback=partial(_kernels, cases=cases, rivals=rivals))
 
 
 def _set_up_cpu(threads: int | None, instructions: str | None) -> None:
@@ -112,3 +128,6 @@ def _line(result: Result, own: str) -> str:
 
 def _us(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e6:,.1f}"
+
+
+kernels = kernels_command(GROUPS)

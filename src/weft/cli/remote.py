@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Any
@@ -190,7 +190,7 @@ def own_server(
 
     Raises what the server said (UserError, WeftError) when it does not start.
     """
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "weft", "serve", f"--host={HOST}", f"--port={port}",
                "--log-level=warning", *arguments_of(config)]
     # The config is resolved already: variables must not be applied to it a second time.
@@ -203,7 +203,7 @@ def own_server(
                 _wait_until_ready(child, f"http://{HOST}:{port}", log, on_wait)
                 yield f"http://{HOST}:{port}"
             finally:
-                _stop(child)
+                stop_process(child)
 
 
 def _wait_until_ready(
@@ -234,17 +234,18 @@ def _failure(code: int, log: IO[str]) -> WeftError:
     return WeftError(f"the server ended with code {code} while starting: {last}")
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def stop_process(child: subprocess.Popen[bytes], timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """Ends ``child`` and what it started: they share a process group with no other process."""
     if child.poll() is None:
         child.terminate()
-    try:
-        child.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(timeout_s)
+    with suppress(ProcessLookupError):  # where all of them are gone
         os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    child.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.errors import ConfigError
+from weft.memory.values import LOSS_REASONS
 from weft.sim.recording import Recording
 from weft.sim.report import Report
 from weft.sim.speculation import SpeculationReport
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 
 _WIDEST = 1000
-_LOST = {"no_checkpoint": "no state", "evicted_state": "state gone", "evicted_kv": "KV gone",
-         "not_ready": "not ready"}
 
 
 def show(trace: str, words: Sequence[str], study: Study, recording: Recording | None) -> None:
@@ -124,10 +123,10 @@ def _lost(study: Study) -> Table:
     stores = any(report.store is not None for report in reports)
     for title in ("memory", "policy", *(("store",) if stores else ())):
         table.add_column(title, no_wrap=True)
-    reasons = [reason for reason in reports[0].lost
-               if reason in _LOST or any(report.lost[reason] for report in reports)]
+    reasons = [reason for reason, loss in LOSS_REASONS.items()
+               if loss.is_common or any(report.lost[reason] for report in reports)]
     for reason in reasons:
-        table.add_column(_LOST.get(reason, reason.replace("_", " ")), justify="right", no_wrap=True)
+        table.add_column(LOSS_REASONS[reason].short, justify="right", no_wrap=True)
     table.add_column("kept", justify="right", no_wrap=True)
     table.add_column("evicted", justify="right", no_wrap=True)
     for size in study.sizes:

@@ -225,7 +225,8 @@ def _show_survey(facts: StoreSurvey) -> None:
     _show_models(facts.models, facts.path)
     console = Console(highlight=False)
     console.print(f"{format_bytes(facts.used_bytes)} used of {format_bytes(facts.allocated_bytes)} in "
-                  f"{facts.volumes} volumes; {facts.ledger_rows:,} rows in generation {facts.generation}",
+                  f"{facts.volumes} volume{'' if facts.volumes == 1 else 's'}; "
+                  f"{facts.ledger_rows:,} rows in generation {facts.generation}",
                   soft_wrap=True)
     lines = [f"{facts.holder} writes to it"] if facts.holder else []
     for line in [*lines, *facts.notes]:

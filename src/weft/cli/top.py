@@ -23,6 +23,7 @@ from rich.text import Text
 from weft.cli.flags import FlagCommand
 from weft.cli.remote import RemoteModel
 from weft.errors import UserError
+from weft.memory.values import LOSS_REASONS
 from weft.server.metrics import combines
 from weft.units import PAGE_TOKENS, format_bytes
 
@@ -163,7 +164,7 @@ def _speculation(now: Reading) -> list[RenderableType]:
     size = f"{abs(saved_s):,.1f}"
     saved = "no time saved yet" if size == "0.0" else (
         f"{size} s slower than without drafts" if saved_s < 0 else f"{size} s saved")
-    return [Text(), table, Text(f"{length:.2f} tokens for each verified window, {saved}", "bright_black")]
+    return [Text(), table, Text(f"{length:.2f} tokens for each verify run, {saved}", "bright_black")]
 
 
 def _memory(now: Reading) -> RenderableType:
@@ -193,12 +194,8 @@ def _reuse(now: Reading, before: Reading | None) -> RenderableType:
         table.add_row(words, _count(tokens), f"{tokens / asked:.1%}" if asked else "")
 
     row("found", hits)
-    reasons = {"no_checkpoint": "lost: no state kept there", "evicted_state": "lost: its state gave way",
-               "evicted_kv": "lost: its KV gave way", "not_ready": "lost: being computed",
-               "salt": "lost: of another salt", "stored": "lost: slower to read from the store",
-               "damaged": "lost: damaged in the store", "store_busy": "lost: the store was too slow"}
     for reason, tokens in now.by_label.get("prefix_cache_lost_tokens_total", {}).items():
-        row(reasons.get(reason, f"lost: {reason}"), tokens)
+        row(f"lost: {LOSS_REASONS[reason].words if reason in LOSS_REASONS else reason}", tokens)
     row("computed again", values.get("recomputed_tokens_total", 0.0))
     recent = _recent_hit_rate(now, before)
     gone = ", ".join(f"{int(count):,} {kind}{'' if count == 1 else 's'}" for kind, count in

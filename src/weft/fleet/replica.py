@@ -149,6 +149,8 @@ class Replica:
                 self._restarts_used = 0
             self._short_lives = self._short_lives + 1 if served_s < SHORT_LIFE_S else 0
             if self._restarts_used == self._restarts:
+                _log.error("engine %d %s: %s; dead, as its restarts are used up (limits.restarts is %d)",
+                           self.number, self.ending, self.reason, self._restarts)
                 self._end(EngineUnavailableError(self.reason))
                 return
             self._restarts_used += 1

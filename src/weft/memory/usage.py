@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from weft.memory.values import LOSS_REASONS, Lost
+
 
 @dataclass(slots=True)
 class CacheCounts:
@@ -47,7 +49,19 @@ class CacheCounts:
     loaded_tokens: int = 0
     """Tokens that those snapshots added to what the cache had."""
 
+    @property
+    def lost(self) -> dict[str, int]:
+        """By reason."""
+        return {reason: getattr(self, f"lost_{reason}") for reason in LOSS_REASONS}
 
+    def add_lost(self, lost: Lost) -> None:
+        if lost != _NOTHING_LOST:
+            for reason, field in _LOST_COUNTS:
+                setattr(self, field, getattr(self, field) + getattr(lost, reason))
+
+
+_NOTHING_LOST = Lost()
+_LOST_COUNTS = [(reason, f"lost_{reason}") for reason in LOSS_REASONS]
 STORE_COUNTS = frozenset({"lost_stored", "lost_damaged", "lost_store_busy", "loaded", "loaded_tokens"})
 """Counters that stay 0 without a store."""
 

@@ -36,6 +36,28 @@ StoreLoss = Literal["stored", "damaged", "store_busy"]
 """Why tokens that a store has were computed all the same."""
 
 
+class LossReason(NamedTuple):
+    """``words``: for an operator; ``short``: at the head of a column. ``is_common``: without a store and
+    without debug.count_salt too."""
+
+    words: str
+    short: str
+    is_common: bool = False
+
+
+LOSS_REASONS = {
+    "no_checkpoint": LossReason("no state kept there", "no state", True),
+    "evicted_state": LossReason("its state gave way", "state gone", True),
+    "evicted_kv": LossReason("its KV gave way", "KV gone", True),
+    "not_ready": LossReason("being computed", "not ready", True),
+    "salt": LossReason("of another salt", "salt"),
+    "stored": LossReason("slower to read from the store", "stored"),
+    "damaged": LossReason("damaged in the store", "damaged"),
+    "store_busy": LossReason("the store was too slow", "store busy"),
+}
+"""The fields of ``Lost``. The counts ``lost_*``, their metric and the tables of the CLI follow this one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """Tokens that match something cached and still must be computed (law L8), by reason.
@@ -59,8 +81,7 @@ class Lost:
 
     @property
     def total(self) -> int:
-        return (self.no_checkpoint + self.evicted_state + self.evicted_kv + self.not_ready + self.salt
-                + self.stored + self.damaged + self.store_busy)
+        return sum([int(getattr(self, reason)) for reason in LOSS_REASONS])
 
     def but(self, reason: StoreLoss | Literal["not_ready"], tokens: int) -> Lost:
         """The same loss, with its first ``tokens`` counted as ``reason`` only. By position, a match loses

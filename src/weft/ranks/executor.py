@@ -36,6 +36,16 @@ from weft.tensor.collectives import Collectives
 Result = TypeVar("Result")
 
 
+class StepFence:
+    """Done once ``steps`` steps are computed. Without steps it never is."""
+
+    def __init__(self, executor: RankedExecutor, steps: int) -> None:
+        self._executor, self._steps = executor, steps
+
+    def query(self) -> bool:
+        return self._executor.steps_computed >= self._steps
+
+
 class RankedExecutor:
     """``own``: of rank 0. ``peers``: laid out in the same arena; ``borrowed``: their processes stay.
     ``collectives``: those that the steps of rank 0 go through."""
@@ -47,27 +57,38 @@ class RankedExecutor:
         self.collectives = collectives
         self._borrowed = borrowed
         self._closed = False
-        self._begun_with_stores: deque[bool] = deque()
-        """Of each step in flight: whether it stores."""
+        self._begun: deque[StepPlan] = deque()
+        """Of the steps in flight."""
+        self._steps_begun = self.steps_computed = 0
+        """Those with runs, which every rank takes part in."""
 
     def execute(self, plan: StepPlan) -> StepResult:
+        self._tell(plan)
+        return self._ended(plan, self._guarded(lambda: self.own.execute(plan)))
+
+    def begin(self, plan: StepPlan) -> None:
+        self._tell(plan)
+        self._begun.append(plan)
+        self.own.begin(plan)
+
+    def finish(self) -> StepResult:
+        result = self._guarded(self.own.finish)
+        return self._ended(self._begun.popleft(), result)
+
+    def _tell(self, plan: StepPlan) -> None:
         self.peers.tell(for_other_ranks(plan))
-        result = self._guarded(lambda: self.own.execute(plan))
+        self._steps_begun += bool(plan.run_count)
+
+    def _ended(self, plan: StepPlan, result: StepResult) -> StepResult:
+        self.steps_computed += bool(plan.run_count)
         if plan.arena_work.stores:
             # The store reads a transfer buffer only when every rank has written its part.
             self.peers.await_stores()
         return result
 
-    def begin(self, plan: StepPlan) -> None:
-        self.peers.tell(for_other_ranks(plan))
-        self._begun_with_stores.append(plan.arena_work.stores)
-        self.own.begin(plan)
-
-    def finish(self) -> StepResult:
-        result = self._guarded(self.own.finish)
-        if self._begun_with_stores.popleft():
-            self.peers.await_stores()
-        return result
+    def fence(self) -> StepFence:
+        """Behind all that the ranks were told before."""
+        return StepFence(self, self._steps_begun + 1)
 
     def transfers_done(self, step: int) -> bool:
         """Of rank 0. The others wait for their stores in the step (``await_stores``), and for a load where a

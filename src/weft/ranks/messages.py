@@ -69,11 +69,20 @@ class RankReady:
 
 
 @dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Map and pin ``size`` bytes for transfer buffers. The descriptor follows on the socket."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankBuffer:
-    """Map transfer buffer ``buffer`` of ``pages`` pages. Its descriptor follows on the socket."""
+    """Transfer buffer ``buffer`` of ``pages`` pages, from byte ``begin`` on of ``RankMemory``. None:
+    it is memory of its own, whose descriptor follows on the socket."""
 
     buffer: BufferId
     pages: int
+    begin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

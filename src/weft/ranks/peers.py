@@ -150,10 +150,12 @@ class Peers:
         for peer in self.ranks:
             self._send(peer, message)
 
-    def share(self, message: messages.RankBuffer, descriptor: int) -> None:
-        """The memory behind ``descriptor`` is mapped by all."""
+    def share(self, message: messages.RankBuffer | messages.RankMemory, descriptor: int | None) -> None:
+        """The memory behind ``descriptor`` is mapped by all; None: ``message`` needs none."""
         for peer in self.ranks:
             self._send(peer, message)
+            if descriptor is None:
+                continue
             try:
                 send_handle(peer.connection, descriptor, peer.process.pid)
             except OSError as error:

@@ -5,15 +5,19 @@
 
     rank 0   add  --RankBuffer and its descriptor-->  rank r maps it
              plan with loads and stores ----------->  rank r copies its own part, as rank 0 does
-             free --RankBufferFreed-------------->    rank r unmaps it
+             free --RankBufferFreed-------------->    rank r forgets it
+
+    on GPUs  one mapping, which every rank maps and pins at the start; buffers are pieces of it
 
 The store sees one buffer with all parts. A record whose part of one rank is missing or damaged is a damaged
-record, and no rank loads any of it. A load needs no reply: the memory of a buffer is never used for another
-one. A store needs one (``RankedExecutor``). The memory has no name (memfd): it goes when the last process
-that maps it ends, however that happens.
+record, and no rank loads any of it. A store needs a reply (``RankedExecutor``). A load needs none. Memory of
+its own is never used for another buffer. A piece is, behind the next step that began after it was freed:
+before the collectives of that step, the stream of rank r waits for its loads (``DeviceTransfers.follow``).
+The memory has no name (memfd): it goes when the last process that maps it ends, however that happens.
 
 Rejected: a store for each rank (a hit only if all ranks have it, so N indexes must agree, and N ledgers after
-a kill); named shared memory (a kill leaves it behind); one mapping for all buffers (an allocator of its own).
+a kill); named shared memory (a kill leaves it behind); one mapping on a CPU too (it would keep the most that
+buffers ever took, and nothing has to be pinned there); a reply to each load (between steps no rank speaks).
 """
 
 from __future__ import annotations
@@ -24,47 +28,73 @@ import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from weft.errors import WeftError
 from weft.memory.prefix_store import TransferBuffer, TransferBuffers, Uint8s
-from weft.ranks.messages import RankBuffer, RankBufferFreed
+from weft.ranks.messages import RankBuffer, RankBufferFreed, RankMemory
 from weft.units import BufferId
 
-Share = Callable[[RankBuffer, int], None]
-"""Sends a message and a descriptor to all other ranks."""
+Share = Callable[[RankBuffer | RankMemory, int | None], None]
+"""Sends a message and a descriptor, where there is one, to all other ranks."""
+
+
+class Pieces(Protocol):
+    """``tensor.gpu.host_memory.HostRoom``, over memory that all ranks have mapped."""
+
+    def find(self, size: int) -> Uint8s | None: ...
+
+    def begin_of(self, piece: Uint8s) -> int | None: ...
+
+    def give(self, piece: Uint8s) -> None: ...
+
+
+class PinnedMemory(Protocol):
+    """``tensor.gpu.host_memory.HostBuffer``"""
+
+    @property
+    def tensor(self) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 class SharedBuffers(TransferBuffers):
     """Those of rank 0, with the parts of all ``ranks``. ``page_bytes`` and ``slot_bytes`` are of one rank.
     ``share`` and ``tell`` reach the other ranks. Neither raises here: a rank that is lost ends the next
-    step."""
+    step. ``room``: of GPUs; a buffer that it has no gap for is memory of its own."""
 
     def __init__(self, page_bytes: int, slot_bytes: int, *, limit_bytes: int, ranks: int, share: Share,
-                 tell: Callable[[RankBufferFreed], None]) -> None:
+                 tell: Callable[[RankBufferFreed], None], room: Pieces | None = None) -> None:
         super().__init__(ranks * page_bytes, ranks * slot_bytes, limit_bytes=limit_bytes,
-                         allocate=self._allocate_shared)
+                         allocate=self._allocate_shared,
+                         release=(lambda flat: None) if room is None else room.give)
+        self._room = room
         self._own_page_bytes, self._own_slot_bytes = page_bytes, slot_bytes
         self._share, self._tell = share, tell
-        self._descriptor = -1
+        self._descriptor: int | None = None
 
     def add(self, pages: int) -> BufferId:
         buffer = super().add(pages)
+        begin = None if self._room is None else self._room.begin_of(self._flat[buffer])
         with contextlib.suppress(WeftError):
-            self._share(RankBuffer(buffer, pages), self._descriptor)
-        os.close(self._descriptor)
+            self._share(RankBuffer(buffer, pages, begin), self._descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
         return buffer
 
     def free(self, buffer: BufferId) -> None:
-        super().free(buffer)
-        with contextlib.suppress(WeftError):
+        with contextlib.suppress(WeftError):   # first: what the other ranks have of it ends before the fence
             self._tell(RankBufferFreed(buffer))
+        super().free(buffer)
 
     def _allocate_shared(self, size_bytes: int) -> Uint8s:
-        self._descriptor = os.memfd_create("weft-transfer")
-        os.ftruncate(self._descriptor, max(1, size_bytes))
+        self._descriptor = None
+        piece = None if self._room is None else self._room.find(size_bytes)
+        if piece is not None:
+            return piece
+        self._descriptor = new_memory(size_bytes)
         return _mapped(self._descriptor, size_bytes)
 
     @property
@@ -91,6 +121,8 @@ class ReceivedBuffers:
         self._rank, self._ranks = rank, ranks
         self._page_bytes, self._slot_bytes = page_bytes, slot_bytes
         self._parts: dict[BufferId, TransferBuffer] = {}
+        self.memory: PinnedMemory | None = None
+        """Of the buffers that are pieces of it."""
 
     def __getitem__(self, buffer: BufferId) -> TransferBuffer:
         return self._parts[buffer]
@@ -99,13 +131,14 @@ class ReceivedBuffers:
         return len(self._parts)
 
     def receive(self, message: RankBuffer, connection: Connection[Any, Any]) -> None:
-        """The descriptor comes behind ``message``."""
-        descriptor = recv_handle(connection)
-        try:
-            kv_bytes = message.pages * self._ranks * self._page_bytes
-            flat = _mapped(descriptor, kv_bytes + self._ranks * self._slot_bytes)
-        finally:
-            os.close(descriptor)
+        """The descriptor of a buffer with memory of its own comes behind ``message``."""
+        kv_bytes = message.pages * self._ranks * self._page_bytes
+        size_bytes = kv_bytes + self._ranks * self._slot_bytes
+        if message.begin is None:
+            flat = np.frombuffer(received(connection, size_bytes), np.uint8)[:size_bytes]
+        else:
+            assert self.memory is not None, "a piece of memory that was not shared"
+            flat = self.memory.tensor.numpy()[message.begin:message.begin + size_bytes]
         whole = TransferBuffer(flat[:kv_bytes].reshape(message.pages, self._ranks * self._page_bytes),
                                flat[kv_bytes:])
         self._parts[message.buffer] = part_of(whole, self._rank, self._page_bytes, self._slot_bytes)
@@ -113,11 +146,33 @@ class ReceivedBuffers:
     def forget(self, message: RankBufferFreed) -> None:
         del self._parts[message.buffer]
 
+    def close(self) -> None:
+        """No copy is under way."""
+        self._parts.clear()
+        if self.memory is not None:
+            self.memory.close()
+
 
 def part_of(whole: TransferBuffer, rank: int, page_bytes: int, slot_bytes: int) -> TransferBuffer:
     """Views of one rank's columns and state."""
     return TransferBuffer(whole.pages_PB[:, rank * page_bytes:(rank + 1) * page_bytes],
                           whole.state_B[rank * slot_bytes:(rank + 1) * slot_bytes])
+
+
+def new_memory(size_bytes: int) -> int:
+    """A descriptor of memory that processes can share."""
+    descriptor = os.memfd_create("weft-transfer")
+    os.ftruncate(descriptor, max(1, size_bytes))
+    return descriptor
+
+
+def received(connection: Connection[Any, Any], size_bytes: int) -> mmap.mmap:
+    """The memory of the descriptor that comes next."""
+    descriptor = recv_handle(connection)
+    try:
+        return mmap.mmap(descriptor, max(1, size_bytes))
+    finally:
+        os.close(descriptor)
 
 
 def _mapped(descriptor: int, size_bytes: int) -> Uint8s:

@@ -46,7 +46,7 @@ from weft.tensor import gpu
 from weft.tensor.device import is_remote
 from weft.tensor.inputs import LayerCache
 from weft.tensor.views import build_layer_caches
-from weft.units import ceil_div, format_bytes
+from weft.units import BufferId, ceil_div, format_bytes
 
 if TYPE_CHECKING:
     from weft.runner.arena_kernels import CompressionTable
@@ -59,6 +59,8 @@ Items = Sequence[int] | Int32s | Staged
 NAN_BYTE = 0xFF
 _ALIGNED_BYTES = 4096
 """In every byte this is NaN in float32, bfloat16 and float16: for tests and evaluations."""
+MOVES_ROOM_BYTES = 8 << 20
+"""On a device: of copies some of which go where others come from, and of KV between its two forms."""
 WORD_BYTES = 8
 """Everything in the arena is aligned to 256 bytes: whole words are moved."""
 
@@ -88,6 +90,8 @@ class DeviceArena:
         else:
             self.buffer = torch.zeros(size, dtype=torch.uint8, device=self.device)
             self._host = None
+        room_bytes = MOVES_ROOM_BYTES if is_remote(self.device) else 0
+        self._room = torch.empty(room_bytes // WORD_BYTES, dtype=torch.int64, device=self.device)
         self._never_written: bytearray | None = bytearray(b"\1") * self.plan.frame_count
         if self._buffers is not None:
             self.attach(self._buffers)
@@ -110,6 +114,11 @@ class DeviceArena:
             return ()
         return self._transfers.settle(keys, _on_host(pages), _on_host(slots))
 
+    def follow_loads(self, buffer: BufferId) -> None:
+        """See ``DeviceTransfers.follow``."""
+        if isinstance(self._transfers, DeviceTransfers):
+            self._transfers.follow(buffer)
+
     def transfers_done(self, step: int) -> bool:
         """Whether all loads and stores up to ``step``, which is computed, have ended. Never waits."""
         return not isinstance(self._transfers, DeviceTransfers) or self._transfers.are_done(step)
@@ -123,6 +132,7 @@ class DeviceArena:
         """Free the bytes, once no view of them is left and no transfer is under way. Idempotent."""
         self.await_transfers()
         self._transfers = None
+        self._room = torch.empty(0, dtype=torch.int64, device=self.device)
         self.buffer = torch.empty(0, dtype=torch.uint8, device=self.device)
         self._host = self._never_written = None
 
@@ -223,7 +233,8 @@ class DeviceArena:
 
         if self._compressed_kv_table is None:
             self._compressed_kv_table = kv_kernels.BlockTable(self.plan, self.buffer.device)
-        kv_kernels.compress(self.buffer, self.plan, self._compressed_kv_table, records_K4, restore=restore)
+        kv_kernels.compress(self.buffer, self.plan, self._compressed_kv_table, records_K4, room=self._room,
+                            restore=restore)
 
     def _compress(self, states: Items, *, restore: bool) -> None:
         host = _on_host(states)
@@ -254,7 +265,7 @@ class DeviceArena:
             from weft.runner import arena_kernels
 
             arena_kernels.copy(words, from_K, to_K, stride_bytes // WORD_BYTES,
-                               apart=not np.isin(to, from_).any())
+                               room=self._room if np.isin(to, from_).any() else None)
             return
         by_item = words.view(items, stride_bytes // WORD_BYTES)
         by_item.index_copy_(0, to_K, by_item.index_select(0, from_K))

@@ -8,8 +8,9 @@ The arena is seen as 64-bit words: everything in it is aligned to 256 bytes. Add
 arena is larger than 2^31 of anything. PAD as an item means no work (L4).
 
 A copy reads every source before it writes anything. One launch does that where no destination is also a
-source. Where one is (a moves to b while b moves to c), the programs of one launch would race. Then two
-launches copy: out to scratch memory, and back in.
+source. Where one is (a moves to b while b moves to c), the programs of one launch would race. Then some words
+of every item go out to a room of fixed size and back in, then the next ones: word w of an item only ever
+becomes word w of another.
 
 A compressed state is scattered over pages, so each of its bytes is looked up: byte b of compressed state k is
 at ``pages[k, b // page_bytes] * page_bytes + b % page_bytes``. A row's codes may lie on two pages; no number
@@ -36,6 +37,8 @@ Int64s = npt.NDArray[np.int64]
 
 WORD_BYTES = 8
 BLOCK_WORDS = 2048
+UNIT_WORDS = 32
+"""Everything in the arena is a multiple of these, and begins at one: so pieces are aligned as items are."""
 PIECE_NUMBERS = 4096
 """Numbers that one program of a compress takes, at most."""
 _TL_TYPES = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
@@ -50,15 +53,17 @@ def _fill_kernel(words, items, value, item_words, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize_on_alignment=["source_items", "target_items"])
-def _copy_kernel(sources, source_items, targets, target_items, item_words,
+def _copy_kernel(sources, source_items, targets, target_items, item_words, words,
                  FROM_SCRATCH: tl.constexpr, TO_SCRATCH: tl.constexpr, BLOCK: tl.constexpr):
     number = tl.program_id(0)
     source = number.to(tl.int64) if FROM_SCRATCH else tl.load(source_items + number).to(tl.int64)
     target = number.to(tl.int64) if TO_SCRATCH else tl.load(target_items + number).to(tl.int64)
     at = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if (source >= 0) & (target >= 0):
-        words = tl.load(sources + source * item_words + at, mask=at < item_words)
-        tl.store(targets + target * item_words + at, words, mask=at < item_words)
+        source_words = words if FROM_SCRATCH else item_words
+        target_words = words if TO_SCRATCH else item_words
+        copied = tl.load(sources + source * source_words + at, mask=at < words)
+        tl.store(targets + target * target_words + at, copied, mask=at < words)
 
 
 @triton.jit
@@ -134,20 +139,28 @@ def fill(words: torch.Tensor, items: torch.Tensor, item_words: int, byte: int) -
 
 
 def copy(words: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, item_words: int, *,
-         apart: bool) -> None:
-    """Item ``sources[k]`` to item ``targets[k]``, all read before one is written. ``apart``: no target is
+         room: torch.Tensor | None) -> None:
+    """Item ``sources[k]`` to item ``targets[k]``, all read before one is written. ``room``: int64, for what
+    is held meanwhile; a larger one is made where it has not ``UNIT_WORDS`` for each item. None: no target is
     also a source."""
-    grid = (sources.numel(), triton.cdiv(item_words, BLOCK_WORDS))
-    if apart:
-        launch(_copy_kernel, grid)(
-            words, sources, words, targets, item_words, FROM_SCRATCH=False, TO_SCRATCH=False,
-            BLOCK=BLOCK_WORDS)
+    count = sources.numel()
+    if room is None:
+        _copied(words, sources, words, targets, item_words, item_words)
         return
-    held = torch.empty(sources.numel() * item_words, dtype=torch.int64, device=words.device)
-    launch(_copy_kernel, grid)(
-        words, sources, held, targets, item_words, FROM_SCRATCH=False, TO_SCRATCH=True, BLOCK=BLOCK_WORDS)
-    launch(_copy_kernel, grid)(
-        held, sources, words, targets, item_words, FROM_SCRATCH=True, TO_SCRATCH=False, BLOCK=BLOCK_WORDS)
+    if room.numel() < count * UNIT_WORDS:
+        room = torch.empty(count * UNIT_WORDS, dtype=torch.int64, device=words.device)
+    step = room.numel() // count // UNIT_WORDS * UNIT_WORDS
+    for first in range(0, item_words, step):
+        some, piece = words[first:], min(step, item_words - first)
+        _copied(some, sources, room, targets, item_words, piece, TO_SCRATCH=True)
+        _copied(room, sources, some, targets, item_words, piece, FROM_SCRATCH=True)
+
+
+def _copied(of: torch.Tensor, sources: torch.Tensor, to: torch.Tensor, targets: torch.Tensor, item_words: int,
+            words: int, *, FROM_SCRATCH: bool = False, TO_SCRATCH: bool = False) -> None:
+    launch(_copy_kernel, (sources.numel(), triton.cdiv(words, BLOCK_WORDS)))(
+        of, sources, to, targets, item_words, words, FROM_SCRATCH=FROM_SCRATCH, TO_SCRATCH=TO_SCRATCH,
+        BLOCK=BLOCK_WORDS)
 
 
 class CompressionTable:

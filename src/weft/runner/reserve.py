@@ -161,7 +161,7 @@ class CudaMeter:
 @dataclass(frozen=True, slots=True)
 class Reserve:
     """Bytes: the most of a step while it runs, by the shape ``largest``; of all graphs together; of pages on
-    their way to and from a store."""
+    their way inside of the arena, and to and from a store."""
 
     step_bytes: int
     graph_bytes: int

@@ -174,6 +174,11 @@ class _Load:
         return False
 
 
+    def reads(self, buffer: BufferId) -> bool:
+        return any(kind in (WorkKind.LOAD_PAGES, WorkKind.LOAD_STATES) and (ids.host[:, 1] == buffer).any()
+                   for kind, ids in self.ids)
+
+
 class DeviceTransfers:
     """``arena_B``: uint8 [arena_bytes] on the device. The thread of the steps calls all but ``are_done``."""
 
@@ -237,6 +242,12 @@ class DeviceTransfers:
             self._under_way.remove(load)
             self._loads.let_in(load.end)
         return [unpack for load in due for unpack in load.unpacks]
+
+    def follow(self, buffer: BufferId) -> None:
+        """The current stream goes on behind the loads that read ``buffer``."""
+        for load in self._under_way:
+            if load.reads(buffer):
+                self._loads.let_in(load.end)
 
     def are_done(self, step: int) -> bool:
         """Whether all transfers of the steps up to ``step``, which are launched, have ended. Never waits. Any

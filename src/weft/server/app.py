@@ -30,6 +30,23 @@ from weft.server.completions import prepare_completion
 from weft.server.errors import EdgeError, error_response, on_bug, on_weft_error
 from weft.server.gate import Gate
 from weft.server.metrics import CONTENT_TYPE
+from weft.server.ollama.answers import (
+    loaded_answer,
+    model_card,
+    prepare_ollama_chat,
+    prepare_ollama_generate,
+    running_card,
+    show_answer,
+)
+from weft.server.ollama.protocol import (
+    PROTOCOL_VERSION,
+    UNSERVED_IN_OLLAMA,
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
+    served_name,
+)
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
 from weft.server.protocol import (
@@ -54,7 +71,16 @@ from weft.server.replicas import (
 )
 from weft.server.responses.routes import ResponseHandlers
 from weft.server.service import ServedModel, Service
-from weft.server.sse import ClientGoneError, Handler, Job, answer_job, json_response, read_raw, salt_of
+from weft.server.sse import (
+    JSON_LINES,
+    ClientGoneError,
+    Handler,
+    Job,
+    answer_job,
+    json_response,
+    read_raw,
+    salt_of,
+)
 from weft.server.tenants import Keys
 from weft.server.workers.forward import forwarded_operations
 
@@ -129,6 +155,44 @@ class _Handlers:
         body.cache_salt = salt_of(request, body.cache_salt)
         job = await prepare_messages(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
+
+    async def ollama_chat(self, request: Request) -> Response:
+        self._service.check_open()
+        body = await read_body(await read_raw(request, undeclared=True), OllamaChatBody,
+                               unserved=UNSERVED_IN_OLLAMA)
+        body.cache_salt = salt_of(request, body.cache_salt)
+        if loaded := loaded_answer(self._service, body, chat=True):
+            return json_response(loaded)
+        return await self._answer_ollama(request, body, await prepare_ollama_chat(self._service, body))
+
+    async def ollama_generate(self, request: Request) -> Response:
+        self._service.check_open()
+        body = await read_body(await read_raw(request, undeclared=True), OllamaGenerateBody,
+                               unserved=UNSERVED_IN_OLLAMA)
+        body.cache_salt = salt_of(request, body.cache_salt)
+        if loaded := loaded_answer(self._service, body, chat=False):
+            return json_response(loaded)
+        return await self._answer_ollama(request, body, await prepare_ollama_generate(self._service, body))
+
+    async def _answer_ollama(self, request: Request, body: OllamaBody, job: Job) -> Response:
+        # Its lines have no place for a comment that keeps a connection alive.
+        return await answer_job(request, job, stream=body.stream is not False, keep_alive_s=0.0,
+                                media_type=JSON_LINES)
+
+    async def ollama_tags(self, request: Request) -> Response:
+        model = self._service.model_for(None)
+        return json_response({"models": [model_card(model, name) for name in model.names]})
+
+    async def ollama_ps(self, request: Request) -> Response:
+        model = self._service.model_for(None)
+        return json_response({"models": [running_card(model, model.name)]})
+
+    async def ollama_show(self, request: Request) -> Response:
+        body = await read_body(await read_raw(request, undeclared=True), OllamaShowBody)
+        return json_response(show_answer(self._service.model_for(served_name(body.model or body.name or ""))))
+
+    async def ollama_version(self, request: Request) -> Response:
+        return json_response({"version": PROTOCOL_VERSION})
 
     async def count_tokens(self, request: Request) -> Response:
         self._service.check_open()
@@ -285,7 +349,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     headers: Mapping[str, str] = error.headers or {}
     path = request.url.path
     if error.status_code == 404:
-        why = _slip(path, str(request.base_url)) or did_you_mean(path, {row.path for row in ENDPOINTS})
+        why = (_not_here(path) or _slip(path, str(request.base_url))
+               or did_you_mean(path, {row.path for row in ENDPOINTS}))
         failure = EdgeError(404, f"there is nothing at {path[:200]}{why}. Served are /v1/models, {_GENERATE} "
                                  "and others, which /openapi.json lists", code="unknown_path")
     elif error.status_code == 405:
@@ -294,6 +359,11 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     else:
         failure = EdgeError(error.status_code, error.detail)
     return error_response(failure, request.scope, headers)
+
+
+def _not_here(path: str) -> str:
+    return (": of Ollama's API this server has /api/chat, /api/generate, /api/tags, /api/show, /api/ps and "
+            "/api/version; its model is chosen when it starts" if path.startswith("/api/") else "")
 
 
 def _slip(path: str, base_url: str) -> str:

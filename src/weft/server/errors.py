@@ -2,6 +2,7 @@
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}       OpenAI's
     {"type": "error", "error": {"type": ..., "message": ...}, "request_id"}   Anthropic's, under /v1/messages
+    {"error": "..."}                                                          Ollama's, under /api
 
 The status and type come from the exception (``weft.errors``); ``code`` is a word or null, as clients
 compare it with strings. A bug is a 500 that says where to look, and its traceback goes to the log only.
@@ -18,6 +19,7 @@ from starlette.types import Scope
 
 from weft.errors import UserError, WeftError
 from weft.server.anthropic.protocol import error_json
+from weft.server.ollama.protocol import error_line
 
 RETRY_AFTER_S = 1
 _KINDS = {403: "permission_error", 404: "not_found_error", 421: "permission_error", 429: "rate_limit_error",
@@ -68,7 +70,9 @@ def error_headers(error: WeftError) -> dict[str, str]:
 
 
 def dialect_body(error: WeftError, path: str, request_id: str | None) -> bytes:
-    """In the shape of the dialect that ``path`` speaks: Anthropic's for Messages, else OpenAI's."""
+    """In the shape of the dialect that ``path`` speaks: Anthropic's for Messages, Ollama's, else OpenAI's."""
+    if path.startswith("/api/"):
+        return error_line(error)
     return error_json(error, request_id) if "/messages" in path else error_body(error)
 
 

@@ -40,6 +40,7 @@ from weft.router.blind import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
 from weft.rpc.link import LinkKeys, new_token, read_or_create_token, tcp_address
+from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import base_url, print_banner
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, serving, set_up_logging
@@ -64,6 +65,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         server_config.check()
         engine_config.check()
         parse_sources(engine_config.speculate)
+        parse_snapshots(engine_config.snapshots)
         if engine_config.model is not None and server_config.own_replicas and factory == ASSEMBLE:
             local_checkpoint(engine_config.model)  # a wrong path is said before anything listens
         listener = bind(server_config)

@@ -23,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from weft.engine.stats import EngineStats
-from weft.memory.usage import CacheCounts
+from weft.memory.values import LOSS_REASONS
 from weft.request import SamplingParams, TokenEvent
 from weft.router.protocol import RouterCounts
 from weft.schedule.tier_values import NO_TIER, TierStats
@@ -280,17 +280,10 @@ def _slot_share(stats: EngineStats) -> float:
     return (stats.memory.slots_held - stats.memory.slots_cached) / slots if slots else 0.0
 
 
-def _lost(stats: EngineStats) -> dict[str, float]:
-    counts: CacheCounts = stats.memory.cache
-    lost: dict[str, float] = {
-        "no_checkpoint": counts.lost_no_checkpoint, "evicted_state": counts.lost_evicted_state,
-        "evicted_kv": counts.lost_evicted_kv, "not_ready": counts.lost_not_ready}
-    if counts.lost_salt:  # not looked for without debug.count_salt, and 0 would say that there is none
-        lost["salt"] = counts.lost_salt
-    if stats.store is not None:
-        lost |= {"stored": counts.lost_stored, "damaged": counts.lost_damaged,
-                 "store_busy": counts.lost_store_busy}
-    return lost
+def _lost(stats: EngineStats) -> dict[str, int]:
+    """Other salts are not looked for without debug.count_salt, and 0 would say that there is none."""
+    return {reason: tokens for reason, tokens in stats.memory.cache.lost.items()
+            if tokens or LOSS_REASONS[reason].is_common or (reason != "salt" and stats.store is not None)}
 
 
 def _evictions(stats: EngineStats) -> dict[str, float]:

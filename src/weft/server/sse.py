@@ -31,6 +31,7 @@ from weft.server.tenants import Tenant
 from weft.server.tracing import RequestTrace
 
 DONE = b"data: [DONE]\n\n"
+EVENTS, JSON_LINES = "text/event-stream", "application/x-ndjson"
 PAGE_DEFAULT, PAGE_MAX = 20, 100
 _KEEP_ALIVE = b": keep-alive\n\n"
 _log = logging.getLogger("weft.server")
@@ -70,14 +71,13 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 
 class EventStream(Response):
-    """``lines`` yields whole SSE lines. However the response ends, and if it never begins, ``lines`` is
-    closed and ``on_end`` called."""
-
-    media_type = "text/event-stream"
+    """``lines`` yields whole SSE lines, or whole lines of JSON with that ``media_type``. However the response
+    ends, and if it never begins, ``lines`` is closed and ``on_end`` called."""
 
     def __init__(self, lines: AsyncGenerator[bytes, None], *, on_end: Callable[[], None],
-                 keep_alive_s: float = 0.0) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+                 keep_alive_s: float = 0.0, media_type: str = EVENTS) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+                         media_type=media_type)
         del self.headers["content-length"]
         self._lines = lines
         self._on_end = on_end
@@ -152,7 +152,8 @@ class Job(Protocol):
     def lines(self) -> AsyncGenerator[bytes, None]: ...
 
 
-async def answer_job(request: Request, job: Job, *, stream: bool, keep_alive_s: float) -> Response:
+async def answer_job(request: Request, job: Job, *, stream: bool, keep_alive_s: float,
+                     media_type: str = EVENTS) -> Response:
     """Raises what the engine refuses the job with."""
     await unless_gone(job.generation.start(), request.receive)
     tenant = tenant_of(request)
@@ -166,18 +167,20 @@ async def answer_job(request: Request, job: Job, *, stream: bool, keep_alive_s: 
             tenant.spend(job.generation.usage().total_tokens)
 
     if stream:
-        return EventStream(job.lines(), on_end=end, keep_alive_s=keep_alive_s)
+        return EventStream(job.lines(), on_end=end, keep_alive_s=keep_alive_s, media_type=media_type)
     try:
         return Response(await unless_gone(job.answer(), request.receive), media_type="application/json")
     finally:
         end()
 
 
-async def read_raw(request: Request) -> bytes:
+async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
     """The body. Raises WrongMediaTypeError; ClientGoneError if the client left; what ``BodyChecker``
-    refuses. ``connection`` bounds the size."""
+    refuses. ``connection`` bounds the size. ``undeclared``: JSON may come under another name, as ``curl -d``
+    sends it."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json") and _has_body(request):
+    is_json = undeclared or media_type == "application/json" or media_type.endswith("+json")
+    if not is_json and _has_body(request):
         raise WrongMediaTypeError(f"the body is {media_type or 'of no type'}; send JSON with the header "
                                   "'Content-Type: application/json'", param="Content-Type")
     parts: list[bytes] = []

@@ -146,8 +146,7 @@ class Report:
     @property
     def lost(self) -> dict[str, int]:
         """Tokens by reason."""
-        return {name.removeprefix("lost_"): count for name, count in asdict(self.cache).items()
-                if name.startswith("lost_")}
+        return self.cache.lost
 
     @property
     def hit_rate(self) -> float:

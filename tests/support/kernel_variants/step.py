@@ -16,7 +16,8 @@ def of_arena_kernels() -> list[Compilation]:
     filling = {"words": "*i64", "items": "*i64", "value": "i32", "item_words": "i32", "BLOCK": "constexpr"}
     kernels = [Compilation("fill", arena._fill_kernel, filling, {"BLOCK": arena.BLOCK_WORDS})]
     ids = {"sources": "*i64", "source_items": "*i64", "targets": "*i64", "target_items": "*i64",
-           "item_words": "i32", "FROM_SCRATCH": "constexpr", "TO_SCRATCH": "constexpr", "BLOCK": "constexpr"}
+           "item_words": "i32", "words": "i32"}
+    ids |= dict.fromkeys(("FROM_SCRATCH", "TO_SCRATCH", "BLOCK"), "constexpr")
     kernels += [Compilation(f"copy from_scratch={in_} to_scratch={out}", arena._copy_kernel, ids,
                          {"FROM_SCRATCH": in_, "TO_SCRATCH": out, "BLOCK": arena.BLOCK_WORDS})
              for in_, out in ((False, False), (False, True), (True, False))]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from benchmarks.kernels import GROUPS, cases_of
 from weft.bench import kernels
-from weft.bench.kernels import GROUPS, Bench, Case, _experts, cases_of
+from weft.bench.kernels import Bench, Case, _experts
 from weft.bench.machine import Ceiling
 from weft.errors import ConfigError
 from weft.families import read_architecture

@@ -146,14 +146,7 @@ class PrefixCache:
         counts.opened += 1
         counts.hits += match.cached_tokens > 0
         counts.hit_tokens += match.cached_tokens
-        counts.lost_no_checkpoint += match.lost.no_checkpoint
-        counts.lost_evicted_state += match.lost.evicted_state
-        counts.lost_evicted_kv += match.lost.evicted_kv
-        counts.lost_not_ready += match.lost.not_ready
-        counts.lost_salt += match.lost.salt
-        counts.lost_stored += match.lost.stored
-        counts.lost_damaged += match.lost.damaged
-        counts.lost_store_busy += match.lost.store_busy
+        counts.add_lost(match.lost)
         if match.anchor == NO_NODE:
             self.policy.opened(lease.seq, match, None)
             return

@@ -120,8 +120,8 @@ def _responses(row: Endpoint, schema_of: dict[int, Schema]) -> Schema:
     schema = {"type": "object"} if row.answer is None else schema_of[id(row.answer)]
     content: Schema = {row.media_type: {"schema": schema}}
     if row.events is not None:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": "Lines of data: and one "
-                                                   "JSON object each, see x-event.",
+        content[row.stream_type] = {"schema": {"type": "string", "description": "Lines, each with one JSON "
+                                                   "object, see x-event.",
                                                    "x-event": schema_of[id(row.events)]}}
     answers: Schema = {"200": {"description": row.text, "content": content}}
     for status in sorted({*COMMON_ERRORS, *row.errors, *(BODY_ERRORS if row.body is not None else ())}):
@@ -319,6 +319,24 @@ FIELDS: dict[str, FieldWords] = {
     "parallel_tool_calls": FieldWords("The answer may call more than one function.", True),
     "include_reasoning": FieldWords("Send the reasoning too.", True),
     "prediction": FieldWords("The client's guess of the answer: drafts for speculation."),
+    "options": FieldWords("num_predict, temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty, "
+                          "frequency_penalty, seed and stop; num_ctx bounds the prompt. Others are named in "
+                          "X-Weft-Ignored."),
+    "OllamaChatBody.stream": FieldWords("Send the answer in pieces, as lines of JSON.", True),
+    "OllamaGenerateBody.stream": FieldWords("Send the answer in pieces, as lines of JSON.", True),
+    "OllamaChatBody.messages": FieldWords("The conversation; empty asks whether the model is ready."),
+    "OllamaGenerateBody.prompt": FieldWords("A text; empty asks whether the model is ready."),
+    "OllamaGenerateBody.system": FieldWords("The system prompt."),
+    "OllamaMessage.thinking": FieldWords("The reasoning of an earlier answer."),
+    "OllamaMessage.tool_name": FieldWords("The tool whose result this is."),
+    "OllamaChatBody.format": FieldWords("What the answer must match: json, or a JSON schema."),
+    "OllamaGenerateBody.format": FieldWords("What the answer must match: json, or a JSON schema."),
+    "think": FieldWords("Whether to reason: true, false, low, medium or high."),
+    "keep_alive": FieldWords("Accepted: the one model stays loaded."),
+    "images": FieldWords("Not served: this server reads and writes text only."),
+    "raw": FieldWords("The prompt goes to the model without the chat template.", False),
+    "verbose": FieldWords("Accepted; it changes nothing.", False),
+    "OllamaShowBody.name": FieldWords("The same as model."),
     "store": FieldWords("Accepted and ignored: the answer's header X-Weft-Ignored says so.", False),
     "return_token_strs": FieldWords("Add the text of each token.", False),
     "tokens": FieldWords("Token ids.", limits={"items": _TOKENS["items"]}),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
 from weft.server.batches.files import FileObject
@@ -27,6 +28,7 @@ from weft.server.batches.routes import (
 )
 from weft.server.chat import ChatChunk, ChatCompletion
 from weft.server.completions import CompletionResponse
+from weft.server.ollama.protocol import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from weft.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -37,7 +39,7 @@ from weft.server.protocol import (
 from weft.server.replicas import DRAIN_MAX_S, DRAIN_S, ReplicaList, SleepBody, WakeBody
 from weft.server.responses.answers import ResponseObject
 from weft.server.responses.items import ResponsesBody
-from weft.server.sse import PAGE_DEFAULT, PAGE_MAX
+from weft.server.sse import EVENTS, JSON_LINES, PAGE_DEFAULT, PAGE_MAX
 
 Access = Literal["open", "client", "operator"]
 """Whose key opens an endpoint, if the server has keys."""
@@ -193,6 +195,45 @@ class MessageEvent(msgspec.Struct, kw_only=True):
     type: str
 
 
+class OllamaError(msgspec.Struct):
+    """A failure in Ollama's dialect."""
+
+    error: str
+
+
+class OllamaLine(msgspec.Struct, kw_only=True):
+    """A whole answer of Ollama's API, or a line of a stream; the last has ``done`` and the counts. Times are
+    nanoseconds."""
+
+    model: str
+    created_at: str
+    message: dict[str, Any] | UnsetType = UNSET
+    response: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    done: bool
+    done_reason: str | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+
+
+class OllamaModels(msgspec.Struct):
+    models: list[dict[str, Any]]
+
+
+class OllamaModel(msgspec.Struct, kw_only=True):
+    modelfile: str
+    details: dict[str, Any]
+    capabilities: list[str]
+    parameters: str
+    template: str
+    modified_at: str
+    model_info: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """``errors``: statuses besides those that every endpoint has (``document.COMMON_ERRORS``)."""
@@ -209,6 +250,7 @@ class Endpoint:
     answer: Any = None
     media_type: str = "application/json"
     events: Any = None
+    stream_type: str = EVENTS
     parameters: tuple[Parameter, ...] = ()
     access: Access = "client"
     errors: tuple[int, ...] = ()
@@ -306,6 +348,23 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="count_tokens", method="POST", path="/v1/messages/count_tokens", group="Tokens",
              text="The length of a conversation of /v1/messages.", body=CountTokensBody, answer=InputTokens,
              error=MessagesError, errors=(404, 413)),
+    Endpoint(operation="ollama_chat", method="POST", path="/api/chat", group="Ollama",
+             text="The answer to a conversation, in Ollama's dialect.", body=OllamaChatBody,
+             answer=OllamaLine, events=OllamaLine, stream_type=JSON_LINES, error=OllamaError,
+             errors=(404, 413, 422)),
+    Endpoint(operation="ollama_generate", method="POST", path="/api/generate", group="Ollama",
+             text="The answer to one prompt, in Ollama's dialect.", body=OllamaGenerateBody,
+             answer=OllamaLine, events=OllamaLine, stream_type=JSON_LINES, error=OllamaError,
+             errors=(404, 413, 422)),
+    Endpoint(operation="ollama_tags", method="GET", path="/api/tags", group="Ollama",
+             text="The names of the model, as Ollama lists them.", answer=OllamaModels, error=OllamaError),
+    Endpoint(operation="ollama_show", method="POST", path="/api/show", group="Ollama",
+             text="What the model is and can do, for Ollama's clients.", body=OllamaShowBody,
+             answer=OllamaModel, error=OllamaError, errors=(404,)),
+    Endpoint(operation="ollama_ps", method="GET", path="/api/ps", group="Ollama",
+             text="The model that is loaded, for Ollama's clients.", answer=OllamaModels, error=OllamaError),
+    Endpoint(operation="ollama_version", method="GET", path="/api/version", group="Ollama",
+             text="The version of Ollama's API that is served.", answer=VersionAnswer, error=OllamaError),
     Endpoint(operation="models", method="GET", path="/v1/models", group="Models",
              text="The names of the model.", answer=ModelList),
     Endpoint(operation="model", method="GET", path="/v1/models/{name:path}", group="Models",

@@ -91,7 +91,7 @@ function drawPrompts(now) {
 function drawSpeculation(now) {
   const {rows, length, saved} = readings.speculation(now);
   part("speculation").hidden = !rows.length;
-  part("speculation-total").textContent = `${length.toFixed(2)} tokens for each verified window, ${saved}`;
+  part("speculation-total").textContent = `${length.toFixed(2)} tokens for each verify run, ${saved}`;
   fillRows(part("sources"), rows.map(([source, drafted, accepted]) => {
     const row = element("tr");
     row.append(element("td", source), element("td", formatCount(drafted)), element("td", formatCount(accepted)),

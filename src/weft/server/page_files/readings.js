@@ -78,7 +78,7 @@ export function promptTokens(reading) {
   return [["found", "found", found], ...lost.filter(([, , tokens]) => tokens), ["new", "new", Math.max(0, asked - known)]];
 }
 
-// Drafts by source, [source, drafted, accepted], empty before the first one; tokens for each verified window; time saved, in words.
+// Drafts by source, [source, drafted, accepted], empty before the first one; tokens for each verify run; time saved, in words.
 export function speculation(reading) {
   const drafted = reading.byLabel.spec_decode_num_draft_tokens_total ?? {};
   const accepted = reading.byLabel.spec_decode_num_accepted_tokens_total ?? {};

@@ -17,7 +17,7 @@ from weft.errors import EngineUnavailableError
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.sse import ClientGoneError, Handler, uncount
 
-OWN_GROUPS = frozenset({"Generate", "Responses", "Tokens", "Models"})
+OWN_GROUPS = frozenset({"Generate", "Ollama", "Responses", "Tokens", "Models"})
 OWN_OPERATIONS = frozenset({"version", "openapi"})
 """Endpoints that a worker answers; the groups are those of ``openapi.endpoints``."""
 _PASSED_HEADERS = frozenset({"authorization", "x-api-key", "content-type", "content-length", "accept"})

@@ -68,15 +68,16 @@ class CudaPin:
 
 
 class HostBuffer:
-    """``tensor``: uint8 [size], contents unspecified, until ``close``. ``pin``: None for ordinary memory."""
+    """``tensor``: uint8 [size], contents unspecified, until ``close``. ``pin``: None for ordinary memory.
+    ``mapping``: ``size`` bytes, which other processes may map too; None for new ones."""
 
-    def __init__(self, size: int, pin: Pin | None) -> None:
+    def __init__(self, size: int, pin: Pin | None, mapping: mmap.mmap | None = None) -> None:
         self.tensor = torch.empty(0, dtype=torch.uint8)
         self._pin: Pin | None = None
         if not size:
             return
         # The tensor holds the mapping, and its end unmaps it.
-        self.tensor = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        self.tensor = torch.frombuffer(mapping or mmap.mmap(-1, size), dtype=torch.uint8)
         if pin is not None and pin.register(self.tensor.data_ptr(), size):
             self._pin = pin
         elif pin is not None:
@@ -96,8 +97,7 @@ class HostBuffer:
 
 
 class HostRoom:
-    """Pieces of one buffer. A piece that fits in no gap is ordinary memory. ``fence``: an event behind all
-    work of now."""
+    """Pieces of one buffer. ``fence``: an event behind all work of now that may use a piece."""
     # Pinned once, at the start: pinning takes some 0.3 s for a GB, and the device stands still.
 
     def __init__(self, buffer: HostBuffer, fence: Callable[[], DeviceEvent]) -> None:
@@ -109,7 +109,12 @@ class HostRoom:
         weakref.finalize(self, buffer.close).atexit = False   # the system unpins what a process leaves
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
-        """uint8 [size], contents unspecified."""
+        """uint8 [size], contents unspecified: a piece, or ordinary memory where no gap has room."""
+        piece = self.find(size)
+        return np.empty(size, np.uint8) if piece is None else piece
+
+    def find(self, size: int) -> npt.NDArray[np.uint8] | None:
+        """A piece of ``size`` bytes."""
         piece_bytes = -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
         # A piece that was given back is free when the work of that time is done: a copy may still read it.
         for event, begin, end in [one for one in self._leaving if one[0].query()]:
@@ -119,12 +124,17 @@ class HostRoom:
             if end - begin >= piece_bytes:
                 self._gaps[at : at + 1] = [(begin + piece_bytes, end)] if end - begin > piece_bytes else []
                 return self._bytes[begin : begin + size]
-        return np.empty(size, np.uint8)
+        return None
+
+    def begin_of(self, piece: npt.NDArray[np.uint8]) -> int | None:
+        """Its first byte in the buffer; None for other memory."""
+        begin = piece.ctypes.data - self._bytes.ctypes.data
+        return begin if piece.size and 0 <= begin < len(self._bytes) else None
 
     def give(self, piece: npt.NDArray[np.uint8]) -> None:
-        """``piece`` is what ``take`` returned, and no view of it is used any more."""
-        begin = piece.ctypes.data - self._bytes.ctypes.data
-        if piece.size and 0 <= begin < len(self._bytes):
+        """``piece`` is what ``take`` or ``find`` returned, and no view of it is used any more."""
+        begin = self.begin_of(piece)
+        if begin is not None:
             end = begin + -(-piece.size // _ALIGNED_BYTES) * _ALIGNED_BYTES
             self._leaving.append((self._fence(), begin, end))
 

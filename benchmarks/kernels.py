@@ -1,0 +1,157 @@
+"""Every kernel beside torch, beside other libraries, and beside the machine's own ceiling, in one run.
+
+    python -m benchmarks.kernels [--only GROUP ...] [the other flags of ``weft bench kernels``]
+
+``weft bench kernels`` measures what the layers of a model compute. This adds what developers look at:
+
+    small     norms, activations, rotary, writes of KV
+    memory    zeroing of frames, copies of states and pages
+    rivals    on a GPU: fla (gated delta rule) and FlashInfer (attention) on the same numbers, where installed
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.bench import kernels
+from weft.bench.kernels import Bench, Call, Case, pages_of, parts_of, size_of
+from weft.cli.bench_kernels import kernels_command
+from weft.families.architecture import Architecture, Attention, GatedDelta
+from weft.memory.frames.plan import plan_arena
+from weft.runner.arena import DeviceArena
+from weft.tensor.ops.elementwise import rotary, silu_mul
+from weft.tensor.ops.norm import add_norm, rms_norm
+from weft.tensor.ops.write_kv import write_kv
+from weft.units import PAGE_TOKENS, pages_for
+
+GROUPS = (*kernels.GROUPS, "small", "memory")
+ARENA_BYTES = 512 << 20
+ITEMS_MAX = 16
+"""Frames, states or pages of one call, if the arena has twice as many."""
+_WORKSPACE_BYTES = 256 << 20
+
+
+def cases_of(architecture: Architecture, bench: Bench, groups: tuple[str, ...]) -> Iterator[Case]:
+    """Yields one case at a time, because all at once would not fit in memory. ``groups``: a subset of
+    GROUPS."""
+    yield from kernels.cases_of(architecture, bench, groups)
+    if "small" in groups:
+        yield from _small(architecture, bench)
+    if "memory" in groups:
+        yield from memory_cases(architecture, bench)
+
+
+def _small(architecture: Architecture, bench: Bench) -> Iterator[Case]:
+    hidden = architecture.hidden_size
+    width = next((getattr(feed, "width", 0) for feed in architecture.feed_forwards if feed), 0)
+    attention = next((part for mixer in architecture.mixers for part in parts_of(mixer)
+                      if isinstance(part, Attention)), None)
+    for _, rows, tokens, before in bench.sizes():
+        count = rows * tokens
+        x, y, weight = bench.noise(count, hidden), bench.noise(count, hidden), bench.noise(hidden)
+        yield Case(f"norm {count}", partial(rms_norm, x, weight, 1e-5), 2 * size_of(x))
+        yield Case(f"add + norm {count}", partial(add_norm, x, y, weight, 1e-5), 4 * size_of(x))
+        yield Case(f"gated norm {count}", partial(rms_norm, x, weight, 1e-5, gate=y), 3 * size_of(x))
+        if width:
+            gate_up = bench.noise(count, 2 * width)
+            yield Case(f"silu x up {count}", partial(silu_mul, gate_up), 3 * size_of(gate_up) // 2)
+        if attention is not None:
+            yield from _around_attention(attention, bench, rows, tokens, before)
+
+
+def _around_attention(of: Attention, bench: Bench, rows: int, tokens: int, before: int) -> Iterator[Case]:
+    count, runs = rows * tokens, bench.runs(rows, tokens, before)
+    q, k = bench.noise(count, of.heads, of.head_dim), bench.noise(count, of.kv_heads, of.head_dim)
+    if of.rope is not None:
+        angles = bench.uniform(count, of.rope.rotary_dim // 2).repeat(1, 2)
+        cos, sin = angles.cos(), angles.sin()
+        yield Case(f"rotary {count}", lambda: rotary(q, k, cos, sin), 2 * size_of(q, k))
+    k_pages, v_pages = pages_of(bench, runs, of.kv_heads, of.head_dim)
+    positions = (torch.arange(before, before + tokens).repeat(rows)).to(bench.device)
+    yield Case(f"write k, v {count}", lambda: write_kv(k, k, k_pages, v_pages, positions, runs),
+               4 * size_of(k))
+
+
+def memory_cases(architecture: Architecture, bench: Bench) -> Iterator[Case]:
+    """The cases of an arena of ARENA_BYTES, all of them touched."""
+    plan = plan_arena(architecture.spec(), ARENA_BYTES)
+    arena = DeviceArena(plan, bench.device)
+    arena.fill_frames(range(plan.frame_count), 0)
+    for count in dict.fromkeys((1, min(ITEMS_MAX, plan.frame_count))):
+        yield Case(f"zero {count} x {plan.frame_bytes >> 10} KiB",
+                   partial(arena.fill_frames, range(count), 0), count * plan.frame_bytes)
+    for what, copy, items, size in (("state", arena.copy_slots, plan.slot_count, plan.slot_stride_bytes),
+                                    ("page", arena.copy_pages, plan.page_count, plan.page_bytes)):
+        count = min(ITEMS_MAX, items // 2)
+        if count:
+            first = np.arange(count, dtype=np.int32)
+            yield Case(f"copy {count} x {what} of {size >> 10} KiB", partial(copy, first, first + count),
+                       2 * count * size)
+
+
+def rivals_of(bench: Bench, of: object, rows: int, tokens: int, before: int,
+              *tensors: torch.Tensor) -> dict[str, Call]:
+    """For ``Bench.rivals``."""
+    if isinstance(of, Attention):
+        return attention_rivals(bench, of, rows, tokens, before)
+    return delta_rivals(*tensors, rows=rows, tokens=tokens) if isinstance(of, GatedDelta) else {}
+
+
+def installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def delta_rivals(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
+                 state: torch.Tensor, *, rows: int, tokens: int) -> dict[str, Call]:
+    """fla's gated delta rule: chunked for prefill, fused recurrent for decode. Its chunked form needs as many
+    key heads as value heads; they are repeated before the clock runs."""
+    if not (q.is_cuda and installed("fla")):
+        return {}
+    ops: Any = importlib.import_module("fla.ops.gated_delta_rule")
+    heads = v.shape[1]
+    q, k = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (q, k))
+    shaped = [x.reshape(rows, tokens, *x.shape[1:]) for x in (q, k, v, g, beta)]
+    op = ops.fused_recurrent_gated_delta_rule if tokens == 1 else ops.chunk_gated_delta_rule
+    own_state = state.clone()
+
+    def call() -> object:
+        return op(*shaped, scale=q.shape[-1] ** -0.5, initial_state=own_state, output_final_state=True,
+                  use_qk_l2norm_in_kernel=True)
+
+    return {"fla": call}
+
+
+def attention_rivals(bench: Bench, of: Attention, rows: int, tokens: int, before: int) -> dict[str, Call]:
+    """FlashInfer: paged decode over pages of 16 tokens; prefill without pages."""
+    if not (bench.device.type == "cuda" and installed("flashinfer")):
+        return {}
+    library: Any = importlib.import_module("flashinfer")
+    if tokens > 1:
+        q = bench.noise(tokens, of.heads, of.head_dim)
+        k, v = (bench.noise(before + tokens, of.kv_heads, of.head_dim) for _ in range(2))
+        return {"flashinfer": lambda: library.single_prefill_with_kv_cache(q, k, v, causal=True,
+                                                                           sm_scale=of.scale)}
+    width = pages_for(before + 1)
+    cache = bench.noise(rows * width, 2, PAGE_TOKENS, of.kv_heads, of.head_dim)
+    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=bench.device)
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
+    first_pages = torch.arange(rows + 1, dtype=torch.int32, device=bench.device) * width
+    pages = torch.randperm(rows * width).to(bench.device, torch.int32)
+    in_last_page = torch.full((rows,), before % PAGE_TOKENS + 1, dtype=torch.int32, device=bench.device)
+    wrapper.plan(first_pages, pages, in_last_page, of.heads, of.kv_heads, of.head_dim, PAGE_TOKENS,
+                 q_data_type=bench.dtype, kv_data_type=bench.dtype, sm_scale=of.scale)
+    q = bench.noise(rows, of.heads, of.head_dim)
+    return {"flashinfer": lambda: wrapper.run(q, cache)}
+
+
+command = kernels_command(GROUPS, cases_of, rivals_of)
+
+if __name__ == "__main__":
+    command(prog_name="python -m benchmarks.kernels")

@@ -1,0 +1,138 @@
+"""The bodies of Ollama's API, and what its ``options`` are here.
+
+    {"model", "messages" | "prompt", "options": {"num_predict", "temperature", ...}, "format", "think", ...}
+        --sampling_fields--> SamplingFields     what every dialect that generates takes
+
+An option with no counterpart (``num_gpu``, ``mirostat``) changes nothing, and X-Weft-Ignored names it.
+``num_ctx`` bounds the prompt: a longer one is an error, where Ollama drops its beginning without a word.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from weft.errors import RequestError, WeftError
+from weft.server.protocol import Int, SamplingFields, Unserved, check_known, note_ignored
+
+PROTOCOL_VERSION = "0.12.0"
+"""Of Ollama, whose fields are served. Clients refuse to talk to a server that states an old one."""
+_TAG = ":latest"
+_CONTEXT = "it is Ollama's older way to go on; send the conversation to /api/chat"
+UNSERVED_IN_OLLAMA: Unserved = {
+    "images": ("this server reads and writes text only", ([],)),
+    "suffix": ("filling in the middle is not served", ("",)),
+    "template": ("a template is chosen when the server starts, with --chat-template", ("",)),
+    "context": (_CONTEXT, ([],)), "logprobs": ("use /v1/chat/completions", (False,)),
+    "top_logprobs": ("use /v1/chat/completions", (0,))}
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """``num_predict``: -1 and -2 are no limit but the context."""
+
+    num_predict: Int | None = None
+    num_ctx: Int | None = None
+    temperature: float | None = None
+    top_k: Int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True):
+    """``tool_calls``: their arguments are objects."""
+
+    role: str
+    content: str = ""
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaBody(msgspec.Struct, kw_only=True):
+    """What both endpoints that generate take. ``stream`` is true by default. ``think``: a boolean, or low,
+    medium or high. ``format``: "json", or a JSON schema."""
+
+    model: str
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+    think: bool | str | None = None
+    cache_salt: str | None = None
+
+
+class OllamaChatBody(OllamaBody, kw_only=True):
+    messages: list[OllamaMessage] = []
+    tools: list[Any] | None = None
+
+
+class OllamaGenerateBody(OllamaBody, kw_only=True):
+    """``raw``: the prompt goes to the model as it is, without the chat template."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None
+
+
+class OllamaShowBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
+def read_options(given: dict[str, Any] | None) -> OllamaOptions:
+    """Raises RequestError that names the option."""
+    known = OllamaOptions.__struct_fields__
+    given = {name: value for name, value in (given or {}).items() if value is not None}
+    check_known([f"options.{name}" for name in given], [f"options.{name}" for name in known])
+    try:
+        return msgspec.convert({name: given[name] for name in known if name in given}, OllamaOptions)
+    except msgspec.ValidationError as error:
+        said, _, place = str(error).partition(" - at `$.")
+        name = f"options.{place.rstrip('`')}"
+        raise RequestError(f"{name}: {said.replace('`', '').replace(' | null', '')}", param=name,
+                           code="invalid_type") from None
+
+
+def sampling_fields(body: OllamaBody, options: OllamaOptions, *, model: str) -> SamplingFields:
+    """Raises RequestError for a ``format`` that is none."""
+    if body.keep_alive is not None:
+        note_ignored("keep_alive")   # the one model stays
+    return SamplingFields(
+        model=model, stream=body.stream is not False, temperature=options.temperature, top_p=options.top_p,
+        top_k=options.top_k, min_p=options.min_p, repetition_penalty=options.repeat_penalty,
+        presence_penalty=options.presence_penalty, frequency_penalty=options.frequency_penalty,
+        seed=options.seed, stop=options.stop, cache_salt=body.cache_salt,
+        response_format=_response_format(body.format))
+
+
+def max_tokens(options: OllamaOptions) -> int | None:
+    return None if options.num_predict in (None, -1, -2) else options.num_predict
+
+
+def served_name(name: str) -> str:
+    """Clients add a tag to names that have none."""
+    return name.removesuffix(_TAG)
+
+
+def _response_format(asked: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    if asked is None or asked == "":
+        return None
+    if asked == "json":
+        return {"type": "json_object"}
+    if isinstance(asked, str):
+        raise RequestError(f"format is {asked[:50]!r}; it is \"json\" or a JSON schema", param="format")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": asked}}
+
+
+def error_line(error: WeftError) -> bytes:
+    """A failure in the shape that Ollama's clients read."""
+    return msgspec.json.encode({"error": error.message})
