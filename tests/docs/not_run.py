@@ -66,6 +66,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/fleet.md", "weft serve MODEL --tp 2 --listen-engines"): MACHINES,
     ("docs/fleet.md", "weft serve MODEL --tp 2 --ray"): RAY,
     ("docs/quantization.md", "python -m benchmarks."): LONG,
+    ("docs/quantization.md", "weft quantize"): "tests/unit/models/test_quantized_copy.py runs it",
     ("docs/scheduling.md", "python -c"): "runs in tests/sim, with other seeds",
     ("docs/server.md", "pip install"): HUB,
     ("docs/plan.md", "weft simulate sample"): SAMPLE,

@@ -13,6 +13,7 @@ from tests.ops.quantised import weight as quantised
 from tests.ops.test_native import in_each_set, noise, pages
 from tests.ops.test_native_layers import SHAPES, states
 from tests.ops.test_tiled_linear import in_order
+from tests.support import fused_stages
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -48,14 +49,14 @@ def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Te
 
 
 def swiglu(dtype: torch.dtype) -> Block:
-    return (2 * 96, 96, [], lambda fused, x, _: elementwise.run_fused(fused, x),
+    return (2 * 96, 96, [], lambda fused, x, _: fused_stages.swiglu(fused, x),
             lambda x, _: elementwise.silu_mul(x))
 
 
 def lfm2(dtype: torch.dtype) -> Block:
     weight, bias = noise(2, 80, 3, dtype=dtype), noise(3, 80, dtype=dtype)
     return (3 * 80, 80, [states(80, 2, dtype=dtype)],
-            lambda fused, x, kept: conv.run_fused(fused, x, weight, bias, *kept, RUNS),
+            lambda fused, x, kept: fused_stages.short_conv(fused, x, weight, bias, *kept, RUNS),
             lambda x, kept: conv.short_conv(x, weight, bias, *kept, RUNS))
 
 
@@ -67,7 +68,8 @@ def delta(dtype: torch.dtype) -> Block:
         noise(4, v_dim, dtype=dtype), 1e-5, k_heads, heads, k_dim, v_dim, 1.0)
     return (channels + heads * v_dim + 2 * heads, heads * v_dim,
             [states(channels, 3, dtype=dtype), states(heads, k_dim, v_dim)],
-            lambda fused, x, kept: recurrent_layers.GATED_DELTA.run_fused(fused, x, weights, *kept, RUNS),
+            lambda fused, x, kept: fused_stages.recurrent(
+                recurrent_layers.GATED_DELTA, fused, x, weights, *kept, RUNS),
             lambda x, kept: recurrent_layers.gated_delta_layer(x, weights, *kept, RUNS))
 
 
@@ -80,7 +82,8 @@ def mamba2(dtype: torch.dtype) -> Block:
         head_dim, state_dim, (0.0, float("inf")))
     return (inner + channels + heads, inner,
             [states(channels, 3, dtype=dtype), states(heads, head_dim, state_dim)],
-            lambda fused, x, kept: recurrent_layers.MAMBA2.run_fused(fused, x, weights, *kept, RUNS),
+            lambda fused, x, kept: fused_stages.recurrent(
+                recurrent_layers.MAMBA2, fused, x, weights, *kept, RUNS),
             lambda x, kept: recurrent_layers.mamba2_layer(x, weights, *kept, RUNS))
 
 
@@ -92,8 +95,7 @@ def attention(dtype: torch.dtype) -> Block:
     cos_sin = angles.cos(), angles.sin()
     inputs = StepInputs(torch.zeros(TOKENS, dtype=torch.int64), positions_of(RUNS), RUNS)
     return (dim * (2 * heads + 2 * kv_heads), heads * dim, list(pages(RUNS, 40, kv_heads, dim, dtype)),
-            lambda fused, x, kept: attention_layer.run_fused(fused, x, core, inputs, LayerCache(*kept),
-                                                           cos_sin),
+            lambda fused, x, kept: fused_stages.attention(fused, x, core, inputs, LayerCache(*kept), cos_sin),
             lambda x, kept: attention_layer.attention_layer(x, core, inputs, LayerCache(*kept), cos_sin))
 
 
@@ -126,25 +128,25 @@ def fused_block_of(form: str = "float32 tiles") -> FusedBlock:
 
 def test_many_rows_other_kernels_other_dtypes_and_other_forms_go_op_by_op() -> None:
     fused, x = fused_block_of(), noise(1, MOST_ROWS + 1, WIDTH)
-    assert elementwise.run_fused(fused, x[1:]) is not None
-    assert elementwise.run_fused(fused, x) is None
-    assert elementwise.run_fused(fused, x[:0]) is None
-    assert elementwise.run_fused(fused, x[:1].half()) is None
-    assert elementwise.run_fused(FusedBlock(noise(2, 2 * 96, WIDTH), None, fused.second, None), x[:1]) is None
+    assert fused_stages.swiglu(fused, x[1:]) is not None
+    assert fused_stages.swiglu(fused, x) is None
+    assert fused_stages.swiglu(fused, x[:0]) is None
+    assert fused_stages.swiglu(fused, x[:1].half()) is None
+    assert fused_stages.swiglu(FusedBlock(noise(2, 2 * 96, WIDTH), None, fused.second, None), x[:1]) is None
     native.choose("torch")
-    assert elementwise.run_fused(fused, x[1:]) is None
+    assert fused_stages.swiglu(fused, x[1:]) is None
 
 
 def test_rows_whose_quantised_weights_are_widened_go_op_by_op() -> None:
     exact = [quantised(8, rows, columns, exact=True) for rows, columns in ((2 * 96, WIDTH), (WIDTH, 96))]
     fused, x = FusedBlock(exact[0], None, exact[1], None), noise(1, 16, WIDTH)
-    assert elementwise.run_fused(fused, x[1:]) is not None
-    assert elementwise.run_fused(fused, x) is None
+    assert fused_stages.swiglu(fused, x[1:]) is not None
+    assert fused_stages.swiglu(fused, x) is None
 
 
 def test_a_chain_follows_weights_that_have_moved() -> None:
     fused, x = fused_block_of(), noise(1, 3, WIDTH)
-    before = elementwise.run_fused(fused, x)
+    before = fused_stages.swiglu(fused, x)
     assert before is not None
     storage = fused.first.tiles.untyped_storage()
     held, size = fused.first.tiles.clone(), storage.nbytes()
@@ -152,9 +154,9 @@ def test_a_chain_follows_weights_that_have_moved() -> None:
     in_its_place = torch.zeros(size // 4)
     storage.resize_(size)
     fused.first.tiles.copy_(held)
-    again = elementwise.run_fused(fused, x)
+    again = fused_stages.swiglu(fused, x)
     assert again is not None
     assert torch.equal(again, before)
     fused.first.tiles.mul_(0.5)
-    assert not torch.equal(elementwise.run_fused(fused, x), before)
+    assert not torch.equal(fused_stages.swiglu(fused, x), before)
     del in_its_place

@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "drain": ("weft.cli.drain", "Take a replica of a running server out of service, or restart it."),
     "bench": ("weft.cli.bench", "Measure kernels, the engine, or a server."),
     "doctor": ("weft.cli.doctor", "Show what this machine has, and what would make it faster."),
+    "quantize": ("weft.cli.quantize", "Write a checkpoint in int8 or int4, as compressed-tensors does."),
     "store": ("weft.cli.store", "Look into a store of prefixes, check it, give space back."),
     "simulate": ("weft.cli.simulate", "Replay a trace of traffic: hit rates by policy and by memory."),
     "version": ("weft.cli.version", "Print the versions of weft, Python and torch."),

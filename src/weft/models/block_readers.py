@@ -51,14 +51,15 @@ class TableReader:
         self.name = name
 
     def linear(self, role: str, *, orders: Mapping[str, Order] | None = None,
-               bias: torch.Tensor | None = None) -> Linear:
+               bias: torch.Tensor | None = None, finer: bool = False) -> Linear:
         """The tensors of ``role`` as one product. ``orders``: by the name of a tensor. ``bias``: in place of
-        the stored one."""
+        the stored one. ``finer``: at least 8 bits, if matrices are rounded."""
         orders, parts = orders or {}, []
         for tensor in self.table[role]:
             full, (rows, columns) = self.declared(tensor)
             parts.append((full, rows, orders[tensor.name]) if tensor.name in orders else (full, rows))
-        return self.source.linear(parts, columns, self.get(f"{role}.bias") if bias is None else bias)
+        return self.source.linear(parts, columns, self.get(f"{role}.bias") if bias is None else bias,
+                                  finer=finer)
 
     def tensor(self, role: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         first, *others = self.table[role]
@@ -276,8 +277,9 @@ class BlockReader:
             norms = norm("dt", shape.dt_rank), norm("b", shape.state_dim), norm("c", shape.state_dim)
         return recurrent.Mamba1Block(
             shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
-            select=source.summed(read.linear("select")), step=read.linear("step"), a=read.decay(),
-            d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), out=read.linear("out"), norms=norms)
+            select=source.summed(read.linear("select", finer=True)), step=read.linear("step", finer=True),
+            a=read.decay(), d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), out=read.linear("out"),
+            norms=norms)
 
     def swiglu(self, shape: Dense, name: str, names: Names = GATED) -> SwiGlu:
         """The usual feed-forward; ``names`` as in its table."""

@@ -3,7 +3,8 @@
                      --quantize none          int8           int4                          w8a8
     float matrices   tiled, packed or plain   int8           int4                          w8a8
     experts          tiled or plain           int8           int4                          int8
-    the head         tiled, packed or plain   int8           int8 (it is felt most)        w8a8
+    the head, steps  tiled, packed or plain   int8           int8 (they are felt most)     w8a8
+    of Mamba-1
     codes of files   as they are              as they are    as they are                   int8 ones: w8a8
     fp8 of files     as it is on GPUs;        int8           int4                          w8a8
                      else as float matrices
@@ -46,11 +47,11 @@ class RuntimeForm:
         """Whether matrices that are stored in fp8 stay so."""
         return self.on_gpu_kernels and self.quantize == "none"
 
-    def of_values(self, weight: torch.Tensor, *, head: bool = False) -> PlainWeight:
-        """``weight`` [out, in], which the caller gives away."""
+    def of_values(self, weight: torch.Tensor, *, finer: bool = False) -> PlainWeight:
+        """``weight`` [out, in], which the caller gives away. ``finer``: in 8 bits where others are in 4."""
         bits = _BITS.get(self.quantize)
         if bits is not None:
-            return self.rounded(weight, 8 if head else bits)
+            return self.rounded(weight, 8 if finer else bits)
         return (self._in_tiles(weight) or pack(weight) if self.packs else None) or weight
 
     def of_table(self, table: torch.Tensor) -> torch.Tensor | InTiles:

@@ -138,7 +138,8 @@ class TensorSource(ABC):
             return shard_of(tensor, self.place)
         return shard_of_piece(tensor, self.place, name, piece, stored.shape)
 
-    def linear(self, parts: Sequence[Part], columns: int, bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, parts: Sequence[Part], columns: int, bias: torch.Tensor | None = None, *,
+               finer: bool = False) -> Linear:
         """Projections of the same input as one product: matrices [rows_i, columns] one below the other.
 
         Neighbours that are stored in the same form become one matrix; where forms differ, each run of
@@ -156,7 +157,7 @@ class TensorSource(ABC):
                     if len(part) == 3:
                         dense[first:first + part[1]] = part[2](dense[first:first + part[1]])
                     first += part[1]
-                weights.append(self.runtime.of_values(dense))
+                weights.append(self.runtime.of_values(dense, finer=finer))
             else:
                 weights.append(self.runtime.of_codes(_joined([self._codes(part, columns) for part in run])))
         return self._linear(weights, bias)
@@ -188,7 +189,7 @@ class TensorSource(ABC):
                 return self._linear([self.runtime.of_codes(stored)], None)
             if isinstance(tied, InTiles) or self.runtime.quantize == "none":
                 return Linear(tied)
-            return self._linear([self.runtime.of_values(tied, head=True)], None)
+            return self._linear([self.runtime.of_values(tied, finer=True)], None)
         name = next((name for name in _HEADS if self._known(name)), _HEADS[0])
         self.declare(name, tensor)
         rows, columns = tensor.shape(self.place)
@@ -198,7 +199,7 @@ class TensorSource(ABC):
             return self._linear([self.runtime.of_codes(codes)], None)
         out = self._empty((rows, columns), None)
         self._fill(out, name)
-        return self._linear([self.runtime.of_values(out, head=True)], None)
+        return self._linear([self.runtime.of_values(out, finer=True)], None)
 
     def _table_codes(self, name: str, rows: int, columns: int) -> Codes | None:
         """The embedding as it is stored, for the head of a tied model; None where it is stored as values."""

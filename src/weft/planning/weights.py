@@ -107,22 +107,66 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
             return TWELVE_BIT
         return WeightForm(dtype, 8 * ITEM_BYTES[dtype])
     method = str(settings.get("quant_method", "unknown"))
+    stored, group = _stored_form(method, settings)
+    if twelve_bit and stored in ("nvfp4", "mxfp4"):             # of CPUs
+        return WeightForm(f"{stored} as int6 codes", 6, group, 32 if stored == "nvfp4" else 16)
+    if stored in _WIDENED or (stored in _FP8 and twelve_bit and dtype == "bfloat16"):
+        if twelve_bit and dtype == "bfloat16":
+            return replace(TWELVE_BIT, name=f"{stored}, widened to bfloat16 in 12 bits")
+        return WeightForm(f"{stored}, widened to {dtype}", 8 * ITEM_BYTES[dtype])
+    if stored in _FP8:      # in memory a scale is of 16 rows where these share one
+        return WeightForm(stored, 8, 16 * group if method == "fp8" else group, 32)
+    if stored in ("int4", "int8"):
+        bits = int(stored[-1])
+        return WeightForm(f"{method} {bits}-bit", bits, group, 16 if bits == 8 else 20)
+    if stored == "mxfp4":
+        return WeightForm("mxfp4 as int8 codes", 8, 32, 16)     # of GPUs
+    raise CheckpointError(f"config.json: quantization_config is of method {method!r}, whose sizes are not "
+                          f"known here: say how weights are stored with --quantize fp8, int8 or int4",
+                          param="--quantize")
+
+
+_FP8 = ("fp8", "mxfp8")
+"""GPUs keep them, CPUs widen them."""
+_WIDENED = ("nvfp4", "nf4 or fp4", "int4 with float zeros")
+_ROW = 4096
+"""Columns, where a scale is of a whole row."""
+_ALGORITHMS = {"MXFP8": "mxfp8", "MXFP4": "mxfp4", "W4A8_MXFP4_FP8": "mxfp4", "FP8": "fp8",
+               "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8", "NVFP4": "nvfp4",
+               "W4A16_NVFP4": "nvfp4", "W4A8_NVFP4_FP8": "nvfp4",
+               "MIXED_PRECISION": "nvfp4", "fp8_e4m3": "fp8", "fp4": "mxfp4", "mxfp4": "mxfp4"}
+"""modelopt's and quark's names. A mixed checkpoint is counted as its widest."""
+
+
+def _stored_form(method: str, settings: Mapping[str, Any]) -> tuple[str, int]:
+    """(int8, int4, fp8, mxfp8, mxfp4 or one that is widened; columns of a group). "": not known."""
     if method == "fp8":
-        _, columns = settings.get("weight_block_size") or (1, 1 << 20)
-        if twelve_bit and dtype == "bfloat16":      # a CPU widens it
-            return TWELVE_BIT
-        return WeightForm("fp8", 8, 16 * int(columns), 32)  # in memory a scale is of 16 rows
+        return "fp8", int((settings.get("weight_block_size") or (1, 1 << 20))[1])
+    if method == "mxfp4":
+        return "mxfp4", 32
+    if method == "modelopt":
+        kind = _ALGORITHMS.get(str(settings.get("quant_algo")), "")
+        return kind, 16 if kind == "nvfp4" else 32
+    if method == "quark":
+        weight = (settings.get("global_quant_config") or {}).get("weight") or {}
+        weight = weight[0] if isinstance(weight, list) else weight
+        return _ALGORITHMS.get(str(weight.get("dtype")), ""), 32
+    if method == "bitsandbytes":
+        return ("nf4 or fp4" if settings.get("load_in_4bit") else "int8"), _ROW
+    if method == "torchao":
+        kind = str(settings.get("quant_type")).lower()
+        return ("fp8" if "float8weight" in kind else "int8" if "int8" in kind or "intx" in kind
+                else "int4 with float zeros" if "int4" in kind else ""), _ROW
     scheme: Any = {"num_bits": settings.get("bits"), "group_size": settings.get("group_size")}
     if method == "compressed-tensors":
         groups = settings.get("config_groups") or {}
         scheme = next((group.get("weights") for group in groups.values()), None) or {}
-    bits = scheme.get("num_bits")
-    if bits not in (4, 8):
-        raise CheckpointError(f"config.json: quantization_config is of method {method!r}, whose sizes are "
-                              f"not known here: say how weights are stored with --quantize fp8, int8 or int4",
-                              param="--quantize")
-    size = scheme.get("group_size") or 0        # -1 or none: a scale for each row
-    return WeightForm(f"{method} {bits}-bit", bits, size if size > 0 else 4096, 16 if bits == 8 else 20)
+    bits, size = scheme.get("num_bits"), scheme.get("group_size") or 0    # -1 or none: a scale for each row
+    group = size if size > 0 else _ROW
+    if scheme.get("type") == "float":
+        mx = size == 32
+        return {4: "mxfp4" if mx else "nvfp4", 8: "mxfp8" if mx else "fp8"}.get(bits, ""), group
+    return {4: "int4", 8: "int8"}.get(bits, ""), group
 
 
 def _of_gguf(elements: Mapping[str, Mapping[str, int]], dtype: DTypeName) -> WeightForm:

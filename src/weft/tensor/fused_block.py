@@ -1,10 +1,10 @@
-"""A block's two products and its core between them, in one call into the C++ kernels.
+"""A block's two products and its core between them, as a stage of the fused decoder.
 
     op by op        x -> product -> core -> product -> y        three calls, three new tensors
-    a fused block   x -> [ product  core  product ] -> y        one call, the same kernels in the same order
+    a fused block   x -> [ product  core  product ] -> y        no call between, the same kernels in order
 
-A fused block pays with few rows of x: a product streams its weights through the caches and evicts the
-interpreter. With many rows that cost vanishes beside the arithmetic (csrc/fused_block.hpp).
+It pays with few rows of x: a product streams its weights through the caches and evicts the interpreter. With
+many rows that cost vanishes beside the arithmetic (csrc/fused_block.hpp).
 """
 
 from __future__ import annotations
@@ -58,9 +58,6 @@ class FusedBlock:
         weight = self.first
         held = weight.body if isinstance(weight, InTiles) else weight.codes
         return bool(held.data_ptr() == self._at[0])
-
-    def out(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return torch.empty((x_TD.shape[0], self.second.rows), dtype=x_TD.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""Rows of an embedding, by whichever way they are gathered."""
+"""Rows of an embedding, in whichever order the table lies."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from weft.models.embedding import TOKENS_MAX, Embedding
+from weft.models.embedding import Embedding
 from weft.tensor import native
 from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, rows_of, to_twelve_bit
 
@@ -22,7 +22,7 @@ def in_tiles(weight: torch.Tensor) -> TiledWeight:
 
 @pytest.mark.parametrize("tiled", [False, True], ids=["rows", "tiles"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("count", [1, 5, TOKENS_MAX, TOKENS_MAX + 1])
+@pytest.mark.parametrize("count", [1, 5, 300])
 def test_rows_are_those_of_the_table_bit_for_bit(dtype: torch.dtype, count: int, *, tiled: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn((ROWS, WIDTH), generator=generator).to(dtype)
@@ -37,7 +37,7 @@ def test_rows_are_those_of_the_table_bit_for_bit(dtype: torch.dtype, count: int,
     assert torch.equal(before, weight[other]), "rows of another tensor are its own"
 
 
-@pytest.mark.parametrize("count", [1, 5, TOKENS_MAX + 1])
+@pytest.mark.parametrize("count", [1, 5, 300])
 def test_rows_of_a_twelve_bit_table_are_those_of_the_table_bit_for_bit(count: int) -> None:
     if native.MISSING is not None:
         return      # no weight is in 12 bits without the kernels

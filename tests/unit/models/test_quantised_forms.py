@@ -163,6 +163,14 @@ def test_rounded_weights_are_close_and_smaller(name: str) -> None:
     assert errors["int8"] < 0.05
 
 
+def test_int4_keeps_the_steps_of_mamba_1_in_int8() -> None:
+    """They steer every decay, and are few."""
+    mixer = next(layer.mixer for layer in load(checkpoint("jamba"), quantize="int4").model.layers
+                 if hasattr(layer.mixer, "step"))
+    assert mixer.project.weight.bits == 4
+    assert [part.weight.bits for part in (mixer.select, mixer.step)] == [8, 8]
+
+
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granite"])
 def test_w8a8_has_the_weights_of_int8_and_rounds_inputs_too(name: str) -> None:
     int8, both = load(checkpoint(name), quantize="int8"), load_model(checkpoint(name), quantize="w8a8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -115,6 +116,18 @@ def test_quantised_weights_take_what_their_form_says() -> None:
     ({"quant_method": "compressed-tensors",
       "config_groups": {"group_0": {"weights": {"num_bits": 8, "group_size": None}}}},
      "compressed-tensors 8-bit", 8),
+    ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, "auto-round 4-bit", 4),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4, widened to bfloat16", 16),
+    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", 8),
+    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}},
+     "mxfp4 as int8 codes", 8),
+    ({"quant_method": "mxfp4"}, "mxfp4 as int8 codes", 8),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4 or fp4, widened to bfloat16", 16),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes 8-bit", 8),
+    ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}},
+     "torchao 8-bit", 8),
+    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+        "weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}, "nvfp4, widened to bfloat16", 16),
 ])
 def test_the_form_of_weights_is_read_from_config_json(quantization: object, name: str, bits: int) -> None:
     form = form_of({"quantization_config": quantization}, "bfloat16", None)
@@ -122,10 +135,17 @@ def test_the_form_of_weights_is_read_from_config_json(quantization: object, name
     assert form_of({"quantization_config": quantization}, "bfloat16", "int4") is FORMS["int4"]
 
 
+def test_floats_of_4_bits_are_counted_as_a_cpu_and_as_gpus_keep_them() -> None:
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    assert form_of(config, "bfloat16", None, twelve_bit=True).matrix_bytes(64) == 48 + 16
+    assert form_of(config, "bfloat16", None).bits == 16
+
+
 def test_fp8_is_counted_as_gpus_keep_it_and_as_a_cpu_widens_it() -> None:
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     assert form_of(config, "bfloat16", None).matrix_bytes(256 * 128) == 256 * 128 + 4 * 256 // 16
-    assert form_of(config, "bfloat16", None, twelve_bit=True) is TWELVE_BIT
+    widened = form_of(config, "bfloat16", None, twelve_bit=True)
+    assert widened == replace(TWELVE_BIT, name="fp8, widened to bfloat16 in 12 bits")
 
 
 @pytest.mark.parametrize("quantization", [{"quant_method": "magic"}, {"quant_method": "awq", "bits": 3},

@@ -31,7 +31,7 @@ from weft.families.architecture import Attention, LatentAttention
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, run_fused, staged
+from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, staged
 from weft.tensor.ops.elementwise import rotary
 from weft.tensor.ops.latent_attention import latent_attention
 
@@ -61,9 +61,6 @@ class AttentionBlock:
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        if self.fused is not None and (
-                y_TD := run_fused(self.fused, x_TD, self.core, inputs, cache, cos_sin)) is not None:
-            return y_TD
         return self.out(inputs.asked_of(attention_layer(self.qkv(x_TD), self.core, inputs, cache, cos_sin)))
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:

@@ -18,7 +18,7 @@ from weft.families.architecture import Dense, Experts
 from weft.models.blocks.linear import Linear, Projection, fused_block_of
 from weft.tensor import gpu
 from weft.tensor.fused_block import FusedBlock, FusedLayer
-from weft.tensor.ops.elementwise import activate, run_fused, silu_mul, staged
+from weft.tensor.ops.elementwise import activate, silu_mul, staged
 from weft.tensor.ops.moe import ChoiceRule, ExpertWeights, add_gated, choose_experts, moe
 from weft.units import PAD
 
@@ -35,8 +35,6 @@ class SwiGlu:
         self.fused = fused_block_of(self.gate_up, self.down)
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
-        if self.fused is not None and (y_TD := run_fused(self.fused, x_TD)) is not None:
-            return y_TD
         return self.down(silu_mul(self.gate_up(x_TD)))
 
     def staged(self, x_TD: torch.Tensor) -> FusedLayer | None:

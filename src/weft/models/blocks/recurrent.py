@@ -42,7 +42,7 @@ from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.conv import causal_conv, run_fused, short_conv, staged
+from weft.tensor.ops.conv import causal_conv, short_conv, staged
 from weft.tensor.ops.delta_rule import delta_gates, delta_rule
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.norm import rms_norm
@@ -68,11 +68,6 @@ class RecurrentBlock:
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
         window_SCW, state_S = cache.state["conv"], cache.state["recurrent"]
-        if self.fused is not None and inputs.asked is None:
-            y_TD = self.core.run_fused(self.fused, x_TD, self.weights, window_SCW, state_S, inputs.runs,
-                                       cache.layer)
-            if y_TD is not None:
-                return y_TD
         projected = self.project(x_TD)
         if self.factors is not None:
             projected = projected * self.factors
@@ -187,10 +182,6 @@ class ShortConvBlock:
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        if self.fused is not None and inputs.asked is None:
-            y_TD = run_fused(self.fused, x_TD, self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
-            if y_TD is not None:
-                return y_TD
         y_TC = short_conv(self.project(x_TD), self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
         return self.out(inputs.asked_of(y_TC))
 

@@ -5,7 +5,7 @@
     compressed-tensors   int8, int4 in words, or fp8           -> codes as they are; fp8 as above
     gptq, awq,           int4 (gptq: also int8) in words       -> codes as they are
     auto-round
-    modelopt, quark      NVFP4, MXFP4, MXFP8 or fp8            -> MXFP4 as codes; fp8 as above; else widened
+    modelopt, quark      NVFP4, MXFP4, MXFP8 or fp8            -> codes of 6 bits; fp8 as above
     bitsandbytes         nf4, fp4; int8                        -> widened; codes
     torchao              int8, int4, float8                    -> codes; widened; fp8 as above
     mxfp4                experts in blocks (gpt-oss)           -> codes

@@ -69,7 +69,12 @@ def grouping_of(form: StoredForm, names: TensorNames, columns: int, block: tuple
         group = _fp8_group(form, names, columns, block)
         return Grouping(8, group, fp8=True) if form.keeps_fp8 and group % LINE == 0 else None
     group = _GROUPS[kind] if kind is not None else 0
-    return Grouping(8, group) if group and group % LINE == 0 else None
+    return Grouping(_bits(form), group) if group == LINE or (group and form.keeps_blocks) else None
+
+
+def _bits(form: StoredForm) -> int:
+    """Of whole numbers from -12 to 12; kernels of GPUs read no six bits."""
+    return 6 if form.keeps_blocks else 8
 
 
 def read_matrix(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
@@ -101,16 +106,17 @@ def _fp4(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
     group = _GROUPS[kind]
     stored = (*stack, rows, -(-columns // 32), 16) if names.in_blocks else (*stack, rows, -(-columns // 2))
     packed = ask(names.codes, stored, ("U8",)).reshape(*stack, rows, -1)
-    numbers = torch.tensor(_E2M1, device=packed.device).add_(ZERO_POINT[8]).to(torch.uint8)
+    bits = _bits(form)
+    numbers = torch.tensor(_E2M1, device=packed.device).add_(ZERO_POINT[bits]).to(torch.uint8)
     pairs = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[..., :columns]
     codes = pairs if packed.is_meta else numbers[pairs.int()]
     of_groups = (*stack, rows, -(-columns // group))
     if kind == "mxfp4":
-        return Codes(8, codes, _powers(ask, names.scales, of_groups) / 2, None, group)
+        return Codes(bits, codes, _powers(ask, names.scales, of_groups) / 2, None, group)
     scales = ask(names.scales, of_groups, ("F8_E4M3",)).float()
     one = _one(form, ask, names.one, of_groups)
     scales = scales / one if names.divides else scales * one
-    return Codes(8, codes, _finite(names.one, scales) / 2, None, group)
+    return Codes(bits, codes, _finite(names.one, scales) / 2, None, group)
 
 
 def _fp8(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],

@@ -148,18 +148,6 @@ def _attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: St
     return out_TC
 
 
-def run_fused(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs,
-              cache: LayerCache, cos_sin: CosSin | None) -> torch.Tensor | None:
-    """``fused.second(attention_layer(fused.first(x), ...))``; None if the kernels cannot fuse it."""
-    bound = fused.bound(x_TD)
-    if bound is None or inputs.asked is not None or not _takes(x_TD, core, cache):
-        return None
-    out_TD = fused.out(x_TD)
-    bound.attention(_bound(core), native.runs_of(inputs.runs), native.projected_of(x_TD),
-                    *_around(core, inputs, cache, cos_sin), out_TD.data_ptr())
-    return out_TD
-
-
 def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore,
            cache: LayerCache) -> FusedLayer | None:
     """The same layer for the fused decoder (``weft.models.fused_decoder``)."""

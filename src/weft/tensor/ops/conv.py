@@ -217,22 +217,6 @@ def _replay(weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: to
     return replay
 
 
-def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-              window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
-    """``fused.second(short_conv(fused.first(x), ...))``; None if the kernels cannot fuse it."""
-    bound = fused.bound(x_TD)
-    # The C++ layer reads B, C and x from the buffer of its own projection: only x_TD's form matters here.
-    if bound is None or not in_cpp_takes(x_TD, weight_CK, window_SCW):
-        return None
-    out_TD, channels = fused.out(x_TD), weight_CK.shape[0]
-    # The log takes the columns B and x, which lie around the C that is left out.
-    native.log_projected(runs, window_SCW, 2 * channels, (channels, channels), x_TD.dtype,
-                         _replay(weight_CK, bias_C, window_SCW))
-    bound.short_conv(native.runs_of(runs), native.projected_of(x_TD), weights_of(weight_CK, bias_C),
-                     native.slots_of(window_SCW), out_TD.data_ptr())
-    return out_TD
-
-
 def staged(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
            window_SCW: torch.Tensor) -> FusedLayer | None:
     """The same layer for the fused decoder (``weft.models.fused_decoder``)."""

@@ -49,18 +49,6 @@ def _silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor | Unfit:
     return out
 
 
-def run_fused(fused: FusedBlock, x_TD: torch.Tensor) -> torch.Tensor | None:
-    """``fused.second(silu_mul(fused.first(x)))``; None if the kernels cannot fuse it."""
-    bound = fused.bound(x_TD)
-    if bound is None or fused.second.columns % native.LANES:
-        return None
-    assert fused.first.rows == 2 * fused.second.columns
-    out_TD = fused.out(x_TD)
-    # A fused block is called for what it writes: `first` must give both halves of the columns.
-    bound.swiglu(native.projected_of(x_TD), out_TD.data_ptr())
-    return out_TD
-
-
 def staged(fused: FusedBlock, x_TD: torch.Tensor) -> FusedLayer | None:
     """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
     if fused.bound(x_TD) is None or fused.second.columns % native.LANES:

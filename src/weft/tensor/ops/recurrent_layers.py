@@ -37,14 +37,12 @@ W = TypeVar("W", bound=_Weights)
 @dataclass(frozen=True, slots=True)
 class RecurrentCore(Generic[W]):
     """A layer with a window and a state between its projections, and how C++ computes it. ``layer``: its op.
-    ``number``: of ``Core``.
-    ``name``: of the method of a fused block. ``takes``: whether the kernels serve these weights. ``bind``
+    ``number``: of ``Core``. ``takes``: whether the kernels serve these weights. ``bind``
     makes their C++ object. ``logged``: the columns of the projection that the log of a step copies, and the
     others, (first, count), which gate the output and reach no state. ``width``: of the output."""
 
     layer: Callable[..., torch.Tensor]
     number: int
-    name: str
     takes: Callable[[W], bool]
     bind: Callable[[W], Any]
     logged: Callable[[W], tuple[int, tuple[int, int]]]
@@ -61,19 +59,6 @@ class RecurrentCore(Generic[W]):
                                  native.slots_of(window_SCW), native.slots_of(state_S), layer,
                                  out_TC.data_ptr())
         return out_TC
-
-    def run_fused(self, fused: FusedBlock, x_TD: torch.Tensor, weights: W, window_SCW: torch.Tensor,
-                  state_S: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
-        """``fused.second(the layer's op(fused.first(x), ...))``; None if the kernels cannot fuse it."""
-        block = fused.bound(x_TD)
-        if block is None or not self._fits(x_TD, weights, window_SCW, state_S):
-            return None
-        out_TD = fused.out(x_TD)
-        self._log(x_TD.dtype, weights, window_SCW, state_S, runs, layer)
-        getattr(block, self.name)(self._bound(weights), native.runs_of(runs), native.projected_of(x_TD),
-                                  native.slots_of(window_SCW), native.slots_of(state_S), layer,
-                                  out_TD.data_ptr())
-        return out_TD
 
     def staged(self, fused: FusedBlock, x_TD: torch.Tensor, weights: W, window_SCW: torch.Tensor,
                state_S: torch.Tensor, layer: int) -> FusedLayer | None:
@@ -173,7 +158,7 @@ def _delta_logged(w: GatedDeltaWeights) -> tuple[int, tuple[int, int]]:
     return channels + 2 * w.heads, (channels, values)
 
 
-GATED_DELTA = RecurrentCore(gated_delta_layer, 2, "gated_delta", _delta_fits, _delta_bound, _delta_logged,
+GATED_DELTA = RecurrentCore(gated_delta_layer, 2, _delta_fits, _delta_bound, _delta_logged,
                             lambda w: w.heads * w.v_dim)
 gated_delta_layer.in_cpp(GATED_DELTA.run)
 
@@ -257,6 +242,6 @@ def _mamba2_logged(w: Mamba2Weights) -> tuple[int, tuple[int, int]]:
     return inner + 2 * w.groups * w.state_dim + w.heads, (0, inner)
 
 
-MAMBA2 = RecurrentCore(mamba2_layer, 3, "mamba2", _mamba2_fits, _mamba2_bound, _mamba2_logged,
+MAMBA2 = RecurrentCore(mamba2_layer, 3, _mamba2_fits, _mamba2_bound, _mamba2_logged,
                        lambda w: w.heads * w.head_dim)
 mamba2_layer.in_cpp(MAMBA2.run)

@@ -230,14 +230,13 @@ class TwelveBitWeight:
         """[rows, columns], a copy."""
         return self.tiled().dense()
 
-    def rows_at(self, rows_T: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def rows_at(self, rows_T: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> those rows, [T, columns]. Raises IndexError for a row beyond the table."""
         if not native.in_use():
             return self.dense()[rows_T]
         rows_T = rows_T.contiguous()
         assert rows_T.dtype == torch.int64
-        if out is None:
-            out = torch.empty((rows_T.shape[0], self.columns), dtype=torch.bfloat16)
+        out = torch.empty((rows_T.shape[0], self.columns), dtype=torch.bfloat16)
         if not native.extension().twelve_bit_rows(self.native(), rows_T.data_ptr(), rows_T.shape[0],
                                                   out.data_ptr()):
             raise IndexError(f"rows {rows_T.tolist()} of a table of {self.rows}")
