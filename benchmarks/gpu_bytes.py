@@ -33,29 +33,35 @@ from typing import Any
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
 from tests.unit.runner.launches import Launch, recorded
-from tests.unit.runner.step_counts import META, _bytes, _storage, _tensors, released_model
+from tests.unit.runner.step_counts import (
+    CONTEXT,
+    META,
+    Operator,
+    Operators,
+    bytes_in,
+    hit_share,
+    released_model,
+    step_inputs,
+    storage_of,
+)
 from weft.memory.frames.plan import ArenaPlan, memory_for, plan_arena
 from weft.planning.geometries import find_geometry
 from weft.runner import sampling_kernels
 from weft.runner.arena import DeviceArena
 from weft.tensor import gpu
-from weft.tensor.inputs import Runs, StepInputs
+from weft.tensor.inputs import StepInputs
 from weft.units import pages_for
 
 MODELS = ("Qwen3.5-4B", "Qwen3.5-35B-A3B")
 BATCHES = (1, 16, 64, 256)
-CONTEXT, PROMPT = 2048, 8192
+PROMPT = 8192
 GOAL = 1.10
 """Bytes of a decode step over the least."""
 WINDOW_ROWS = 4
 """Tokens of a run that a convolution's window reaches."""
-FREE = ("aten.empty", "aten.new_empty", "aten.detach", "aten.alias", "aten._unsafe_view", "aten.lift_fresh")
-ROWS = ("aten.index_select", "aten.embedding", "aten.gather")
-"""They read of their source what they return."""
 
 
 @dataclass
@@ -160,38 +166,11 @@ def roles(function: Any) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(source.loads), frozenset(source.stores)
 
 
-class _Operators(TorchDispatchMode):
-    """Adds torch's own launches to ``step``. ``made``: storages of what the step allocates."""
-
-    def __init__(self, step: StepBytes, made: set[int]) -> None:
-        super().__init__()   # type: ignore[no-untyped-call]
-        self._step = step
-        self._made = made
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name, read = str(func), {_storage(one): one for one in _tensors((args, kwargs))}
-        written = {_storage(one): one for one in _tensors(out)}
-        new = written.keys() - read.keys()
-        if not new and not func._schema.is_mutable:
-            return out   # a view
-        self._made |= new
-        if name.startswith(FREE):
-            return out
-        sources = written if name.startswith(ROWS) else {
-            at: one for at, one in read.items() if at not in written}
-        weights = 0 if name.startswith(ROWS) else sum(
-            _bytes(one) for at, one in sources.items() if at not in self._made and one.dim() > 1)
-        self._step.of(f"torch.{name.split('.')[1]}").add(
-            sum(map(_bytes, sources.values())), sum(map(_bytes, written.values())), weights)
-        return out
-
-
 class _Arena:
     """Bytes of KV and states that a launch moves of its arguments in the arena."""
 
     def __init__(self, buffer: torch.Tensor, plan: ArenaPlan, inputs: StepInputs) -> None:
-        self.storage = _storage(buffer)
+        self.storage = storage_of(buffer)
         self._plan = plan
         runs = inputs.runs
         contexts = [start + length for start, length in zip(runs.starts, runs.lengths, strict=True)]
@@ -201,7 +180,7 @@ class _Arena:
 
     def bytes_of(self, view: torch.Tensor, *, stores: bool) -> float:
         """``view``: all slots' part of a state, or all pages' part of K or V."""
-        part = _bytes(view[:1])
+        part = bytes_in(view[:1])
         if view.shape[0] != self._plan.page_count or view.dim() < 3:
             return self._sequences * part
         return self._tokens * part / self._plan.page_tokens if stores else self._pages * part
@@ -215,9 +194,9 @@ def bytes_of(model: Any, batch: int, *, prompt: int = 0) -> StepBytes:
     plan = plan_arena(spec, memory_for(spec, spec.dtype, batch + 1, max(CONTEXT, prompt))[0],
                       kv_dtype=spec.dtype, kv_layout="rows")
     buffer = DeviceArena(plan, META)
-    inputs = _inputs(batch, prompt)
+    inputs = step_inputs(batch, prompt, padded=True)
     arena = _Arena(buffer.buffer, plan, inputs)
-    made |= {_storage(one) for one in (inputs.tokens_T, inputs.runs.starts_R, inputs.runs.page_table_RP)}
+    made |= {storage_of(one) for one in (inputs.tokens_T, inputs.runs.starts_R, inputs.runs.page_table_RP)}
 
     def note(launch: Launch) -> None:
         loads, stores = roles(_function(launch.kernel))
@@ -227,22 +206,29 @@ def bytes_of(model: Any, batch: int, *, prompt: int = 0) -> StepBytes:
             if (name not in loads and name not in stores) or (id(tensor) in seen and name not in stores):
                 continue
             seen.add(id(tensor))
-            size, needed = float(_bytes(tensor)), False
-            if _storage(tensor) == arena.storage:
+            size, needed = float(bytes_in(tensor)), False
+            if storage_of(tensor) == arena.storage:
                 size, needed = arena.bytes_of(tensor, stores=name in stores and name not in loads), True
             elif launch.kernel == "causal_conv._rows":   # those that a window begins or ends in
                 size *= min(1.0, inputs.runs.run_count * WINDOW_ROWS / len(inputs.tokens_T))
-            elif launch.kernel == "moe._product" and name in ("weight", "scales", "zeros"):
-                size *= 1 - (1 - 1 / tensor.shape[0]) ** len(launch.tensors["order"])
-                needed = True
-            elif _storage(tensor) not in made:
+            elif (share := hit_share(launch, name, tensor)) < 1:
+                size, needed = size * share, True
+            elif storage_of(tensor) not in made:
                 needed = tensor.dim() > 1
             read += size * (name in loads)
             written += size * (name in stores)
             least += size * needed * ((name in loads) + (name in stores))
         step.of(launch.kernel).add(read, written, least)
 
-    with recorded(note, zeros=False), _Operators(step, made):
+    def launched(operator: Operator) -> None:
+        sources = operator.written if operator.by_row else {
+            at: one for at, one in operator.read.items() if at not in operator.written}
+        weights = 0 if operator.by_row else sum(
+            bytes_in(one) for at, one in sources.items() if at not in made and one.dim() > 1)
+        step.of(f"torch.{operator.name.split('.')[1]}").add(
+            sum(map(bytes_in, sources.values())), sum(map(bytes_in, operator.written.values())), weights)
+
+    with recorded(note, zeros=False), Operators(launched, made.update):
         hidden_TD = model.forward(inputs, buffer.layer_caches(len(spec.layers)))
         logits = model.logits(hidden_TD[: inputs.runs.run_count])
         sampling_kernels.choose(logits, None, masked=False)
@@ -262,18 +248,6 @@ def _function(kernel: str) -> Any:
                    and one.fn.__module__ == path}.values()
         _FUNCTIONS[kernel] = found.fn
     return _FUNCTIONS[kernel]
-
-
-def _inputs(batch: int, prompt: int) -> StepInputs:
-    starts, lengths = ([0], [prompt]) if prompt else ([CONTEXT - 1] * batch, [1] * batch)
-    count = len(starts)
-    rows = torch.zeros(count, dtype=torch.int64, device=META)
-    runs = Runs(offsets=list(range(count)), starts=starts, lengths=lengths, slots=list(range(count)),
-                fresh=[bool(prompt)] * count, decode_count=0 if prompt else count, starts_R=rows,
-                slots_R=rows, context_R=rows, padded=True, page_table_RP=torch.zeros(
-                    count, pages_for(max(CONTEXT, prompt)), dtype=torch.int32, device=META))
-    tokens_T = torch.zeros(sum(lengths), dtype=torch.int64, device=META)
-    return StepInputs(tokens_T, tokens_T, runs)
 
 
 def rows_of(name: str, batches: Sequence[int] = BATCHES) -> Iterator[tuple[str, StepBytes]]:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
-from tests.fixtures.checkpoints import checkpoint
+from tests.fixtures import store_life
+from tests.fixtures.checkpoints import checkpoint, make_checkpoint
+from tests.fixtures.drafters import KINDS, AnswerDrafter
+from tests.oracle.serving import Serving
+from tests.oracle.test_engine_prefix_cache import text
 from tests.support.gguf_files import split, write_gguf
 from weft.api.engine import Engine
 from weft.assemble import find_model
 from weft.config import EngineConfig
 from weft.errors import CheckpointError, ConfigError
+from weft.models.hub import resolve_model
+from weft.models.loading import load_model
 from weft.request import SamplingParams
 
 PROMPT = "What is the number of the red key? " * 12
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +64,35 @@ def test_a_model_is_served_by_the_name_that_its_files_share(tmp_path: Path) -> N
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"nowhere\.gguf: there is no such file"):
         Engine("nowhere.gguf")
+
+
+def test_guessed_tokens_change_no_answer_of_a_file_in_blocks(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "wide", "lfm2", hidden_size=256, intermediate_size=768)
+    types = {"blk.": GGMLQuantizationType.Q4_K, "token_embd": GGMLQuantizationType.Q6_K}
+    model = load_model(resolve_model(write_gguf(source, tmp_path / "model.gguf", types=types)))
+    prompts, drafter = [text(40, 1), text(90, 2)], AnswerDrafter("empty", {}, model.spec.vocab_size)
+    truth = Serving("lfm2", model=model).run(prompts, GREEDY)
+    speculating = Serving("lfm2", model=model, drafter=drafter)
+    for number, kind in enumerate(KINDS):
+        drafter.kind = kind
+        drafter.answers = {2 * number + place: one.tokens for place, one in enumerate(truth)}
+        answers = speculating.run(prompts, GREEDY)
+        assert [one.tokens for one in answers] == [one.tokens for one in truth], kind
+    assert drafter.drafted > drafter.accepted > 0, "the control: right and wrong tokens were guessed"
+
+
+def test_a_store_of_a_file_outlives_kill_9_and_is_that_files_alone(tmp_path: Path) -> None:
+    file, store = write_gguf(checkpoint("lfm2"), tmp_path / "model.gguf"), tmp_path / "store"
+    command = [sys.executable, "-m", "tests.fixtures.store_life", str(file), str(store), "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(12)]
+        process.send_signal(signal.SIGKILL)
+    number, tokens = json.loads(lines[0])
+    core = store_life.engine(file, store)
+    assert store_life.answer(core, number) == (tokens, 384)
+    core.close()
+    other = write_gguf(checkpoint("lfm2"), tmp_path / "other.gguf", types={"blk.": GGMLQuantizationType.Q8_0})
+    core = store_life.engine(other, store)
+    assert store_life.answer(core, number)[1] == 0
+    core.close()

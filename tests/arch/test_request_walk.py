@@ -29,7 +29,7 @@ from weft.server.launch import bind
 from weft.server.service import Service, load_served_model
 
 AIM = 25
-MODULES_MAX = 32
+MODULES_MAX = 31
 WALKS = 3
 NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat"}
 """A beat of the engine may arrive in the same moment."""

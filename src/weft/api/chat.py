@@ -18,11 +18,10 @@ import msgspec
 from weft.api.completion import ChatPiece, ChatReply, Completion, FunctionCall
 from weft.errors import RequestError
 from weft.request import SamplingParams
-from weft.text.blocks import text_of
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
 from weft.text.chat_request import ChatRequest, ConversationFields, EncodedChat, encode_prompt, read_chat
 from weft.text.choices import Piece, TextDecoder
-from weft.text.dialect import AnswerPlan, Dialect
+from weft.text.dialect import AnswerPlan, Dialect, text_of
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.json_calls import CallDelta

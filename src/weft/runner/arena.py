@@ -60,7 +60,7 @@ NAN_BYTE = 0xFF
 _ALIGNED_BYTES = 4096
 """In every byte this is NaN in float32, bfloat16 and float16: for tests and evaluations."""
 MOVES_ROOM_BYTES = 8 << 20
-"""On a device: of copies some of which go where others come from."""
+"""On a device: of copies some of which go where others come from, and of KV between its two forms."""
 WORD_BYTES = 8
 """Everything in the arena is aligned to 256 bytes: whole words are moved."""
 
@@ -233,7 +233,8 @@ class DeviceArena:
 
         if self._compressed_kv_table is None:
             self._compressed_kv_table = kv_kernels.BlockTable(self.plan, self.buffer.device)
-        kv_kernels.compress(self.buffer, self.plan, self._compressed_kv_table, records_K4, restore=restore)
+        kv_kernels.compress(self.buffer, self.plan, self._compressed_kv_table, records_K4, room=self._room,
+                            restore=restore)
 
     def _compress(self, states: Items, *, restore: bool) -> None:
         host = _on_host(states)

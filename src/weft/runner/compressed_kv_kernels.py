@@ -181,13 +181,18 @@ class BlockTable:
 
 
 def compress(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: torch.Tensor, *,
-         restore: bool) -> None:
-    """``records`` int64 [k, 4], as for ``compressed``. ``arena``: uint8, all of it."""
+             room: torch.Tensor, restore: bool) -> None:
+    """``records`` int64 [k, 4], as for ``compressed``. ``arena``: uint8, all of it. ``room``: int64, for
+    records on their way; a larger one is made where it has not space for one."""
     words, record_bytes = arena.view(torch.int64), plan.compressed_kv_bytes
-    for first in range(0, len(records), PAGES_AT_ONCE):
-        rows = records[first:first + PAGES_AT_ONCE]
-        scratch = torch.empty(len(rows) * record_bytes // WORD_BYTES, dtype=torch.int64, device=arena.device)
-
+    record_words = record_bytes // WORD_BYTES
+    if room.numel() < record_words:
+        room = torch.empty(min(len(records), PAGES_AT_ONCE) * record_words, dtype=torch.int64,
+                           device=arena.device)
+    at_once = min(room.numel() // record_words, PAGES_AT_ONCE)
+    for first in range(0, len(records), at_once):
+        rows = records[first:first + at_once]
+        scratch = room[:len(rows) * record_words]
         if not restore:
             _code(arena, plan, table, rows, scratch, restore=False)
         launch(_place_kernel, (triton.cdiv(record_bytes // WORD_BYTES, BLOCK_WORDS), len(rows)))(

@@ -25,9 +25,9 @@ from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, na
 from weft.server.protocol import ChatBody, refuse_stream_fields, stream_usage
 from weft.server.service import Service
 from weft.server.sse import DONE, sse_line
-from weft.text.blocks import AnswerBlock, BlockEvent, text_of
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
+from weft.text.dialect import AnswerBlock, BlockEvent, text_of
 
 
 class Function(msgspec.Struct, kw_only=True):

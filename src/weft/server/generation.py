@@ -32,10 +32,9 @@ from weft.server.metrics import SequenceTimes
 from weft.server.protocol import SamplingFields, grammar_of, sampling_params
 from weft.server.service import ServedModel, Service
 from weft.server.tracing import GenerationOutcome
-from weft.text.blocks import AnswerBlock, BlockEvent
 from weft.text.chat_request import ConversationFields, KnownPrefix
 from weft.text.choices import Choice, Piece, TextDecoder
-from weft.text.dialect import AnswerPlan
+from weft.text.dialect import AnswerBlock, AnswerPlan, BlockEvent
 from weft.text.tokenizer import banned_sequences
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +87,22 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, monkeypatch: pyt
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"feed_forward.w3.weight has scales that are no finite"):
         load_model(resolve_model(file), "float32")
+
+
+def test_the_check_of_headers_does_not_import_torchs_compiler() -> None:
+    """It takes five seconds. Bit operations and joins of meta tensors do that."""
+    program = """
+import sys
+from weft.models.forms.gguf_blocks import BLOCK_FORMS
+from weft.tensor.weights.quantized import in_tiles
+for name, form in BLOCK_FORMS.items():
+    one = form.empty(48, 512)
+    both = in_tiles(one.above(one))
+    assert (both.codes.shape[0], both.scales.shape[0]) == (6, 6), name
+assert "torch._dynamo" not in sys.modules
+import torch
+torch.cat([one.codes, one.codes], dim=-2)
+assert "torch._dynamo" in sys.modules, "the control: nothing is to be avoided any more"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ meta tensors and launches of Triton kernels are noted (``launches``), so nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,29 +54,47 @@ class StepCounts:
         return self.triton + self.torch
 
 
-class _Operators(TorchDispatchMode):
-    def __init__(self, counts: StepCounts) -> None:
-        super().__init__()
-        self._counts = counts
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One of torch's own launches. ``read``, ``written``: its tensors by storage. ``by_row``: it reads of its
+    source what it returns."""
+
+    name: str
+    args: Any
+    out: Any
+    read: dict[int, torch.Tensor]
+    written: dict[int, torch.Tensor]
+
+    @property
+    def by_row(self) -> bool:
+        return self.name.startswith(_ROWS)
+
+
+class Operators(TorchDispatchMode):
+    """``launched`` is told what torch launches, ``made`` the storages of new tensors."""
+
+    def __init__(self, launched: Callable[[Operator], None], made: Callable[[set[int]], None]) -> None:
+        super().__init__()   # type: ignore[no-untyped-call]
+        self._launched, self._made = launched, made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        name, read = str(func), {_storage(one): one for one in _tensors((args, kwargs))}
-        written = {_storage(one): one for one in _tensors(out)}
+        read = {storage_of(one): one for one in _tensors((args, kwargs))}
+        written = {storage_of(one): one for one in _tensors(out)}
         new = written.keys() - read.keys()
         if not new and not func._schema.is_mutable:
             return out   # a view
-        self._counts.allocations += len(new)
-        if name.startswith(_FREE):
-            return out
-        self._counts.torch += 1
-        sources = [*written.values()] if name.startswith(_ROWS) else [*read.values()]
-        self._counts.bytes += sum(map(_bytes, (*sources, *written.values())))
-        if name.startswith(_PRODUCTS):
-            self._counts.flops += 2 * out.numel() * args[0].shape[-1]
-        elif name.startswith("aten.addmm"):
-            self._counts.flops += 2 * out.numel() * args[1].shape[-1]
+        self._made(new)
+        if not str(func).startswith(_FREE):
+            self._launched(Operator(str(func), args, out, read, written))
         return out
+
+
+def hit_share(launch: Launch, name: str, tensor: torch.Tensor) -> float:
+    """The part of ``tensor``, the argument ``name``, that a launch reads: experts as evenly chosen."""
+    if launch.kernel != "moe._product" or name not in ("weight", "scales", "zeros"):
+        return 1.0
+    return float(1 - (1 - 1 / tensor.shape[0]) ** len(launch.tensors["order"]))
 
 
 def released_model(config: dict[str, Any], quantize: QuantizeChoice = "none") -> Any:
@@ -96,24 +114,33 @@ def counts_of(model: Any, batch: int, *, prompt: int = 0) -> StepCounts:
                       kv_dtype=spec.dtype, kv_layout="rows")
     arena = DeviceArena(plan, META)
     caches = arena.layer_caches(len(spec.layers))
-    inputs = _step(batch, prompt)
-    arena_storage = _storage(arena.buffer)
+    inputs = step_inputs(batch, prompt)
+    arena_storage = storage_of(arena.buffer)
+
+    def launched(operator: Operator) -> None:
+        counts.torch += 1
+        sources = operator.written if operator.by_row else operator.read
+        counts.bytes += sum(map(bytes_in, (*sources.values(), *operator.written.values())))
+        if operator.name.startswith(_PRODUCTS):
+            counts.flops += 2 * operator.out.numel() * operator.args[0].shape[-1]
+        elif operator.name.startswith("aten.addmm"):
+            counts.flops += 2 * operator.out.numel() * operator.args[1].shape[-1]
+
+    def made(storages: set[int]) -> None:
+        counts.allocations += len(storages)
 
     def note(launch: Launch) -> None:
         counts.triton += 1
         known: set[int] = set()   # an argument that a kernel does not read is another one of its tensors
         for name, tensor in launch.tensors.items():
-            if _storage(tensor) == arena_storage or id(tensor) in known:
+            if storage_of(tensor) == arena_storage or id(tensor) in known:
                 continue
             known.add(id(tensor))
-            hit = 1.0
-            if launch.kernel == "moe._product" and name in ("weight", "scales", "zeros"):
-                pairs = len(launch.tensors["order"])
-                hit = 1 - (1 - 1 / tensor.shape[0]) ** pairs
-                counts.flops += 2 * pairs * tensor.numel() / tensor.shape[0] if name == "weight" else 0
-            counts.bytes += hit * _bytes(tensor)
+            if launch.kernel == "moe._product" and name == "weight":
+                counts.flops += 2 * len(launch.tensors["order"]) * tensor.numel() / tensor.shape[0]
+            counts.bytes += hit_share(launch, name, tensor) * bytes_in(tensor)
 
-    with recorded(note, zeros=False), _Operators(counts):
+    with recorded(note, zeros=False), Operators(launched, made):
         hidden_TD = model.forward(inputs, caches)
         logits = model.logits(hidden_TD[: inputs.runs.run_count])
         sampling_kernels.choose(logits, None, masked=False)
@@ -124,15 +151,17 @@ def counts_of(model: Any, batch: int, *, prompt: int = 0) -> StepCounts:
     return counts
 
 
-def _step(batch: int, prompt: int) -> StepInputs:
+def step_inputs(batch: int, prompt: int, *, padded: bool = False) -> StepInputs:
+    """Of ``batch`` decodes behind CONTEXT tokens and ``prompt`` tokens of a new sequence."""
     starts = [CONTEXT - 1] * batch + [0] * bool(prompt)
     lengths = [1] * batch + [prompt] * bool(prompt)
     count = len(starts)
     rows = torch.zeros(count, dtype=torch.int64, device=META)
     runs = Runs(offsets=[*range(batch), *([batch] if prompt else [])], starts=starts, lengths=lengths,
                 slots=list(range(count)), fresh=[False] * batch + [True] * bool(prompt), decode_count=batch,
-                starts_R=rows, slots_R=rows, context_R=rows,
-                page_table_RP=torch.zeros(count, pages_for(CONTEXT), dtype=torch.int32, device=META))
+                starts_R=rows, slots_R=rows, context_R=rows, padded=padded,
+                page_table_RP=torch.zeros(count, pages_for(max(CONTEXT, prompt)), dtype=torch.int32,
+                                          device=META))
     tokens_T = torch.zeros(sum(lengths), dtype=torch.int64, device=META)
     return StepInputs(tokens_T, tokens_T, runs)
 
@@ -147,11 +176,11 @@ def _tensors(of: Any) -> Iterator[torch.Tensor]:
         yield from _tensors([*of.values()])
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _bytes(tensor: torch.Tensor) -> int:
+def bytes_in(tensor: torch.Tensor) -> int:
     """Without what a broadcast repeats."""
     sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
     count = tensor.itemsize

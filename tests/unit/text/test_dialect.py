@@ -11,9 +11,8 @@ import pytest
 from tests.fixtures.constrained import tokenizer, write
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.blocks import AnswerBlock, text_of
 from weft.text.chat import ChatMessage, ChatTemplate
-from weft.text.dialect import AnswerPlan, Dialect
+from weft.text.dialect import AnswerBlock, AnswerPlan, Dialect, text_of
 from weft.text.grammars import choice_grammar, json_grammar
 from weft.text.tools.definitions import ToolChoice, read_choice, read_tools
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.constrained import tokenizer
-from weft.text.blocks import AnswerBlock, text_of
 from weft.text.chat import ChatTemplate
-from weft.text.dialect import AnswerPlan, Dialect
+from weft.text.dialect import AnswerBlock, AnswerPlan, Dialect, text_of
 from weft.text.tools.definitions import ToolChoice, read_tools
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "fixtures" / "family_templates"

@@ -25,10 +25,10 @@ from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.protocol import note_ignored
 from weft.server.service import Service
 from weft.server.sse import named_event
-from weft.text.blocks import AnswerBlock, BlockEvent
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
+from weft.text.dialect import AnswerBlock, BlockEvent
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _encoder = msgspec.json.Encoder()

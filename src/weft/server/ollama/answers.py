@@ -36,10 +36,10 @@ from weft.server.ollama.protocol import (
 )
 from weft.server.protocol import grammar_of, sampling_params
 from weft.server.service import ServedModel, Service
-from weft.text.blocks import AnswerBlock, BlockEvent
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
+from weft.text.dialect import AnswerBlock, BlockEvent
 from weft.text.tokenizer import banned_sequences
 
 _EFFORTS = ("low", "medium", "high")

@@ -27,8 +27,8 @@ from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
 from weft.server.responses.items import Item, ReasoningOptions, ResponsesBody, item_id
 from weft.server.responses.turns import RawAnswer, format_of
 from weft.server.sse import named_event
-from weft.text.blocks import AnswerBlock, BlockEvent, BlockKind
 from weft.text.choices import Piece
+from weft.text.dialect import AnswerBlock, BlockEvent, BlockKind
 
 _encoder = msgspec.json.Encoder()
 Keep = Callable[[str, bytes, RawAnswer], Awaitable[bool]]
@@ -57,7 +57,7 @@ _NAMES: dict[BlockKind, _Names] = {
 
 
 class OutputWriter:
-    """The blocks of ``weft.text.blocks`` as items, and their events. An answer without blocks is an empty
+    """The blocks of ``weft.text.dialect`` as items, and their events. An answer without blocks is an empty
     message.
 
     A piece whose text is held back may still become a marker, so its logprobs wait. When content follows, the

@@ -82,9 +82,16 @@ def _below(parts: Sequence[Numbers]) -> Numbers:
     """Rows of all, one below the other; all in the same form."""
     if all(isinstance(part, BlockNumbers) for part in parts):
         blocks = [part for part in parts if isinstance(part, BlockNumbers)]
-        return BlockNumbers(torch.cat([part.each for part in blocks], dim=-2),
-                            torch.cat([part.shared for part in blocks], dim=-2))
-    return torch.cat([floats_of(part) for part in parts], dim=-2)
+        return BlockNumbers(_joined_rows([part.each for part in blocks]),
+                            _joined_rows([part.shared for part in blocks]))
+    return _joined_rows([floats_of(part) for part in parts])
+
+
+def _joined_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    first = parts[0]
+    if first.is_meta:   # joining such tensors imports torch's compiler, which takes seconds
+        return first.new_empty((*first.shape[:-2], sum(part.shape[-2] for part in parts), first.shape[-1]))
+    return torch.cat(list(parts), dim=-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +132,12 @@ class Codes:
         parts = (self, *others)
         zeros = None
         if any(part.zeros is not None for part in parts):
-            zeros = torch.cat([torch.full(floats_of(part.scales).shape, ZERO_POINT[self.bits],
+            zeros = _joined_rows([torch.full(floats_of(part.scales).shape, ZERO_POINT[self.bits],
                                           dtype=torch.uint8, device=part.codes.device)
-                               if part.zeros is None else part.zeros for part in parts], dim=-2)
+                               if part.zeros is None else part.zeros for part in parts])
         minimums = [part.minimums for part in parts if part.minimums is not None]
         assert len(minimums) in (0, len(parts)), "some have minimums, others none"
-        return replace(self, codes=torch.cat([part.codes for part in parts], dim=-2), zeros=zeros,
+        return replace(self, codes=_joined_rows([part.codes for part in parts]), zeros=zeros,
                        scales=_below([part.scales for part in parts]),
                        minimums=_below(minimums) if minimums else None)
 
@@ -231,6 +238,8 @@ def _packed(tiles: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes uint8 [..., quads, 16, 4] in so many bits."""
     if bits == 8:
         return tiles
+    if tiles.is_meta:   # shifts of such tensors import torch's compiler too
+        return tiles.new_empty((*tiles.shape[:-3], tiles.shape[-3] * bits // 8, *tiles.shape[-2:]))
     pairs = _cut(tiles, -3, 2)
     low = (pairs[..., 0, :, :] & 15) | (pairs[..., 1, :, :] << 4)
     if bits == 4:
