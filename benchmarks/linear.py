@@ -8,6 +8,8 @@
     plain     F.linear over rows, as torch lays a weight out            packed   oneDNN's order, laid out once
     tiled     the C++ kernels over bfloat16 tiles
     int8 int4 the C++ kernels, inputs rounded to int8         exact    the same, inputs as they are
+    gptq mxfp4 nvfp4 int8 rows    as checkpoints have them: 4 bits with zeros by 128 columns, 6 bits by 32 and
+              by 16, 8 bits with a scale for a row (bitsandbytes, torchao)
     w8a8      int8 with inputs rounded by parts of 128 columns, not 32
 
 Each product has so many copies of its weight that they do not stay in the caches, as the layers of a model
@@ -35,7 +37,7 @@ from weft.host import usable_cores
 from weft.tensor import native
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.weights.packed import pack
-from weft.tensor.weights.quantized import in_tiles, rounded
+from weft.tensor.weights.quantized import Codes, in_tiles, rounded
 from weft.tensor.weights.tiles import rows_of, tiled, to_twelve_bit
 
 SHAPES = ((9216, 1024), (1024, 4608), (3072, 1024), (8192, 2048))
@@ -76,9 +78,27 @@ def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
         for name, exact in ((f"int{bits}", False), (f"int{bits} exact", True)):
             weights = [replace(in_tiles(codes), exact=exact) for _ in range(copies)]
             found[name] = (weights[0].held_bytes, [lambda x, w=w: quantized_linear(x, w) for w in weights])
+    for name, stored in forms_of_files(out, columns).items():
+        weights = [in_tiles(stored) for _ in range(copies)]
+        found[name] = (weights[0].held_bytes, [lambda x, w=w: quantized_linear(x, w) for w in weights])
     both = [in_tiles(rounded(base, 8), byte_inputs=True) for _ in range(copies)]
     found["w8a8"] = (both[0].held_bytes, [lambda x, w=w: quantized_linear(x, w) for w in both])
     return found
+
+
+def forms_of_files(out: int, columns: int) -> dict[str, Codes]:
+    """As checkpoints of other tools come, with codes at random."""
+    def codes(least: int, most: int) -> torch.Tensor:
+        return torch.randint(least, most, (out, columns), dtype=torch.uint8)
+
+    def scales(group: int) -> torch.Tensor:
+        return torch.rand(out, columns // group) / columns
+    zeros = torch.randint(6, 10, (out, columns // 128), dtype=torch.uint8)
+    powers = 2.0 ** torch.randint(-12, -6, (out, columns // 32))
+    return {"gptq": Codes(4, codes(0, 16), scales(128).half().float(), zeros, 128),
+            "mxfp4": Codes(6, codes(20, 45), powers, None, 32),
+            "nvfp4": Codes(6, codes(20, 45), scales(16), None, 16),
+            "int8 rows": Codes(8, codes(0, 255), scales(columns), None, columns)}
 
 
 def measure(out: int, columns: int, rows: int, forms: dict[str, tuple[int, list[Product]]],

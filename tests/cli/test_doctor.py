@@ -39,6 +39,17 @@ def _judged(*changes: tuple[str, str, Any]) -> dict[str, Finding]:
     return {finding.about: finding for finding in findings(facts)}
 
 
+def test_what_is_computed_in_fewer_bits_is_named() -> None:
+    gpu = (("torch", "gpus", [A_GPU]), ("torch", "triton", "3.5"))
+    here, there, without = (_judged(*changes)["quantised weights"]
+                            for changes in ((), gpu, (("torch", "kernels", False),)))
+    assert "NVFP4" in here.fact
+    assert "fp8" in here.advice
+    assert "fp8" in there.fact
+    assert "NVFP4" in there.advice
+    assert (here.verdict, there.verdict, without.verdict) == ("good", "good", "note")
+
+
 def test_flashinfer_is_named_where_there_is_a_gpu_to_run_it() -> None:
     assert "attention" not in _judged(("torch", "gpus", [A_GPU]))
     assert "attention" not in _judged(("torch", "flashinfer", True))

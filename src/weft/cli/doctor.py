@@ -121,7 +121,19 @@ def _torch(torch: Mapping[str, Any]) -> list[Finding]:
         rows += _gpus(gpus, torch["triton"], flashinfer=torch["flashinfer"])
     else:
         rows.append(Finding("GPU", "none that torch can use", "good", "none is needed"))
-    return rows
+    return [*rows, _quantised(torch)]
+
+
+def _quantised(torch: Mapping[str, Any]) -> Finding:
+    """Which weights in fewer bits are computed as they are stored; the rest is widened."""
+    if torch["gpus"] and torch["triton"] is not None:
+        return Finding("quantised weights", "int8, int4, fp8 and MXFP4 as they are", "good",
+                       "NVFP4, nf4 and ggml's K forms take 16 bits here; see docs/quantization.md")
+    if torch["gpus"] or not torch["kernels"]:
+        return Finding("quantised weights", "int8, int4, MXFP4 and NVFP4 as they are, by torch", "note",
+                       "fp8 and nf4 take 16 bits here; products in fewer bits are slow without kernels")
+    return Finding("quantised weights", "int8, int4, MXFP4, NVFP4 and ggml's K forms as they are", "good",
+                   "fp8 and nf4 take 16 bits here: --quantize int8 keeps them small")
 
 
 def _gpus(gpus: list[Mapping[str, Any]], triton: str | None, *, flashinfer: bool) -> list[Finding]:
