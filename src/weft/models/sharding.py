@@ -111,8 +111,8 @@ def _shard_of_runs(tensor: Tensor, place: RankPlace, piece: MatrixPiece, whole: 
     line = other if by_rows else 1
     if any(number * line % piece.block for span in whole.spans for number in (*span, whole.total)):
         raise CheckpointError(
-            f"--tp is {place.size}, and {piece.matrix} is in blocks of {piece.block} numbers that run over its "
-            f"{'rows' if by_rows else 'columns'}: rank {place.rank} would hold a part of one", param="--tp")
+            f"--tp is {place.size}, and {piece.matrix} is in blocks of {piece.block} numbers that run over "
+            f"its {'rows' if by_rows else 'columns'}: rank {place.rank} would hold a part of one", param="--tp")
     spans = tuple((begin * line // piece.run, count * line // piece.run) for begin, count in whole.spans)
     total = whole.total * line // piece.run
     return Shard(0, spans, total, shape=(total,)) if by_rows else Shard(1, spans, total, shape=(other, total))
