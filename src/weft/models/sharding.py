@@ -104,15 +104,16 @@ def shard_of_piece(tensor: Tensor, place: RankPlace, name: str, piece: MatrixPie
 
 
 def _shard_of_runs(tensor: Tensor, place: RankPlace, piece: MatrixPiece, whole: Shard) -> Shard:
-    """Of a tensor whose entries stand for numbers of the matrix in one row, whatever its rows are: whole rows,
-    or the same columns of each row."""
+    """Of a tensor whose entries stand for numbers of the matrix in one row, whatever its rows are: whole
+    rows, or the same columns of each row."""
     by_rows = whole.dim == 0
     other = math.prod(dim for dim in tensor.dims if isinstance(dim, int))
     line = other if by_rows else 1
     if any(number * line % piece.block for span in whole.spans for number in (*span, whole.total)):
         raise CheckpointError(
             f"--tp is {place.size}, and {piece.matrix} is in blocks of {piece.block} numbers that run over "
-            f"its {'rows' if by_rows else 'columns'}: rank {place.rank} would hold a part of one", param="--tp")
+            f"its {'rows' if by_rows else 'columns'}: rank {place.rank} would hold a part of one",
+            param="--tp")
     spans = tuple((begin * line // piece.run, count * line // piece.run) for begin, count in whole.spans)
     total = whole.total * line // piece.run
     return Shard(0, spans, total, shape=(total,)) if by_rows else Shard(1, spans, total, shape=(other, total))

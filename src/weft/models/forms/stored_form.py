@@ -33,8 +33,8 @@ class Ask(Protocol):
 class MatrixPiece:
     """A stored tensor that is part of the matrix ``matrix`` ("….weight"). ``rows`` and ``columns``: (its
     dimension, how many rows or columns of the matrix one entry stands for), None where it has none. 0 for how
-    many: the matrix divided by the entries. ``run``: where one entry stands for as many numbers of the matrix,
-    whatever its rows are; ``block``: of these, in one block, which cannot be cut."""
+    many: the matrix divided by the entries. ``run``: where one entry stands for as many numbers of the
+    matrix, whatever its rows are; ``block``: of these, in one block, which cannot be cut."""
 
     matrix: str
     rows: tuple[int, int] | None = None
