@@ -197,8 +197,9 @@ enum class WeightForm : int {
   bfloat16_twelve_bit = 7,  // bfloat16_tiles in 12 bits (twelve_bit.inl); where has_twelve_bit_products; in is a multiple of 8
 };
 
-// Numbers of groups. ``bytes``: signed, each times a float16 that a block of 256 columns shares.
-enum class ScaleForm : int { float32 = 0, float16 = 1, bytes = 2 };
+// Numbers of groups. ``bytes``: signed, each times a float16 that a block of 256 columns shares. Bytes of e4m3 without
+// a sign, or of e8m0, are multiplied by a float32 that a row shares, or divided by it.
+enum class ScaleForm : int { float32 = 0, float16 = 1, bytes = 2, e4m3 = 3, e8m0 = 4, e4m3_divided = 5 };
 
 struct Weight {
   const void* data;
@@ -211,6 +212,8 @@ struct Weight {
   const int64_t* odd;      // 12-bit: for each tile where in this array its odd weights begin, then those
   const void* minimums;    // as scales, or null. Subtracted: value = code scale - minimum. Groups of 16 or 32 columns
   const uint16_t *block_scales, *block_minimums;  // float16 [tiles][blocks][16], of bytes
+  const float* row_scales; // [tiles][16], of e4m3 and e8m0
+  const uint8_t* table;    // of int4, 16 bytes: 128 more than what each code stands for; or null
 };
 
 struct LinearArgs {

@@ -45,13 +45,14 @@ class MatrixPiece:
 
 class Grouping(NamedTuple):
     """Of codes that become one matrix: ``columns`` per scale, 0 for whole rows. ``minimums``: groups have
-    one. ``by_blocks``: scales are ``BlockNumbers``."""
+    one. ``by_blocks``: scales are ``BlockNumbers``; ``table``: what codes stand for."""
 
     bits: int
     columns: int
     fp8: bool = False
     minimums: bool = False
     by_blocks: bool = False
+    table: tuple[int, ...] = ()
 
 
 class StoredForm(ABC):

@@ -200,7 +200,7 @@ def _weight_of(weights: ExpertWeights) -> Any:
         return weights.native()
     assert weights.is_contiguous()
     _, rows, columns = weights.shape
-    return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, 0, 0, LINE, 0, (0, 0, 0)
+    return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, 0, 0, LINE, 0, (0, 0, 0, 0, 0)
 
 
 def count_of(weights: ExpertWeights) -> int:

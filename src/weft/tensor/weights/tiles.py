@@ -43,7 +43,7 @@ TILED_ELEMENTS_MIN = 1 << 14
 """Smallest weight, in elements, whose order matters."""
 
 
-NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int]]
+NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int]]
 """A weight as the extension takes it (csrc/module.cpp)."""
 
 
@@ -78,7 +78,7 @@ class TiledWeight:
         """The arguments of the extension."""
         assert self.tiles.is_contiguous()
         form = _FORMS[self.dtype]
-        return self.tiles.data_ptr(), form, self.columns, self.rows, 0, 0, 0, self.columns, 0, (0, 0, 0)
+        return self.tiles.data_ptr(), form, self.columns, self.rows, 0, 0, 0, self.columns, 0, (0, 0, 0, 0, 0)
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
@@ -203,7 +203,7 @@ class TwelveBitWeight:
     def native(self) -> NativeWeight:
         """As the extension takes it."""
         return (self.units.data_ptr(), _FORM, self.columns, self.rows, self.highs.data_ptr(), 0, 0,
-                self.columns, self.odd.data_ptr(), (0, 0, 0))
+                self.columns, self.odd.data_ptr(), (0, 0, 0, 0, 0))
 
     def tiled(self) -> TiledWeight:
         """The tiles that were packed."""
