@@ -19,12 +19,7 @@ constexpr int64_t tile_line_bytes() {
   return kTile * kLine * BITS / 8;
 }
 
-WEFT_INLINE i32x16 tile_zeros(const Weight& weight, int64_t at) {
-  typedef uint8_t u8x16 __attribute__((vector_size(16)));
-  u8x16 bytes;
-  std::memcpy(&bytes, weight.zeros + at, sizeof bytes);
-  return __builtin_convertvector(bytes, i32x16);
-}
+WEFT_INLINE i32x16 tile_zeros(const Weight& weight, int64_t at) { return (i32x16)load_bytes(weight.zeros + at); }
 
 template <int BITS>
 constexpr int kMiddle = 1 << (BITS - 1);
@@ -189,15 +184,15 @@ WEFT_INLINE __m512i signed_bytes(const void* from, int64_t at) {
 
 // The same where scales are bytes that columns share a float of: 256 of a block (``bytes``), or all of a row. A byte is
 // a factor of whole numbers, and the float one of sums of many groups. That takes a third of the time of a float for
-// each group. Minimums are taken off block by block.
+// each group. Minimums are added up beside the products; with six rows of x that would spill, and they come behind.
 template <int BITS, int ROWS, int TILES, Zero ZERO, int PARTS, ScaleForm SCALES>
 WEFT_VNNI void rounded_blocks(const Weight& weight, int64_t tile, const Prepared& x, int64_t row, float* y) {
-  constexpr bool of_blocks = SCALES == ScaleForm::bytes, minimums = ZERO == Zero::none;
+  constexpr bool of_blocks = SCALES == ScaleForm::bytes, minimums = ZERO == Zero::none && ROWS <= 4;
   const int64_t lines = x.lines, block_lines = of_blocks ? 256 / kLine : lines;
   const int64_t blocks = (lines + block_lines - 1) / block_lines;
   const int64_t tile_bytes = lines * tile_line_bytes<BITS>(), tile_numbers = lines * PARTS * kTile;
   const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * tile_bytes;
-  f32x16 total[TILES][ROWS] = {};
+  f32x16 total[TILES][ROWS] = {}, taken_off[TILES][ROWS] = {};
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t end = (block + 1) * block_lines < lines ? (block + 1) * block_lines : lines;
     f32x16 sums[TILES][ROWS] = {}, taken[TILES][ROWS] = {};
@@ -209,7 +204,7 @@ WEFT_VNNI void rounded_blocks(const Weight& weight, int64_t tile, const Prepared
         const auto sum_at = [&](int r) { return static_cast<size_t>(((row + r) * lines + line) * PARTS + part); };
         for (int r = 0; r < ROWS; ++r)
           for (int t = 0; t < TILES; ++t)
-            acc[t][r] = minimums ? _mm512_setzero_si512() : _mm512_set1_epi32(-kMiddleOf<BITS, ZERO> * x.sums[sum_at(r)]);
+            acc[t][r] = ZERO == Zero::none ? _mm512_setzero_si512() : _mm512_set1_epi32(-kMiddleOf<BITS, ZERO> * x.sums[sum_at(r)]);
         const int8_t* codes = x.codes.data() + row * x.padded + line * kLine + part * kHalfLine;
         for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
           for (int pair = 0; pair < 2; ++pair) {
@@ -262,22 +257,47 @@ WEFT_VNNI void rounded_blocks(const Weight& weight, int64_t tile, const Prepared
         else if constexpr (SCALES == ScaleForm::e8m0) total[t][r] = sums[t][r] * shared;
         else if constexpr (SCALES == ScaleForm::e4m3) total[t][r] = sums[t][r] * kSmallFloats * shared;
         else total[t][r] = sums[t][r] * kSmallFloats / shared;
-        if constexpr (minimums) total[t][r] = fused(-taken[t][r], minimum, total[t][r]);
+        if constexpr (minimums) taken_off[t][r] = fused(taken[t][r], minimum, taken_off[t][r]);
       }
     }
   }
   for (int r = 0; r < ROWS; ++r)
-    for (int t = 0; t < TILES; ++t) store(y + r * kOutRows + t * kTile, total[t][r]);
+    for (int t = 0; t < TILES; ++t) store(y + r * kOutRows + t * kTile, minimums ? total[t][r] - taken_off[t][r] : total[t][r]);
+}
+
+// What ``rounded_blocks`` takes off where it adds up minimums, to the bit, behind a product.
+template <int ROWS, int PARTS>
+void take_block_minimums(const Weight& weight, int64_t tile, int tiles, const Prepared& x, int64_t row, float* y) {
+  const int64_t groups = x.lines * PARTS, block_groups = 256 / kLine * PARTS, blocks = (groups + block_groups - 1) / block_groups;
+  const float* const sums = x.value_sums.data() + row * groups;
+  for (int t = 0; t < tiles; ++t) {
+    f32x16 taken_off[ROWS] = {};
+    for (int64_t block = 0, group = 0; block < blocks; ++block) {
+      f32x16 taken[ROWS] = {};
+      for (const int64_t end = group + block_groups < groups ? group + block_groups : groups; group < end; ++group) {
+        const __m512i bytes = signed_bytes(weight.minimums, ((tile + t) * groups + group) * kTile);
+        const f32x16 minimum = (f32x16)_mm512_cvtepi32_ps(bytes);
+        for (int r = 0; r < ROWS; ++r) taken[r] = fused(minimum, splat(sums[r * groups + group]), taken[r]);
+      }
+      const f32x16 minimum = load_halves(weight.block_minimums + ((tile + t) * blocks + block) * kTile);
+      for (int r = 0; r < ROWS; ++r) taken_off[r] = fused(taken[r], minimum, taken_off[r]);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      float* const to = y + r * kOutRows + t * kTile;
+      store(to, load(to) - taken_off[r]);
+    }
+  }
 }
 
 // ``tiles`` tiles, as many together as do not spill.
 template <int BITS, int ROWS, Zero ZERO, int PARTS, ScaleForm SCALES>
 void blocks_item(const Weight& weight, int64_t tile, int tiles, const Prepared& x, int64_t row, float* y) {
-  constexpr int together = ROWS <= 2 ? 4 : ROWS <= 4 || ZERO != Zero::none ? 2 : 1;
+  constexpr int together = ROWS <= 2 ? 4 : 2;
   int t = 0;
   for (; t + together <= tiles; t += together)
     rounded_blocks<BITS, ROWS, together, ZERO, PARTS, SCALES>(weight, tile + t, x, row, y + t * kTile);
   for (; t < tiles; ++t) rounded_blocks<BITS, ROWS, 1, ZERO, PARTS, SCALES>(weight, tile + t, x, row, y + t * kTile);
+  if constexpr (ZERO == Zero::none && ROWS > 4) take_block_minimums<ROWS, PARTS>(weight, tile, tiles, x, row, y);
 }
 
 // Few rows of x: one row of W after the other, so that W is one stream from memory (several short ones defeat the
