@@ -23,6 +23,7 @@ from typing import Protocol
 import msgspec
 
 from weft.errors import DeadlyRequestError, WeftError
+from weft.pictures import request_keys
 from weft.request import Request, Resumption, TokenEvent
 from weft.router.protocol import RoutedRequest
 
@@ -132,7 +133,8 @@ class LiveRequest:
         """What a router knows of it. The longest answer stands for all of n."""
         request = self.request
         longest = max((answer.tokens for answer in self._answers.values()), key=len, default=[])
-        tokens = [*request.prompt_tokens, *longest] if longest else request.prompt_tokens
+        keys = request_keys(request)
+        tokens = [*keys, *longest] if longest else keys
         return RoutedRequest(self.id, tokens, request.cache_salt, self.open_count,
                              request.sampling.max_tokens, request.boundaries)
 

@@ -71,6 +71,8 @@ class CausalModel:
         rotated: dict[Rope | None, CosSin | None] = {None: None}
         rotated.update((rope, table.at(inputs.positions_T)) for rope, table in self._rotary.items())
         x_TD = self._embedded.rows_at(inputs.tokens_T)
+        if inputs.embedded is not None:
+            x_TD = x_TD.index_copy(0, inputs.embedded.index_N, inputs.embedded.rows_ND)
         if self.architecture.embedding_multiplier != 1.0:
             x_TD = x_TD * self.architecture.embedding_multiplier
         embedded_TD, dtype = x_TD, x_TD.dtype

@@ -118,11 +118,15 @@ class TorchExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """On the caller's thread."""
         assert not self._worker.in_flight, "a step is in flight"
+        if self.pictures is not None:
+            self.pictures.begun(plan.step)
         with self._on_device:
             return self._launch(plan).home()
 
     def begin(self, plan: StepPlan) -> None:
         """On a thread of the executor's own, from the first call on."""
+        if self.pictures is not None:
+            self.pictures.begun(plan.step)
         self._worker.begin(plan)
 
     def finish(self) -> StepResult:

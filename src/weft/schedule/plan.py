@@ -31,7 +31,7 @@ import numpy.typing as npt
 from weft.costs.step import Work, pairs_of
 from weft.memory.arena_work import NO_WORK, ArenaWork
 from weft.memory.reservation import Reservation
-from weft.request import SamplingParams, TokenLogprobs
+from weft.request import PlacedPicture, SamplingParams, TokenLogprobs
 from weft.schedule.tier_values import NO_STORE_STEP, StoreStep
 from weft.units import RowId, SeqId, SlotId
 
@@ -81,6 +81,8 @@ class Admission:
     """Ids that end the sequence; the sampler masks them until ``min_tokens`` are generated."""
     grammar: CompiledGrammar | None = None
     """The grammar of its answer, if it has one."""
+    pictures: tuple[PlacedPicture, ...] = ()
+    """The executor has their rows."""
 
 
 @dataclass(frozen=True, slots=True)
