@@ -23,7 +23,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind, in words. ``memory``: the memory table, top to bottom. ``notes``: sentences the user should see
     (what was shrunk to fit, what of the checkpoint was ignored). ``generation_defaults``: what the
     checkpoint's makers recommend, as fields of SamplingParams. ``identity``: what decides its tokens
-    (``weft.assemble.identity``)."""
+    (``weft.assemble.identity``). ``image_token``: of a model that reads pictures."""
 
     name: str
     directory: str
@@ -42,6 +42,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: list[int]
     generation_defaults: dict[str, float | int]
     identity: dict[str, str] = {}
+    image_token: int | None = None
 
     @property
     def max_model_len(self) -> int:

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import msgspec
+
 from weft.api.calls import Call, CallTable
 from weft.api.chat import ChatWriter, PreparedChat
 from weft.api.completion import (
@@ -59,7 +61,7 @@ class Engine:
         self.info: ModelInfo = assembled.info
         directory = Path(self.info.directory)
         self.tokenizer = Tokenizer.load(directory)
-        self._chat = ChatWriter(directory, self.tokenizer)
+        self._chat = ChatWriter(directory, self.tokenizer, self.info.image_token)
         self._calls = CallTable(assembled.core)
         self._numbers = itertools.count()
 
@@ -139,8 +141,8 @@ class Engine:
 
     def _chat_call(self, prepared: PreparedChat, prediction: Prompt) -> Call:
         encoded = prepared.encoded
-        return Call(self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks,
-                                  prediction), prepared.decoder)
+        request = self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks, prediction)
+        return Call(msgspec.structs.replace(request, pictures=encoded.pictures), prepared.decoder)
 
     def _call(self, prompt: Prompt, sampling: SamplingParams, *, marks: Sequence[int],
               prediction: Prompt) -> Call:

@@ -19,9 +19,12 @@ import torch
 
 from weft.errors import RequestError
 from weft.images.picture import Picture
+from weft.models.decoder import CausalModel
 from weft.models.vision.encoder import VisionEncoder
+from weft.runner.kv_scales import Model
 from weft.request import PlacedPicture
 from weft.schedule.plan import StepPlan
+from weft.spec import ITEM_BYTES
 from weft.tensor.device import current
 from weft.tensor.inputs import EmbeddedRows
 
@@ -29,11 +32,10 @@ from weft.tensor.inputs import EmbeddedRows
 class PictureRows:
     """See ``weft.engine.pictures.PictureEncoder``, which it is."""
 
-    def __init__(self, vision: VisionEncoder, image_token: int, width: int, dtype: torch.dtype,
-                 device: torch.device) -> None:
+    def __init__(self, vision: VisionEncoder, image_token: int, row_bytes: int, device: torch.device) -> None:
+        self.vision = vision
         self.image_token = image_token
-        self.row_bytes = width * dtype.itemsize
-        self._vision = vision
+        self.row_bytes = row_bytes
         self._device = device
         self._rows: dict[bytes, torch.Tensor] = {}
         self._dropped: list[tuple[bytes, torch.Tensor]] = []
@@ -45,7 +47,7 @@ class PictureRows:
 
     def check(self, picture: PlacedPicture) -> None:
         try:
-            counts = Picture.from_bytes(picture.data).row_counts
+            counts = [part for part in Picture.from_bytes(picture.data).text if isinstance(part, int)]
         except ValueError as error:
             raise RequestError(f"a picture cannot be read: {error}", param="pictures") from None
         if counts != [count for _, count in picture.places]:
@@ -53,7 +55,7 @@ class PictureRows:
                                f"{[count for _, count in picture.places]}", param="pictures")
 
     def pieces(self, picture: PlacedPicture) -> Iterator[None]:
-        encoding = self._vision.encode(Picture.from_bytes(picture.data))
+        encoding = self.vision.encode(Picture.from_bytes(picture.data))
         while True:
             with torch.inference_mode(), current(self._device):
                 try:
@@ -106,3 +108,13 @@ class PictureRows:
             for first, count in picture.places:
                 yield first, rows_ND[:count]
                 rows_ND = rows_ND[count:]
+
+
+def picture_rows(model: Model, device: torch.device) -> PictureRows | None:
+    """None where ``model`` reads text only."""
+    if not isinstance(model, CausalModel) or model.vision is None:
+        return None
+    architecture = model.architecture
+    assert architecture.vision is not None
+    return PictureRows(model.vision, architecture.vision.image_token_id,
+                       architecture.hidden_size * ITEM_BYTES[architecture.dtype], device)

@@ -210,10 +210,11 @@ def _check_context(prompt: Prompt, options: OllamaOptions) -> None:
 
 
 def _message(at: int, given: OllamaMessage) -> ChatMessage:
-    if given.images:
-        raise RequestError(f"messages[{at}].images: this server reads and writes text only",
-                           param=f"messages[{at}].images", code="unsupported_parameter")
     message = ChatMessage(role=given.role, content=given.content)
+    if given.images:
+        message.content = [{"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
+                           for data in given.images]
+        message.content += [{"type": "text", "text": given.content}] if given.content else []
     if given.tool_calls:
         message.tool_calls = [_given_call(f"messages[{at}].tool_calls[{number}]", call, number)
                               for number, call in enumerate(given.tool_calls)]
