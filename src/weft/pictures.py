@@ -46,14 +46,16 @@ def check_pictures(pictures: Sequence[PlacedPicture], tokens: Int32s, image_toke
     for number, picture in enumerate(pictures):
         if len(picture.digest) != DIGEST_BYTES or not picture.places:
             raise RequestError(f"picture {number} has a digest of {len(picture.digest)} bytes and "
-                               f"{len(picture.places)} places; it needs {DIGEST_BYTES} and one", param="pictures")
+                               f"{len(picture.places)} places; it needs {DIGEST_BYTES} and one",
+                               param="pictures")
         for first, count in picture.places:
             if first < end or count < 1 or first + count > len(tokens):
-                raise RequestError(f"picture {number} has {count} rows from position {first} on; the prompt has "
-                                   f"{len(tokens)} tokens, and the rows before end at {end}", param="pictures")
+                raise RequestError(f"picture {number} has {count} rows from position {first} on; the prompt "
+                                   f"has {len(tokens)} tokens, and the rows before end at {end}",
+                                   param="pictures")
             if (tokens[first:first + count] != image_token).any():
-                raise RequestError(f"picture {number}: the positions {first} to {first + count - 1} are not all "
-                                   f"the image token {image_token}", param="pictures")
+                raise RequestError(f"picture {number}: the positions {first} to {first + count - 1} are not "
+                                   f"all the image token {image_token}", param="pictures")
             end = first + count
 
 
@@ -78,7 +80,8 @@ def request_keys(request: Request) -> list[int]:
     """The keys of its prompt."""
     if not request.pictures:
         return request.prompt_tokens
-    keys: list[int] = prompt_keys(np.asarray(request.prompt_tokens, dtype=np.int32), request.pictures).tolist()
+    tokens = np.asarray(request.prompt_tokens, dtype=np.int32)
+    keys: list[int] = prompt_keys(tokens, request.pictures).tolist()
     return keys
 
 

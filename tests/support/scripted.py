@@ -86,7 +86,8 @@ class _Row:
     def learn(self, token: int, key: int | None = None) -> None:
         """``key``: stands for a row of a picture, whose KV is the picture's."""
         self.tokens.append(token)
-        self.digests.append(digest(self.digests[-1] if self.digests else EMPTY, token if key is None else key))
+        self.digests.append(digest(self.digests[-1] if self.digests else EMPTY,
+                                   token if key is None else key))
 
     def state_at(self, position: int) -> int:
         return self.digests[position - 1] if position else EMPTY

@@ -120,8 +120,9 @@ class ChatWriter:
         conversation = ConversationFields(messages=turns, variables=template, **fields)
         request = read_chat(conversation, template_variables=self._template.variables,
                             reads_images=self._images is not None)
-        prompt = chat_prompt(self._template, request.messages, chars_cut=TEMPLATE_CHARS_MAX, **request.rendering)
-        return request, prompt if self._images is None or not request.images else self._shown(prompt, request.images)
+        prompt = chat_prompt(self._template, request.messages, chars_cut=TEMPLATE_CHARS_MAX,
+                             **request.rendering)
+        return request, self._shown(prompt, request.images) if request.images else prompt
 
     def _shown(self, prompt: ChatPrompt, images: Sequence[ImagePart]) -> ChatPrompt:
         assert self._images is not None

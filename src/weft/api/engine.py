@@ -141,7 +141,8 @@ class Engine:
 
     def _chat_call(self, prepared: PreparedChat, prediction: Prompt) -> Call:
         encoded = prepared.encoded
-        request = self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks, prediction)
+        request = self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks,
+                                prediction)
         return Call(msgspec.structs.replace(request, pictures=encoded.pictures), prepared.decoder)
 
     def _call(self, prompt: Prompt, sampling: SamplingParams, *, marks: Sequence[int],

@@ -196,7 +196,8 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName,
     asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
     size = min(asked, room.most_bytes)
     note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
-    pictures = min(parse_bytes(config.picture_rows, flag="limits.picture_rows"), size // PICTURES_SHARE) if sees else 0
+    most = parse_bytes(config.picture_rows, flag="limits.picture_rows") if sees else 0
+    pictures = min(most, size // PICTURES_SHARE)
     arena = plan_arena(spec, size - pictures, kv_dtype=kv_dtype, compress=not config.exact,
                        compress_kv=config.compress_kv, kv_layout=gpu.page_layout(device))
     return arena, pictures, [note] if size < asked and config.memory is not None else []

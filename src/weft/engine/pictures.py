@@ -30,7 +30,6 @@ from weft.request import PlacedPicture, Request
 from weft.schedule.sequence import Sequence
 from weft.units import SeqId
 
-
 WAITING_BYTES_MAX = 256 << 20
 """Of the pixels of pictures that wait to be encoded."""
 
@@ -106,9 +105,9 @@ class PictureQueue:
                        for picture in seq.pictures}.values())
         new = sum(len(picture.data) for picture in request.pictures)
         if waiting and waiting + new > WAITING_BYTES_MAX:
-            raise QueueFullError(f"{waiting} bytes of pictures wait to be encoded and this request brings {new}; "
-                                 f"the limit is {WAITING_BYTES_MAX}. Try again later", param="messages",
-                                 code="queue_full")
+            raise QueueFullError(
+                f"{waiting} bytes of pictures wait to be encoded and this request brings {new}; the limit is "
+                f"{WAITING_BYTES_MAX}. Try again later", param="messages", code="queue_full")
 
     def submitted(self, seq: Sequence) -> None:
         if seq.pictures:

@@ -85,7 +85,7 @@ class Stream:
 
 
 class StreamTable:
-    """The live streams, by sequence and by request. ``outbox``: events for the next ``step``. ``pictures``, and
+    """Live streams, by sequence and by request. ``outbox``: events for the next ``step``. ``pictures``, and
     ``feed`` where there is one, hear of each end."""
 
     def __init__(self, scheduler: Scheduler, counters: EngineCounters, pictures: PictureQueue,

@@ -2,8 +2,8 @@
 
     start:  PictureStart                 job:  the URL -> b"+" Picture | b"-" the reason that it is refused
 
-Decoders read files of strangers, and take time and memory by what a file says of itself. So they run here, in a
-process with a limit of memory that is ended when a picture takes too long.
+Decoders read files of strangers, and take time and memory by what a file says of itself. So they run here, in
+a process with a limit of memory that is ended when a picture takes too long.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import binascii
 from collections.abc import Callable
 
 import msgspec
-
-from weft.errors import RequestError
 from weft.images.decoding import ImageLimits, decode
 from weft.images.lfm2_vl import prepare as patches_of
 from weft.images.picture import Picture
 from weft.images.settings import ImageSettings
+
+from weft.errors import RequestError
 
 _ACCEPTED, _REFUSED = b"+", b"-"
 
@@ -38,13 +38,13 @@ def data_of(url: str, limits: ImageLimits) -> bytes:
     scheme, _, rest = url.partition(":")
     head, comma, text = rest.partition(",")
     if scheme.lower() != "data":
-        raise RequestError(f"the picture is at {url[:100]!r}; this server reads pictures from data: URLs alone "
+        raise RequestError(f"the picture is at {url[:100]!r}; pictures are read from data: URLs alone "
                            "(data:image/png;base64,...)")
     if not comma or not head.lower().endswith(";base64"):
         raise RequestError(f"the data: URL begins {url[:60]!r}; it must be data:image/TYPE;base64,DATA")
     if len(text) > limits.image_bytes // 3 * 4 + 4:
-        raise RequestError(f"the picture has {len(text)} characters of base64; the limit is {limits.image_bytes} "
-                           "bytes (limits.image_bytes)")
+        raise RequestError(f"the picture has {len(text)} characters of base64; the limit is "
+                           f"{limits.image_bytes} bytes (limits.image_bytes)")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

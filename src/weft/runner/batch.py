@@ -197,8 +197,8 @@ class BatchBuilder:
             width = next((width for width in self.decode_widths if width >= decodes), 0)
             if width:
                 return _Padding(width - decodes, graphed=True)
-        elif self.mixed_shapes and embedded is None and (plan.verify_runs.stop == plan.run_count if plan.verify_count
-                                    else plan.mtp_drafts is None):
+        elif self.mixed_shapes and embedded is None and (
+                plan.verify_runs.stop == plan.run_count if plan.verify_count else plan.mtp_drafts is None):
             prompts = plan.lengths[decodes:].tolist()
             shape = next((shape for shape in self.mixed_shapes if shape.holds(
                 decodes, prompts, len(plan.taps), verify_runs=plan.verify_count > 0)), None)

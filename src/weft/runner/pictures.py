@@ -8,7 +8,8 @@ Rows are addressed by the position in the prompt alone. So the edges of chunks, 
 resumptions are no cases of their own.
 
 The engine drops rows while a step may be in flight that admits a sequence with them: such a sequence was
-cancelled, and what it computes is cached all the same. So rows go only when a step that began later is applied.
+cancelled, and what it computes is cached all the same. So rows go only when a step that began later is
+applied.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from weft.errors import RequestError
 from weft.images.picture import Picture
 from weft.models.decoder import CausalModel
 from weft.models.vision.encoder import VisionEncoder
-from weft.runner.kv_scales import Model
 from weft.request import PlacedPicture
+from weft.runner.kv_scales import Model
 from weft.schedule.plan import StepPlan
 from weft.spec import ITEM_BYTES
 from weft.tensor.device import current

@@ -40,9 +40,9 @@ class Sequence:
     """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
     __slots__ = ("_prompt_keys", "accepted_drafts", "boundaries", "computed_before", "computed_max",
-                 "generated", "grammar", "id", "marks", "pictures", "pictures_due", "prediction", "preemption_count",
-                 "prompt", "prompt_logprobs_due", "rank", "recomputed_tokens", "rejected_drafts", "salt",
-                 "sampling", "seed", "state", "stop_ids")
+                 "generated", "grammar", "id", "marks", "pictures", "pictures_due", "prediction",
+                 "preemption_count", "prompt", "prompt_logprobs_due", "rank", "recomputed_tokens",
+                 "rejected_drafts", "salt", "sampling", "seed", "state", "stop_ids")
 
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
                  stop_ids: tuple[int, ...], rank: Rank, salt: str = "",

@@ -221,7 +221,7 @@ class ServerConfig:
 
     def image_limits(self) -> ImageLimits:
         """Raises ConfigError."""
-        from weft.images.decoding import ImageLimits   # with Pillow, which few commands need
+        from weft.images.decoding import ImageLimits  # with Pillow, which few commands need
 
         return ImageLimits(image_bytes=parse_bytes(self.image_bytes, flag="limits.image_bytes"),
                            image_pixels=self.image_pixels, image_side=self.image_side)

@@ -39,8 +39,8 @@ from weft.text.tokenizer import banned_sequences
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``, ``marks``,
-    ``prediction`` and ``pictures`` as in ``Request``."""
+    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``,
+    ``marks``, ``prediction`` and ``pictures`` as in ``Request``."""
 
     tokens: list[int]
     text: str | None = None
@@ -337,8 +337,8 @@ def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answ
     if excess <= 0:
         return prompt
     if prompt.pictures:
-        raise RequestError(f"truncate_prompt_tokens would cut {excess} tokens of a conversation with pictures, "
-                           "which is not supported", param="truncate_prompt_tokens",
+        raise RequestError(f"truncate_prompt_tokens would cut {excess} tokens of a conversation with "
+                           "pictures, which is not supported", param="truncate_prompt_tokens",
                            code="unsupported_parameter")
     if body.truncation_side == "right":
         return Prompt(prompt.tokens[:limit], None, [at for at in prompt.boundaries if at <= limit],

@@ -38,10 +38,11 @@ class PictureReader:
         self._lane = WorkerLane(lambda: _started(function, start), seconds)
 
     async def read(self, images: Sequence[ImagePart]) -> list[Picture]:
-        """Raises RequestError that names the part, and EngineUnavailableError where too many wait."""
+        """Raises RequestError that names the part, EngineUnavailableError where too many wait."""
         if len(images) > self._pictures_max:
-            raise RequestError(f"the conversation has {len(images)} pictures; the limit is {self._pictures_max} "
-                               "(limits.images)", param=images[self._pictures_max].where)
+            raise RequestError(
+                f"the conversation has {len(images)} pictures; the limit is {self._pictures_max} "
+                "(limits.images)", param=images[self._pictures_max].where)
         return [await self._read(image) for image in images]
 
     async def _read(self, image: ImagePart) -> Picture:
@@ -58,8 +59,8 @@ class PictureReader:
             raise RequestError(f"{image.where}: the picture takes more than {self._seconds:g} s to read "
                                "(limits.image_seconds)", param=image.where, code="invalid_image") from None
         except OSError:
-            raise RequestError(f"{image.where}: the picture ended the process that read it", param=image.where,
-                               code="invalid_image") from None
+            raise RequestError(f"{image.where}: the picture ended the process that read it",
+                               param=image.where, code="invalid_image") from None
 
     def close(self) -> None:
         self._lane.end()

@@ -38,8 +38,8 @@ class ImagePart(msgspec.Struct, frozen=True):
 
 
 def split_images(messages: list[ChatMessage]) -> tuple[list[ChatMessage], list[ImagePart]]:
-    """The messages with a bare ``{"type": "image"}`` for each picture, and the pictures in their order. Raises
-    RequestError for a part without an address."""
+    """The messages with a bare ``{"type": "image"}`` for each picture, and the pictures in their order.
+    Raises RequestError for a part without an address."""
     images: list[ImagePart] = []
     shown = []
     for at, message in enumerate(messages):
@@ -64,8 +64,8 @@ def with_pictures(text: str, places: Sequence[int], pictures: Sequence[Picture],
     pieces = text.split(image_token)
     if len(pieces) - 1 != len(pictures):
         raise RequestError(
-            f"the chat template writes {image_token} {len(pieces) - 1} times for {len(pictures)} pictures: a text "
-            "of the conversation has it too, or the template leaves pictures out", param="messages")
+            f"the chat template writes {image_token} {len(pieces) - 1} times for {len(pictures)} pictures: a "
+            "text of the conversation has it too, or the template leaves pictures out", param="messages")
     shown, out, at = [], [pieces[0]], len(pieces[0])
     ends, shifts = [], []
     for picture, after in zip(pictures, pieces[1:], strict=True):

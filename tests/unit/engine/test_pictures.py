@@ -132,7 +132,8 @@ def test_two_pictures_under_one_text_share_nothing_behind_it(monkeypatch: pytest
 
 def test_an_answer_is_that_of_the_picture_whatever_else_happens() -> None:
     rig, encoder = seeing(frame_count=4, rows_max=3, step_tokens_max=64)
-    pictures = {name: picture(name[0], 30 + 7 * at, 20, 9) for at, name in enumerate(("a1", "b1", "a2", "c1", "b2"))}
+    names = ("a1", "b1", "a2", "c1", "b2")
+    pictures = {name: picture(name[0], 30 + 7 * at, 20, 9) for at, name in enumerate(names)}
     for at, (name, one) in enumerate(pictures.items()):
         rig.submit(name, prompt(90, one), pictures=[one], seed=at, temperature=1.0, max_tokens=60)
     rig.submit("text", 40, max_tokens=60)
@@ -188,7 +189,7 @@ def test_rows_of_sequences_that_live_stay_and_others_go_by_age() -> None:
 def test_a_cancelled_sequence_gives_its_rows_up(steps: int) -> None:
     rig, encoder = seeing(pictures_bytes=10 * 8, overlap=True)
     encoder.pieces_each = 4
-    rig.before_execute = lambda plan: None   # the step in flight has rows that were dropped: see runner/pictures
+    rig.before_execute = lambda plan: None   # a step in flight has rows that were dropped: runner/pictures
     one = picture("a", 20, 10)
     rig.submit("a", prompt(60, one), pictures=[one], max_tokens=50)
     for _ in range(steps):
@@ -202,7 +203,8 @@ def test_a_cancelled_sequence_gives_its_rows_up(steps: int) -> None:
 
 @pytest.mark.parametrize(("pictures", "words"), [
     ([PlacedPicture(digest=b"1", places=[(5, 5)], data=b"x")], "a digest of 1 bytes"),
-    ([picture("a", 55, 10)], "55"), ([picture("a", 20, 10), picture("b", 25, 5)], "the rows before end at 30"),
+    ([picture("a", 55, 10)], "from position 55 on"),
+    ([picture("a", 20, 10), picture("b", 25, 5)], "the rows before end at 30"),
     ([PlacedPicture(digest=bytes(32), places=[(40, 4)], data=b"x")], "not all the image token 5"),
     ([PlacedPicture(digest=bytes(32), places=[(20, 10)], data=b"")], "it is empty")])
 def test_pictures_that_do_not_fit_the_prompt_are_refused(pictures: list[PlacedPicture], words: str) -> None:

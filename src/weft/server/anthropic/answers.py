@@ -263,8 +263,8 @@ def _image(place: str, block: Block) -> Block:
         case {"type": "url", "url": str(url)}:
             pass
         case _:
-            raise RequestError(f"{place}.source has type {kind!r}; it is base64, with media_type and data, or url, "
-                               "with url", param=f"{place}.source")
+            raise RequestError(f"{place}.source has type {kind!r}; it is base64, with media_type and "
+                               "data, or url, with url", param=f"{place}.source")
     marks = {"cache_control": block["cache_control"]} if block.get("cache_control") is not None else {}
     return {"type": "image_url", "image_url": {"url": url}, **marks}
 
