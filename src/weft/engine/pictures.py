@@ -58,11 +58,11 @@ class PictureEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PictureCounts:
-    """Since the start: pictures encoded, those whose rows were there, and rows dropped for others. ``bytes``:
+    """Since the start: pictures encoded, those whose rows were there, rows dropped for others. ``bytes``:
     of the rows that are there now."""
 
     encoded: int = 0
-    found: int = 0
+    reused: int = 0
     dropped: int = 0
     bytes: int = 0
     waiting: int = 0
@@ -89,7 +89,7 @@ class PictureQueue:
         self._begun: dict[SeqId, Sequence] = {}
         self._rows: OrderedDict[bytes, _Rows] = OrderedDict()
         self._current: tuple[bytes, Iterator[None]] | None = None
-        self._encoded = self._found = self._dropped = 0
+        self._encoded = self._reused = self._dropped = 0
 
     @property
     def has_work(self) -> bool:
@@ -140,7 +140,7 @@ class PictureQueue:
         self._trim(0)
 
     def counts(self) -> PictureCounts:
-        return PictureCounts(self._encoded, self._found, self._dropped, self._bytes(), len(self._waiting))
+        return PictureCounts(self._encoded, self._reused, self._dropped, self._bytes(), len(self._waiting))
 
     def audit(self) -> None:
         for rows in self._rows.values():
@@ -171,7 +171,7 @@ class PictureQueue:
         self._begun[seq.id] = seq
         for picture in seq.pictures:
             rows = self._rows.setdefault(picture.digest, _Rows(picture.row_count))
-            self._found += rows.ready
+            self._reused += rows.ready
             rows.users.add(seq.id)
             self._rows.move_to_end(picture.digest)
         self._trim(self._budget_bytes)

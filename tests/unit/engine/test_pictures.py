@@ -164,7 +164,7 @@ def test_text_passes_pictures_that_wait_and_a_picture_is_encoded_once() -> None:
         ended += [event.request_id for event in rig.step() if event.finish_reason]
     assert ended[0] == "text"
     assert encoder.encoded == [one.digest]
-    assert rig.core.pictures.counts().found == 3
+    assert rig.core.pictures.counts().reused == 3
 
 
 def test_rows_of_sequences_that_live_stay_and_others_go_by_age() -> None:
