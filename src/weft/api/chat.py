@@ -18,8 +18,8 @@ import msgspec
 from weft.api.completion import ChatPiece, ChatReply, Completion, FunctionCall
 from weft.errors import RequestError
 from weft.images.decoding import ImageLimits
-from weft.images.settings import ImageSettings, settings_of
-from weft.images.worker import read_picture
+from weft.images.settings import ImageSettings
+from weft.images.worker import read_picture, settings_of
 from weft.request import SamplingParams
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
 from weft.text.chat_request import (

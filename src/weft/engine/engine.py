@@ -293,4 +293,4 @@ class EngineCore:
             recomputed_tokens=self.scheduler.recomputed_tokens,
             sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
-            costs=self.meter.cost(), ranks=self.counters.ranks())
+            pictures=self.pictures.stats(), costs=self.meter.cost(), ranks=self.counters.ranks())

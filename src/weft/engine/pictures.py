@@ -25,6 +25,7 @@ from typing import Protocol
 
 import msgspec
 
+from weft.engine.stats import PictureStats
 from weft.errors import QueueFullError
 from weft.request import PlacedPicture, Request
 from weft.schedule.sequence import Sequence
@@ -54,18 +55,6 @@ class PictureEncoder(Protocol):
     def drop(self, digest: bytes) -> None:
         """The executor gives up the rows of a picture."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PictureCounts:
-    """Since the start: pictures encoded, those whose rows were there, rows dropped for others. ``bytes``:
-    of the rows that are there now."""
-
-    encoded: int = 0
-    reused: int = 0
-    dropped: int = 0
-    bytes: int = 0
-    waiting: int = 0
 
 
 @dataclass(slots=True)
@@ -139,8 +128,8 @@ class PictureQueue:
         """Drop the rows that no sequence needs."""
         self._trim(0)
 
-    def counts(self) -> PictureCounts:
-        return PictureCounts(self._encoded, self._reused, self._dropped, self._bytes(), len(self._waiting))
+    def stats(self) -> PictureStats:
+        return PictureStats(self._encoded, self._reused, self._dropped, self._bytes(), len(self._waiting))
 
     def audit(self) -> None:
         for rows in self._rows.values():

@@ -11,14 +11,17 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
+
+from weft.errors import RequestError
+from weft.families import read_architecture
+from weft.files import read_json
 from weft.images.decoding import ImageLimits, decode
 from weft.images.lfm2_vl import prepare as patches_of
 from weft.images.picture import Picture
-from weft.images.settings import ImageSettings
-
-from weft.errors import RequestError
+from weft.images.settings import ImageSettings, read_settings
 
 _ACCEPTED, _REFUSED = b"+", b"-"
 
@@ -26,6 +29,13 @@ _ACCEPTED, _REFUSED = b"+", b"-"
 class PictureStart(msgspec.Struct):
     settings: ImageSettings
     limits: ImageLimits
+
+
+def settings_of(directory: Path) -> ImageSettings:
+    """Of a checkpoint with a vision tower. Raises CheckpointError."""
+    tower = read_architecture(read_json(directory / "config.json")).vision
+    assert tower is not None
+    return read_settings(directory, tower)
 
 
 def read_picture(url: str, settings: ImageSettings, limits: ImageLimits) -> Picture:

@@ -27,7 +27,7 @@ from weft.errors import (
     UnknownModelError,
 )
 from weft.fleet.fleet import Fleet
-from weft.images.settings import settings_of
+from weft.images.worker import settings_of
 from weft.info import ModelInfo
 from weft.server.batches.files import open_file_store
 from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict

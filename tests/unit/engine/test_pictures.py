@@ -147,7 +147,7 @@ def test_an_answer_is_that_of_the_picture_whatever_else_happens() -> None:
             eos_ids=(EOS,), max_model_len=rig.sizes.max_model_len, next_token=hashed_token(VOCAB_SIZE))
         assert rig.tokens(name) == expected
     assert digest_of(keys) != digest_of(tokens)
-    assert rig.core.pictures.counts().waiting == 0
+    assert rig.core.pictures.stats().waiting == 0
     assert len(encoder.encoded) >= 3
 
 
@@ -164,7 +164,7 @@ def test_text_passes_pictures_that_wait_and_a_picture_is_encoded_once() -> None:
         ended += [event.request_id for event in rig.step() if event.finish_reason]
     assert ended[0] == "text"
     assert encoder.encoded == [one.digest]
-    assert rig.core.pictures.counts().reused == 3
+    assert rig.core.pictures.stats().reused == 3
 
 
 def test_rows_of_sequences_that_live_stay_and_others_go_by_age() -> None:
@@ -182,7 +182,7 @@ def test_rows_of_sequences_that_live_stay_and_others_go_by_age() -> None:
     assert encoder.resident == {large.digest}, "alone, a sequence may hold more than the budget"
     rig.run()
     assert rig.answers["d", 0].reason == "length"
-    assert rig.core.pictures.counts().bytes <= 2 * 10 * 8
+    assert rig.core.pictures.stats().bytes <= 2 * 10 * 8
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
