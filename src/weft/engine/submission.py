@@ -112,8 +112,9 @@ class Submission:
             context_left = self._sizes.max_model_len - int(tokens.size)
             rule = stop_rule(request.sampling, self._eos_ids, context_left)
             request.resumption.check(request.sampling.n, rule.new_tokens_max, self._vocab_size)
-        check_pictures(request.pictures, tokens, self._image_token)
-        return tokens.astype(np.int32)
+        prompt = tokens.astype(np.int32)
+        check_pictures(request.pictures, prompt, self._image_token)
+        return prompt
 
     def check_queue(self, waiting: int, request: Request) -> None:
         """Raises QueueFullError where the sequences of ``request`` do not fit behind those that wait (law
