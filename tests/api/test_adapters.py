@@ -30,7 +30,8 @@ def make_adapter(directory: Path, seed: int, *, rank: int = 4) -> Path:
         shapes = ({"q_proj": (256, 256), "k_proj": (128, 256), "v_proj": (128, 256), "out_proj": (256, 256)}
                   if layer % 2 else {"in_proj": (768, 256), "out_proj": (256, 256)})
         for name, (rows, columns) in shapes.items():
-            tensors |= factors(f"model.layers.{layer}.{mixer}.{name}", rows, columns, rank=rank, seed=seed + layer)
+            tensors |= factors(f"model.layers.{layer}.{mixer}.{name}", rows, columns, rank=rank,
+                               seed=seed + layer)
     return written(directory, tensors, r=rank, lora_alpha=rank)
 
 
@@ -43,7 +44,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("adapters")
-    return {name: make_adapter(home / name, 10 * number, rank=3 + number) for number, name in enumerate(NAMES)}
+    return {name: make_adapter(home / name, 10 * number, rank=3 + number)
+            for number, name in enumerate(NAMES)}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,7 @@ def test_a_prefix_of_one_adapter_is_none_of_another(engine: Engine) -> None:
     assert bits(again) == bits(first[0])
 
 
-def test_other_files_under_one_name_and_path_find_nothing_of_the_first(engine: Engine, tmp_path: Path) -> None:
+def test_other_files_under_one_name_find_nothing_of_the_first(engine: Engine, tmp_path: Path) -> None:
     """vllm 42125: a reload under the same name answered from the old adapter's prefix."""
     path = make_adapter(tmp_path / "same", 500)
     engine.load_lora("same", path)
@@ -157,7 +159,7 @@ def spoiled(directory: Path, tmp_path: Path, kind: str) -> Path:
     elif kind == "shape":
         save_file(tensors | {first: tensors[first][:, :-1].contiguous()}, weights)
     elif kind == "name":
-        save_file(tensors | {f"{PREFIX}model.layers.0.conv.in_porj.lora_A.weight": tensors[first]}, weights)
+        save_file(tensors | {f"{PREFIX}model.layers.0.conv.in_porj.lora_A.weight": tensors[first].clone()}, weights)
     elif kind == "half":
         save_file({name: tensor for name, tensor in tensors.items() if name != first}, weights)
     else:
@@ -168,8 +170,8 @@ def spoiled(directory: Path, tmp_path: Path, kind: str) -> Path:
 
 
 WORDS = {"no config": "adapter_config.json", "pickle": "pickle", "link": "link out of", "cut": "truncated",
-         "nan": "NaN or infinite", "shape": "lora_A", "name": "in_porj", "half": "alone", "rank": "--max-lora-rank",
-         "method": "LOHA", "variant": "trainable_token_indices", "begun": "pissa"}
+         "nan": "NaN or infinite", "shape": "lora_A", "name": "in_porj", "half": "alone",
+         "rank": "--max-lora-rank", "method": "LOHA", "variant": "trainable_token_indices", "begun": "pissa"}
 
 
 @pytest.mark.parametrize("kind", WORDS)

@@ -122,9 +122,9 @@ def test_single_experts_are_the_slices_of_a_stack(tmp_path: Path) -> None:
     count, width, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
     each = [factors("", hidden, width, seed=number) for number in range(count)]
     a, b = (torch.stack([one[f".lora_{side}.weight"] for one in each]) for side in "AB")
-    stack = {"model.layers.1.mlp.experts.lora_A.weight": a.flatten(0, 1),
-             "model.layers.1.mlp.experts.lora_B.weight": b.permute(1, 2, 0).flatten(1)}
-    single = {f"model.layers.1.mlp.experts.{number}.down_proj{end}": tensor
+    stack = {"model.layers.0.mlp.experts.lora_A.weight": a.flatten(0, 1),
+             "model.layers.0.mlp.experts.lora_B.weight": b.permute(1, 2, 0).flatten(1)}
+    single = {f"model.layers.0.mlp.experts.{number}.down_proj{end}": tensor
               for number, one in enumerate(each) for end, tensor in one.items()}
     model, digests = model_with(name, written(tmp_path / "a", stack, target_parameters=["experts.down_proj"]),
                                 written(tmp_path / "b", single))
