@@ -223,7 +223,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def salt(self) -> str:
         """What parts its cached prefixes from those of other tenants and other adapters."""
-        return salted(self.adapter, self.cache_salt)
+        plain = self.adapter is None and not self.cache_salt.startswith("\0")
+        return self.cache_salt if plain else salted(self.adapter, self.cache_salt)
 
     def check_length(self, limit: int, *, prompt_field: str = "prompt") -> None:
         """``limit``: the served context in tokens; ``prompt_field``: the field that the prompt came in.

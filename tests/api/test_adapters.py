@@ -159,7 +159,8 @@ def spoiled(directory: Path, tmp_path: Path, kind: str) -> Path:
     elif kind == "shape":
         save_file(tensors | {first: tensors[first][:, :-1].contiguous()}, weights)
     elif kind == "name":
-        save_file(tensors | {f"{PREFIX}model.layers.0.conv.in_porj.lora_A.weight": tensors[first].clone()}, weights)
+        other = f"{PREFIX}model.layers.0.conv.in_porj.lora_A.weight"
+        save_file(tensors | {other: tensors[first].clone()}, weights)
     elif kind == "half":
         save_file({name: tensor for name, tensor in tensors.items() if name != first}, weights)
     else:

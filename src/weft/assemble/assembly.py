@@ -152,8 +152,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
                       adapters=_adapter_pool(config, placed.executor),
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
-    adapters = registered_adapters(config)
-    notes += load_adapters(core, adapters, tell)
+    notes += load_adapters(core, adapters := registered_adapters(config), tell)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
     if ranks is not None:
         core.counters.ranks = partial(ranks.stats, placed.own)

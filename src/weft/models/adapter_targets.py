@@ -119,11 +119,11 @@ def other_spellings(stored: Mapping[str, Target]) -> dict[str, Target]:
     for name, target in stored.items():
         home, _, leaf = name.rpartition(".")
         groups.setdefault(home, {})[leaf] = target
-    found: dict[str, Target] = {}
+    spellings: dict[str, Target] = {}
     for home, leaves in groups.items():
         spelled = {leaf: target for parts, whole in _FUSED for leaf, target in _spelled(leaves, parts, whole)}
-        found |= {f"{home}.{leaf}": target for leaf, target in spelled.items()}
-    return found
+        spellings |= {f"{home}.{leaf}": target for leaf, target in spelled.items()}
+    return spellings
 
 
 _FUSED: tuple[tuple[tuple[str, ...], str], ...] = (

@@ -11,8 +11,8 @@
                 ProductChange of that product
 
 ``load_adapter`` reads and checks in any thread and changes nothing of the model. ``install`` and ``remove``
-are for the thread that computes: a dictionary entry in each product. The bytes that were hashed are the bytes
-that are used, so a file that changes meanwhile is no second adapter under the first one's digest.
+are for the thread that computes: a dictionary entry in each product. The bytes that are used are those that
+were hashed. A file that changes meanwhile is no second adapter under the first one's digest.
 
 Stacks of experts are peft's: A [r x experts, in] by expert, B [out, r x experts] with the expert last. The
 outer of two nested wrappers is the parameter that the module has last.
@@ -46,9 +46,10 @@ from weft.models.blocks.linear import Linear, dense_rows
 from weft.models.decoder import CausalModel
 from weft.models.safetensors_header import read_header
 from weft.models.sharding import Shard
+from weft.models.stored_values import TORCH_DTYPES, is_finite
 from weft.tensor.layout import DTYPES
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_FLOATS = ("F32", "F16", "BF16", "F64")
 _TENSOR = re.compile(
     r"(?P<module>.+?)\.(?:(?P<factor>lora_(?:embedding_)?[AB])(?:\.(?!weight|bias)[^.]+)?(?:\.(?P<end>weight|bias))?"
     r"|lora_(?P<magnitude>magnitude_vector)(?:\.[^.]+)*"
@@ -136,25 +137,27 @@ def remove(model: CausalModel, loaded: LoadedAdapter) -> None:
 def _tensors(adapter: Adapter, directory: Path) -> dict[str, torch.Tensor]:
     """Every tensor, finite, in float32 or the dtype it has."""
     file = directory / WEIGHTS_FILE
-    read_header(file)    # its errors name the tensor and the byte
+    stored = read_header(file)   # its errors name the tensor and the byte
     content = file.read_bytes()
     if files_digest(directory, content) != adapter.digest:
         raise CheckpointError(f"{directory}: the files of adapter {adapter.name} have changed since it was "
                               "loaded; load it again", param="lora")
-    from safetensors.torch import load
-
-    tensors = load(content)
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _FLOATS:
-            raise CheckpointError(f"{file}: tensor {name} is {str(tensor.dtype).removeprefix('torch.')}; "
+    tensors: dict[str, torch.Tensor] = {}
+    held = bytearray(content)
+    for name, one in stored.items():
+        if one.dtype not in _FLOATS:
+            raise CheckpointError(f"{file}: tensor {name} is {one.dtype}; "
                                   "factors are float32, float16 or bfloat16", param="lora")
-        if not tensor.isfinite().all():
-            raise CheckpointError(f"{file}: tensor {name} has NaN or infinite values", param="lora")
+        if one.stored_bytes:
+            flat = torch.frombuffer(held, dtype=torch.uint8, count=one.stored_bytes, offset=one.begin).clone()
+            tensors[name] = flat.view(TORCH_DTYPES[one.dtype]).view(one.shape)
+            if not is_finite(tensors[name], one.dtype):
+                raise CheckpointError(f"{file}: tensor {name} has NaN or infinite values", param="lora")
     return tensors
 
 
 def _wanted(tensors: Mapping[str, torch.Tensor]) -> list[Wanted]:
-    found: dict[tuple[str, int], Wanted] = {}
+    by_module: dict[tuple[str, int], Wanted] = {}
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
         if match is None:
@@ -166,7 +169,7 @@ def _wanted(tensors: Mapping[str, torch.Tensor]) -> list[Wanted]:
         factor = match["factor"]
         nested = factor is not None and not factor.startswith("lora_embedding")
         key = (module, depth if nested else 0)
-        one = found.setdefault(key, Wanted(module, key[1]))
+        one = by_module.setdefault(key, Wanted(module, key[1]))
         if factor is not None:
             one.of_table |= factor.startswith("lora_embedding")
             if match["end"] == "bias":
@@ -181,13 +184,13 @@ def _wanted(tensors: Mapping[str, torch.Tensor]) -> list[Wanted]:
             one.whole = tensor
         else:
             one.bias = tensor
-    for one in found.values():
+    for one in by_module.values():
         if (one.a is None) != (one.b is None):
             raise CheckpointError(f"the adapter has lora_{'B' if one.a is None else 'A'} of {one.module} "
                                   "alone; a module needs both", param="lora")
-    if not found:
+    if not by_module:
         raise CheckpointError("the adapter has no tensors", param="lora")
-    return list(found.values())
+    return list(by_module.values())
 
 
 @dataclass(slots=True)
@@ -405,7 +408,7 @@ class _Placing:
                 part.up = self._factor(_even(piece.b))
                 begin = part.end
             parts.append(part)
-        return ProductChange(self._factor(torch.cat(downs)) if downs else None, tuple(parts))
+        return ProductChange(self._factor(torch.cat(downs)) if downs else None, tuple(parts), self._dtype)
 
     def _factor(self, values: torch.Tensor) -> Factor:
         return Factor.of(values.to(self._device, self._dtype))

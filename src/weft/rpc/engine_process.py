@@ -394,7 +394,8 @@ class EngineLoop:
             if refusal is not None:
                 raise refusal
             self._sleep_queue.check_open()
-            if self._adapter_queue.take(request) or self._grammar_queue.take(request):
+            waits = request.adapter is not None and self._adapter_queue.take(request)
+            if waits or self._grammar_queue.take(request):
                 self._submit_numbers[request.request_id] = number
                 return
             self._core.submit(request)

@@ -16,8 +16,6 @@ so it is refused there, and ``--lora`` is the way. """
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from weft.adapters import Adapter, check_name, read_adapter
-from weft.errors import ConfigError, RequestError, UnknownModelError
+from weft.errors import ConfigError, RequestError
 from weft.server.protocol import read_body
 from weft.server.sse import read_raw
 
@@ -46,44 +44,6 @@ class UnloadAdapterBody(msgspec.Struct, frozen=True):
 
     lora_name: str
     lora_int_id: int | None = None
-
-
-class AdapterNames:
-    """Name -> adapter."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, Adapter] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def start_with(self, adapters: Sequence[Adapter], model_names: Sequence[str]) -> None:
-        """Of ``--lora``. Raises ConfigError for a name that the model has."""
-        for adapter in adapters:
-            if adapter.name in model_names:
-                raise ConfigError(f"--lora {adapter.name} has a name of the model itself; choose another",
-                                  param="--lora")
-            self._by_name[adapter.name] = adapter
-
-    def served(self, model: ServedModel, name: str) -> ServedModel | None:
-        """``model`` under the name of an adapter, computed with it."""
-        adapter = self._by_name.get(name)
-        return None if adapter is None else replace(model, names=(name,), adapter=adapter)
-
-    def find(self, name: str) -> Adapter | None:
-        return self._by_name.get(name)
-
-    def bind(self, adapter: Adapter) -> None:
-        self._by_name[adapter.name] = adapter
-
-    def release(self, name: str) -> Adapter:
-        """Raises UnknownModelError."""
-        if name not in self._by_name:
-            raise UnknownModelError(f"there is no adapter {name[:200]!r} here", param="lora_name")
-        return self._by_name.pop(name)
-
-    def digests(self) -> set[str]:
-        return {adapter.digest for adapter in self._by_name.values()}
 
 
 class AdapterHandlers:

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -29,7 +29,7 @@ from weft.errors import (
 )
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
-from weft.server.adapters import AdapterNames
+from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
 from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
@@ -309,9 +309,9 @@ class Service:
         self.check_open()
         assert self.model is not None
         if name is not None and name != ANY_NAME and name not in self.model.names:
-            adapted = self.adapters.served(self.model, name)
-            if adapted is not None:
-                return adapted
+            adapter = self.adapters.find(name)
+            if adapter is not None:
+                return replace(self.model, names=(name,), adapter=adapter)
             names = (*self.model.names, *self.adapters)
             served = ", ".join(repr(known) for known in (*names[:_NAMES_SHOWN], ANY_NAME))
             served += f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""

@@ -22,7 +22,7 @@ BASE = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AdapterRows:
     """The rows of one adapter, by its digest. A slice where they are neighbours."""
 
     digest: str
@@ -35,7 +35,7 @@ class StepAdapters:
     """Which rows of a step are whose. ``by_count``: rows of the input -> groups; all tokens of the step, and
     those whose output was asked for."""
 
-    by_count: Mapping[int, tuple[Group, ...]]
+    by_count: Mapping[int, tuple[AdapterRows, ...]]
 
     @classmethod
     def of(cls, digests: Sequence[str], lengths: Sequence[int],
@@ -50,13 +50,13 @@ class StepAdapters:
         return cls({len(narrow): groups_of(narrow), len(whole): groups_of(whole)})
 
 
-def groups_of(digests: Sequence[str]) -> tuple[Group, ...]:
+def groups_of(digests: Sequence[str]) -> tuple[AdapterRows, ...]:
     """By row, whose it is -> the rows of each adapter."""
     rows: dict[str, list[int]] = {}
     for row, digest in enumerate(digests):
         if digest != BASE:
             rows.setdefault(digest, []).append(row)
-    return tuple(Group(digest, _index(own), len(own)) for digest, own in rows.items())
+    return tuple(AdapterRows(digest, _index(own), len(own)) for digest, own in rows.items())
 
 
 def _index(rows: list[int]) -> slice | torch.Tensor:
@@ -71,7 +71,7 @@ class ActiveAdapters:
     def __init__(self) -> None:
         self.step: StepAdapters | None = None
 
-    def groups(self, rows: int) -> tuple[Group, ...]:
+    def groups(self, rows: int) -> tuple[AdapterRows, ...]:
         return () if self.step is None else self.step.by_count.get(rows, ())
 
     @contextmanager

@@ -10,9 +10,9 @@ The base weights stay as they are (12 bits, int8, int4, GGUF): no copy of a matr
 tiles of the same kernels as W, in which a row's bits do not depend on the rows beside it. So a row of an
 adapter has the bits that it has alone, whichever adapters are in the batch.
 
-Products that are one matrix of several stored ones (q, k and v) have one A below the other, and a B for each
-range of rows. A change may also scale the product (DoRA), shift it (biases), or stand in its place (a matrix
-that was trained whole). Which rows are whose is set once a step (``ActiveAdapters.step``), and a product
+A product may be one matrix of several stored ones (q, k and v). It has one A below the other, and a B for
+each range of rows. A change may also scale the product (DoRA), shift it (biases), or stand in its place (a
+matrix that was trained whole). Which rows are whose is set once a step (``ActiveAdapters.step``). A product
 finds its rows by the number of rows that it gets (``tensor.adapter_rows``).
 
 Rejected: rows as an argument of each product (sixty calls that hand it on, for one model in a hundred);
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from weft.tensor.adapter_rows import ActiveAdapters, Group
+from weft.tensor.adapter_rows import ActiveAdapters, AdapterRows
 from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.weights.tiles import TiledWeight, small_tiles
 
@@ -86,6 +86,7 @@ class ProductChange:
 
     down: Factor | None
     parts: tuple[Part, ...]
+    dtype: torch.dtype
 
     @property
     def held_bytes(self) -> int:
@@ -94,19 +95,19 @@ class ProductChange:
 
     def add(self, x: torch.Tensor, y: torch.Tensor, rows: slice | torch.Tensor) -> None:
         """Into ``rows`` of ``y`` [T, out], of ``x`` [T, in]."""
-        own = x[rows]
+        own = x[rows].to(self.dtype)   # routers are float32 in models of bfloat16
         low = None if self.down is None else self.down(own)
         for part in self.parts:
             into = y[:, part.first:part.last]
             if part.whole is not None:
-                into[rows] = part.whole(own)
+                into[rows] = part.whole(own).to(y.dtype)
             if part.gain is not None:
                 into[rows] *= part.gain
             if part.shift is not None:
                 into[rows] += part.shift
             if part.up is not None:
                 assert low is not None
-                added = part.up(low[:, part.begin:part.end])
+                added = part.up(low[:, part.begin:part.end]).to(y.dtype)
                 if isinstance(rows, slice):
                     into[rows] += added
                 else:
@@ -129,7 +130,7 @@ class AdaptedProduct:
                 change.add(x, y, group.rows)
         return y
 
-    def of_step(self, rows: int) -> list[tuple[Group, ProductChange]]:
+    def of_step(self, rows: int) -> list[tuple[AdapterRows, ProductChange]]:
         """For products that a block does not compute as such."""
         return [(group, self.changes[group.digest]) for group in self.active.groups(rows)
                 if group.digest in self.changes]
@@ -192,6 +193,6 @@ class AdaptedExperts:
     active: ActiveAdapters
     changes: dict[str, ExpertsChange] = field(default_factory=dict)
 
-    def of_step(self, rows: int) -> list[tuple[Group, ExpertsChange]]:
+    def of_step(self, rows: int) -> list[tuple[AdapterRows, ExpertsChange]]:
         return [(group, self.changes[group.digest]) for group in self.active.groups(rows)
                 if group.digest in self.changes]

@@ -31,7 +31,7 @@ import torch
 from weft.families.architecture import Attention, LatentAttention
 from weft.models.blocks.adapted import AdaptedProduct
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
-from weft.tensor.adapter_rows import Group
+from weft.tensor.adapter_rows import AdapterRows
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, staged
@@ -150,7 +150,7 @@ class LatentAttentionBlock:
             o_THV[group.rows] += (low_HTR @ up_HWR[:, self.shape.own_dim:].transpose(1, 2)).transpose(0, 1)
         return o_THV
 
-    def _expansions(self, rows: int) -> Iterator[tuple[Group, torch.Tensor, torch.Tensor]]:
+    def _expansions(self, rows: int) -> Iterator[tuple[AdapterRows, torch.Tensor, torch.Tensor]]:
         """Of each adapter in the step: its rows, A [r, latent], and B of each head [heads, own + value,
         r]."""
         for group, change in [] if self.expansion is None else self.expansion.of_step(rows):
