@@ -12,8 +12,9 @@ Pressure is a return value (law L3): an adapter for which running ones leave no 
 requests wait. One that is larger than the whole budget is an error, as it would wait for ever.
 
 Rejected: slots of one size for the largest rank (an adapter of rank 8 would take the bytes of one of rank
-256); pinning by a count that each end of a sequence must lower (the live sequences are the truth, and
-evictions are rare enough to look at them). """
+256); pinning by a count that each end of a sequence must lower. The live sequences
+are the truth, and evictions are rare enough to look at them.
+"""
 
 from __future__ import annotations
 

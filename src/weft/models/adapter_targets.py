@@ -13,7 +13,8 @@ into order as rows of W are, columns of A are cut as columns of W are.
 
 A matrix that is stored whole may be trained in parts, and the other way round. ``other_spellings`` has these
 names beside the stored ones: gate and up, q, k and v, the projections of a gated delta net. Source: modules
-of transformers and of vLLM, and what hub checkpoints store. """
+of transformers and of vLLM, and what hub checkpoints store.
+"""
 
 from __future__ import annotations
 

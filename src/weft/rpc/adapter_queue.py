@@ -7,7 +7,8 @@
 
 One thread reads, so a burst of new adapters takes one core at most. A request waits before it is accepted: a
 bad adapter is an error of that request and never a sequence that fails. ``ready`` hands out a request only
-when its adapter is in memory, and the engine accepts it before anything can evict it. """
+when its adapter is in memory, and the engine accepts it before anything can evict it.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 
 A name is bound to the sha256 of files. Other files under the same name, or the same path, are another
 adapter: requests that are running end with the first one, later ones begin with the second and find nothing
-of the first in any cache. """
+of the first in any cache.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ of the first in any cache. Paths and the answers in vLLM's words, which clients 
 (``entrypoints/serve/lora``).
 
 The list of names lives in the process that answers HTTP. With several of them a change would reach one alone,
-so it is refused there, and ``--lora`` is the way. """
+so it is refused there, and ``--lora`` is the way.
+"""
 
 from __future__ import annotations
 

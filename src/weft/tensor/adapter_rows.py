@@ -7,7 +7,8 @@
 
 A product gets all rows of the step, or after the last mixer those that were asked for. The counts differ
 wherever the rows do, so the number of rows says which. What goes through the head otherwise (the prompt
-tokens of a request that asked for their logprobs) is named by ``ActiveAdapters.only``. """
+tokens of a request that asked for their logprobs) is named by ``ActiveAdapters.only``.
+"""
 
 from __future__ import annotations
 
