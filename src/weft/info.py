@@ -42,7 +42,3 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: list[int]
     generation_defaults: dict[str, float | int]
     identity: dict[str, str] = {}
-
-    @property
-    def max_model_len(self) -> int:
-        return self.sizes.max_model_len

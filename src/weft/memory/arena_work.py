@@ -21,9 +21,6 @@ device's (``weft.runner.arena``), or the scripted one of the tests. All of them 
   are still in place. A page that the step compresses in place is never stored by the same step.
 
 A new kind is one member of ``WorkKind``, its value class and its field here, and the arenas that perform it.
-
-Rejected: the order as fields of the plan that each executor names again (they disagreed); one list of mixed
-items (a kind is one launch on a device).
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@
 
 A decode is planned from these arrays alone. Python runs per sequence only for those that cross into a new
 page. Keeps L5: ``release`` wipes a row, and the plan that does this lists it in ``rows_cleared``.
-
-Rejected: attributes of Sequence objects (256 attribute reads cost more than the whole plan).
 """
 
 from __future__ import annotations

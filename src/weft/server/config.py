@@ -16,8 +16,8 @@ from weft.config_check import debug, flag, limit, setting_name
 from weft.errors import ConfigError
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
-from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits, Origins
+from weft.server.objects import Bounds
 from weft.server.responses.store import StoreLimits, default_path
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
@@ -205,10 +205,10 @@ class ServerConfig:
             raise ConfigError(f"--file-store {directory}: it is no directory", param="--file-store")
         return directory
 
-    def file_limits(self) -> FileLimits:
+    def file_limits(self) -> Bounds:
         """Raises ConfigError."""
         size = parse_bytes(self.file_store_size, flag="limits.file_store_size")
-        return FileLimits(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
+        return Bounds(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
 
     def client_keys(self) -> tuple[str, ...]:
         """Of --api-key and --api-key-file. Raises ConfigError."""

@@ -15,11 +15,6 @@ L10).
 lookup reads the tokens that came since the last one, so a text that is not searched costs a copy of its
 tokens. ``TextIndex`` is one growing text and a few frozen ones. Those of similar size are merged, so a lookup
 visits few: each has more than twice the tokens of the next. At its bound in tokens the oldest text goes.
-
-Rejected: a suffix automaton (600 bytes a token, and 0.3 s for a prompt of 100,000 tokens on the thread that
-steps); a suffix array (five sorts instead of one, for matches between 3 and 8 tokens that an 8-token key
-misses); chains of all occurrences (a space has thousands); hashes and positions in two arrays (28 bytes a
-token, and a sort that keeps the order of equals: 30 ms).
 """
 
 from __future__ import annotations

@@ -18,10 +18,6 @@ later if its value rose. So nothing is sorted or scanned while memory is short.
 
 Limits: a model without recurrent layers has no snapshots, and its KV goes by recency. A preempted sequence
 leaves a state that looks like the end of a request.
-
-Rejected: hazard without the index (a tenth lower hit rate at some sizes: it drops what is needed soon, not
-yet); no ghosts, no heirs, no bytes in the value (each lower, see decision 0014); kinds by temperature,
-superseded ends, the deepest ghost as a place for a snapshot (no change).
 """
 
 from __future__ import annotations
