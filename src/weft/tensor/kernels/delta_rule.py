@@ -274,9 +274,9 @@ def chunks(q, k, v, t_scratch, p, q_left, k_up, k_left, decay, out, state, carry
            chunk_begin, chunk_first, chunk_tokens, chunk_tap, q_row, q_head, k_row, k_head, v_row, v_head,
            slot_stride, first_run, base, limit, H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr,
            V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr, BY_LINE: tl.constexpr):
-    """Grid: blocks of V, heads, prefill runs. Scratch begins at chunk ``base``: ``t_scratch``, ``p``
-    [C, H, 64, 64]; ``q_left``, ``k_up``, ``k_left``: the factors of q S, k S and k^T v' [C, H, 64], or with
-    BY_LINE the scaled q and k themselves [C, H, 64, K]; ``decay`` [C, H] or [C, H, K]. ``out`` [T, H, V]."""
+    """Grid: blocks of V, heads, prefill runs. Scratch begins at chunk ``base``. ``t_scratch``, ``p``:
+    [C, H, 64, 64]. ``q_left``, ``k_up``, ``k_left``: the factors of q S, k S and k^T v' [C, H, 64]; with
+    BY_LINE the scaled q and k themselves [C, H, 64, K]. ``decay`` [C, H] or [C, H, K]. ``out`` [T, H, V]."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
     in_slot = head * (K * V) + line[:, None] * V + col[None, :]
