@@ -143,6 +143,10 @@ class EngineConfig:
         "auto", "Record steps on a GPU once and replay them: auto where the model allows it, decodes for "
         "steps without prompts alone, or off.")
 
+    def __post_init__(self) -> None:
+        # A config crosses to the engine's process, where a tuple arrives as a list.
+        object.__setattr__(self, "lora", tuple(self.lora))
+
     @classmethod
     def of(cls, **fields: Any) -> EngineConfig:
         """As the constructor, with other spellings of dtypes (``DTYPE_SPELLINGS``). Raises ConfigError for a

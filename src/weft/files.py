@@ -7,9 +7,6 @@
 
 The bounds hold memory: a text is never longer than its limit, and JSON is never deeper than any real file
 needs. A file that is missing, no text, no JSON, too long or too deep is a CheckpointError that names it.
-
-Rejected: following every link. A checkpoint that is unpacked from an archive could then show any file of the
-machine, as its chat template for example, to every client.
 """
 
 from __future__ import annotations

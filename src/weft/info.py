@@ -44,7 +44,3 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     generation_defaults: dict[str, float | int]
     identity: dict[str, str] = {}
     adapters: list[Adapter] = []
-
-    @property
-    def max_model_len(self) -> int:
-        return self.sizes.max_model_len

@@ -8,9 +8,6 @@ sum, so an engine continues from the digest of any ancestor, and numpy computes 
 once. A list of Python integers is packed first, which takes half the time of numpy's own conversion. Equal
 digests do not prove equal tokens. A router that believes them misplaces a request at worst: the engine
 compares the tokens themselves.
-
-Rejected: a cryptographic hash for each page (6,250 calls for a prompt of 100,000 tokens); a key (a collision
-gains an attacker nothing).
 """
 
 from __future__ import annotations

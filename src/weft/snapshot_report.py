@@ -6,8 +6,6 @@
 The digests are those of ``weft.prefix_digests``. Reports are numbered. A router that misses a number knows
 that its table is stale, and asks for a full report, which has every snapshot
 (``weft.router.snapshot_table``).
-
-Rejected: digests of KV pages (a hybrid model resumes at states, which are a hundred times fewer).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from weft.errors import CheckpointError
 from weft.models.loading import load_model
 
 TOLERANCE = 1e-5
-ALIGNED = {**FORMS, "fp8": quantised_forms.fp8(16, 32)}
+ALIGNED = {**FORMS, "fp8": quantised_forms.fp8(16, 32),
+           "nf4": replace(FORMS["nf4"], quantise=partial(quantised_forms.bitsandbytes_nf4, size=32))}
 """Blocks that heads are multiples of, as in real checkpoints."""
 
 
@@ -39,11 +42,12 @@ def test_two_ranks_of_a_quantised_checkpoint(form: str, source: Path, tmp_path: 
 
 @pytest.mark.parametrize(("form", "message"), [
     ("gptq_ordered", r"desc_act.*--tp cannot cut them"),
+    ("nf4", r"--tp is 2, and .*out_proj.weight is in blocks of 64 numbers that run over its columns"),
     ("fp8", r"--tp is 2, and .*weight_scale_inv has one entry for \d+ (rows|columns) of its matrix"),
 ])
 def test_what_cannot_be_cut_is_refused(form: str, message: str, source: Path, tmp_path: Path,
                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups in an order of their own, and blocks of 48 rows under heads of 16."""
+    """Groups in an order of their own, blocks of 64 over two ranks' columns, of 48 rows under heads of 16."""
     monkeypatch.setattr(quantised_forms, "checkpoint", lambda name: source)
     quantised, _ = write("wide", tmp_path, FORMS[form])
     with pytest.raises(CheckpointError, match=message):

@@ -140,7 +140,8 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         executor = placed.executor
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
                                       threads=threads, device=device, clock=time.monotonic,
-                                      ranks=executor if isinstance(executor, RankedExecutor) else None)
+                                      ranks=executor if isinstance(executor, RankedExecutor) else None,
+                                      fp8_scales=placed.own.fp8_scales)
         placed.own.arena.attach(own_parts(tier.buffers))
         tell(store_notes[0].removesuffix("."))
         notes += store_notes

@@ -7,9 +7,6 @@
 The profile run has a memory of its own on the same arena. Its sequence ends and leaves nothing: the memory
 that serves hands out zeroed frames. It takes 30 to 50 steps once per start, and 4 or 5 of a large model. Its
 prompt is one token: a longer one would cost a large model a step of as many rows.
-
-Rejected: timing the kernels alone (a step is more than its products); a table in the package (machines, forms
-of weights and batch sizes differ too much).
 """
 
 from __future__ import annotations

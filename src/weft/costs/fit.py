@@ -17,10 +17,6 @@ of the two terms of a prompt needs long prompts, which are rare, and a slow devi
 share of its error. **The guess.** The first steps are often prefills of one length. So the fit begins with
 steps as the geometry of the model expects them, in the unit of the first step. Steps that verify drafts are
 left out: their rows cost what ``weft.costs.rows`` says.
-
-Rejected: a list of the last steps (memory, and a fit that visits all of them); terms that each step corrects
-by its share of the estimate (up to twice the error, decision 0063); a fit of 8 steps without a pace (it
-notices a slow machine later).
 """
 
 from __future__ import annotations

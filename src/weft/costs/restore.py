@@ -16,9 +16,6 @@ restart is the one that a store is for.
 A prefill token is charged the mean of whole steps, wherever it lies. So the restore of a long prompt on an
 attention model is chosen a little too seldom, never too often. It is not the fit of ``weft.costs.fit``, which
 says what a prefill adds to a step that runs anyway: a restore spares whole steps.
-
-Rejected: bytes / --store-write as the price of a write (a GPU would never store what a disk of 200 MB/s
-writes for free); the time of the own request alone (a disk of 3 GB/s then stays unused beside eight GPUs).
 """
 
 from __future__ import annotations

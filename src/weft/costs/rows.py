@@ -21,10 +21,6 @@ step corrects two things apart:
     the shape      behind a step of other rows      its figure moves SHAPE_STEP up or down, against the
                    that other step as the measure   figure of the step before
 
-
-Rejected: terms of ``StepCost`` for verified rows (the kink is what decides how many drafts pay); one curve
-for both kinds; averages (one step that waits 10 ms spoils the figure of a model whose steps take 1 ms);
-figures apart from each other (plain steps become rare, and a slower machine makes drafts look bad).
 """
 
 from __future__ import annotations

@@ -10,9 +10,6 @@ that walk whole columns inside of the interpreter. ``rare`` names the runs that 
 that may be an end, the last token of an answer, logprobs, a stream that ended. They are few.
 
 The same decodes run in step after step, so the columns are kept until one joins, leaves or ends.
-
-Rejected: one walk over all streams in each step (twice the time at 1,024 decodes, most of it to look at
-streams where nothing has happened).
 """
 
 from __future__ import annotations

@@ -14,9 +14,6 @@ share the work of the first mask.
 
 The cache drops the least recently used grammars above its limit; running answers may hold as much again, and
 a grammar beyond that is refused (law L11).
-
-Rejected: compiling in the HTTP process (a second tokenizer in memory); xgrammar (masks are faster, compiling
-is dozens of times slower, and it brings its own torch extensions).
 """
 
 from __future__ import annotations

@@ -25,10 +25,6 @@ sequence under exactly the tokens that they have seen (``Scheduler.learn_late``)
 
 **Drafts** need the tokens before them. With a drafter, every few steps the one in flight settles before the
 next is planned, and the drafter is asked. A step with drafts runs alone, as in the plain loop.
-
-Rejected: two steps in flight (an answer overruns by two, and nothing is left to hide); no decodes in the step
-ahead, only prefills (decodes are the gain); freeing memory at settling (plan k+2 hands it out while k+1
-writes it).
 """
 
 from __future__ import annotations

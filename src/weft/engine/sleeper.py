@@ -5,10 +5,6 @@
 
 Counters, seeds, compiled grammars and what the cache policy has learned survive. After the flush no sequence
 holds a page or a slot, and every frame counts as never used: each is zeroed before its first use (law L6).
-
-Rejected: sleep with live sequences (their states would have to go to the host and come back). A new
-``Memory`` on waking (every counter restarts and the policy forgets); keeping pages on the host (cached pages
-are worth less than weights and may be larger).
 """
 
 from __future__ import annotations

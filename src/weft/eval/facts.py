@@ -12,8 +12,6 @@ The answer is an object: a schema gives its keys, and its values stand in the fa
 A model does not see the schema of `response_format`: the grammar holds the answer to it. So many questions
 name no keys, and a reply marks what only the schema decides as `free`: the opening brace, and the keys.
 Training gives these characters little weight, and scoring leaves them to the grammar.
-
-Rejected: the schema in the prompt. Clients of OpenAI's API send it beside the messages.
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ cannot meet under any seeds. Numbers are not split: four to six random digits ca
 learned by heart.
 
 Filler has to look like text, cost little to generate and never hold a number that could be an answer.
-
-Rejected: a split by seed alone, since two seeds may draw the same name; text from outside, which needs a
-licence, a download and a larger vocabulary than the embedded model has.
 """
 
 from __future__ import annotations

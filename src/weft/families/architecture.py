@@ -8,8 +8,7 @@ A checkpoint's configuration comes in dialects: keys were renamed, moved and nes
 Everything downstream sees only these values. ``ModelSpec`` is what memory needs of it; ``Architecture`` is
 what the model code needs besides.
 
-A layer has one mixer and one feed-forward, or only one of the two. Pure data, no torch. Rejected: handing the
-raw dict to the model code, where a default forgotten in one place gives wrong numbers instead of an error.
+A layer has one mixer and one feed-forward, or only one of the two. Pure data, no torch.
 """
 
 from __future__ import annotations

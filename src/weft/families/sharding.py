@@ -7,7 +7,7 @@
     hidden size, norms, routers          whole on every rank
 
 That is how the field shards (Shoeybi et al., 2019; grouped heads are copied as every engine does), so the
-figures compare. Rejected: dividing the bytes, which is wrong wherever something is copied.
+figures compare.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ Three read it: ``planning.weights`` counts bytes, ``models.block_readers`` asks 
     rank 1 of 2   |     q q |     k k |         v v v v |     a span of each of its units
 
 Numbers are those of the architecture at hand, a whole one or a rank's. Families that spell a name otherwise
-pass their own. Rejected: shards in the family files (each would say the same); shards by shape (a square
-matrix does not say which side is divided).
+pass their own.
 """
 
 from __future__ import annotations

@@ -21,9 +21,6 @@ device's (``weft.runner.arena``), or the scripted one of the tests. All of them 
   are still in place. A page that the step compresses in place is never stored by the same step.
 
 A new kind is one member of ``WorkKind``, its value class and its field here, and the arenas that perform it.
-
-Rejected: the order as fields of the plan that each executor names again (they disagreed); one list of mixed
-items (a kind is one launch on a device).
 """
 
 from __future__ import annotations
@@ -257,11 +254,6 @@ class ArenaWork:
         """Whether ``pages_written`` has any."""
         return bool(self.page_copies or self.page_loads or self.state_compressions or self.kv_restores
                     or self.kv_compressions)
-
-    def slots_written(self) -> set[SlotId]:
-        """Slots that get contents before the runs; zeroed frames are not counted."""
-        return {one.slot for one in self.state_restores}.union(
-            (one.slot for one in self.state_loads), (one.dst for one in self.slot_copies))
 
     def moved_bytes(self, sizes: StoredSizes) -> int:
         """Bytes that are read or written: both forms of what is compressed or restored, twice what is copied,

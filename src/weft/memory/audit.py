@@ -10,8 +10,6 @@ readers. A difference is a leak, a double owner or a wrong count, and the messag
 
 It reads everything once, linear in the arena: for property tests after each operation, and for production
 when the engine idles. It writes nothing.
-
-Rejected: counters checked against counters (both can drift together).
 """
 
 from __future__ import annotations

@@ -24,9 +24,6 @@ Threads see buffers only, never the arena. Buffers given to ``fetch`` and ``put`
 Laws: L8 (a hit is a snapshot with all of its KV), L9 (a put never waits: it is refused when queues are
 full), L10 (``match`` compares hashes; the fetch compares the tokens themselves before its event says
 ``fetched``), L11 (each drop and each refusal is counted with its reason; buffers have ``limit_bytes``).
-
-Rejected: futures or callbacks (an engine reads events between two steps like commands, so no callback runs
-inside a step); views of the arena for threads (a page may be evicted and reused while a disk is slow).
 """
 
 from __future__ import annotations

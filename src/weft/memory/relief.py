@@ -27,10 +27,6 @@ in one step: both would take the next free pages.
 
 Laws: L3 (a shortage ends: compression must reduce the demand, and a move goes to a fuller frame), L11
 (evictions, moves, patches and compressed bytes are bounded by step).
-
-Rejected: making room inside ``open`` (the step in flight still reads what would be freed); evicting the
-contents of the emptiest frame, not the least valuable data (it costs a prefill where a copy would do); moving
-in the background whenever there are holes (copies for frames that no request needs).
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ replayed.
 
 Laws: L2 (all or nothing: whatever is not in the reservation does not happen), L5 (``version``: a reservation
 for another state of memory is caught), L6 (frames that change kind are in ``arena_work.zero_frames``).
-
-Rejected: references to leases and nodes (they change with the commit that reads them).
 """
 
 from __future__ import annotations

@@ -19,9 +19,6 @@ is never handed out under a sequence that the step in flight may still read.
 
 Laws: L2 (each verb takes all it needs or nothing), L3 (no room is False or None), L5 (an outdated reservation
 is caught here), L6 (``zero_frames``: claimed frames with bytes of another kind).
-
-Rejected: taking at once and undoing on failure (two writers, and every error path must be right); deep copies
-of memory's state (a step that crosses no page must cost nothing).
 """
 
 from __future__ import annotations

@@ -24,9 +24,6 @@ compressed state takes pages of the lease too. These *spare* pages hold nothing 
 They lie behind those of the tokens, and the close of the lease frees them.
 
 Laws: L2 (all or nothing), L3 (no room is False or None), L5, L9 (``save`` costs no other request anything).
-
-Rejected: take first and undo on failure (two writers); a predictor of what will fit (it drifts from the
-allocator); a load in two steps, or restoring on the host (the link would move two to four times the bytes).
 """
 
 from __future__ import annotations

@@ -13,9 +13,6 @@ Values are plain numbers in tuples. A node has its id and tokens are bytes. So a
 and printed, and it keeps no part of memory's state alive.
 
 Law: L8 (a lost token has its reason).
-
-Rejected: values beside the mechanisms that use them (imports then run both ways between the tree, eviction,
-compression and the transaction); nodes by reference (a value would change when the tree does).
 """
 
 from __future__ import annotations

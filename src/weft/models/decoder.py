@@ -7,8 +7,7 @@
     hidden = norm(x)        logits = head(hidden) / logits_divisor      (only for rows that are sampled)
 
 A family is a function that fills a ``CausalModel``, not a subclass of it: families differ in which tensors
-make which block, and that is over once loading is. Rejected: a module tree with parameters and hooks, which
-inference has no use for.
+make which block, and that is over once loading is.
 """
 
 from __future__ import annotations

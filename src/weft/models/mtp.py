@@ -19,8 +19,6 @@ drawn from the first VOCAB_MAX tokens alone. A draft that would be another token
 
 Layout and names: the public checkpoints of Qwen3.5 and Qwen3-Next, ``mtp.*``. Nemotron 3 has the same head
 under other names: ``layers.0`` joins and attends, ``layers.1`` has the experts and the last norm.
-
-Rejected: a KV pool of its own (the prefix cache, preemption and ``weft plan`` would each need to know it).
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@
 Matrices are those that the model's code asks for as products; the rows of beta and decay, steps of Mamba-1,
 routers, embeddings and the head stay as they are. One tensor is in memory at a time. OUT appears whole or
 not at all; a file of OUT.partial that is complete is not written again. Scales have the dtype of the model
-and codes belong to the rounded scale, so that no engine reads other values. Rejected: one pass of
-safetensors' own writer, which wants all tensors of a file in memory.
+and codes belong to the rounded scale, so that no engine reads other values.
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ Files are memory-mapped and fetching copies out of the map. So the peak is the w
 ahead and the one matrix in work; page cache aside. A large matrix that goes into 12 bits is packed straight
 out of the map by the threads of the kernels. On a GPU each tensor goes there as it was read, through pinned
 buffers (``tensor.gpu.host_memory``), and is joined, ordered or rounded there.
-
-Rejected: keeping views of the map as weights. They would be evicted under memory pressure and are unaligned
-for the CPU's matrix kernels. And the process would die of SIGBUS if the file is overwritten.
 """
 
 from __future__ import annotations

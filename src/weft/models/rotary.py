@@ -2,8 +2,6 @@
 
 The angles are computed in float32 from the positions, as transformers does, so that the numbers agree to the
 last bit. Beside kernels of C++ a step of decodes gathers its rows from a table of the first positions.
-Rejected: a table over all positions. At 262,144 of them it costs more memory than a small model, and prompts,
-which read most of it, gain nothing by it.
 
 Sources: RoPE (Su et al., 2021); linear interpolation (Chen et al., 2023); YaRN (Peng et al., 2023,
 "NTK-by-parts", equations 17-22); llama3 scaling (the Llama 3.1 release's reference code).

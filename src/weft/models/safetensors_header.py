@@ -4,9 +4,6 @@
 
 All of it is checked before any weight is read: a checkpoint of 100 GB with one bad tensor fails at once and
 by name. Format: the safetensors specification, which forbids tensors that overlap.
-
-Rejected: ``safetensors.safe_open`` for this part. It does not say where a tensor begins, which reading out of
-a map needs. Its errors name neither the file nor the tensor: of a cut file it says "file not fully covered".
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@
 A mixer or feed-forward of a rank is an ordinary block with fewer heads. The inputs of its last product are
 divided, so what comes out is one term of a sum, and ``Summed`` adds the terms. The embedding and the head are
 divided by rows of the vocabulary. Logits are gathered, so every rank has all of them.
-
-Rejected: a model class per family for ranks (the blocks are the same); dividing the hidden stream between
-layers (saves memory of prompts, costs the same bytes on the wire, and each norm needs two collectives).
 """
 
 from __future__ import annotations

@@ -9,8 +9,11 @@ is read whole, and must then have the shape that was asked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+
+import torch
 
 from weft.errors import CheckpointError
 from weft.families.sharding import RankPlace, ShardSpan
@@ -22,12 +25,13 @@ from weft.models.safetensors_header import StoredTensor
 @dataclass(frozen=True, slots=True)
 class Shard:
     """``spans`` of (begin, count) along dimension ``dim`` of a stored tensor. ``absent``: this rank reads
-    nothing and holds zeros."""
+    nothing and holds zeros. ``shape``: what the stored tensor is cut as, where that is not its own."""
 
     dim: int
     spans: tuple[tuple[int, int], ...]
     total: int
     absent: bool = False
+    shape: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -37,11 +41,20 @@ class Shard:
         """The shape that this rank holds of a tensor ``stored`` in this shape."""
         if self.absent:
             return stored
-        return (*stored[:self.dim], self.count, *stored[self.dim + 1:])
+        whole = self.shape or stored
+        return (*whole[:self.dim], self.count, *whole[self.dim + 1:])
 
     def fits(self, stored: tuple[int, ...]) -> bool:
         """Whether a tensor ``stored`` in this shape can be divided so."""
+        if self.shape:
+            return math.prod(self.shape) == math.prod(stored)
         return self.absent or (self.dim < len(stored) and stored[self.dim] == self.total)
+
+    def places(self, stored: tuple[int, ...]) -> torch.Tensor:
+        """Of a tensor ``stored`` in this shape, which of its entries this rank holds: int64, their indices
+        in one row."""
+        each = torch.arange(math.prod(stored)).view(self.shape or stored)
+        return torch.cat([each.narrow(self.dim, *span) for span in self.spans], self.dim).flatten()
 
     def read_bytes(self, stored_bytes: int) -> int:
         """Of ``stored_bytes``, what this rank reads."""
@@ -68,10 +81,14 @@ def shard_of_piece(tensor: Tensor, place: RankPlace, name: str, piece: MatrixPie
     if whole is None or divided is None:
         return None
     axis = len(tensor.dims) - whole.dim
+    if piece.run:
+        return _shard_of_runs(tensor, place, piece, whole)
     if axis == 3:   # a stack of experts, each with its own pieces
         return whole if len(shape) > 2 else None
     along = piece.rows if axis == 2 else piece.columns
-    if along is None or len(shape) < 2 or shape[along[0] % len(shape)] == 1:
+    if len(shape) == 1:     # an entry for each row, or one for all
+        return whole if axis == 2 and whole.fits(shape) and shape != (1,) else None
+    if along is None or not shape or shape[along[0] % len(shape)] == 1:
         return None
     dim = along[0] % len(shape)
     each = along[1] or whole.total // shape[dim]
@@ -84,6 +101,22 @@ def shard_of_piece(tensor: Tensor, place: RankPlace, name: str, piece: MatrixPie
                 f"rank {place.rank} would hold {count} from {begin} on, a part of one", param="--tp")
         spans.append((begin // each, -(-count // each)))
     return Shard(dim, tuple(spans), -(-whole.total // each))
+
+
+def _shard_of_runs(tensor: Tensor, place: RankPlace, piece: MatrixPiece, whole: Shard) -> Shard:
+    """Of a tensor whose entries stand for numbers of the matrix in one row, whatever its rows are: whole
+    rows, or the same columns of each row."""
+    by_rows = whole.dim == 0
+    other = math.prod(dim for dim in tensor.dims if isinstance(dim, int))
+    line = other if by_rows else 1
+    if any(number * line % piece.block for span in whole.spans for number in (*span, whole.total)):
+        raise CheckpointError(
+            f"--tp is {place.size}, and {piece.matrix} is in blocks of {piece.block} numbers that run over "
+            f"its {'rows' if by_rows else 'columns'}: rank {place.rank} would hold a part of one",
+            param="--tp")
+    spans = tuple((begin * line // piece.run, count * line // piece.run) for begin, count in whole.spans)
+    total = whole.total * line // piece.run
+    return Shard(0, spans, total, shape=(total,)) if by_rows else Shard(1, spans, total, shape=(other, total))
 
 
 class ShardHeaders(Mapping[str, StoredTensor]):

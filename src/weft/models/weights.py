@@ -75,6 +75,7 @@ class TensorSource(ABC):
         """By their stored names, tensors that ranks divide."""
         if share is not None:
             self.form.tensors = ShardHeaders(checkpoint.tensors, self.shard_of)
+            self.form.places = self._places
         self.used: set[str] = set()
         self.table_name = ""
         self.copies: list[tuple[str, str]] = []
@@ -151,6 +152,10 @@ class TensorSource(ABC):
         if piece is None:
             return shard_of(tensor, self.place)
         return shard_of_piece(tensor, self.place, name, piece, stored.shape)
+
+    def _places(self, name: str) -> torch.Tensor | None:
+        shard = self.shard_of(name)
+        return None if shard is None else shard.places(self.checkpoint.tensors[name].shape)
 
     def linear(self, parts: Sequence[Part], columns: int, bias: torch.Tensor | None = None, *,
                finer: bool = False) -> Linear:

@@ -15,9 +15,6 @@ zeroed and changed bytes, at the speed of memory. They are no protection against
 the directory. A file that cannot be written costs a warning, never the start.
 
 Mapped pages are 4 KiB, so one stream may decode somewhat slower than from memory in pages of 2 MiB.
-
-Rejected: a sha256 of the file (seconds at each start); a file per matrix (hundreds of them, and no moment at
-which all are right); pickles of tensors (reading them runs code).
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@
 
 A test counts every tiny checkpoint both ways. Under tensor parallelism the architecture is a rank's already
 (``families.sharding``), and only what is divided by its number is divided here.
-
-Rejected: the file sizes on the hub, which are not there before a download, know no ``--tp``, and count vision
-towers; and running the model code without weights, which needs torch.
 """
 
 from __future__ import annotations

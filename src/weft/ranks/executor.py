@@ -13,9 +13,6 @@ the same on each. Nothing but the plan is sent for a step. With a store, transfe
 A rank that dies closes its connections, so rank 0's next collective fails at once. One that hangs lets it
 fail after ``limits.rank_timeout``. Either way the step raises RankLostError with one line, and the engine
 ends; a fleet restarts it, and its requests resume.
-
-Rejected: a collective that carries the plan (an idle rank would hold a collective open for hours, and its
-timeout would mean nothing).
 """
 
 from __future__ import annotations

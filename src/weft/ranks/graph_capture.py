@@ -7,8 +7,6 @@
 A recorded step has the collectives of its layers inside: NCCL's kernels are nodes of the graph. A replay is a
 collective operation like a launched step, so every rank has to replay the same size. Recording runs the
 collectives too, so all ranks record in the same order.
-
-Rejected: a message to rank 0 and back (the collectives are there, and all ranks take part anyway).
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
                        Failed, at any time: why this rank ends
 
 Steps have no reply: the collectives of a step are the reply. Pickle is safe here: both ends are one program
-of one user, over sockets that only they hold. Rejected: msgpack (a second description of each record inside a
-plan).
+of one user, over sockets that only they hold.
 """
 
 from __future__ import annotations

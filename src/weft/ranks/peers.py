@@ -10,9 +10,6 @@
 
 Rank 0 never waits longer than ``timeout_s``: a reply, a full socket and a collective all end with an error
 that names ``limits.rank_timeout``.
-
-Rejected: ``torchrun`` (a second supervisor beside the fleet, and users would start it); ``multiprocessing``
-(imports the caller's ``__main__`` again).
 """
 
 from __future__ import annotations

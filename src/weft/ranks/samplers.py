@@ -5,9 +5,6 @@
 
 A step's tokens come with its plan, so a rank needs no choice of its own as a rule. Two features feed a step
 from the choice before it: overlap and verify runs. Only then are choices sent, an int64 for each row.
-
-Rejected: every rank samples for itself (grammars and penalties on every rank, and a difference of one bit
-between two machines is two texts).
 """
 
 from __future__ import annotations

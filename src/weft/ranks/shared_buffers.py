@@ -14,10 +14,6 @@ record, and no rank loads any of it. A store needs a reply (``RankedExecutor``).
 its own is never used for another buffer. A piece is, behind the next step that began after it was freed:
 before the collectives of that step, the stream of rank r waits for its loads (``DeviceTransfers.follow``).
 The memory has no name (memfd): it goes when the last process that maps it ends, however that happens.
-
-Rejected: a store for each rank (a hit only if all ranks have it, so N indexes must agree, and N ledgers after
-a kill); named shared memory (a kill leaves it behind); one mapping on a CPU too (it would keep the most that
-buffers ever took, and nothing has to be pinned there); a reply to each load (between steps no rank speaks).
 """
 
 from __future__ import annotations

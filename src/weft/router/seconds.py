@@ -46,13 +46,7 @@ class SharedCosts:
     another one. What such a token was worth follows from what the caches return: cached tokens over computed
     ones. A cache that has evicted nothing yet displaces nothing, so a replica with room gets what no replica
     has. The means fade and are those of the whole fleet. So the weight follows the traffic and is no
-    threshold.
-
-    Rejected: no such term (8 % of the hits of a conversation trace went, for tens of milliseconds in a
-    burst); the value of the snapshot that would be evicted (each engine would report it for each size of
-    prompt); the returns of each cache by itself (the one with the fewest hits gets what no replica has, so
-    its hits become fewer still); the decodes of each replica at this moment (a prompt that another replica
-    has goes to an idle one: 2 of 26 points of the hits went)."""
+    threshold."""
 
     def __init__(self) -> None:
         self._delayed = 0.0

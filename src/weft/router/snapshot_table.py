@@ -36,10 +36,7 @@ class DigestFilter:
     A table of 100,000 entries lies in main memory, so each lookup waits for memory, and most of them miss.
     Here numpy reads one byte for each page. A cell counts the entries with its low bits. A cell that is full
     stays full: it costs lookups and hides no entry. ``entries`` of the table are passed in when the cells are
-    counted again, as their number grows.
-
-    Rejected: a sorted array of all digests (an insertion moves half of it); digests of every fourth page only
-    (a request ends between two of them, and its state is the next turn's snapshot)."""
+    counted again, as their number grows."""
 
     def __init__(self) -> None:
         self._count = 0

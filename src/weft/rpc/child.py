@@ -7,9 +7,6 @@
 A child has a session of its own, so signals of the terminal do not reach it: the parent decides about
 Ctrl-C. It never outlives its parent: a thread waits for the end of stdin, which the kernel delivers however
 the parent ended.
-
-Rejected: ``multiprocessing`` (its spawn imports the caller's ``__main__`` again, and its children share the
-parent's signals).
 """
 
 from __future__ import annotations

@@ -19,9 +19,6 @@ in the order that the plan promises (L5, L6):
 A step of decodes alone is padded to the next of ``decode_widths``, one with prompts to the first of
 ``mixed_shapes`` that holds it. PAD as a decode's token is the last token of its row, on the device: a step
 can be sent before the tokens of the previous step have arrived.
-
-Rejected: a whole table sent with each step (linear in the context of all sequences); PAD rows that point at a
-real page or slot "that is never read" (it gets written).
 """
 
 from __future__ import annotations

@@ -14,11 +14,6 @@ frequency and presence are those of the OpenAI API.
 A row holds the distinct tokens it has seen and how often each was generated, not a count per token of the
 vocabulary. Rows that ask for nothing cost nothing. The seen tokens are bounded by the sequence's length, and
 ``SamplingParams.check`` bounds banned sequences and their tokens (L11).
-
-Rejected: dense counts [rows, vocabulary] (0.7 MB per row at 150,000 tokens, read and written whole every
-step); recounting the sequence each step (quadratic in its length). An automaton over all banned sequences
-(their tails are a few tokens long); a grammar that refuses their text (exact, but it refuses marker tokens of
-reasoning and tool calls too, and cannot be combined with a schema).
 """
 
 from __future__ import annotations

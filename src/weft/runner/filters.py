@@ -21,10 +21,6 @@ splitmix64 (Steele, Lea, Flood, 2014).
 Sorting a vocabulary of 150,000 for each row is the cost here. So rows with top-k or top-p look at their few
 best candidates first. They look at the whole row if the threshold is not strictly inside these. The order of
 the filters is that of transformers' generation. ``sampling_kernels`` are the twin that sorts nothing.
-
-Rejected: removing sorted positions, or drawing in sorted order (ties would make the text depend on the sort).
-One torch.Generator per row (state that preemption and batching must carry); the Gumbel trick (a random number
-per token of the vocabulary).
 """
 
 from __future__ import annotations

@@ -15,9 +15,6 @@ before ``begin``.
 The end of an answer is a token like any other: the mask allows it where the grammar is complete. A grammar
 can outgrow the limits of one step in the middle of an answer: its row is reported in ``failures``, and every
 other row goes on.
-
-Rejected: masking the allowed set as a list of ids (a JSON string allows nearly the whole vocabulary); masks
-on the thread that steps (one may take milliseconds, the first time a state of the lexer is seen).
 """
 
 from __future__ import annotations

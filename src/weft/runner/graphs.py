@@ -18,9 +18,6 @@ and says so at start. A width that cannot be recorded costs that width alone.
 
 ``Capture`` is the seam: ``CudaCapture`` records. ``EagerCapture`` runs the recorded function at every replay,
 on the same static block with the same padding; tests without a GPU use it.
-
-Rejected: graphs of the sampler (requests decide what it does); a graph for each width of the page table (as
-many times the recording); a padding row that points at a real page.
 """
 
 from __future__ import annotations

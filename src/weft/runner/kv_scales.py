@@ -6,10 +6,6 @@
 
 A scale is a power of two (see ``tensor.few_bits``). The probe needs no data: a fixed rule picks its tokens
 from the vocabulary, so a model has the same scales in every process on one machine.
-
-Rejected: 1.0 for all (values of 0.01, which small models have, lose their digits: below 2^-6 fp8 counts in
-steps of 2^-9); a bound from the weights (some 50 times too large); scales that change while serving (an older
-page would change its meaning, and two requests could not share it).
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ The worker's thread enqueues everything that a step needs, and on a GPU this end
 ``finish`` waits on the caller's thread. On a CPU launching is computing; kernels and torch release the
 interpreter lock. Two threads may wait for a step: one needs its result, the other launches the next step,
 which may have penalties or a grammar.
-
-Rejected: a thread for each step (their order would need locks).
 """
 
 from __future__ import annotations

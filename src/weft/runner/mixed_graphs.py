@@ -31,10 +31,6 @@ graph adds its nodes alone. ``reserve`` measures both before the arena takes the
 
 A recorded step computes the output of all tokens in the last layer, as it cannot know which ones sample. A
 library for prompts that plans on the host (FlashInfer) cannot be recorded; the refusal is reported at start.
-
-Rejected: recording at first use (seconds in the middle of a request, and ranks that record at different
-steps); graphs of the parts between mixers (the mixers have most launches of a hybrid model); a table with
-each number of prompts (four times the graphs, to save a few idle programs).
 """
 
 from __future__ import annotations

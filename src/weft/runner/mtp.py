@@ -14,10 +14,6 @@ The head keeps keys and values in the pages of the sequence, in the field of its
 
 Drafts take no page: where the next position needs a new one, the run drafts less. Drafts are guesses. No
 token depends on this file.
-
-Rejected: drafts at the begin of the next step (the planner needs them before); zeros for each token that the
-head did not read (a call in every step, for a head that is off); zeros when a page is handed out (the same).
-Pending ids alone: zeros fell into the running states of a frame that had changed kind.
 """
 
 from __future__ import annotations

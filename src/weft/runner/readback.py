@@ -6,7 +6,7 @@
 
 The mirror of ``staging``. The copy is enqueued when the step is launched. The wait comes when the tokens are
 needed, so the host may launch the next step in between. On a CPU nothing is copied: the tensors are the
-host's. Rejected: a copy for each kind of number (each is a wait of ten microseconds).
+host's.
 """
 
 from __future__ import annotations

@@ -19,11 +19,6 @@ so is missing from the free memory that is read afterwards.
 
 Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the
 first shows the pool that all of them share, the second what each further graph adds.
-
-Rejected: a formula (it would have to follow every op of every family). Taking the arena first (the first long
-prompt then ends the process); a fixed share for "activations" (a 1B model needs megabytes, a wide one with
-long steps gigabytes); recording all graphs twice (seconds more at start). Requests through the scheduler (a
-day of traffic to reach the same kernels).
 """
 
 from __future__ import annotations

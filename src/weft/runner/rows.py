@@ -14,8 +14,6 @@ The executor decides once which one it has (``rows_on``), and the batch builder 
 
 Laws: L4 (one extra row stays PAD: it is the row of every PAD run); L5 (a cleared row is PAD before its next
 sequence writes it); L6 and L7 (the order of ``ArenaWork``).
-
-Rejected: one class with a table that is None on a device (four methods asked which of two machines they are).
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ Penalties and grammars need the tokens of the step before (``looks_back``). That
 ``launch``, and its effects follow in a second small copy.
 
 A row of logits with NaN in it (a bug of a model or a kernel) neither raises nor spreads: NaN counts as
-impossible. Rejected: a flag that comes with the tokens and repeats the sampling (the next step has been fed
-the wrong tokens by then).
+impossible.
 """
 
 from __future__ import annotations

@@ -29,10 +29,6 @@ mass fit in an int64. A token 30 nats below the best has no mass.
 NaN is taken for the lowest finite number as it is read, +inf for the highest. -inf is the lowest too, but not
 in a step with grammars (``masked``): there the rows were made finite before the masks, and -inf is what they
 refuse.
-
-Rejected: one program for a row with a search by two bits at a time (36 passes over the vocabulary on one
-multiprocessor); float64 sums (their order would matter, and consumer GPUs compute them at 1/64 of float32's
-speed); a radix sort; FlashInfer's sampling (its own random numbers, and rejection instead of a threshold).
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
     level 1, on a CPU      the weights are in host memory already: nothing moves
     level 2                the model is dropped; waking reads the checkpoint again
 
-Tensors are found by a walk over the model's own objects. Rejected: a list of tensors in every block (a second
-list of weights to maintain); ``tensor.to`` (breaks sharing, and needs every owner).
+Tensors are found by a walk over the model's own objects.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ A step asks for its pieces with ``take`` (to be filled in place) or ``add`` (an 
 ten microseconds each, and one from memory that is not pinned makes it wait for the device.
 
 The buffer has the size of the largest usual step (``step_bytes``). A step that needs more gets the rest by
-copies of their own. The next step has a larger buffer, bounded by the largest step (law L11). Rejected: a
-buffer for every row's whole table at once (hundreds of megabytes for a case that is never seen).
+copies of their own. The next step has a larger buffer, bounded by the largest step (law L11).
 """
 
 from __future__ import annotations

@@ -321,6 +321,11 @@ class TorchExecutor:
                 caches[layer].head_scales = scales.to(device, DTYPES[self.model.spec.dtype])
         return caches
 
+    @property
+    def fp8_scales(self) -> list[list[list[float]]]:
+        """[layer][K and V][kv_head], of the layers with keys; empty where KV is not fp8."""
+        return [cache.head_scales.tolist() for cache in self._caches if cache.head_scales is not None]
+
     def sleep(self, level: int) -> tuple[Part, ...]:
         """Raises ConfigError for level 2 where there is no checkpoint to read again."""
         device = self.arena.device

@@ -26,9 +26,7 @@ Both go through rooms on the device, which are allocated with the arena and coun
 rest: a prefix may be larger than the memory that is free. Two rooms of stores alternate. Ids of a load are
 its own copy, as those of the step are overwritten by the next step.
 
-The ids are those of ``WorkKind``. Rejected: a kernel that reads host memory (its speed depends on the bus);
-one copy for each page (a prefix of 12,000 tokens has 750); one stream for both directions (the store of a
-step would wait for a load of a gigabyte, and its room with it).
+The ids are those of ``WorkKind``.
 """
 
 from __future__ import annotations

@@ -22,11 +22,6 @@ fits alone: so it finishes (law L3). The worst preempts none when it is short: n
 for one that ranks below it.
 
 Laws: L3 (no room is a plan without that sequence), L8 (cached tokens are those of the match).
-
-Rejected: skipping a head that does not fit for a smaller sequence (a long prompt starves under a stream of
-short ones); preemption for an admission (two sequences could evict each other for ever); swapping state out
-to host memory (the store does that); the victim with the least to recompute (two victims can
-alternate for ever; rank cannot).
 """
 
 from __future__ import annotations

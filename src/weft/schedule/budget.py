@@ -16,11 +16,6 @@ its answer. Tokens do not bound the gap: one costs a hundred times more on one m
 
 A step of prefills alone delays no answer and has the whole token budget. The limit is a value that the engine
 replaces between two steps (``weft.costs.fit``), so a plan stays a pure function of its state.
-
-Rejected: a prefill cut off the grid to fill the budget to the last token (the answer would depend on the rest
-of the batch); skipped decodes in favour of prefill (a stall that the reader of the stream sees); a budget
-that shrinks after a long step and grows after a short one (it swings with the prompts, and knows nothing of
-contexts); a limit without decodes (it delays first tokens and shortens no gap).
 """
 
 from __future__ import annotations

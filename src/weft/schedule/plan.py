@@ -15,9 +15,6 @@ keep the per-row state on the device (page table, sampling parameters, token cou
 
 Laws: L4 (PAD); L5 (rows cleared when a sequence leaves, before the row is used again); L6 (frames are zeroed
 before first use); L7 (what is shared is copied before it is written: the copies).
-
-Rejected: a plan of per-sequence dicts (slow, and it invites the executor to look things up); page tables sent
-whole each step (linear in context length).
 """
 
 from __future__ import annotations

@@ -15,9 +15,6 @@ prefix: then the state arrives no later than the request could compute it. The p
 No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. It is a
 producer no more once it is preempted, ends, or passes the point without a free slot for the tap. Requests
 behind a waiting one in the queue do not wait with it.
-
-Rejected: one sequence for equal prompts (seeds, ends and clients differ); a wait for a producer of worse rank
-(priority would work backwards); a timer (this half has no clock, and the conditions suffice).
 """
 
 from __future__ import annotations

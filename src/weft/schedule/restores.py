@@ -18,9 +18,6 @@ queue are looked at ahead of their turn, AHEAD_MAX of them, so that the disk rea
 
 Laws: L3 (without a buffer or memory there is a wait or a miss, never an error), L8, L9, L11 (fetches and
 buffers are bounded).
-
-Rejected: loading straight into the admitted sequence (its taps, publications and prefix waits would have to
-know two ways to begin); fetches at submission (a queue of requests would hold every buffer).
 """
 
 from __future__ import annotations

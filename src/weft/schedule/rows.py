@@ -10,8 +10,6 @@
 
 A decode is planned from these arrays alone. Python runs per sequence only for those that cross into a new
 page. Keeps L5: ``release`` wipes a row, and the plan that does this lists it in ``rows_cleared``.
-
-Rejected: attributes of Sequence objects (256 attribute reads cost more than the whole plan).
 """
 
 from __future__ import annotations
@@ -54,10 +52,6 @@ class RowTable:
     def free_rows(self) -> list[RowId]:
         """In ascending order."""
         return [RowId(row) for row, seq in enumerate(self.seqs) if seq is None]
-
-    @property
-    def used_count(self) -> int:
-        return len(self._row_of)
 
     def assign(self, row: RowId, seq: Sequence, *, known: Int32s, computed: int, slot: SlotId) -> None:
         """``seq`` takes an empty row with ``computed`` of its tokens already in memory; its pages are

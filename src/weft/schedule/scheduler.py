@@ -30,8 +30,6 @@ One plan, in order of claim:
 Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence runs, or its memory is on the
 way, and it fits alone); L5 (the plan that takes a sequence out clears its row, before another sequence gets
 it); L11 (the engine bounds the waiting queue when it accepts requests).
-
-Rejected: freeing memory at finish time (a second writer of memory, and memory freed under a step in flight).
 """
 
 from __future__ import annotations

@@ -49,10 +49,6 @@ run. The grid is CHUNK_TOKENS, or a page for kernels that go token by token (dec
 
 All of this is a wish (law L9): a run is never cut for a tap, and a tap without a free slot is left out.
 
-
-Rejected: one switch per source (nine flags that are read together anyway); a snapshot at each multiple of a
-block (the states of 397B weigh 6,253 tokens of KV each); only one at the prompt's end (it lies in the unique
-end of most prompts, where no other prompt finds it).
 """
 
 from __future__ import annotations

@@ -20,10 +20,6 @@ candidate that is expected to save the most tokens per byte is first, or the old
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
 buffers are bounded; ``write_bytes_s`` paces jobs; restores have half of the buffers).
-
-Rejected: writing at eviction (kill -9 would lose everything, and an eviction would have to wait for the
-write, against L9); views of the arena for the store's threads (see ``transfer_buffers``); one job in each
-step (states wait for their turn until memory evicts them, beside a disk that is idle).
 """
 
 from __future__ import annotations

@@ -13,9 +13,6 @@ A verify run is best effort, like a tap (law L9). It is planned last, and it is 
     where the step is full            the token budget, and VERIFY_TOKENS_MAX (law L11)
 
 What it took stays with its lease: the sequence grows into these pages anyway.
-
-Rejected: verify runs in a step that is short of memory (a draft must not cost another sequence its page);
-verify runs beside a step in flight (its tokens are not known).
 """
 
 from __future__ import annotations

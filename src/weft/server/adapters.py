@@ -103,5 +103,5 @@ class AdapterHandlers:
 def adapter_card(model: ServedModel, adapter: Adapter) -> dict[str, Any]:
     """As an entry of /v1/models."""
     return {"id": adapter.name, "object": "model", "created": model.created_s, "owned_by": "weft",
-            "root": adapter.name, "parent": model.name, "max_model_len": model.info.max_model_len,
+            "root": adapter.name, "parent": model.name, "max_model_len": model.info.sizes.max_model_len,
             "vocab_size": model.info.vocab_size}

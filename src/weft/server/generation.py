@@ -92,7 +92,7 @@ class Generation:
         self._arrived_s = time.perf_counter()
         self._stream: RequestStream | None = None
         self._closed = False
-        self._context_tokens = model.info.max_model_len
+        self._context_tokens = model.info.sizes.max_model_len
         self._model_name = model.name
         self._error_type: str | None = None
         engine_id = token_hex(16)
@@ -111,9 +111,9 @@ class Generation:
                               sampling=sampling, priority=priority, cache_salt=cache_salt,
                               boundaries=prompt.boundaries, marks=prompt.marks,
                               prediction=prompt.prediction, adapter=model.adapter)
-            request.check_length(model.info.max_model_len, prompt_field=prompt_field)
+            request.check_length(model.info.sizes.max_model_len, prompt_field=prompt_field)
             request.check_marks()
-            request.check_prediction(model.info.max_model_len, model.info.vocab_size)
+            request.check_prediction(model.info.sizes.max_model_len, model.info.vocab_size)
             self._requests.append(request)
             for index in range(sampling.n):
                 choice = Choice(len(self.choices), decoder or model.tokenizer, sampling, prompt.tokens)
@@ -450,7 +450,7 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     marks = encoded.marks + (fields.cache_boundaries or [])
     whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks)
     answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens
-    cut = truncated(whole, fields, context_tokens=model.info.max_model_len, answer_tokens=answer_tokens)
+    cut = truncated(whole, fields, context_tokens=model.info.sizes.max_model_len, answer_tokens=answer_tokens)
     if turn.prediction:
         await model.check_text(turn.prediction, param="prediction")
         prediction = await model.encode(turn.prediction, add_special_tokens=False)

@@ -33,13 +33,12 @@ from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
 from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
-from weft.server.edge import HttpEdge
+from weft.server.edge import HttpEdge, LocalTally, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.protocol import did_you_mean
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tracing import RequestTracer
-from weft.server.workers.shared_counts import LocalTally, SharedCounts, Tally
 from weft.text.chat import read_chat_template
 from weft.text.chat_request import (
     ChatRequest,
@@ -169,7 +168,7 @@ class ServedModel:
     async def check_text(self, text: str, *, param: str) -> None:
         """Raises ContextLengthError for a text that is far too long for the context. It is found out from the
         beginning alone: all tokens of the largest body take a minute and gigabytes."""
-        limit = self.info.max_model_len
+        limit = self.info.sizes.max_model_len
         head = _HEAD_CHARS_PER_TOKEN * limit
         while head < len(text):
             count = len(await self.encode(text[:head], add_special_tokens=False))
@@ -208,7 +207,7 @@ class ServedModel:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
         request = read_chat(conversation, template_variables=self.template.variables)
-        chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.max_model_len if with_places else 0
+        chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
         return request, await self.template.write(conversation.messages, chars_cut=chars_cut,
                                                   **request.rendering)
 

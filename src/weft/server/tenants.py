@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 
+from weft.server.edge import KeyCounts, SharedCounts
 from weft.server.errors import EdgeError
-from weft.server.workers.shared_counts import KeyCounts, SharedCounts
 
 _MINUTE_S = 60.0
 

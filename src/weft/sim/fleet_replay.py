@@ -15,9 +15,6 @@ later. While no replica serves, requests are held.
 
 The *load* of a replica is the tokens that it computed: cached ones cost it nothing. Times count from the
 arrival of a request to its first token, through deaths.
-
-Rejected: a model of a cache for each replica (the players are the engine's own memory and scheduler); a step
-of all players at a time (a thousand clocks would move in the smallest steps).
 """
 
 from __future__ import annotations

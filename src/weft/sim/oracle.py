@@ -24,9 +24,6 @@ Placement is that of ``--snapshots auto`` with every fork seen: ``wanted_positio
 given the length of the prompt's known prefix. With ``foresight`` the last grid point that any later request
 will share is added. What is left out flatters it: frames, whole pages, steps in which memory is given
 up. A search through all choices on tiny instances is the test of the greed.
-
-Rejected: farthest next use first (the rule of Belady, best for items of one size that do not share); an exact
-solution (a linear program of some million variables).
 """
 
 from __future__ import annotations

@@ -16,10 +16,6 @@ one (tested with ``jump`` False), for a tenth of the work.
 
 Not here: text; sampling; the host's own time; clients that wait for an answer before they ask again;
 refusals.
-
-Rejected: a simulator with a model of the cache of its own (it agrees with itself); EngineCore with an
-executor that returns invented tokens (an event per token and a list of integers per prompt: three times the
-work).
 """
 
 from __future__ import annotations

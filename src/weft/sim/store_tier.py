@@ -16,10 +16,6 @@ Left out, and with what effect: volumes (no space is lost to fragments), syncs a
 payloads), checksums (10 GB/s on one core), failures.
 
 Laws: L8, L11 (bytes that wait to be written are bounded as in ``WriteThread``).
-
-Rejected: ``DirectoryStore`` over a virtual disk (its threads wait for the real clock); half of the rate for
-each of reads and writes (reads need a tenth of the time, and writes need more than half); one lane in order
-of arrival (a write of 500 MB would delay each read behind it, as no SSD does).
 """
 
 from __future__ import annotations

@@ -19,10 +19,6 @@ never sleeps. Beside a step of 3 ms with 32 sequences it is a tenth. With many s
 fewer drafts pay, and CROWD_SHARE holds. Where no draft would pay even if all were right (``may_pay``), the
 drafter rests for REST_STEPS at least. A stretch ends with a draft: what was spent before it has paid. Seconds
 come from outside.
-
-Rejected: a number for each row by itself (32 rows that take 3 drafts each make a step of 128 rows); a pause
-for each sequence alone (the loop over 32 sequences is the cost); a number of sequences above which nothing is
-asked (what a step costs beside it differs by a thousand).
 """
 
 from __future__ import annotations
@@ -58,10 +54,7 @@ class Chances:
     needs no table of its own: if i tokens are right, the match is i tokens longer.
 
     Counts are by source and by class of match length, and they decay: about 500 scored tokens count. A class
-    without counts has the source's guess, as if GUESS_WEIGHT tokens had been scored.
-
-    Rejected: the acceptance of drafts alone (it says nothing about a source that is off); a chance by token
-    (a vocabulary of rows that are never full)."""
+    without counts has the source's guess, as if GUESS_WEIGHT tokens had been scored."""
 
     def __init__(self) -> None:
         classes = len(_CLASS_ENDS) + 1

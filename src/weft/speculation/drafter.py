@@ -27,9 +27,6 @@ A wrong draft costs time and changes no text.
 ``match`` of a proposal counts the tokens before it that the source had right, or found again. The chances are
 learned by it: the token at index i of a proposal has the chance of a match of ``match + i`` tokens. ``saved``
 is an estimate and may be negative; other counters only grow. Nothing here has a clock or a device.
-
-Rejected: chances beside the tokens (the planner would weigh sources that it does not know); a draft per call
-(the number of drafts of one row depends on all rows).
 """
 
 from __future__ import annotations
@@ -117,11 +114,6 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def accepted(self) -> int:
         return sum(counts.accepted for counts in self.sources.values())
-
-    @property
-    def accepted_length(self) -> float:
-        """Tokens that a verify run brought on average, the chosen one included; 1 without any."""
-        return 1 + self.accepted / self.sequence_steps if self.sequence_steps else 1.0
 
 
 class SpeculationCounters:

@@ -19,9 +19,6 @@ prompt drafts from the positions where the head ran: worse drafts, the same toke
 
 The head's own chance is calibrated by classes: of those that it gave between 0.6 and 0.7, what share was
 right. First drafts and later ones have tables of their own, as later ones read the head's own hidden state.
-
-Rejected: the chances of the head as they are (a head trained on other text is too sure of itself); a number
-of drafts for each sequence (the head computes all sequences in one batch); every prompt read.
 """
 
 from __future__ import annotations

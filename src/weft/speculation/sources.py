@@ -23,9 +23,6 @@ MATCH_MIN tokens or more leads to.
 are not, so these drafts have a chance like all others. ``allowed`` also says how many tokens of another
 source's draft the grammar lets pass. The follower has a matcher of its own: those of the sampler belong to
 the device's side, and where steps overlap they are a token behind.
-
-Rejected: aligning the whole answer with the whole prediction at each difference (quadratic); giving up after
-a difference (a file with one edited line is the main use).
 """
 
 from __future__ import annotations

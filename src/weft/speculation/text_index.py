@@ -15,11 +15,6 @@ L10).
 lookup reads the tokens that came since the last one, so a text that is not searched costs a copy of its
 tokens. ``TextIndex`` is one growing text and a few frozen ones. Those of similar size are merged, so a lookup
 visits few: each has more than twice the tokens of the next. At its bound in tokens the oldest text goes.
-
-Rejected: a suffix automaton (600 bytes a token, and 0.3 s for a prompt of 100,000 tokens on the thread that
-steps); a suffix array (five sorts instead of one, for matches between 3 and 8 tokens that an 8-token key
-misses); chains of all occurrences (a space has thousands); hashes and positions in two arrays (28 bytes a
-token, and a sort that keeps the order of equals: 30 ms).
 """
 
 from __future__ import annotations
@@ -162,10 +157,6 @@ class FrozenText:
                 best, most = end, length
         return Occurrence(self, best, most) if best else None
 
-    def token_at(self, position: int) -> int:
-        """PAD past the end."""
-        return self.tokens[position] if position < len(self.tokens) else PAD
-
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
         tokens = tuple(self.tokens[position:position + count])
         return tokens[:tokens.index(PAD)] if PAD in tokens else tokens
@@ -222,10 +213,6 @@ class GrowingText:
             return
         before = zip(*(tokens[first - back:end - back] for back in range(length, 0, -1)), strict=True)
         ends.update(zip(map(hash, before), range(first, end), strict=True))
-
-    def token_at(self, position: int) -> int:
-        """PAD past the end."""
-        return self.tokens[position] if position < len(self.tokens) else PAD
 
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
         """A continuation that reaches the end goes on with itself: a text that repeats goes on repeating."""

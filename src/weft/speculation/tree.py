@@ -14,8 +14,6 @@ without a result it waits, twice as long each time.
 
 Tokens come from the root of the sequence's own salt alone (law L10). Reads only: no lease, no recency and no
 counter of the cache changes.
-
-Rejected: holding a node (a lease of its own for each sequence, and eviction would have to know drafts).
 """
 
 from __future__ import annotations

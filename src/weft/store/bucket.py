@@ -10,8 +10,6 @@ Credentials come from the environment, as the provider's own tools read them.
 A bucket that goes away costs one failed request: after it, nothing asks the bucket for ``RETRY_S``. Only
 threads call this class. It is unreachable from a failed request to the next answer, and the seconds of that
 are counted.
-
-Rejected: boto3, gcsfs and adlfs (one client for each provider); fsspec (no put-if-absent).
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ are durable. Whatever fails is counted by reason. A damaged record is retired wi
 that could not be read is forgotten until the next start. No error leaves this class.
 
 Laws: L3 (no room, no disk and no lock are values), L8, L9, L10, L11.
-
-Rejected: locks around the index. One thread owns it, and outcomes travel by queues.
 """
 
 from __future__ import annotations

@@ -8,9 +8,6 @@ The store never opens a file another way, so a test that counts or breaks these 
 write is whole or raises: short writes are continued here, and a short read is an OSError with ``EIO``.
 
 Durability has three calls: ``sync`` (contents of a file), ``sync_directory`` (names in it) and ``rename``.
-
-Rejected: Python file objects (buffers hide the moment of a write); memory maps (a stalled or failing disk is
-then a SIGBUS in the engine's thread).
 """
 
 from __future__ import annotations

@@ -14,10 +14,6 @@ parts here still needs it.
 The age counts records and restores, not time: a clock that jumps changes nothing, and a store that nothing is
 written to forgets nothing. KV records that no snapshot needs go before any snapshot. With a snapshot go
 the KV records that only it needed.
-
-Rejected: LRU (a turn of 100,000 tokens and one of 100 then live equally long); the bytes that were written
-for a snapshot (an answer behind a stored prompt weighed nothing, and the prompt all); seconds and bytes
-from the root on (two states of one prompt then both stay, and most of both is the same).
 """
 
 from __future__ import annotations

@@ -11,9 +11,6 @@ a 100 GB checkpoint at each start would take a minute. Two checkpoints that diff
 are not told apart.
 
 Law: L10 at the scale of models.
-
-Rejected: the model's name or path as the key (a fine-tune in the same folder then reads the base model's KV);
-the modification time of files (a copy would miss, an edit that keeps the time would hit).
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ puts in a row do not write the same KV twice.
 
 Laws: L8 (a snapshot's KV records are its ancestors, and an entry with users is never removed alone), L11 (a
 walk visits at most ``VISITS_MAX`` entries).
-
-Rejected: tokens in memory (4 KB for 1,000 tokens); a key for each 16 tokens (6 KB); node objects (500 bytes).
 """
 
 from __future__ import annotations

@@ -24,10 +24,6 @@ without knowing the child's length.
 The generation in the names grows with each compaction: both files are written anew from the live rows,
 synced, and the rename of the rows file makes the new generation the valid one. docs/store.md has the table of
 bytes.
-
-Rejected: SQLite (its writes are many, and a replay of every prefix of them proves its code, not the format);
-one file for rows and tokens (reading 100,000 rows would read 400 MB of tokens); JSON lines (a second to
-parse).
 """
 
 from __future__ import annotations

@@ -16,9 +16,6 @@ write is read as well.
 Salts enter a store by HMAC, so neither the salt nor a hash that can be guessed lies on the disk: without the
 secret, an attacker that reads the ledger could try salts from a list. Servers that share a bucket and want to
 share salted prefixes copy the file. Law L10: another salt, another root.
-
-Rejected: a lock file with a process id alone (it outlives a crash, and ids are used again); a plain digest of
-the salt (salts are user names more often than random numbers).
 """
 
 from __future__ import annotations

@@ -10,9 +10,6 @@ Compressed forms of the engine pass through. Reads have threads of their own, so
 puts.
 
 Laws: L8, L9 (packing delays no step; a put whose parent was refused is dropped), L11 (``queue_bytes``).
-
-Rejected: packing in the write thread (a place is taken by its size, and the size is known only afterwards);
-packing in the step that copies (300 to 500 MB/s on one core).
 """
 
 from __future__ import annotations

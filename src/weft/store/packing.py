@@ -13,9 +13,6 @@ bytes, such as codes or float16, stay as they are where packing gains nothing.
 ``docs/store.md`` has the format. Needs ``zstandard``; without it a store packs nothing.
 
 Laws: the decoded bytes are those that were packed, by a hash of their own; anything else is a PackingError.
-
-Rejected: 12 bits for each bfloat16 (0.75 in all cases, and more code for values that do not fit); bitshuffle
-and lz4 (0.80 and 0.90, at three times the speed); entropy coding of mantissas (they are noise).
 """
 
 from __future__ import annotations

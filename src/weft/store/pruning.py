@@ -6,8 +6,6 @@
 Only the holder of the lock prunes. A payload is copied to blocks that no row names, synced, and then the new
 generation names it there. A kill before the rename leaves the old store, one after it the new store; both
 are whole.
-
-Rejected: holes in volumes (not every file system has them, and a preallocated volume promises its bytes).
 """
 
 from __future__ import annotations

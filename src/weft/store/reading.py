@@ -12,9 +12,6 @@ A failure has a cause: ``damaged`` means that the record has to be retired (its 
 that it could not be read now. A disk that stalls delays its own fetches alone.
 
 Reads come before writes: the write thread asks ``wait_idle`` before each piece of a payload.
-
-Rejected: asyncio or io_uring. Four threads with preadv saturate the disks that matter, and xxh3 releases the
-interpreter's lock.
 """
 
 from __future__ import annotations

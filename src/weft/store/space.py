@@ -17,9 +17,6 @@ dropped when the ledger is read. A volume that is removed while it is open stays
 to it would be lost. So a write checks that the file still has a name.
 
 Laws: L1 (a block is free or has one record), L3 (no room is a value).
-
-Rejected: slots of fixed sizes (records of 16 to 256 tokens beside states would need a dozen classes); one
-file for each record (a million files; deletes and listings then cost more than reads).
 """
 
 from __future__ import annotations

@@ -11,9 +11,6 @@ Everything but ``prune`` and ``rm`` works beside servers. A server that evicts m
 ``verify`` therefore reads the ledger again before it calls a record damaged. An object that is gone is a
 miss. A payload without a segment may belong to an upload under way, so a prune leaves payloads alone that are
 younger than ``YOUNG_S``. A bucket has no uses of a record, so its size is given back by age.
-
-Rejected: totals by file (a volume has records of every model); to rewrite segments without the rows of
-removed payloads (a writer's next segment names parents in them).
 """
 
 from __future__ import annotations

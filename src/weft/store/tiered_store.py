@@ -13,9 +13,6 @@ engine's thread like the directory's. After a failed request, ``match`` passes t
 for a few seconds. So a bucket that goes away costs a waiting request one timeout at most.
 
 Laws: L8, L10 (the same compare and checksum for both), L3 (a bucket that is away is a miss).
-
-Rejected: a bucket without a directory. A restart would read everything again, and a put would wait for the
-network.
 """
 
 from __future__ import annotations

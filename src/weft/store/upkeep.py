@@ -8,8 +8,6 @@ one valid generation. Fetches under way keep the old files open. The free space 
 well, since statvfs may wait for a busy disk.
 
 Law: L11 (the ledger is bounded by its live rows).
-
-Rejected: compaction at the start (the start would wait for it); rewriting in place (a crash then loses rows).
 """
 
 from __future__ import annotations

@@ -18,9 +18,6 @@ and the oldest are lost and counted when it is full. A later restore uploads the
 
 Laws: L9 (an upload is best effort), L10 (tokens are in the segments, and a fetch compares them), L11 (the
 queue and ``SEGMENT_BYTES_MAX``).
-
-Rejected: uploads beside the local write (the slower of two would hold the engine's buffers); one shared
-ledger object (writers would overwrite each other, or need a lock in the bucket).
 """
 
 from __future__ import annotations

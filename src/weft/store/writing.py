@@ -12,9 +12,6 @@ request waits for a read, and none for a write. A retirement is durable before i
 no record is overwritten while a row names it.
 
 Laws: L8 (pieces without gaps), L9 (a put is best effort), L11 (the queue is bounded in bytes).
-
-Rejected: a write in the engine's thread (a sync takes milliseconds on an SSD and seconds on a busy disk);
-direct I/O (buffers would need alignment, and the page cache serves the fetches that follow).
 """
 
 from __future__ import annotations

@@ -15,9 +15,6 @@ Only the pass over the states is sequential. It takes chunk c of every run at on
 (c, run), and runs with most chunks come first. Nothing is padded to the longest run:
 
     order in memory   A0 B0 | A1 B1 | A2 | A3           steps = [(0, 2), (2, 2), (4, 1), (5, 1)]
-
-Rejected: a loop over runs (launch-bound for many short prompts). A grid that starts at each run's start: a
-prompt computed in two parts would then go through other chunks than in one.
 """
 
 from __future__ import annotations

@@ -12,9 +12,6 @@ bytes as a ring: 2 (n - 1) / n of the tensor. The first has one round instead of
 
 On a CPU the transport is gloo over the loopback device, on a GPU NCCL. Ranks meet through a file in a private
 directory, so no port has to be free.
-
-Rejected: ``all_reduce`` (a ring adds each slice in another order, and the result changes with the batch);
-shared memory of our own (faster on one machine, and a second transport to keep right).
 """
 
 from __future__ import annotations

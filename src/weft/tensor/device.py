@@ -10,7 +10,7 @@
 
 ``event.synchronize()`` has no deadline: a kernel that never ends, or a card that fell off the bus, would hang
 the engine until an operator kills it. With a deadline the engine ends with a reason, and a supervisor can
-start it again. Rejected: a thread that watches the waits (it could report the hang, and not end it).
+start it again.
 """
 
 from __future__ import annotations

@@ -18,9 +18,6 @@ numbers. They factor out of both sums. A token never depends on others, so share
 stay equal.
 
 **Codes** are what the cache holds at rest: states in 8 bits, rows of KV in 4. Torch alone, on any device.
-
-Rejected: int8 with a constant scale per head (one token with a large channel costs all others their digits).
-A scale per page: a page is written token by token, and written tokens may not change.
 """
 
 from __future__ import annotations

@@ -29,10 +29,6 @@ with other strides, so libraries read the pages in place.
 
 Both are one shape: rows are the vnni form with pack = D for K and pack = 1 for V. Blocks have the same
 bytes, so no plan changes its sizes.
-
-Rejected: K as [16, D] on CPUs. Each score then ends in a horizontal add, measured slower than an unpaged
-copy. Tokens before heads (NHD) on GPUs: a head's rows are then apart, and ranks cut heads. A layout for each
-kernel: requests share pages, and pages outlive any choice of kernel.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ The C++ form of an op checks dtypes, shapes and strides before the call, and kee
 it: the other side checks nothing. What one argument needs stands here once: ``rows_of``, ``slots_of``,
 ``pages_of`` and so on. The kernels have a thread pool of their own (``csrc/pool.hpp``), as large as torch's.
 
-Tensors cross as integers (address, strides). Rejected: DLPack. It costs 2.6 microseconds per tensor, which is
-2 ms for a decode step of 24 layers.
+Tensors cross as integers (address, strides).
 """
 
 from __future__ import annotations

@@ -12,9 +12,6 @@ go token by token.
 
 The log lives for one step, outside the arena, so a slot always holds the state of the computed positions.
 Preemption, donation, snapshots and moves need no rule of their own.
-
-Rejected: a snapshot slot for each drafted token (a state of Qwen3.5-397B weighs 192 MB, its log 1.1 MB a
-token). A log that waits for the next step: it saves one pass over the state, and makes every slot stale.
 """
 
 from __future__ import annotations

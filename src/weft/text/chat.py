@@ -19,9 +19,6 @@ text is cut at the mark: this needs no guess about what the template writes afte
 ``boundaries`` renders the first messages alone and compares. They are hints for the cache, and no answer
 depends on them. What leading messages become is remembered for the last few: conversations share system
 prompts.
-
-Rejected: silently dropping what a template does not use. A variable the request sets (``documents``,
-``reasoning_effort``) that the template never reads is an error that says so.
 """
 
 from __future__ import annotations

@@ -18,11 +18,6 @@ work per token is one decode of a few ids, whatever the length of the answer. Wh
 ``HELD_TOKENS_MAX`` tokens is let go as it is (law L11). The pieces joined are the text of all ids decoded at
 once. A decoder that says so (``joins_bytes``) gets the ids of one push together, unless some of their bytes
 are broken.
-
-Rejected: ``tokenizers.decoders.DecodeStream`` (0.5 us for a token instead of 1.6). It never lets broken bytes
-go: 2,000 of them give no text and take quadratic time. It has no flush, and it cannot leave chosen special
-tokens in the text (``ShowingDecoder``). Rejected too: decoding the whole answer at each token (quadratic);
-mapping tokens to bytes here (it would need to know every decoder of a ``tokenizer.json``).
 """
 
 from __future__ import annotations
@@ -46,9 +41,6 @@ class StopStrings:
     There is one KMP automaton per stop string. Its state is the length of the longest suffix of the text
     that is a prefix of its stop string: exactly what must be held back. So work per character is constant,
     and the outcome does not depend on how the text was cut into pieces.
-
-    Rejected: searching the whole answer after each token (quadratic, and half of the stop string is out when
-    it is found); comparing token ids of the stop string (the same text has many tokenizations).
     """
 
     __slots__ = ("_failures", "_held", "_include", "_states", "_stops", "stopped")

@@ -10,9 +10,6 @@ need no process.
 
 The worker starts with the first grammar and ends with the engine. One that died is replaced at the next
 grammar.
-
-Rejected: matchers in the worker, masks through shared memory (a hundred microseconds in every step, and each
-step waits for another process). See decision 0019.
 """
 
 from __future__ import annotations

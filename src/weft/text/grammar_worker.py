@@ -15,9 +15,6 @@ grammar that passed here stays within its stack there.
 GBNF, the notation of llama.cpp, is rewritten as lark. llguidance parses it; its rules are resolved here, in
 time linear in their number. A rule becomes a terminal once all rules below it are. A rule that names itself
 never gets there, and neither does ``root``.
-
-Rejected: the library's own resolver of GBNF (quadratic in the depth of the grammar: 3,000 rules took 3.6
-seconds).
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ its time is killed; the next conversation starts another.
 
 Small conversations have a worker of their own: they never wait for one of megabytes. Each worker takes one
 conversation at a time, and the line before it is bounded (law L11).
-
-Rejected: threads (a loop in C cannot be stopped); a fork per conversation (it costs more than the
-rendering).
 """
 
 from __future__ import annotations

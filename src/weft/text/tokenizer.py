@@ -18,9 +18,6 @@ through the first, alone in its batch.
 *Bad words.* Both spellings of a text, inside a word and behind a space, become banned sequences of tokens. As
 in other engines, a word that the model spells with other tokens (``c``, ``at``) passes. Law L11
 (``BAD_WORDS_MAX`` words of ``BAD_WORD_CHARS_MAX`` characters).
-
-Rejected: ``AutoTokenizer`` (seconds of import, and torch with it, for what this file does); slow tokenizers
-without a tokenizer.json (the error says how to convert one).
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@
 
 A function of forks has ``failed``: its answer for a fork that ended at a limit. The loop has one thread, so
 that a fork is safe. This module imports no torch.
-
-Rejected: a pool of long-lived compilers of grammars (their memory grows with what they have seen, and a crash
-costs a new tokenizer); threads (a stack overflow ends the process).
 """
 
 from __future__ import annotations

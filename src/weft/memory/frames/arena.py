@@ -29,11 +29,6 @@ of a page that moves is known without a scan. ``indexes`` says which page of its
 front. Sharing is no count: a lease that reads the tree's pages holds the node where they end (law L7). A
 claim on a slot is the pair (slot, epoch). The epoch goes up whenever the slot is given back, so a claim that
 outlived its owner is caught at its use (law L5).
-
-Rejected: one free list of frames with a ``last_kind`` (zeroes more); zeroing on release (pays for frames that
-go back to their own kind, nearly all of them); a heap of frames (the k-th best cannot be read without
-popping); one free list of all items (frames never drain); a count of holders (always 0 or 1, and it names
-none of them).
 """
 
 from __future__ import annotations

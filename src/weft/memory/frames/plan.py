@@ -18,10 +18,6 @@ sequences that can hold a slot and a page each. A note names the flag and both n
 that would hold the value.
 
 Everything here is integers: no torch, no I/O. Why a slot is never split over frames is in decision 0002.
-
-Rejected: F = lcm(P, S), 128 slots for Granite-4.0-H-Small; pages grown to the size of a state, which charges
-a request of 100 tokens for 2,000; two fixed pools, of which one starves while the other is empty; refusing to
-start when a request of full length does not fit (most traffic is shorter).
 """
 
 from __future__ import annotations

@@ -14,9 +14,6 @@ A model without states resumes anywhere: a hit is as far as whole pages match. A
 snapshots only (law L8), and what matches beyond them is counted as lost, by reason.
 
 Laws: L1 (audited from leases and nodes), L7 (pages of the tree are full, or copied before use), L8, L10.
-
-Rejected: changing the tree and the orders apart (an order that names a removed node); a cache that frees by
-itself (two writers of the pools).
 """
 
 from __future__ import annotations

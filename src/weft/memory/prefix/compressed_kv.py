@@ -24,10 +24,6 @@ L4), and a transaction that puts pages in place of some finds them by id.
 
 Laws: L1 (a compressed page belongs to its node; audited), L2 (a transaction changes nothing here), L7
 (compressed KV has no readers), L11 (KV_COMPRESS_BYTES_PER_STEP, but always one node).
-
-Rejected: compression into new pages (none are free when it is needed); compressing part of a node (a second
-way to cut an edge); an exact copy for each lease (each pays for the same bytes); scales by channel (12 to
-25 % more bytes a page).
 """
 
 from __future__ import annotations

@@ -19,10 +19,6 @@ bisection and never a scan (compaction needs it). An edge loses nodes only at it
 removed.
 
 Laws: L8 (a hit is a snapshot), L10 (tokens are compared, never hashes).
-
-Rejected: merging nodes whose snapshot was evicted (a second place that changes edges, for dead weight that
-eviction removes anyway); comparing an edge to its end in one step (a walk that leaves each of many edges
-early would pay for all of them: windows grow with what has matched).
 """
 
 from __future__ import annotations

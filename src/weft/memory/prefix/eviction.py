@@ -28,11 +28,6 @@ an exact copy in its own slot.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen snapshot)
 in an overlay, and stops at ``EVICTIONS_PER_STEP`` (law L11).
-
-Rejected: counting the shortage in bytes (eleven states of a frame of twelve free no page); leases that hold
-snapshots (a second slot for each running sequence); evicting whole nodes (a cached prompt of 100,000 tokens
-for one page); frames of compressed states as a third kind (three of 3.7 fit into a frame of one slot: 19 % is
-lost); compression at once, not under pressure (a cache with room would lose bits for nothing).
 """
 
 from __future__ import annotations

@@ -18,9 +18,6 @@ identical answers.
 Two states that share all of their KV hold none of it *alone*: evicting either frees only the state. So the
 one that is cheaper to compute again goes first, and then the other holds all of that KV. These readings look
 at STEPS_MAX nodes at most (law L11): bytes far above a snapshot carry no weight.
-
-Rejected: a policy that evicts (every policy would have to keep every law); a policy that ranks pages (bare KV
-of a model with states helps no request and goes first; without states it is LRU).
 """
 
 from __future__ import annotations

@@ -21,9 +21,6 @@ are reported at once.
 the tokens of a prefix, ``head`` the tokens with which the place begins to differ from its siblings. Both stay
 in the server, which drops the head unless its operator asks for text. *Hits* of a prefix include those of all
 nodes below. One walk over at most NODES_MAX nodes, on request, never in a step (law L11).
-
-Rejected: an event at each place that changes a snapshot (six places, and events that cancel out); a walk of
-the tree at each report (100,000 nodes).
 """
 
 from __future__ import annotations

@@ -12,9 +12,6 @@ which ones a sequence frees:
 
 Compressed KV in the tree (compressed_kv.py) has tokens and no pages. The first sequence that publishes over
 it gives it its own pages, and frees none.
-
-Rejected: deciding at commit (the reservation would not be complete, law L2); one publication a step (twins
-would hold all their pages twice until their turn).
 """
 
 from __future__ import annotations

@@ -17,10 +17,6 @@ with none. A reader copies the page of a tail before it extends it (law L7).
 A lease *holds* the node at whose end its shared pages end. ``holds`` counts the leases at or below a node. So
 the tree knows what is read without a scan, and each page has exactly one owner: the pool, a lease, or an edge
 (law L1).
-
-Rejected: hash-chained blocks (equality by hash; a lookup touches every block); a reference count per page
-(6,250 increments to adopt a prefix of 100,000 tokens); cuts at any token (pages straddle nodes and need
-counts again); tokens and pages by node (each of a thousand cuts copies the rest of the edge).
 """
 
 from __future__ import annotations

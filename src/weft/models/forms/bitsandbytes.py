@@ -30,7 +30,6 @@ from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
 
 _METHOD = "bitsandbytes"
 _STATES = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
-_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", *_STATES)
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _STEP = 7.874015718698502e-3
 """1 / 127, as the library has it."""
@@ -58,13 +57,13 @@ class BitsAndBytes(StoredForm):
         return Grouping(8, 0) if self._eight(name) else None
 
     def piece(self, name: str) -> MatrixPiece | None:
-        end = next((end for end in _PARTS if name.endswith(f"weight.{end}")), None)
-        if end is not None:
-            raise CheckpointError(f"{name.removesuffix(f'.{end}')} is in blocks over rows and columns "
-                                  f"({_METHOD}), which --tp cannot cut", param="--tp")
-        if not name.endswith(".SCB"):
-            return None
-        return MatrixPiece(f"{name.removesuffix('SCB')}weight", (0, 1), None)
+        if name.endswith(".SCB"):
+            return MatrixPiece(f"{name.removesuffix('SCB')}weight", (0, 1))
+        matrix = name.removesuffix(".absmax")
+        if not matrix.endswith("weight") or not self._four(matrix):
+            return None     # tables and the scales of scales: each rank has all of them
+        block = self._blocksize(matrix)
+        return MatrixPiece(matrix, run=2 if name == matrix else block, block=block)
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         if self._eight(name):
@@ -72,9 +71,10 @@ class BitsAndBytes(StoredForm):
             scales = ask(f"{name.removesuffix('weight')}SCB", shape[:1], ("F32",)) * _STEP
             return Codes(8, codes, scales.unsqueeze(1), None, -(-shape[1] // LINE) * LINE)
         count = math.prod(shape)
-        packed = ask(name, (-(-count // 2), 1), ("U8",)).flatten()
+        own = self.tensors[name].shape      # of a rank, in rows or in one row
+        packed = ask(name, own if 2 * math.prod(own) == count else (-(-count // 2), 1), ("U8",)).flatten()
         state = self._state(ask, name)
-        block = _block(name, state, "blocksize")
+        block = _block(name, state, "blocksize", self._blocksize(name))
         blocks = -(-count // block)
         table = ask(f"{name}.quant_map", (16,), ("F32",))
         most = self._most(ask, name, blocks, state)
@@ -86,16 +86,27 @@ class BitsAndBytes(StoredForm):
 
     def _most(self, ask: Ask, name: str, blocks: int, state: Mapping[str, Any]) -> torch.Tensor:
         """The largest value of each block."""
-        if self.dtype_of(f"{name}.absmax") != "U8":
-            return ask(f"{name}.absmax", (blocks,), ("F32",))
+        most, places = self.tensors.get(f"{name}.absmax"), self.places(f"{name}.absmax")
+        own = most.shape if most is not None and math.prod(most.shape) == blocks else (blocks,)
+        if most is None or most.dtype != "U8":
+            return ask(f"{name}.absmax", own, ("F32",)).flatten()
         block = _block(name, state, "nested_blocksize", 256)
-        codes = ask(f"{name}.absmax", (blocks,), ("U8",))
-        scales = ask(f"{name}.nested_absmax", (-(-blocks // block),), ("F32",))
+        codes = ask(f"{name}.absmax", own, ("U8",)).flatten()
+        whole = blocks if places is None else math.prod(self.headers[f"{name}.absmax"].shape)
+        scales = ask(f"{name}.nested_absmax", (-(-whole // block),), ("F32",))
         table = ask(f"{name}.nested_quant_map", (256,), ("F32",))
         if codes.is_meta:
             return torch.empty(blocks, device=codes.device)
-        each = scales.repeat_interleave(block)[:blocks]
+        each = scales[(torch.arange(blocks) if places is None else places).to(scales.device) // block]
         return table[codes.int()] * each + torch.tensor(float(state["nested_offset"]), device=each.device)
+
+    def _blocksize(self, name: str) -> int:
+        """As many numbers as the tensors have for one block; 64 where they fit no size."""
+        codes, most = self.headers.get(name), self.headers.get(f"{name}.absmax")
+        if codes is None or most is None:
+            return 64
+        count, blocks = 2 * math.prod(codes.shape), math.prod(most.shape)
+        return next((block for block in _BLOCKS if -(-count // block) == blocks), 64)
 
     def _state(self, ask: Ask, name: str) -> Mapping[str, Any]:
         """Empty against headers."""
@@ -113,7 +124,7 @@ class BitsAndBytes(StoredForm):
                                   param="model") from error
 
 
-def _block(name: str, state: Mapping[str, Any], key: str, usual: int = 64) -> int:
+def _block(name: str, state: Mapping[str, Any], key: str, usual: int) -> int:
     size = state.get(key, usual)
     if size not in _BLOCKS:
         raise CheckpointError(f"{name} has {key} {size!r}; {_METHOD} has {', '.join(map(str, _BLOCKS))}",

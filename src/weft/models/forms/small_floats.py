@@ -91,7 +91,7 @@ def piece_of(form: StoredForm, name: str, ends: tuple[str, ...], block: tuple[in
     """``ends``: of the names of codes and of scales behind that of the matrix."""
     header = form.headers.get(name)
     end = next((end for end in ends if name.endswith(f"{matrix_end}{end}")), None)
-    if header is None or end is None or len(header.shape) < 2:
+    if header is None or end is None or not header.shape:
         return None
     matrix = name.removesuffix(end) if end else name
     if not end and header.dtype != "U8":

@@ -12,7 +12,7 @@ tensor and notes what is wrong. So a form states what it needs once, and decides
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -33,11 +33,14 @@ class Ask(Protocol):
 class MatrixPiece:
     """A stored tensor that is part of the matrix ``matrix`` ("….weight"). ``rows`` and ``columns``: (its
     dimension, how many rows or columns of the matrix one entry stands for), None where it has none. 0 for how
-    many: the matrix divided by the entries."""
+    many: the matrix divided by the entries. ``run``: where one entry stands for as many numbers of the
+    matrix, whatever its rows are; ``block``: of these, in one block, which cannot be cut."""
 
     matrix: str
-    rows: tuple[int, int] | None
-    columns: tuple[int, int] | None
+    rows: tuple[int, int] | None = None
+    columns: tuple[int, int] | None = None
+    run: int = 0
+    block: int = 0
 
 
 class Grouping(NamedTuple):
@@ -62,6 +65,8 @@ class StoredForm(ABC):
     keeps_fp8: bool = False
     keeps_blocks: bool = True
     itemsize: int = 4
+    places: Callable[[str], torch.Tensor | None] = staticmethod(lambda name: None)
+    """Of a stored tensor, the indices of the entries that a rank holds; None for all."""
     left_ends: tuple[str, ...] = ()
     """Ends of names that no model reads and that a checkpoint may have."""
 
@@ -92,7 +97,7 @@ class StoredForm(ABC):
         return None
 
     def dtype_of(self, name: str) -> str | None:
-        stored = self.tensors.get(name)
+        stored = self.headers.get(name)
         return None if stored is None else stored.dtype
 
 

@@ -69,7 +69,7 @@ class TorchAo(StoredForm):
         matrix = f"{stem.removesuffix('_weight')}weight"
         codes, scale = self.headers.get(f"{stem}_qdata"), self.headers.get(f"{stem}_scale")
         zeros = self.headers.get(f"{stem}_zero_point")
-        if codes is None or scale is None or len(codes.shape) != 2 or len(scale.shape) != 2:
+        if codes is None or scale is None or len(codes.shape) != 2 or not scale.shape:
             return None
         if zeros is not None and zeros.dtype != "I8" and not name.endswith("_qdata"):
             return MatrixPiece(matrix, (1, 1), (0, 0))

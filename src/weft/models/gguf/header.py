@@ -9,9 +9,6 @@ dims the other way round.
 A model may be cut into files NAME-00001-of-00003.gguf. The first one has the keys, each has a part of the
 tensors.
 
-Rejected: ``gguf.GGUFReader`` for this part. It walks an array for as many items as the file claims. A
-real vocabulary takes it seconds. Its tables of types and values are used.
-
 Source: ggml's docs/gguf.md. Versions 2 and 3 differ in nothing that is read here.
 """
 

@@ -11,9 +11,6 @@ only a link to them: the tensors are looked up in the file's own header again, u
 The key is a digest of where the files lie, their sizes and times, and the form of the view. A file that
 changes has another view. A view takes a few MB, nearly all of it the tokenizer, and may be deleted at any
 time. Making one deletes those of files that are gone, and the longest unused beyond 32.
-
-Rejected: keeping the texts in memory (every reader would have two ways to get a file); a view beside the
-model (its directory is often not ours to write).
 """
 
 from __future__ import annotations

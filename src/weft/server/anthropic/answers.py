@@ -19,16 +19,22 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, WeftError
-from weft.server.anthropic.protocol import CountTokensBody, MessagesBody, MessageTurn, error_json
+from weft.server.anthropic.protocol import (
+    UNSERVED_IN_MESSAGES,
+    CountTokensBody,
+    MessagesBody,
+    MessageTurn,
+    error_json,
+)
 from weft.server.errors import bug
 from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.protocol import note_ignored
 from weft.server.service import Service
-from weft.server.sse import named_event
+from weft.server.sse import Way, named_event
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
-from weft.text.dialect import AnswerBlock, BlockEvent
+from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _encoder = msgspec.json.Encoder()
@@ -107,15 +113,7 @@ def _block(block: AnswerBlock, text: str) -> dict[str, Any]:
         return {"type": "thinking", "thinking": text, "signature": ""}
     if block.kind == "text":
         return {"type": "text", "text": text}
-    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _arguments(text)}
-
-
-def _arguments(text: str) -> Any:
-    """The object that a call's arguments are; an answer that was cut may have half of one."""
-    try:
-        return msgspec.json.decode(text) if text else {}
-    except msgspec.DecodeError:
-        return {}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments_of(text)}
 
 
 async def prepare_messages(service: Service, body: MessagesBody) -> MessagesJob:
@@ -124,6 +122,9 @@ async def prepare_messages(service: Service, body: MessagesBody) -> MessagesJob:
     if thinks(body.thinking) and turn.model.dialect.reasoning is None:
         note_ignored("thinking")
     return MessagesJob(turn, body)
+
+
+MESSAGES = Way(MessagesBody, UNSERVED_IN_MESSAGES, prepare_messages)
 
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -19,7 +19,6 @@ import os
 import threading
 import time
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,13 +42,6 @@ class FileStoreFullError(RequestError):
     """An upload does not fit."""
 
     status = 413
-
-
-@dataclass(frozen=True, slots=True)
-class FileLimits:
-    count: int
-    bytes: int
-    age_s: float
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
@@ -77,7 +69,7 @@ class FileObject(msgspec.Struct, kw_only=True):
 _decode = msgspec.json.Decoder(StoredFile).decode
 
 
-def open_file_store(root: Path | None, limits: FileLimits, *, is_default: bool) -> FileStore | None:
+def open_file_store(root: Path | None, limits: Bounds, *, is_default: bool) -> FileStore | None:
     """None for no store. Raises ConfigError where another server uses ``root``; that of the default place is
     only logged."""
     try:
@@ -92,7 +84,7 @@ def open_file_store(root: Path | None, limits: FileLimits, *, is_default: bool) 
 class FileStore:
     """``root`` is made at the first upload. Raises ConfigError where another server uses it."""
 
-    def __init__(self, root: Path, limits: FileLimits) -> None:
+    def __init__(self, root: Path, limits: Bounds) -> None:
         self.root = root
         self._limits = limits
         self._lock: BinaryIO | None = None

@@ -9,9 +9,6 @@ The grid is a few programs for each multiprocessor instead, and program p comput
 
 A split's content follows from its row's context alone, so the bits of a token depend neither on the batch nor
 on the grid.
-
-Rejected: a graph for each bucket of the longest context (many times the recording); a counter that programs
-add to (the order of the work would differ from run to run, and each layer would have to reset it).
 """
 
 from __future__ import annotations

@@ -13,10 +13,6 @@ user's limit on locked memory is often small: the buffer then is ordinary memory
 
 A copy from ordinary memory to a GPU holds its caller until the driver has staged the last byte. The ring's
 caller copies a piece into pinned memory, asks for its transfer and goes on.
-
-Rejected: one buffer for all weights (waking could not free it piece by piece). ``cudaMallocHost`` by ctypes
-(a second way to find the runtime that torch has loaded). Pinning the whole file map, which takes as long as a
-copy.
 """
 
 from __future__ import annotations

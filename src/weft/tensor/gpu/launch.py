@@ -14,9 +14,6 @@ then goes on without Triton (``assemble``).
 
 Block sizes come from small tables in the kernel files. ``tests/support/kernel_variants`` lists what a GPU
 would compile with them, for a check ahead of time.
-
-Rejected: smaller tiles here (the grid and the order of sums follow from the tiles). ``triton.autotune``: it
-calls the driver, so none of it runs in the interpreter, and it would time kernels on the states of a server.
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ Unwritten places are the caller's task: their scores are *replaced* by -inf and 
 
 fp8 is converted by hardware from compute capability 8.9 on, below it by bits. Writes round with integer
 operations, to the nearest even, on every device. So a page has the same bytes whichever kernel wrote it.
-
-Rejected: packed pages, as on a CPU. Tiles are then ordered in registers, between two passes through shared
-memory: a prompt's attention over heads of 256 spilled with 64 keys at once.
 """
 
 from __future__ import annotations

@@ -10,23 +10,16 @@ products with a float32 operand keep float32's precision. Tensor cores take 8 (b
                                      memory and may be transposed there, which Hopper's tf32 products cannot
     other   x float32                tf32x3: both halves of both, less the smallest of the four products
 
-Rejected: tf32 alone. Its 11 bits give a state an error as large as that of its bf16 inputs; decodes have
-none. "ieee": no tensor cores, ten times slower.
-
 Sums of log decays. Differences of sums need some 1e-7, where the sums are in the hundreds: more than float32
 has. Each term is clamped to -128 and cut into a multiple of 2^-10 and a rest of at most 2^-11. The multiples
 of 64 terms add up to at most 2^13, so their float32 sums are exact in any order. The rests add up to at most
-2^-5, so a difference of two sums errs by at most 2^-23 (1.2e-7) before its own rounding. Rejected: float64,
-which consumer GPUs add at 1/64 of float32's rate.
+2^-5, so a difference of two sums errs by at most 2^-23 (1.2e-7) before its own rounding.
 
 Split columns ("split-K"). A product of few rows is bound by reading the weight, and few programs leave most
 of a GPU's memory channels idle. So the summed columns are split over programs:
 
     weight [rows, columns]    program (block of rows, split)     split: DEPTH columns of all
     partials float32 [splits, rows of x, rows]  --one launch, split 0 first-->  out, rounded once
-
-Rejected: atomic additions (their order is that of arrival). A counter by which the last program of a block
-adds: it saves a launch, needs zeroed memory and fences, and the interpreter cannot test its races.
 """
 
 from __future__ import annotations
@@ -153,7 +146,6 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
     Substitution inverts the diagonal blocks of 16 all at once, row after row, as [blocks, 16, 16]. Then
     halves are combined: D^-1 - D^-1 B D^-1, with D the blocks so far and B the corner between two of them.
     These are products of whole tiles, mostly zeros, and still cheaper than anything without tensor cores.
-    Rejected: (1 - N)(1 + N^2)(1 + N^4)..., whose powers grow like binomials where keys repeat.
     """
     BLOCKS: tl.constexpr = SIZE // BASE
     row = tl.arange(0, SIZE)

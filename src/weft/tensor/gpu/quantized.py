@@ -10,10 +10,6 @@ in that order, in 16-byte loads, and registers reorder them at no cost:
 
 A code becomes a float by bit operations. Code less zero is exact. Its product with the scale is rounded once,
 to the dtype of the other factor: these are the numbers of ``QuantizedWeight.dense``.
-
-Rejected for fp8: activations in fp8 too. Their three bits of mantissa change every product, and from some
-number of rows on a prompt would see other numbers than its decodes. Another layout on GPUs: a second set of
-bugs, and one checkpoint file could not serve both.
 """
 
 from __future__ import annotations

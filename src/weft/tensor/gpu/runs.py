@@ -14,8 +14,7 @@ state after a whole chunk:
 
 A recorded step has a table of one size at every replay: behind the chunks of its runs come chunks of PAD.
 
-The same chunks are the query tiles of attention. Rejected: a grid of launches as long as the longest run
-(most programs of a mixed step would be idle).
+The same chunks are the query tiles of attention.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@
                    part after part:  total += sum(int8 x int8, exact) * (weight's scale * x's scale)
 
 What follows the sum of a part is float32 in one order, each step rounded.
-
-Rejected: ``torch._int_mm``: a launch for each part of 128 columns, two more to add it, and at least 17 rows.
 """
 
 from __future__ import annotations

@@ -12,10 +12,6 @@ Only ``states`` is sequential: one product x B a chunk, whose inputs do not depe
 and B load while this one is multiplied, and the chain is a multiply-add. A state per chunk is written once
 and read once, in segments of bounded scratch (``tensor.gpu.segments``).
 
-Rejected: all in one pass over a run. It has no buffer, but its chain has four products, it makes C B^T for
-each head, and its tiles spill registers. x B in parallel and a pass that only adds: it reads and writes each
-state once more, which costs more than a product that waits for nothing.
-
 PAD slots are neither read nor written, fresh slots not read; inside a slot the state is dense.
 """
 

@@ -25,8 +25,7 @@ pairs and 256 experts that is 1 MB of pairs, and 128 KB of counts for each of 64
 
 Rows of a tile follow the expected tokens per expert: 16 in decodes, which are bound by reading each expert's
 matrix once; 64 to 128 in prefills. Tiles are the fast axis of the grid, so that the tiles of an expert share
-the same columns of its matrix in the cache. Rejected: a tile table computed on the host (a synchronisation
-per layer). ``torch.sort`` and a search for the tiles: several launches, and passes over 64 bits of each id.
+the same columns of its matrix in the cache.
 """
 
 from __future__ import annotations

@@ -13,10 +13,6 @@ of the page table costs nothing.
 
 Masks. Blocks that every query sees whole need only the test for PAD pages. In the blocks at the end of a
 context, and in all blocks of a window, scores and values are masked (``gpu.softmax``).
-
-Rejected: splits that depend on the batch (more even, but then a token's bits would depend on the other rows).
-One program per query head: it reads the context G times. ``@triton.autotune``: it times kernels in a user's
-request.
 """
 
 from __future__ import annotations

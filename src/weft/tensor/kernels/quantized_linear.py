@@ -10,8 +10,6 @@ matrix is dequantised first, and the product is that of torch's library: program
 dequantise each block eight times and more. x is never rounded, to int8 or to fp8.
 
     _dense     a program: (BN rows, BK columns of the weight)      -> plain rows in the dtype of x
-
-Rejected: a dense matrix for few rows too. In a decode that moves nine bytes for each byte of int8.
 """
 
 from __future__ import annotations

@@ -11,10 +11,6 @@ decodes by the recurrence, and prefills by the recurrence of all chunks side by 
 The state after a whole chunk is always that of line 2, wherever a run was cut: a prompt in several runs goes
 through the same numbers as in one. Taps inside a chunk and a run's last, partial chunk are those of line 3.
 
-Rejected: the scan in log space (cumulative sums of d A and one exponential per pair). Entries decay by e^-64
-and more within a chunk, so the terms that matter are differences of huge numbers. An associative scan over
-places: log2 64 passes over 64 times the memory, for a loop of 64 that memory bounds already.
-
 Source: Gu and Dao, "Mamba" (2023), section 3.3. The C++ kernel (csrc/mamba1.inl) is the recurrence, token by
 token, with the state in the cache.
 """

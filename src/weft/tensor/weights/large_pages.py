@@ -9,9 +9,6 @@ through small pages and 28 to 31 through large ones.
 
 Linux provides them where ``transparent_hugepage`` is ``always`` or ``madvise`` (the usual setting) and memory
 is not fragmented; elsewhere this is plain memory. A slab lives as long as a tensor in it.
-
-Rejected: ``hugetlbfs`` (an administrator must reserve it). The heap: rarely aligned to 2 MiB, often touched
-before, and its own switch is an environment variable of glibc for the whole process.
 """
 
 from __future__ import annotations

@@ -18,9 +18,6 @@ byte for each group times a float16 for 256 columns. So Q4_K takes 4.6 bits a we
 
 Weights that weft rounds have groups of 128 (int8) and 32 (int4), symmetric: docs/quantization.md has the
 measurements. ``Codes`` holds the same values by plain rows.
-
-Rejected: one layout for the kernels and one for torch. The torch path unpacks tiles with a view and a
-permute; two layouts would be two sets of bugs.
 """
 
 from __future__ import annotations

@@ -20,12 +20,8 @@ except one in some ten thousand:
 The time of a step of few rows is the time to read the weights, and these are three quarters of the bytes. The
 kernel (csrc/twelve_bit.inl) unpacks in registers, and its sums have the bits of the tiles' sums.
 
-Rejected: an entropy code (11 bits, DFloat11, arXiv 2504.11651), which decodes weights one after the other,
-not 64 at a time. One table per matrix: rows of an embedding differ by powers of two.
-
 **Experts** are packed one after the other, straight from a mapped file. The kernel (csrc/moe_tiles.inl) finds
-an expert by its row of a table. Rejected: one tensor of all experts. Odd weights differ in number, and one
-expert of unusual values would keep all others out of 12 bits.
+an expert by its row of a table.
 """
 
 from __future__ import annotations

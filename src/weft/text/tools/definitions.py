@@ -12,9 +12,6 @@ all tools, so requests that allow different ones share a cached prefix.
 No chat template knows custom tools. So the template sees a function, the model calls it, and the one argument
 is the text. A ``regex`` of the format becomes the pattern of the parameter, and makes the function strict.
 The text is unpacked from whole calls, in streams too.
-
-Rejected: a grammar in lark for custom tools (most families write the text as a string of JSON, with escapes
-that it does not know); their text in parts (half an escape is no text).
 """
 
 from __future__ import annotations

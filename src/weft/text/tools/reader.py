@@ -17,9 +17,6 @@ the first call is the only one that is given out, as ``parallel_tool_calls: fals
 ``LastCalls``: a model that means a call ends its turn behind it, even where it forgot to close its reasoning.
 A model that only considers one goes on. So a call in a reasoning counts where nothing follows but other calls
 and whitespace. Until that is sure its text is held back; as soon as anything else follows it is reasoning.
-
-Rejected: a call ends the reasoning (a call that was only considered would be run); the text of a call as
-reasoning and as a call (the next prompt would have it twice).
 """
 
 from __future__ import annotations

@@ -11,9 +11,6 @@ Between two sweeps every request *refreshes* the pool alone. A commit puts the r
 pool at once. If fewer than POOL_LOW candidates remain, the next update sweeps early.
 
 Law: L11 (a sweep and a refresh touch a bounded number of rows).
-
-Rejected: a heap of all records (every record moves at every age bin, and each reader takes a copy apart); no
-refresh between sweeps (an order that was right ten seconds ago evicts the wrong states, decision 0014).
 """
 
 from __future__ import annotations

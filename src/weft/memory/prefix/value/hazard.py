@@ -30,9 +30,6 @@ live traffic.
 ``index_table`` is the Gittins index: the best bargain from an age on, over all times at which to give up. Per
 byte and seconds saved, keeping the highest index is the optimal rule for choosing among such waits one at a
 time (Gittins, 1979; its use for caches of known hazards is folklore).
-
-Rejected: a table crossed over all features (each cell sees too little); forgetting old counts (worse, and one
-more constant); finer bins, smoothing over ages (no change); step sizes.
 """
 
 from __future__ import annotations

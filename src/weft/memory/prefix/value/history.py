@@ -11,10 +11,6 @@ A lookup says how far a prompt was seen before, even if its KV is evicted, and w
 used. A span without a record and without a running request is forgotten at once. So the bound is one on
 ghosts and their tokens, and the policy keeps it. It mirrors the verbs of the live tree, lease by lease, and
 never reads it. If the two disagree, a record is not added, and nothing else happens.
-
-Rejected: nodes of the live tree without pages (every walk would have to know, and a mistake in a statistic
-would be one in the cache); hashes of prefixes (a thousand of them for a prompt of 64,000 tokens, at each
-lookup).
 """
 
 from __future__ import annotations

@@ -18,10 +18,6 @@ later if its value rose. So nothing is sorted or scanned while memory is short.
 
 Limits: a model without recurrent layers has no snapshots, and its KV goes by recency. A preempted sequence
 leaves a state that looks like the end of a request.
-
-Rejected: hazard without the index (a tenth lower hit rate at some sizes: it drops what is needed soon, not
-yet); no ghosts, no heirs, no bytes in the value (each lower, see decision 0014); kinds by temperature,
-superseded ends, the deepest ghost as a place for a snapshot (no change).
 """
 
 from __future__ import annotations
@@ -74,15 +70,6 @@ class _Context:
     prompt_tokens: int
     seen_tokens: int
     turn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """What the policy remembers: records in all, ghosts among them, and tokens of the history."""
-
-    records: int
-    ghosts: int
-    history_tokens: int
 
 
 class ValuePolicy(Policy):
@@ -142,10 +129,6 @@ class ValuePolicy(Policy):
     def uses_of(self, node: Node) -> float | None:
         row = self._rows.get(node.id)
         return None if row is None else self._prospects.uses(row)
-
-    @property
-    def footprint(self) -> Footprint:
-        return Footprint(len(self._records.nodes), len(self._ghosts), self._history.token_count)
 
     def audit(self, states: Mapping[NodeId, Node]) -> None:
         """Raises AssertionError where the records and the snapshots ``states`` do not agree."""

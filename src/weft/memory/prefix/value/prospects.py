@@ -21,8 +21,6 @@ Each method for one record has a twin for many, over arrays: a loop over 4096 re
 much.
 
 Law: L11 (everything is a fixed table or a column of the records).
-
-Rejected: an object per record (a sweep would touch thousands of them).
 """
 
 from __future__ import annotations
