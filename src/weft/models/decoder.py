@@ -24,6 +24,7 @@ from weft.models.embedding import Embedding, Table
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
+from weft.models.vision.encoder import VisionEncoder
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.linear import tiled_linear
@@ -55,6 +56,8 @@ class CausalModel:
         self.head = head
         self.mtp: object = None
         """The ``MtpHead``, if it is loaded; its layer is the last of ``spec`` and of the caches."""
+        self.vision: VisionEncoder | None = None
+        """Of a model that sees pictures."""
         self._headed_XV: torch.Tensor | None = None
         self._last_mixer = max(i for i, layer in enumerate(layers) if layer.mixer is not None)
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
