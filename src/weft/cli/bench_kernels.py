@@ -93,8 +93,8 @@ class GroupChoice(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value in MOVED_GROUPS and value not in self.choices:
-            self.fail(f"{value} is measured in a checkout: python -m benchmarks.kernels --only {value}", param,
-                      ctx)
+            self.fail(f"{value} is measured in a checkout: python -m benchmarks.kernels --only {value}",
+                      param, ctx)
         return super().convert(value, param, ctx)
 
 
