@@ -103,7 +103,7 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     from weft.cli.plan_view import serve_command
 
     is_path = Path(model).expanduser().exists()
-    served = model if is_path else None if (_EMBEDDED / name).is_dir() else name
+    served = model if is_path else None if _embedded(name) else name
     serve = serve_command(served, revision, config, plan, speculate)
     times = None
     if store is not None:
@@ -168,7 +168,7 @@ def find_config(model: str, revision: str | None = None) -> tuple[str, Mapping[s
     known = find_geometry(model)
     if known is not None and not is_path and revision is None:
         return known.name, known.config
-    if is_path or "/" in model or model == _embedded_name():
+    if is_path or "/" in model or _embedded(model):
         return _read_config(model, revision)
     near = near_names(model)
     hint = f"did you mean {' or '.join(near)}?" if near else "`weft plan` lists those it knows."
@@ -182,8 +182,7 @@ def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, An
     from weft.planning.geometries import near_names
 
     try:
-        directory = _embedded_directory() if model == _embedded_name() else resolve_model(
-            model, revision, config_only=True)
+        directory = _embedded(model) or resolve_model(model, revision, config_only=True)
     except CheckpointError as error:
         near = near_names(model)
         hint = f". weft knows {' and '.join(near)} without the hub" if near else ""
@@ -198,14 +197,10 @@ def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, An
     return directory.name if Path(model).expanduser().is_dir() else model, config
 
 
-def _embedded_name() -> str:
-    from weft.assemble import EMBEDDED_MODEL
-
-    return EMBEDDED_MODEL
-
-
-def _embedded_directory() -> Path:
-    return _EMBEDDED / _embedded_name()
+def _embedded(name: str) -> Path | None:
+    """Where the model of this name is, if it ships with weft."""
+    folder = _EMBEDDED / name
+    return folder if folder.parent == _EMBEDDED and folder.is_dir() else None
 
 
 def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]:

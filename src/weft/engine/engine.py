@@ -33,7 +33,7 @@ from weft.engine.adapters import AdapterPool
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.executor import Executor, ProcessWatch
 from weft.engine.grammars import GrammarCompiler
-from weft.engine.loop import Ages, CacheFlush, PlainLoop, StepLoop, StepParts
+from weft.engine.loop import Ages, CacheFlush, PlainLoop, StepParts
 from weft.engine.overlap import OverlapLoop
 from weft.engine.settlement import Settlement
 from weft.engine.stats import AWAKE, EngineCounters, EngineStats
@@ -108,7 +108,7 @@ class EngineCore:
         self._closed = False
         self.parts = StepParts(self.scheduler, executor, self.settlement, self._flush, self.counters,
                                self._ages, clock)
-        self._loop: StepLoop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
+        self._loop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
 
     def _measure(self, plan: StepPlan, seconds: float) -> None:
         if plan.verify_count or not plan.run_count:

@@ -26,6 +26,7 @@ from weft.models.embedding import Embedding, Table
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
+from weft.models.vision.encoder import VisionEncoder
 from weft.spec import ModelSpec
 from weft.tensor.adapter_rows import ActiveAdapters
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -64,6 +65,8 @@ class CausalModel:
         """What adapters can change, by the names of the checkpoint."""
         self.adapted_table: AdaptedTable | None = None
         """The embedding of adapters, once one was loaded that has its own."""
+        self.vision: VisionEncoder | None = None
+        """Of a model that sees pictures."""
         self._headed_XV: torch.Tensor | None = None
         self._last_mixer = max(i for i, layer in enumerate(layers) if layer.mixer is not None)
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]

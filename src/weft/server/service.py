@@ -33,7 +33,7 @@ from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
 from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
-from weft.server.edge import HttpEdge, LocalTally, SharedCounts, Tally
+from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.protocol import did_you_mean
 from weft.server.responses.background import ResponseRuns
@@ -263,8 +263,8 @@ class Service:
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
         self.response_runs = None if self.responses is None else ResponseRuns(self.responses)
         self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
-        self._active: Tally = LocalTally() if counts is None else counts.requests
-        self._drains: Tally = LocalTally() if counts is None else counts.drains
+        self._active = Tally() if counts is None else counts.requests
+        self._drains = Tally() if counts is None else counts.drains
 
     def enter(self) -> None:
         """A request begins to be answered; ``leave`` when it has ended, however it did."""
