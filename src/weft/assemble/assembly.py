@@ -113,6 +113,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     started = time.monotonic()
     name, directory = find_model(config, tell)
     _check_text_files(directory)
+    adapters = registered_adapters(config)
     threads = prepare_torch(config, notes)
     device = choose_device_of(config, 0, notes)
     config, overlap = with_step_tokens(config, device), overlaps(config, device)
@@ -149,11 +150,10 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
                       executor=placed.executor, store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
-                      snapshots=snapshots, overlap=overlap,
-                      max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
-                      adapters=_adapter_pool(config, placed.executor),
+                      snapshots=snapshots, overlap=overlap, max_step_s=max_step_s(config, device),
+                      pair_tokens=2 * cost.quadratic, adapters=_adapter_pool(config, placed.executor),
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
-    notes += load_adapters(core, adapters := registered_adapters(config), tell)
+    notes += load_adapters(core, adapters, tell)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
     if ranks is not None:
         core.counters.ranks = partial(ranks.stats, placed.own)
@@ -164,8 +164,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         load_s=time.monotonic() - started, device=placed.device_name, threads=threads, kernels=kernels,
         sizes=sizes, memory=memory_table(placed.spec, loaded, arena, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
-        identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len),
-        adapters=adapters)
+        identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len), adapters=adapters)
     return Assembled(core, info)
 
 
