@@ -87,8 +87,8 @@ CASES = [seeing(70, (200, 120), 9, seed=1), seeing(3, (64, 64), 60, seed=2), see
 
 
 def answers(engine: Serving, cases: list[Seeing], **named: object) -> list[Truth]:
-    results = engine.run([case.tokens for case in cases], SAMPLING, pictures=[case.pictures for case in cases],
-                         **named)
+    results = engine.run([case.tokens for case in cases], SAMPLING,
+                         pictures=[case.pictures for case in cases], **named)
     assert_equal_to_truth(results, [case.truth for case in cases])
     return results
 

@@ -29,10 +29,11 @@ from collections.abc import Callable
 
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
+from weft.engine.adapters import AdapterPool
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.executor import Executor, ProcessWatch
 from weft.engine.grammars import GrammarCompiler
-from weft.engine.loop import Ages, CacheFlush, PlainLoop, StepLoop, StepParts
+from weft.engine.loop import Ages, CacheFlush, PlainLoop, StepParts
 from weft.engine.overlap import OverlapLoop
 from weft.engine.pictures import PictureEncoder, PictureQueue
 from weft.engine.settlement import Settlement
@@ -62,12 +63,13 @@ STORE_CLOSE_S = 20.0
 class EngineCore:
     """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
     ``memory`` decides whether prefixes are cached, ``snapshots`` where states are cached. ``grammars``
-    compiles the grammars of requests. ``overlap``: plan the next step while one is computed. ``store``:
-    prefixes beyond memory; ``pause`` lets time pass while every request waits for it. ``drafter`` guesses
-    next tokens, which steps then verify (``weft.schedule.verify_runs``); None: no speculation.
-    ``max_step_s``: seconds of a step with decodes (``weft.schedule.budget``), None: no limit;
-    ``pair_tokens``: guessed cost of a (query, key) pair in prefill tokens. ``encoder``: of the pictures in
-    prompts, whose rows have ``pictures_bytes``; None: the model reads text only."""
+    compiles the grammars of requests, ``adapters`` holds what they are computed with. ``overlap``: plan the
+    next step while one is computed. ``store``: prefixes beyond memory; ``pause`` lets time pass while every
+    request waits for it. ``drafter`` guesses next tokens, which steps then verify
+    (``weft.schedule.verify_runs``); None: no speculation. ``max_step_s``: seconds of a step with decodes
+    (``weft.schedule.budget``), None: no limit; ``pair_tokens``: guessed cost of a (query, key) pair in
+    prefill tokens. ``encoder``: of the pictures in prompts, whose rows have ``pictures_bytes``; None: the
+    model reads text only."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
@@ -75,13 +77,15 @@ class EngineCore:
                  overlap: bool = False, store: StoreTier | None = None,
                  pause: Callable[[float], None] = lambda seconds: None,
                  drafter: Drafter | None = None, max_step_s: float | None = None,
-                 pair_tokens: float = 0.0, encoder: PictureEncoder | None = None,
-                 pictures_bytes: int = 0) -> None:
+                 pair_tokens: float = 0.0, adapters: AdapterPool | None = None,
+                 encoder: PictureEncoder | None = None, pictures_bytes: int = 0) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
         self.eos_ids = eos_ids
         self.grammars = grammars or GrammarCompiler(None, eos_ids, vocab_size)
+        self.adapters = adapters or AdapterPool(None)
+        self.adapters.running = self._running_adapters
         self.drafter = drafter
         self.scheduler = Scheduler(memory, sizes, snapshots, store, drafter)
         self.store = store
@@ -111,7 +115,7 @@ class EngineCore:
         self._closed = False
         self.parts = StepParts(self.scheduler, executor, self.settlement, self._flush, self.counters,
                                self._ages, clock)
-        self._loop: StepLoop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
+        self._loop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
 
     def _measure(self, plan: StepPlan, seconds: float) -> None:
         if plan.verify_count or not plan.run_count:
@@ -144,6 +148,8 @@ class EngineCore:
         except QueueFullError:
             self.counters.requests_refused += 1
             raise
+        if request.adapter is not None:
+            self.adapters.load(request.adapter)
         asked = request.sampling.grammar
         grammar = None if asked is None else self.grammars.compile(asked)
         now_s = self.parts.clock()
@@ -154,6 +160,9 @@ class EngineCore:
             self.streams.add(Stream(request.request_id, index, seq, rule, now_s))
             self.scheduler.submit(seq)
             self.pictures.submitted(seq)
+
+    def _running_adapters(self) -> set[str]:
+        return {stream.seq.adapter for stream in self.streams.by_seq.values()}
 
     def _check_open(self) -> None:
         if self.failure is not None:
@@ -293,4 +302,5 @@ class EngineCore:
             recomputed_tokens=self.scheduler.recomputed_tokens,
             sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
-            pictures=self.pictures.stats(), costs=self.meter.cost(), ranks=self.counters.ranks())
+            pictures=self.pictures.stats(), costs=self.meter.cost(), ranks=self.counters.ranks(),
+            adapters=self.adapters.stats())

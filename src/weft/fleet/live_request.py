@@ -135,7 +135,7 @@ class LiveRequest:
         longest = max((answer.tokens for answer in self._answers.values()), key=len, default=[])
         keys = request_keys(request)
         tokens = [*keys, *longest] if longest else keys
-        return RoutedRequest(self.id, tokens, request.cache_salt, self.open_count,
+        return RoutedRequest(self.id, tokens, request.salt, self.open_count,
                              request.sampling.max_tokens, request.boundaries)
 
     def resumable(self) -> Request:

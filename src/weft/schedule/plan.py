@@ -80,6 +80,8 @@ class Admission:
     """The grammar of its answer, if it has one."""
     pictures: tuple[PlacedPicture, ...] = ()
     """The executor has their rows."""
+    adapter: str = ""
+    """The digest of the adapter that computes it, empty for the base model."""
 
 
 @dataclass(frozen=True, slots=True)

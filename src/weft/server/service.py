@@ -13,12 +13,13 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from weft.adapters import Adapter
 from weft.errors import (
     ContextLengthError,
     EngineUnavailableError,
@@ -29,10 +30,11 @@ from weft.errors import (
 from weft.fleet.fleet import Fleet
 from weft.images.worker import settings_of
 from weft.info import ModelInfo
+from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
 from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
-from weft.server.edge import HttpEdge, LocalTally, SharedCounts, Tally
+from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.pictures import PictureReader
 from weft.server.protocol import did_you_mean
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
 ANY_NAME = "default"
 """A name under which every server has its model."""
+_NAMES_SHOWN = 20
 _HEAD_CHARS_PER_TOKEN = 16
 """A text with more characters than this for each token of the context is first tokenized in part."""
 _DRAIN_LOOK_S = 0.05
@@ -147,6 +150,8 @@ class ServedModel:
     """None where the model reads text only."""
     vocabulary: bytes
     """Identifies the tokenizer: equal token ids mean equal text under the same one."""
+    adapter: Adapter | None = None
+    """What requests under this name are computed with."""
 
     @property
     def name(self) -> str:
@@ -269,6 +274,7 @@ class Service:
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         engine.on_step_tokens = self.metrics.steps_ran
         self.model: ServedModel | None = None
+        self.adapters = AdapterNames()
         path = config.response_path()
         self.files = open_file_store(config.file_directory(), config.file_limits(),
                                      is_default=config.file_store is None)
@@ -276,8 +282,8 @@ class Service:
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
         self.response_runs = None if self.responses is None else ResponseRuns(self.responses)
         self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
-        self._active: Tally = LocalTally() if counts is None else counts.requests
-        self._drains: Tally = LocalTally() if counts is None else counts.drains
+        self._active = Tally() if counts is None else counts.requests
+        self._drains = Tally() if counts is None else counts.drains
 
     def enter(self) -> None:
         """A request begins to be answered; ``leave`` when it has ended, however it did."""
@@ -312,6 +318,7 @@ class Service:
             await asyncio.to_thread(self.tracer.close)
 
     def open(self, model: ServedModel) -> None:
+        self.adapters.start_with(model.info.adapters, (*model.names, ANY_NAME))
         self.model = model
         self.metrics.name_model(model.name)
 
@@ -320,8 +327,13 @@ class Service:
         self.check_open()
         assert self.model is not None
         if name is not None and name != ANY_NAME and name not in self.model.names:
-            served = ", ".join(repr(known) for known in (*self.model.names, ANY_NAME))
-            close = did_you_mean(name, self.model.names)
+            adapter = self.adapters.find(name)
+            if adapter is not None:
+                return replace(self.model, names=(name,), adapter=adapter)
+            names = (*self.model.names, *self.adapters)
+            served = ", ".join(repr(known) for known in (*names[:_NAMES_SHOWN], ANY_NAME))
+            served += f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+            close = did_you_mean(name, names)
             raise UnknownModelError(f"there is no model {name[:200]!r} here{close}; this server has {served}",
                                     param="model")
         return self.model
