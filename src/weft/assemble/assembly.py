@@ -135,16 +135,9 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
     if config.store is not None:
-        from weft.assemble.prefix_store import open_tier, own_parts
-        from weft.ranks.executor import RankedExecutor
-
         tell(f"store {config.store}: opening")
-        executor = placed.executor
-        tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
-                                      threads=threads, device=device, clock=time.monotonic,
-                                      ranks=executor if isinstance(executor, RankedExecutor) else None,
-                                      fp8_scales=placed.own.fp8_scales)
-        placed.own.arena.attach(own_parts(tier.buffers))
+        tier, store_notes = _store_tier(config, name, directory, placed, memory, kernels=kernels,
+                                        threads=threads, device=device)
         tell(store_notes[0].removesuffix("."))
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
@@ -169,6 +162,21 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len), adapters=adapters,
         image_token=None if placed.pictures is None else placed.pictures.image_token)
     return Assembled(core, info)
+
+
+def _store_tier(config: EngineConfig, name: str, directory: Path, placed: _Placed, memory: Memory, *,
+                kernels: str, threads: int, device: torch.device) -> tuple[StoreTier, list[str]]:
+    """The tier, with its buffers attached to the arena, and what to say of it."""
+    from weft.assemble.prefix_store import open_tier, own_parts
+    from weft.ranks.executor import RankedExecutor
+
+    executor = placed.executor
+    tier, notes = open_tier(config, name, directory, placed.loaded, memory, kernels=kernels,
+                            threads=threads, device=device, clock=time.monotonic,
+                            ranks=executor if isinstance(executor, RankedExecutor) else None,
+                            fp8_scales=placed.own.fp8_scales)
+    placed.own.arena.attach(own_parts(tier.buffers))
+    return tier, notes
 
 
 def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:

@@ -28,7 +28,6 @@ from weft.errors import (
     UnknownModelError,
 )
 from weft.fleet.fleet import Fleet
-from weft.images.worker import settings_of
 from weft.info import ModelInfo
 from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
@@ -36,7 +35,6 @@ from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics
-from weft.server.pictures import PictureReader
 from weft.server.protocol import did_you_mean
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
@@ -60,6 +58,7 @@ from weft.text.workers import BoundedWorker, WorkerLane
 from weft.units import parse_bytes
 
 if TYPE_CHECKING:
+    from weft.server.pictures import PictureReader
     from weft.server.workers.supervisor import Workers
 
 ANY_NAME = "default"
@@ -241,6 +240,9 @@ def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer)
     """Raises CheckpointError for settings of pictures that are not served."""
     if info.image_token is None:
         return None
+    from weft.images.worker import settings_of   # with numpy and Pillow, which text never needs
+    from weft.server.pictures import PictureReader
+
     return PictureReader(settings_of(Path(info.directory)), config.image_limits(),
                          token=tokenizer.token_text(info.image_token), seconds=config.image_seconds,
                          memory_bytes=parse_bytes(config.image_memory, flag="limits.image_memory"),

@@ -157,7 +157,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_token
 def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> EncodedChat:
     ends, marks = len(prompt.ends), len(prompt.ends) + len(prompt.marks)
     return EncodedChat(tokens, sorted(set(positions[:ends])), [at for at in positions[ends:marks] if at],
-                       placed(prompt.pictures, positions[marks:]))
+                       placed(prompt.pictures, positions[marks:]) if prompt.pictures else [])
 
 
 def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture], image_token: str) -> ChatPrompt:
