@@ -43,7 +43,8 @@ ASKED = [{"role": "user", "content": [SHOWN, {"type": "text", "text": "the dog a
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(TEMPLATE)
-    engine = {"model": str(vision_checkpoint("lfm2_vl")), "memory": "32MB", "threads": 1, "max_model_len": 512}
+    engine = {"model": str(vision_checkpoint("lfm2_vl")), "memory": "32MB", "threads": 1,
+              "max_model_len": 512}
     with running_server("", engine=engine, server={
             "chat_template": str(template), "images": 3, "image_side": 3000}) as running:
         yield running

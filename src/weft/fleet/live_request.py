@@ -134,7 +134,7 @@ class LiveRequest:
         longest = max((answer.tokens for answer in self._answers.values()), key=len, default=[])
         keys = request.prompt_tokens
         if request.pictures:
-            from weft.pictures import request_keys   # with numpy, which text never needs
+            from weft.pictures import request_keys  # with numpy, which text never needs
 
             keys = request_keys(request)
         tokens = [*keys, *longest] if longest else keys

@@ -155,7 +155,7 @@ class _Ended:
         one, request = self.one, self.one.request
         keys = request.prompt_tokens
         if request.pictures:
-            from weft.pictures import request_keys   # with numpy, which text never needs
+            from weft.pictures import request_keys  # with numpy, which text never needs
 
             keys = request_keys(request)
         tokens = [*keys, *one.tokens]

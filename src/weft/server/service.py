@@ -240,7 +240,7 @@ def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer)
     """Raises CheckpointError for settings of pictures that are not served."""
     if info.image_token is None:
         return None
-    from weft.images.worker import settings_of   # with numpy and Pillow, which text never needs
+    from weft.images.worker import settings_of  # with numpy and Pillow, which text never needs
     from weft.server.pictures import PictureReader
 
     return PictureReader(settings_of(Path(info.directory)), config.image_limits(),
