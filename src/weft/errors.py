@@ -84,13 +84,6 @@ class AuthenticationError(UserError):
     kind = "authentication_error"
 
 
-class ForbiddenError(UserError):
-    """This client may not send this request, whatever its key."""
-
-    status = 403
-    kind = "permission_error"
-
-
 class EngineUnavailableError(WeftError):
     """The engine process is starting, draining or gone; the request was not computed."""
 

@@ -16,16 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
-BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host",
-        "config_check", "foreign", "snapshot_report", "prefix_digests"}
+BASE = {"adapters", "errors", "units", "spec", "config", "request", "families", "files", "info", "host",
+        "config_check", "foreign", "pictures", "snapshot_report", "prefix_digests"}
 PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text", "store",
-        "router", "costs"}
+        "router", "costs", "images"}
 """Groups that never import torch, not even through something else."""
 EDGES = {"server", "fleet", "rpc", "cli", "eval", "embedded", "bench"}
 """Groups that no group but an edge may import."""
 
 BELOW_EDGES = {"base", "memory", "speculation", "schedule", "engine", "sim", "tensor", "models", "runner",
-               "assemble", "api", "text", "planning", "store", "router", "ranks", "costs"}
+               "assemble", "api", "text", "planning", "store", "router", "ranks", "costs", "images"}
 ARROWS: dict[str, set[str]] = {
     "base": {"base"},
     "memory": {"base"},
@@ -35,17 +35,18 @@ ARROWS: dict[str, set[str]] = {
     "schedule": {"base", "memory", "speculation", "costs"},
     "engine": {"base", "memory", "speculation", "schedule", "costs"},
     "sim": {"base", "memory", "speculation", "schedule", "engine", "store", "router", "costs"},
-    "text": {"base"},
+    "text": {"base", "images"},
+    "images": {"base"},
     "store": {"base", "memory"},
     "router": {"base", "costs"},
     "tensor": {"base", "_native"},
-    "models": {"base", "tensor"},
-    "runner": {"base", "tensor", "models"},
+    "models": {"base", "tensor", "images"},
+    "runner": {"base", "tensor", "models", "images"},
     "ranks": {"base", "memory", "schedule", "engine", "tensor", "models", "runner"},
     "assemble": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "text",
-                 "store", "planning", "ranks", "costs"},
+                 "store", "planning", "ranks", "costs", "images"},
     "api": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "assemble",
-            "text", "store", "ranks"},
+            "text", "store", "ranks", "images"},
     "weft": {"base", "api"},
     "eval": {"base", "text"},
     "embedded": {"base"},

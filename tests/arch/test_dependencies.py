@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from tests.arch.rules import ROOT, Source, imported_modules, weft_sources
 
-IMPORT_NAMES = {"pyzmq": "zmq", "opentelemetry-sdk": "opentelemetry",
+IMPORT_NAMES = {"pyzmq": "zmq", "pillow": "PIL", "opentelemetry-sdk": "opentelemetry",
                 "opentelemetry-exporter-otlp-proto-http": "opentelemetry"}
 """Distributions whose package has another name, or is one namespace of several."""
 FOR_OTHERS: dict[str, str] = {"python-multipart": "forms of starlette requests: /v1/files"}

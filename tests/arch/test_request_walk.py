@@ -29,9 +29,9 @@ from weft.server.launch import bind
 from weft.server.service import Service, load_served_model
 
 AIM = 25
-MODULES_MAX = 31
+MODULES_MAX = 29
 WALKS = 3
-NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat"}
+NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat", "weft.rpc.loop_socket"}
 """A beat of the engine may arrive in the same moment."""
 
 

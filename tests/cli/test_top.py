@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tests.unit.engine.rig import Rig
-from weft.cli.top import Reading, frame, read_metrics
+from weft.cli.top import Reading, frame, look, read_metrics
 from weft.errors import UserError
 from weft.server.edge import EdgeLimits, HttpEdge
 from weft.server.metrics import EngineReport, FleetReport, Metrics
@@ -21,16 +22,20 @@ CACHE = {"nodes": 12, "states": 7, "tree": {"prefixes": [PREFIX], "salt_count": 
 
 def reading(at_s: float, requests: int, *, prefix: str = "weft", alive: bool = True,
             engine_count: int = 1) -> Reading:
+    return read_metrics(metrics(requests, prefix=prefix, alive=alive, engine_count=engine_count), at_s)
+
+
+def metrics(requests: int, *, prefix: str = "weft", alive: bool = True, engine_count: int = 1) -> str:
     """After so many equal requests, the first of which computes and the others find."""
     rig = Rig(cache=True)
     for number in range(requests):
         rig.submit(f"r{number}", list(range(70)), max_tokens=5)
         rig.run()
-    metrics = Metrics(prefix, HttpEdge(EdgeLimits()))
-    metrics.name_model("small")
+    table = Metrics(prefix, HttpEdge(EdgeLimits()))
+    table.name_model("small")
     engine = EngineReport(0, alive, 0, rig.core.stats())
     engines = [engine, dataclasses.replace(engine, number=1, up=False)][:engine_count]
-    return read_metrics(metrics.text(FleetReport(engines, 0, 0)).decode(), at_s)
+    return table.text(FleetReport(engines, 0, 0)).decode()
 
 
 def shown(now: Reading, before: Reading | None = None, cache: Any = CACHE,
@@ -120,6 +125,23 @@ def test_an_engine_that_died_for_good_is_dead_with_its_reason() -> None:
     assert "1 dead 0 0 10" in text
     assert "engine 1 is dead: ended by SIGKILL; weft drain 1 --start" in text
     assert "restarting" not in text
+
+
+def test_engines_that_are_all_down_are_shown_with_what_became_of_them() -> None:
+    rows = [{"replica": 0, "state": "waiting", "reason": "ended by SIGKILL"},
+            {"replica": 1, "state": "dead", "reason": " ".join(["a reason"] * 20)}]
+
+    class Server:
+        def get(self, path: str, *, timeout_s: float) -> Any:
+            text = metrics(0, alive=False, engine_count=2) if path == "/metrics" else ""
+            return SimpleNamespace(text=text, json=lambda: {"data": rows})
+
+    now, cache, replicas = look(Server())  # type: ignore[arg-type]
+    assert not cache
+    text = shown(now, cache=cache, replicas=replicas)
+    assert "the engine is not there" in text
+    assert "0 restarting 0 0" in text
+    assert f"engine 1 is dead: {rows[1]['reason']}; weft drain" in text, "on several lines, none of it cut"
 
 
 def test_metrics_of_somebody_else_are_refused() -> None:

@@ -15,6 +15,7 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.store_life import answer
 from weft.assemble import assemble
 from weft.config import EngineConfig
+from weft.runner import kv_scales
 
 
 def life(model: Path, store: Path | None, **changes: Any) -> tuple[list[int], int, list[str]]:
@@ -99,3 +100,14 @@ def test_another_version_of_the_arithmetic_never_hits(
     tokens, cached, notes = life(model, store)
     assert (tokens, cached) == (cold, 0)
     assert re.search(r"nothing of this model, [0-9]+ snapshots of others", notes[0])
+
+
+def test_pages_in_fp8_never_meet_other_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales lie outside of the pages: with others, each number would be read as twice what it was."""
+    model, store = checkpoint("lfm2"), tmp_path / "store"
+    cold, *_ = life(model, store, kv_dtype="fp8")
+    assert life(model, store, kv_dtype="fp8")[:2] == (cold, 384), "the control: the same scales hit"
+    monkeypatch.setattr(kv_scales, "HEADROOM", 2 * kv_scales.HEADROOM)
+    right, other = life(model, None, kv_dtype="fp8"), life(model, store, kv_dtype="fp8")
+    assert other[:2] == (right[0], 0)
+    assert re.search(r"nothing of this model, [0-9]+ snapshots of others", other[2][0])

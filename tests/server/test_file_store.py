@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from weft.errors import ConfigError
-from weft.server.batches.files import FileLimits, FileStore, FileStoreFullError, UnknownFileError
+from weft.server.batches.files import FileStore, FileStoreFullError, UnknownFileError
+from weft.server.objects import Bounds
 
-LIMITS = FileLimits(count=3, bytes=100, age_s=60.0)
+LIMITS = Bounds(count=3, bytes=100, age_s=60.0)
 
 
 def test_a_file_goes_after_its_days_and_so_do_its_bytes(

@@ -19,10 +19,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tests.server.running import RunningServer, eventually, running_server
+from weft.server.edge import SharedCounts
 from weft.server.metrics import SummedSeries
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.workers.forward import forwarded_operations
-from weft.server.workers.shared_counts import SharedCounts
 
 KEYS = {"Authorization": "Bearer operator"}
 SAID = {"model": "default", "prompt": "say:hello", "max_tokens": 20}

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 
 from tests.support.digests import digest, digest_of
 from tests.support.scripted import NextToken, reference_tokens, scripted_logprobs
+from weft.memory.arena_work import ArenaWork
 from weft.memory.memory import Memory
 from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs, split_seed
 from weft.schedule.plan import StepPlan
 from weft.schedule.scheduler import Scheduler
-from weft.units import CHUNK_TOKENS, PAD, SeqId
+from weft.units import CHUNK_TOKENS, PAD, SeqId, SlotId
 
 
 @dataclass(slots=True)
@@ -198,9 +199,15 @@ class InFlight:
     def _touched(self, plan: StepPlan) -> _Touched:
         pages: set[int] = {page for seq in plan.seqs for page in self._memory.lease(seq).pages}
         pages |= plan.arena_work.pages_written()
-        slots: set[int] = {*plan.slots.tolist(), *plan.arena_work.slots_written()}
+        slots: set[int] = {*plan.slots.tolist(), *slots_written(plan.arena_work)}
         slots.update(tap.slot for tap in plan.taps)
         return _Touched(plan.step, frozenset(pages), frozenset(slots - {PAD}))
+
+
+def slots_written(work: ArenaWork) -> set[SlotId]:
+    """Slots that get contents before the runs; zeroed frames are not counted."""
+    return {one.slot for one in work.state_restores}.union(
+        (one.slot for one in work.state_loads), (one.dst for one in work.slot_copies))
 
 
 def _within(frames: Iterable[int], per_frame: int) -> Iterable[int]:

@@ -305,4 +305,4 @@ class Simulation:
         usage = self.core.memory.usage()
         assert usage.leases == usage.pages_held == usage.slots_held == 0, f"memory was left over: {usage}"
         assert usage.frames_free == usage.frame_count, "frames were left over"
-        assert self.core.scheduler.rows.used_count == 0
+        assert self.core.scheduler.rows._row_of == {}

@@ -18,7 +18,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from weft.ranks.shared_buffers import SharedBuffers, new_memory
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
 from weft.store import identity, packing
-from weft.store.identity import NamespaceIdentity, weights_digest
+from weft.store.identity import NamespaceIdentity, canonical_json, weights_digest
 from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
 from weft.store.tiered_store import open_store
@@ -67,14 +67,16 @@ GPU_LINK_BYTES_S = 25e9
 
 def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, memory: Memory, *,
               kernels: str, threads: int, device: torch.device, clock: Callable[[], float],
-              ranks: RankedExecutor | None = None) -> tuple[StoreTier, list[str]]:
+              ranks: RankedExecutor | None = None, fp8_scales: Sequence[object] = (),
+              ) -> tuple[StoreTier, list[str]]:
     """The tier of ``config.store``, and notes for the user. ``ranks``: the others copy their parts of each
-    record. Raises ConfigError that names the directory."""
+    record. ``fp8_scales``: of pages in fp8, which lie outside of them. Raises ConfigError that names the
+    directory."""
     assert config.store is not None
     arena, options = memory.plan, _options(config)
     buffers = _buffers(arena, device, ranks)
     limit = buffers.limit_bytes
-    owner = _identity(config, name, directory, loaded, arena, buffers, kernels,
+    owner = _identity(config, name, directory, loaded, arena, buffers, kernels, fp8_scales,
                       threads=0 if device.type == "cuda" else threads)
     store: Store = open_store(config.store, owner, replace(
         options, queue_bytes=limit, forms=_forms(config, arena), cache_directory=config.store_cache,
@@ -160,21 +162,24 @@ def _notes(place: str, tier: StoreTier) -> list[str]:
 
 
 def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, arena: ArenaPlan,
-              buffers: TransferBuffers, kernels: str, *, threads: int) -> NamespaceIdentity:
+              buffers: TransferBuffers, kernels: str, fp8_scales: Sequence[object], *,
+              threads: int) -> NamespaceIdentity:
     """``threads``: those of a CPU. torch multiplies the matrices that do not lie in tiles, and may split
-    their sums by thread, so the number counts. Ranks change sums and cuts, so their number counts too."""
+    their sums by thread, so the number counts. Ranks change sums and shards, so their number counts too."""
     files = weight_files(directory)
     text = (directory / "config.json").read_bytes()
     published: dict[str, Any] = json.loads(text)
     rope = {key: value for key, value in published.items() if "rope" in key}
     ranks = {"ranks": config.tp, "experts_by_rank": config.ep} if config.tp > 1 else {}
+    # Measured at start where the checkpoint has none: two machines may find different powers of two.
+    scales = {"fp8_scales": hashlib.sha256(canonical_json(fp8_scales)).hexdigest()} if fp8_scales else {}
     return NamespaceIdentity(
         model=name, weights=weights_digest(files),
         architecture=_plain_json(asdict(loaded.spec)), rope=rope, kv_dtype=arena.kv_dtype,
         state_dtype=config.state_dtype, quantised=loaded.weights_form, arithmetic=_arithmetic(kernels),
         grain_bytes=buffers.page_bytes, state_bytes=buffers.slot_bytes,
         more={"config": hashlib.sha256(text).hexdigest(), "quantize_inputs": config.quantize_inputs,
-              "threads": threads, "layout": _plain_json(layout_of(arena)), **ranks})
+              "threads": threads, "layout": _plain_json(layout_of(arena)), **ranks, **scales})
 
 
 def _arithmetic(kernels: str) -> str:

@@ -90,7 +90,7 @@ def start_ranks(config: EngineConfig, directory: Path, device: torch.device, tel
     that does not divide, before any process is started."""
     from weft.ranks.peers import Peers
 
-    _check_divides(config, directory)
+    check_divides(config, directory)
     tell(f"ranks: starting {config.tp - 1} beside this process")
     started = peers or Peers(config.tp, config.rank_timeout)
     shares_choice = sends_choices(config, device)
@@ -141,7 +141,8 @@ def identity_with(identity: dict[str, str], loaded: LoadedModel) -> dict[str, st
     return {**identity, "dtype": loaded.spec.dtype, "weights form": loaded.weights_form}
 
 
-def _check_divides(config: EngineConfig, directory: Path) -> None:
+def check_divides(config: EngineConfig, directory: Path) -> None:
+    """Raises ConfigError where the model in ``directory`` cannot be divided over ``config.tp`` ranks."""
     from weft.errors import ConfigError
     from weft.families import read_architecture
     from weft.families.sharding import rank_architecture

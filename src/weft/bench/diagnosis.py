@@ -4,7 +4,8 @@
     server   means of what clients saw, and of the queue if the server tells               --> of_server
 
 Both are functions of figures alone. A share below SHARE_OF_CEILINGS means that something other than weights
-and products takes the time, so neither is blamed. Flags that the run already had are not proposed.
+and products takes the time, so neither is blamed. Flags that the run already had are not proposed, nor are
+defaults of a server whose flags are unknown.
 """
 
 from __future__ import annotations
@@ -129,10 +130,10 @@ def of_server(run: ServerRun) -> Diagnosis:
                   "(--max-concurrency); more --threads")
     elif run.at_once < 2:
         limit = f"one request at a time: {decode * 1e3:,.0f} {of_all} are its decode steps"
-        faster = "more requests at once (--max-concurrency); --quantize int8; --speculate auto"
+        faster = "more requests at once (--max-concurrency); --quantize int8"
     else:
         limit = f"decode steps of {run.at_once} requests at once, {decode * 1e3:,.0f} {of_all}"
-        faster = "--quantize int8; --speculate auto; more --threads"
+        faster = "--quantize int8; more --threads"
     ceilings = ("not compared: the server's model and threads are unknown here; `weft bench throughput` with "
                 "its flags compares with this machine's" if run.here else
                 "not compared: the server's machine is unknown")

@@ -29,7 +29,7 @@ def exactly(tokens: int, n: int = 1) -> SamplingParams:
 
 def check_lengths(engine: Engine, requests: Sequence[SampleRequest]) -> None:
     """Raises ConfigError where a request is longer than the engine's context."""
-    limit = engine.info.max_model_len
+    limit = engine.info.sizes.max_model_len
     longest = max(_tokens(engine, request) + request.output_tokens for request in requests)
     if longest > limit:
         raise ConfigError(f"the longest request has {longest} tokens, prompt and answer together; the "

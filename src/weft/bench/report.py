@@ -5,40 +5,17 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from weft.bench.diagnosis import Diagnosis
 from weft.errors import ConfigError
 from weft.host import usable_cores
-
-
-class Bar:
-    def __init__(self, progress: Progress, task: Any) -> None:
-        self._progress = progress
-        self._task = task
-
-    def step(self, words: str = "") -> None:
-        """One more item is done."""
-        self._progress.update(self._task, advance=1, description=words)
-
-
-@contextmanager
-def bar(what: str, total: int) -> Iterator[Bar]:
-    """A progress bar on stderr; silent if that is no terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-               TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield Bar(progress, progress.add_task("", total=total))
 
 
 def facts() -> dict[str, Any]:

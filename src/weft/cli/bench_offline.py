@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from weft.bench import report
 from weft.bench.diagnosis import Diagnosis, EngineRun, of_engine
 from weft.cli.bench_serve import DATASET_FLAGS, asks_of
 from weft.cli.flags import FlagCommand, build, given_flags
+from weft.cli.main import progress_bar
 from weft.config import EngineConfig
 from weft.host import usable_cores
 
@@ -51,10 +53,11 @@ def latency(ctx: click.Context, /, input_len: int, output_len: int, batch_size: 
         config = dataclasses.replace(config, prefix_cache=False)
     from weft.bench import offline
 
-    with _engine(config) as engine, report.bar("runs", num_iters_warmup + num_iters) as bar:
+    done, total = itertools.count(1), num_iters_warmup + num_iters
+    with _engine(config) as engine, progress_bar("runs") as show:
         results = offline.latency(engine, batch_size=batch_size, input_len=input_len, output_len=output_len,
                                   n=n, warmups=num_iters_warmup, iterations=num_iters, seed=config.seed,
-                                  on_done=lambda seconds: bar.step(f"{seconds:.2f} s"))
+                                  on_done=lambda seconds: show(next(done), total, f"{seconds:.2f} s"))
         model = engine.info.name
         ceilings, diagnosis = _beside_ceilings(config, engine, results["avg_latency"],
                                              prompt_tokens=batch_size * input_len, steps=output_len - 1,

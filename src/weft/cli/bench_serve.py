@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from weft.bench.serve import (
     run_load,
 )
 from weft.cli.flags import FlagCommand
+from weft.cli.main import progress_bar
 from weft.errors import ConfigError
 
 DATASETS = ("random", "prefix_repetition", "sharegpt", "custom")
@@ -199,8 +201,10 @@ async def _measure(values: Mapping[str, Any],
         asks = await _asks(values, server, served)
         check_lengths(asks, served)
         before = await server.queue_seconds()
-        with report.bar("requests", len(asks)) as bar:
-            timings, seconds = await run_load(server, served, asks, load, on_done=lambda timing: bar.step())
+        done = itertools.count(1)
+        with progress_bar("requests") as show:
+            timings, seconds = await run_load(server, served, asks, load,
+                                              on_done=lambda timing: show(next(done), len(asks)))
         after = await server.queue_seconds()
     waited, requests = (late - early for late, early in zip(after, before, strict=True))
     return served, asks, timings, seconds, waited / requests if requests > 0 else None

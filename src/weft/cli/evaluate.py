@@ -4,7 +4,7 @@
     tools     tool calls and answers from their results
     json      structured output over facts in the conversation
 
-The scorers (``weft.eval.score``, ``weft.eval.score``) talk HTTP only, so the same command scores a running
+The scorers (``weft.eval.score``) talk HTTP only, so the same command scores a running
 server (``--url``), or starts one on a model and scores that. Wrong memory shows as a wrong answer: these are
 tests that a user can run on their own machine.
 """
@@ -13,34 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import click
 import httpx
 
 from weft.cli.flags import FlagCommand, build
-from weft.cli.main import CommandGroup
+from weft.cli.main import CommandGroup, progress_bar
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, UserError
-from weft.eval.score import LENGTHS, SKILL_LENGTHS, score_recall, score_skill
+from weft.eval.score import (
+    LENGTHS,
+    SKILL_LENGTHS,
+    RecallReport,
+    SkillReport,
+    score_recall,
+    score_skill,
+)
 
-
-class ScoredRow(Protocol):
-    @property
-    def accuracy(self) -> float: ...
-
-
-class ScoreReport(Protocol):
-    """What a scorer returns."""
-
-    @property
-    def rows(self) -> Sequence[ScoredRow]: ...
-
-    def to_json(self) -> dict[str, Any]: ...
-
-    def as_table(self) -> str: ...
+Report = RecallReport | SkillReport
 
 
 @click.group("eval", cls=CommandGroup)
@@ -101,7 +94,7 @@ def json_command(controls: bool, **values: Any) -> int:
     return _run("json", partial(score_skill, skill="json", controls=controls), values)
 
 
-def _run(name: str, scorer: Callable[..., Awaitable[ScoreReport]], values: dict[str, Any]) -> int:
+def _run(name: str, scorer: Callable[..., Awaitable[Report]], values: dict[str, Any]) -> int:
     """Score a server, or one that is started for it; the exit code says whether it passed."""
     flags = {key: values.pop(key) for key in ("url", "pass_at", "as_json")}
     task = {"lengths": values.pop("lengths"), "questions_per_length": values.pop("questions"),
@@ -121,32 +114,23 @@ def _run(name: str, scorer: Callable[..., Awaitable[ScoreReport]], values: dict[
     return 1 if pass_at is not None and any(row.accuracy < pass_at for row in report.rows) else 0
 
 
-def _score(name: str, scorer: Callable[..., Awaitable[ScoreReport]], url: str, model_name: str | None,
-           task: dict[str, Any]) -> ScoreReport:
+def _score(name: str, scorer: Callable[..., Awaitable[Report]], url: str, model_name: str | None,
+           task: dict[str, Any]) -> Report:
     """Run the scorer with a progress bar; what goes wrong on the way becomes one sentence."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
     from weft.cli.remote import RemoteModel
 
     model = RemoteModel(url, model=model_name, api_key=task["api_key"])
-    columns = (name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task(name)
 
-        def show(answered: int, planned: int) -> None:
-            bar.update(row, completed=answered, total=planned)
+    async def score() -> Report:
+        with progress_bar(name) as show:
+            return await scorer(url, model.model, on_progress=show, **task)
 
-        try:
-            return asyncio.run(_awaited(scorer(url, model.model, on_progress=show, **task)))
-        except (httpx.HTTPError, ExceptionGroup) as error:
-            raise _one_sentence(url, error) from error
-        finally:
-            model.close()
-
-
-async def _awaited(scoring: Awaitable[ScoreReport]) -> ScoreReport:
-    return await scoring
+    try:
+        return asyncio.run(score())
+    except (httpx.HTTPError, ExceptionGroup) as error:
+        raise _one_sentence(url, error) from error
+    finally:
+        model.close()
 
 
 def _one_sentence(url: str, error: Exception) -> Exception:

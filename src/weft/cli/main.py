@@ -15,7 +15,8 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -114,6 +115,24 @@ def say_error(message: str) -> None:
     """One line on stderr, whatever the message was wrapped in; the server's start fails in the same words."""
     click.secho("error: ", nl=False, err=True, fg="red", bold=True)
     click.echo(" ".join(message.split()), err=True)
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[..., None]]:
+    """A bar on stderr, for a terminal alone. Call it with what is done, of how much, and words for now."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+               TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(done: int, total: int, words: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=words)
+
+        yield show
 
 
 def main(argv: Sequence[str] | None = None) -> int:

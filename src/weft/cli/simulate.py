@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.cli.flags import FlagCommand
+from weft.cli.main import progress_bar
 from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE
 from weft.cli.simulate_setup import DEFAULT_DEVICE, DEFAULT_MEMORY, Setup, setup_of, several
 from weft.errors import ConfigError
@@ -169,21 +170,7 @@ def _data(trace: str, setup: Setup, study: Study, recording: Recording | None) -
 
 
 @contextmanager
-def _progress(runs: int) -> Iterator[OnStudyProgress | None]:
-    """A bar on stderr, over the requests of all runs; nothing where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"),
-               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        row = bar.add_task("reading", total=None)
-
-        def show(words: str, run: int, ended: int, requests: int) -> None:
-            bar.update(row, description=words, total=runs * requests, completed=run * requests + ended)
-
-        yield show
+def _progress(runs: int) -> Iterator[OnStudyProgress]:
+    """A bar over the requests of all runs."""
+    with progress_bar("requests") as show:
+        yield lambda words, run, ended, requests: show(run * requests + ended, runs * requests, words)

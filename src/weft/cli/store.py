@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.cli.flags import FlagCommand
-from weft.cli.main import CommandGroup
+from weft.cli.main import CommandGroup, progress_bar
 from weft.errors import UserError
 from weft.units import format_bytes, parse_bytes
 
@@ -76,7 +75,7 @@ def verify(path: Path | Bucket, retire: bool, as_json: bool) -> int:
 
     if not isinstance(path, Path):
         return _bucket_verify(path, retire, as_json)
-    with _bar("records") as progress:
+    with progress_bar("records") as progress:
         result = verify_store(path, progress)
     if retire and not result.good:
         prune(path, size_bytes=None, numbers=[number for number, _ in result.damaged])
@@ -98,10 +97,10 @@ def prune(path: Path | Bucket, size: str | None, as_json: bool) -> int:
     if not isinstance(path, Path):
         from weft.store.survey import prune_bucket
 
-        with _bar("objects") as progress:
+        with progress_bar("objects") as progress:
             _show_bucket_pruned(prune_bucket(path, size_bytes=size_bytes, progress=progress), as_json)
         return 0
-    with _bar("moved") as progress:
+    with progress_bar("moved") as progress:
         result = prune_store(path, size_bytes=size_bytes, progress=progress)
     _show_pruned(result, as_json)
     return 0
@@ -158,7 +157,7 @@ def _bucket_info(bucket: Bucket, as_json: bool) -> int:
 def _bucket_verify(bucket: Bucket, retire: bool, as_json: bool) -> int:
     from weft.store.survey import verify_bucket
 
-    with _bar("objects") as progress:
+    with progress_bar("objects") as progress:
         result = verify_bucket(bucket, progress)
     if retire:
         for key, _ in result.damaged:
@@ -180,7 +179,7 @@ def _bucket_remove(bucket: Bucket, models: tuple[str, ...], as_json: bool) -> in
 
     held = survey_bucket(bucket).models
     names = list(_namespaces(bucket.location, held, models)) if models else [one.namespace for one in held]
-    with _bar("objects") as progress:
+    with progress_bar("objects") as progress:
         _show_bucket_pruned(remove_from_bucket(bucket, names, progress), as_json)
     return 0
 
@@ -191,19 +190,6 @@ def _show_bucket_pruned(result: BucketPruned, as_json: bool) -> None:
         return
     click.echo(f"{result.removed:,} payloads removed, {format_bytes(result.removed_bytes)}; "
                f"{result.objects:,} are left, {format_bytes(result.payload_bytes)}")
-
-
-@contextmanager
-def _bar(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, for a terminal alone."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    with Progress(TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
-                  transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(unit, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show_models(models: Sequence[ModelTotals], place: str) -> None:

@@ -289,11 +289,9 @@ def look(server: RemoteModel) -> tuple[Reading, Mapping[str, Any], Sequence[Mapp
     """The pages that ``frame`` shows. Raises an error if no server answers, or not as a weft server does."""
     reading = read_metrics(server.get("/metrics", timeout_s=TIMEOUT_S).text, time.monotonic())
     up = reading.values.get("engine_up", 0.0)
-    if not up:
-        return reading, {}, ()
     replicas = (server.get("/v1/replicas", timeout_s=TIMEOUT_S).json()["data"]
                 if up < len(reading.engines) else ())
-    return reading, server.get("/v1/cache", timeout_s=TIMEOUT_S).json(), replicas
+    return reading, server.get("/v1/cache", timeout_s=TIMEOUT_S).json() if up else {}, replicas
 
 
 @click.command("top", cls=FlagCommand, params=[

@@ -255,11 +255,6 @@ class ArenaWork:
         return bool(self.page_copies or self.page_loads or self.state_compressions or self.kv_restores
                     or self.kv_compressions)
 
-    def slots_written(self) -> set[SlotId]:
-        """Slots that get contents before the runs; zeroed frames are not counted."""
-        return {one.slot for one in self.state_restores}.union(
-            (one.slot for one in self.state_loads), (one.dst for one in self.slot_copies))
-
     def moved_bytes(self, sizes: StoredSizes) -> int:
         """Bytes that are read or written: both forms of what is compressed or restored, twice what is copied,
         and ``transferred_bytes``. Zeros are not counted."""

@@ -53,10 +53,6 @@ class RowTable:
         """In ascending order."""
         return [RowId(row) for row, seq in enumerate(self.seqs) if seq is None]
 
-    @property
-    def used_count(self) -> int:
-        return len(self._row_of)
-
     def assign(self, row: RowId, seq: Sequence, *, known: Int32s, computed: int, slot: SlotId) -> None:
         """``seq`` takes an empty row with ``computed`` of its tokens already in memory; its pages are
         added by ``add_pages``."""

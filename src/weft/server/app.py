@@ -21,43 +21,31 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.errors import WeftError
-from weft.server.anthropic.answers import conversation, prepare_messages
-from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody
+from weft.server.adapters import AdapterHandlers, adapter_card
+from weft.server.anthropic.answers import MESSAGES, conversation
+from weft.server.anthropic.protocol import CountTokensBody
 from weft.server.batches.routes import BatchHandlers, BatchRunner
 from weft.server.cache import Looks, cache_reports
-from weft.server.chat import chat_conversation, prepare_chat
-from weft.server.completions import prepare_completion
+from weft.server.chat import CHAT, chat_conversation
+from weft.server.completions import COMPLETIONS
 from weft.server.errors import EdgeError, error_response, on_bug, on_weft_error
 from weft.server.gate import Gate
 from weft.server.metrics import CONTENT_TYPE
 from weft.server.ollama.answers import (
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
     loaded_answer,
     model_card,
-    prepare_ollama_chat,
-    prepare_ollama_generate,
     running_card,
     show_answer,
 )
-from weft.server.ollama.protocol import (
-    PROTOCOL_VERSION,
-    UNSERVED_IN_OLLAMA,
-    OllamaBody,
-    OllamaChatBody,
-    OllamaGenerateBody,
-    OllamaShowBody,
-    served_name,
-)
+from weft.server.ollama.protocol import PROTOCOL_VERSION, OllamaShowBody, served_name
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
 from weft.server.protocol import (
-    UNSERVED_IN_CHAT,
-    UNSERVED_IN_COMPLETIONS,
-    ChatBody,
-    CompletionBody,
     DetokenizeBody,
     TokenizeChatBody,
     did_you_mean,
-    note_ignored,
     read_body,
     read_tokenize_body,
 )
@@ -75,7 +63,7 @@ from weft.server.sse import (
     JSON_LINES,
     ClientGoneError,
     Handler,
-    Job,
+    Way,
     answer_job,
     json_response,
     read_raw,
@@ -99,8 +87,8 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
                               age_s=config.file_limits().age_s, keys=keys.has_clients or keys.has_operators,
                               tenant_of=keys.tenant_of)
         service.background.append(batches)
-    groups = (_Handlers(service), ResponseHandlers(service, forward), ReplicaHandlers(service),
-              BatchHandlers(service.files, batches))
+    groups = (_Handlers(service), AdapterHandlers(service), ResponseHandlers(service, forward),
+              ReplicaHandlers(service), BatchHandlers(service.files, batches))
     handlers: dict[str, Handler] = {row.operation: getattr(group, row.operation) for group in groups
                                     for row in ENDPOINTS if hasattr(group, row.operation)}
     if forward is not None:
@@ -141,47 +129,44 @@ class _Handlers:
         self._looks = Looks(lambda: service.engine.engines.cache_shapes())
 
     async def chat(self, request: Request) -> Response:
-        self._service.check_open()
-        body = await read_body(await read_raw(request), ChatBody, unserved=UNSERVED_IN_CHAT)
-        body.cache_salt = salt_of(request, body.cache_salt)
-        job = await prepare_chat(self._service, body)
-        if body.store:
-            note_ignored("store")
-        return await self._answer(request, job, stream=bool(body.stream))
+        return await self._generate(request, CHAT)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(request, COMPLETIONS)
 
     async def messages(self, request: Request) -> Response:
-        self._service.check_open()
-        body = await read_body(await read_raw(request), MessagesBody, unserved=UNSERVED_IN_MESSAGES)
-        body.cache_salt = salt_of(request, body.cache_salt)
-        job = await prepare_messages(self._service, body)
-        return await self._answer(request, job, stream=bool(body.stream))
+        return await self._generate(request, MESSAGES)
 
     async def ollama_chat(self, request: Request) -> Response:
-        self._service.check_open()
-        body = await read_body(await read_raw(request, undeclared=True), OllamaChatBody,
-                               unserved=UNSERVED_IN_OLLAMA)
-        body.cache_salt = salt_of(request, body.cache_salt)
-        if loaded := loaded_answer(self._service, body, chat=True):
-            return json_response(loaded)
-        return await self._answer_ollama(request, body, await prepare_ollama_chat(self._service, body))
+        return await self._generate_ollama(request, OLLAMA_CHAT)
 
     async def ollama_generate(self, request: Request) -> Response:
-        self._service.check_open()
-        body = await read_body(await read_raw(request, undeclared=True), OllamaGenerateBody,
-                               unserved=UNSERVED_IN_OLLAMA)
-        body.cache_salt = salt_of(request, body.cache_salt)
-        if loaded := loaded_answer(self._service, body, chat=False):
-            return json_response(loaded)
-        return await self._answer_ollama(request, body, await prepare_ollama_generate(self._service, body))
+        return await self._generate_ollama(request, OLLAMA_GENERATE)
 
-    async def _answer_ollama(self, request: Request, body: OllamaBody, job: Job) -> Response:
+    async def _generate(self, request: Request, way: Way) -> Response:
+        body = await self._body(request, way)
+        return await answer_job(request, await way.prepare(self._service, body), stream=bool(body.stream),
+                                keep_alive_s=self._service.config.sse_keep_alive)
+
+    async def _generate_ollama(self, request: Request, way: Way) -> Response:
+        body = await self._body(request, way, undeclared=True)
+        if loaded := loaded_answer(self._service, body):
+            return json_response(loaded)
         # Its lines have no place for a comment that keeps a connection alive.
-        return await answer_job(request, job, stream=body.stream is not False, keep_alive_s=0.0,
-                                media_type=JSON_LINES)
+        return await answer_job(request, await way.prepare(self._service, body), keep_alive_s=0.0,
+                                stream=body.stream is not False, media_type=JSON_LINES)
+
+    async def _body(self, request: Request, way: Way, *, undeclared: bool = False) -> Any:
+        self._service.check_open()
+        raw = await read_raw(request, undeclared=undeclared)
+        body: Any = await read_body(raw, way.body, unserved=way.unserved)
+        body.cache_salt = salt_of(request, body.cache_salt)
+        return body
 
     async def ollama_tags(self, request: Request) -> Response:
         model = self._service.model_for(None)
-        return json_response({"models": [model_card(model, name) for name in model.names]})
+        return json_response({"models": [
+            model_card(model, name) for name in (*model.names, *self._service.adapters)]})
 
     async def ollama_ps(self, request: Request) -> Response:
         model = self._service.model_for(None)
@@ -202,21 +187,20 @@ class _Handlers:
         await model.check_text(text, param="messages")
         return json_response({"input_tokens": len(await model.encode(text, add_special_tokens=False))})
 
-    async def completions(self, request: Request) -> Response:
-        self._service.check_open()
-        body = await read_body(await read_raw(request), CompletionBody, unserved=UNSERVED_IN_COMPLETIONS)
-        body.cache_salt = salt_of(request, body.cache_salt)
-        job = await prepare_completion(self._service, body)
-        return await self._answer(request, job, stream=bool(body.stream))
-
     async def models(self, request: Request) -> Response:
         model = self._service.model_for(None)
-        return json_response({"object": "list", "data": [_model_card(model, name) for name in model.names]})
+        adapters = [self._card(model, name) for name in self._service.adapters]
+        return json_response({"object": "list", "data": [*(_model_card(model, name) for name in model.names),
+                                                         *adapters]})
+
+    def _card(self, model: ServedModel, name: str) -> dict[str, Any]:
+        adapter = self._service.adapters.find(name)
+        return _model_card(model, name) if adapter is None else adapter_card(model, adapter)
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        model = self._service.model_for(name)
-        return json_response(_model_card(model, name))
+        self._service.model_for(name)
+        return json_response(self._card(self._service.model_for(None), name))
 
     async def tokenize(self, request: Request) -> Response:
         self._service.check_open()
@@ -270,7 +254,8 @@ class _Handlers:
                                            router=self._service.engine.router.counts(), text_of=text_of))
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        return self._service.model_for(None).tokenizer.decode(tokens, skip_special_tokens=False)
+        ids = [token for token in tokens if token >= 0]   # the others are rows of pictures
+        return self._service.model_for(None).tokenizer.decode(ids, skip_special_tokens=False)
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()
@@ -300,10 +285,6 @@ class _Handlers:
                                           None if workers is None else workers.folder)
         return Response(text, media_type=CONTENT_TYPE)
 
-    async def _answer(self, request: Request, job: Job, *, stream: bool) -> Response:
-        return await answer_job(request, job, stream=stream,
-                                keep_alive_s=self._service.config.sse_keep_alive)
-
 
 PIECE_TOKENS = 4096
 
@@ -315,7 +296,8 @@ async def tokenize_answer(model: ServedModel, tokens: list[int], *, with_texts: 
         return [model.tokenizer.token_text(token) for token in part]
 
     texts = await _listed(tokens, texts_of) if with_texts else b"null"
-    return b"".join((b'{"count":%d,"max_model_len":%d,"tokens":' % (len(tokens), model.info.max_model_len),
+    sizes = len(tokens), model.info.sizes.max_model_len
+    return b"".join((b'{"count":%d,"max_model_len":%d,"tokens":' % sizes,
                      await _listed(tokens, list), b',"token_strs":', texts, b"}"))
 
 
@@ -330,7 +312,7 @@ async def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], Sequen
 def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
     return {"id": name if name in model.names else model.name, "object": "model", "created": model.created_s,
             "owned_by": "weft", "root": model.info.name, "parent": None,
-            "max_model_len": model.info.max_model_len, "vocab_size": model.info.vocab_size}
+            "max_model_len": model.info.sizes.max_model_len, "vocab_size": model.info.vocab_size}
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -36,7 +36,7 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
          f"{info.kernels} kernels; loaded in {info.load_s:.1f} s")
     if config.own_replicas > 1:
         line(f"{config.own_replicas} engine processes (--replicas); of each one:")
-    line(f"up to {info.max_model_len} tokens per sequence, {info.sizes.rows_max} sequences at once, "
+    line(f"up to {info.sizes.max_model_len} tokens per sequence, {info.sizes.rows_max} sequences at once, "
          f"{info.sizes.step_tokens_max} tokens per step")
     line()
     name_width = max((len(row.name) for row in info.memory), default=0)

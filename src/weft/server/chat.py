@@ -22,9 +22,15 @@ from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
 from weft.server.generation import ChatTurn, PreparedTurn, Usage, prepare_turn
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
-from weft.server.protocol import ChatBody, refuse_stream_fields, stream_usage
+from weft.server.protocol import (
+    UNSERVED_IN_CHAT,
+    ChatBody,
+    note_ignored,
+    refuse_stream_fields,
+    stream_usage,
+)
 from weft.server.service import Service
-from weft.server.sse import DONE, sse_line
+from weft.server.sse import DONE, Way, sse_line
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, text_of
@@ -227,7 +233,13 @@ def _call_part(event: BlockEvent) -> ToolCall | None:
 
 async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
     """Raises RequestError, UnknownModelError, EngineUnavailableError."""
-    return ChatJob(await prepare_turn(service, chat_turn(body)), body)
+    job = ChatJob(await prepare_turn(service, chat_turn(body)), body)
+    if body.store:
+        note_ignored("store")
+    return job
+
+
+CHAT = Way(ChatBody, UNSERVED_IN_CHAT, prepare_chat)
 
 
 def chat_turn(body: ChatBody) -> ChatTurn:

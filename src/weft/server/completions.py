@@ -27,6 +27,7 @@ from weft.server.logprobs import (
 )
 from weft.server.protocol import (
     COMPLETION_TOKENS_DEFAULT,
+    UNSERVED_IN_COMPLETIONS,
     CompletionBody,
     grammar_of,
     prompts_of,
@@ -35,7 +36,7 @@ from weft.server.protocol import (
     stream_usage,
 )
 from weft.server.service import ServedModel, Service
-from weft.server.sse import DONE, sse_line
+from weft.server.sse import DONE, Way, sse_line
 from weft.text.choices import Choice, Piece
 from weft.text.tokenizer import banned_sequences
 
@@ -115,7 +116,7 @@ class CompletionJob:
         max_tokens = body.max_tokens
         if max_tokens is None:
             # The default is cut to the context; a prompt that leaves no room is the engine's to refuse.
-            max_tokens = max(min(COMPLETION_TOKENS_DEFAULT, info.max_model_len - len(prompt.tokens)), 1)
+            max_tokens = max(min(COMPLETION_TOKENS_DEFAULT, info.sizes.max_model_len - len(prompt.tokens)), 1)
             max_tokens = max(max_tokens, body.min_tokens or 0)
         sampling = sampling_params(body, self._model.sampling_defaults, max_tokens=max_tokens,
                                    grammar=self._grammar, n=body.n, logprobs=body.logprobs,
@@ -190,6 +191,10 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
             model.check_ids(given, param="prompt")
             prompts.append(Prompt(given, marks=marks))
     answer_tokens = COMPLETION_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens
-    prompts = [truncated(prompt, body, context_tokens=model.info.max_model_len, answer_tokens=answer_tokens)
+    context_tokens = model.info.sizes.max_model_len
+    prompts = [truncated(prompt, body, context_tokens=context_tokens, answer_tokens=answer_tokens)
                for prompt in prompts]
     return CompletionJob(service, model, body, prompts)
+
+
+COMPLETIONS = Way(CompletionBody, UNSERVED_IN_COMPLETIONS, prepare_completion)

@@ -6,24 +6,26 @@ Tuples are flags that may be given several times.
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from weft.config_check import debug, flag, limit, setting_name
+from weft.config_check import check_fields, debug, flag, limit
 from weft.errors import ConfigError
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
-from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits, Origins
+from weft.server.objects import Bounds
 from weft.server.responses.store import StoreLimits, default_path
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
 from weft.text.reasoning import check_reasoning_parser
 from weft.text.tools.formats import check_tool_parser
 from weft.units import parse_bytes
+
+if TYPE_CHECKING:
+    from weft.images.decoding import ImageLimits
 
 DEFAULT_PORT = 8000
 PORTS_TRIED = 20
@@ -36,7 +38,7 @@ _MB = 1_000_000
 class ServerConfig:
     host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 for every network this machine is in.")
     port: int | None = flag(None, "Port to listen on; 0 takes any free one. Default: 8000, or the next one "
-                                  "that is free.")
+                                  "that is free.", least=0, most=PORT_MAX)
     api_key: tuple[str, ...] = flag((), "Key that clients must send as 'Authorization: Bearer KEY'; may be "
                                         "given several times. Only /health, the page, /docs and "
                                         "/openapi.json answer without it.")
@@ -72,9 +74,16 @@ class ServerConfig:
     max_answer_logprobs: int = limit(1_000_000, "Logprobs that an answer may have in one piece: n x tokens x "
                                                 "(logprobs + 1) over all prompts (400). Streams count "
                                                 "those of prompts only.", least=1)
-    template_seconds: float = limit(5.0, "Seconds that rendering one conversation may take.")
-    template_chars: int = limit(32_000_000, "Characters that a conversation may be rendered to.")
-    template_memory: str = limit("512MiB", "Memory that a process that renders conversations may take.")
+    template_seconds: float = limit(5.0, "Seconds that rendering one conversation may take.", above=0)
+    template_chars: int = limit(32_000_000, "Characters that a conversation may be rendered to.", least=1)
+    template_memory: str = limit("512MiB", "Memory that a process that renders conversations may take.",
+                                 size=True)
+    images: int = limit(64, "Pictures of one conversation (400).", least=0)
+    image_bytes: str = limit("32MiB", "Bytes of the file of one picture (400).", size=True)
+    image_pixels: int = limit(50_000_000, "Pixels of one picture, before it is decoded (400).", least=1)
+    image_side: int = limit(16_384, "Pixels of the longer side of a picture (400).", least=1)
+    image_seconds: float = limit(10.0, "Seconds that reading one picture may take (400).", least=0.1)
+    image_memory: str = limit("1GiB", "Memory that the process that reads pictures may take.", size=True)
     reasoning_parser: str = flag("auto", "Format of the model's reasoning, which answers give apart from "
                                          "their content; auto goes by the chat template, none leaves it in.")
     tool_parser: str = flag("auto", "Format of the model's tool calls; auto goes by the chat template, none "
@@ -205,10 +214,17 @@ class ServerConfig:
             raise ConfigError(f"--file-store {directory}: it is no directory", param="--file-store")
         return directory
 
-    def file_limits(self) -> FileLimits:
+    def file_limits(self) -> Bounds:
         """Raises ConfigError."""
         size = parse_bytes(self.file_store_size, flag="limits.file_store_size")
-        return FileLimits(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
+        return Bounds(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
+
+    def image_limits(self) -> ImageLimits:
+        """Raises ConfigError."""
+        from weft.images.decoding import ImageLimits  # with Pillow, which few commands need
+
+        return ImageLimits(image_bytes=parse_bytes(self.image_bytes, flag="limits.image_bytes"),
+                           image_pixels=self.image_pixels, image_side=self.image_side)
 
     def client_keys(self) -> tuple[str, ...]:
         """Of --api-key and --api-key-file. Raises ConfigError."""
@@ -283,14 +299,7 @@ class ServerConfig:
 
     def check(self) -> None:
         """Raises ConfigError that names the flag. (Whether the address can be bound shows when it is.)"""
-        if self.port is not None and not 0 <= self.port <= PORT_MAX:
-            raise ConfigError(f"--port {self.port}: ports are 0 to {PORT_MAX}", param="--port")
-        for one in fields(self):
-            least = one.metadata.get("least")
-            value = getattr(self, one.name)
-            if least is not None and value is not None and not least <= value < math.inf:
-                name = setting_name(one)
-                raise ConfigError(f"{name} {value}: it must be at least {least}", param=name)
+        check_fields(self)
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: leave it out to serve without a key", param="--api-key")
         if any(not key.strip() for key in self.operator_key):
@@ -323,13 +332,6 @@ class ServerConfig:
             text = read_chat_template(Path(), override=self.chat_template)
             assert text is not None
             check_syntax(*text)
-        if not self.template_seconds > 0:
-            raise ConfigError(f"limits.template_seconds {self.template_seconds}: it must be above 0",
-                              param="limits.template_seconds")
-        if self.template_chars < 1:
-            raise ConfigError(f"limits.template_chars {self.template_chars}: it must be at least 1",
-                              param="limits.template_chars")
-        parse_bytes(self.template_memory, flag="limits.template_memory")
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
             raise ConfigError(f"debug.metrics_prefix {self.metrics_prefix!r}: use letters, digits and _, and "
                               "start with a letter", param="debug.metrics_prefix")

@@ -21,24 +21,38 @@ each are not counted: a small request always fits, even while an attack holds th
 A browser sends requests for every page that its user visits, and the Origin header names that page. A page
 can also resolve its own name to 127.0.0.1 (DNS rebinding); its Host header still has the foreign name. An IP
 address cannot be rebound. Programs send no Origin. ``Sec-Fetch-Site`` is a second witness.
+
+Counts that all HTTP processes share (connections, requests, bytes, quotas of keys) lie in one mapped file:
+
+    tallies   one cell for each process; a process writes its own cell, the sum is the count     no lock
+    buckets   level and time of a rate, read and written by all                                  flock
+
+A limit holds for the server, not for each process. If a process dies, the supervisor clears its cells.
+Addresses of clients share ADDRESS_CELLS cells by their hash, which matters only near the limit of one
+address.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import ipaddress
+import mmap
+import os
 import re
+import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from starlette.datastructures import Headers
 
 from weft.errors import ConfigError
 from weft.host import trim_heap
 from weft.server.errors import EdgeError
-from weft.server.workers.shared_counts import LocalTally, SharedCounts, Tally
 
 FREE_BYTES = 65536
 """Of each body; not counted against the shared budget."""
@@ -72,6 +86,106 @@ class EdgeLimits:
     buffered_bytes: int = 256_000_000
 
 
+ADDRESS_CELLS = 8192
+_DOUBLE_BYTES = 8
+_BUCKETS_A_KEY = 2
+_CELLS_A_BUCKET = 2
+_CONNECTIONS, _BUFFERED, _REQUESTS, _DRAINS, _FIRST_FREE = 0, 1, 2, 3, 4
+
+
+Cells: TypeAlias = "MutableSequence[float] | memoryview[float]"
+
+
+class Tally:
+    """``cells``: one for each process; without them, of a server with one HTTP process."""
+
+    def __init__(self, cells: Cells | None = None, process: int = 0) -> None:
+        self._cells: Cells = [0.0] if cells is None else cells
+        self._process = process
+
+    def add(self, amount: int) -> None:
+        self._cells[self._process] += float(amount)
+
+    def total(self) -> int:
+        """Of all processes."""
+        return int(sum(self._cells))
+
+
+@dataclass(slots=True)
+class KeyCounts:
+    """Of one API key. A bucket is its level, and the time of that level; ``since_s`` 0 is a full one."""
+
+    bytes_in_flight: Tally = field(default_factory=Tally)
+    requests: Cells = field(default_factory=lambda: [0.0, 0.0])
+    tokens: Cells = field(default_factory=lambda: [0.0, 0.0])
+    lock: contextlib.AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
+
+
+class SharedCounts:
+    """``process``: the number of this one, below ``processes``. ``keys``: client keys of the server."""
+
+    def __init__(self, file: Path, *, process: int, processes: int, keys: int) -> None:
+        self._process = process
+        self._processes = processes
+        self._keys = keys
+        tallies = _FIRST_FREE + keys + ADDRESS_CELLS
+        self._buckets_at = tallies * processes
+        cells = self._buckets_at + keys * _BUCKETS_A_KEY * _CELLS_A_BUCKET
+        self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self._file, cells * _DOUBLE_BYTES)
+        self._cells = memoryview(mmap.mmap(self._file, cells * _DOUBLE_BYTES)).cast("d")
+
+    @property
+    def connections(self) -> Tally:
+        return self._tally(_CONNECTIONS)
+
+    @property
+    def buffered_bytes(self) -> Tally:
+        return self._tally(_BUFFERED)
+
+    @property
+    def requests(self) -> Tally:
+        """That are being answered."""
+        return self._tally(_REQUESTS)
+
+    @property
+    def drains(self) -> Tally:
+        """Above 0 once the server drains."""
+        return self._tally(_DRAINS)
+
+    def address(self, address: str) -> Tally:
+        """Connections of clients of this address."""
+        cell = zlib.crc32(address.encode()) % ADDRESS_CELLS
+        return self._tally(_FIRST_FREE + self._keys + cell)
+
+    def key(self, number: int) -> KeyCounts:
+        at = self._buckets_at + number * _BUCKETS_A_KEY * _CELLS_A_BUCKET
+        return KeyCounts(self._tally(_FIRST_FREE + number), self._cells[at:at + 2],
+                         self._cells[at + 2:at + 4], _Locked(self._file))
+
+    def clear(self, process: int) -> None:
+        """It has died: what it counted is gone."""
+        for at in range(process, self._buckets_at, self._processes):
+            self._cells[at] = 0.0
+
+    def _tally(self, number: int) -> Tally:
+        at = number * self._processes
+        return Tally(self._cells[at:at + self._processes], self._process)
+
+
+class _Locked(contextlib.AbstractContextManager[None]):
+    """``flock`` of the file, for all processes."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *error: object) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
 class Connection(Protocol):
     def sweep(self, now_s: float) -> None: ...
 
@@ -86,7 +200,7 @@ class HttpEdge:
     def __init__(self, limits: EdgeLimits, counts: SharedCounts | None = None, *,
                  is_inner: bool = False) -> None:
         self.limits = limits
-        own: tuple[Tally, Tally] = (LocalTally(), LocalTally())
+        own = Tally(), Tally()
         of_clients = own if counts is None else (counts.connections, counts.buffered_bytes)
         self._of_clients = of_clients
         self._counts = None if is_inner else counts

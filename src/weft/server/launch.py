@@ -66,8 +66,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         engine_config.check()
         parse_sources(engine_config.speculate)
         parse_snapshots(engine_config.snapshots)
-        if engine_config.model is not None and server_config.own_replicas and factory == ASSEMBLE:
-            local_checkpoint(engine_config.model)  # a wrong path is said before anything listens
+        if server_config.own_replicas and factory == ASSEMBLE:
+            _check_model(engine_config)
         listener = bind(server_config)
         progress = StartProgress(console)
         link = joining(server_config, console)
@@ -85,6 +85,17 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         return EXIT_CONFIG
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Serving(service, listener, console, progress, ray).run())
+
+
+def _check_model(config: EngineConfig) -> None:
+    """A wrong path, and ranks that do not divide the model, are said before anything listens. A hub model is
+    checked by its engine: fetching it may take minutes."""
+    local = config.model is None or local_checkpoint(config.model) is not None
+    if local and config.tp > 1:
+        from weft.assemble import find_model
+        from weft.assemble.ranks import check_divides
+
+        check_divides(config, find_model(config, lambda text: None)[1])
 
 
 def _router(config: ServerConfig) -> Router | None:

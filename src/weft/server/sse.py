@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -26,7 +27,8 @@ from starlette.types import Receive, Scope, Send
 from weft.errors import RequestError, WeftError
 from weft.server.errors import WrongMediaTypeError, bug, error_body
 from weft.server.generation import Generation
-from weft.server.service import BodyChecker
+from weft.server.protocol import Unserved
+from weft.server.service import BodyChecker, Service
 from weft.server.tenants import Tenant
 from weft.server.tracing import RequestTrace
 
@@ -150,6 +152,15 @@ class Job(Protocol):
     async def answer(self) -> bytes: ...
 
     def lines(self) -> AsyncGenerator[bytes, None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the bodies of an endpoint that generates become jobs."""
+
+    body: type[Any]
+    unserved: Unserved
+    prepare: Callable[[Service, Any], Awaitable[Job]]
 
 
 async def answer_job(request: Request, job: Job, *, stream: bool, keep_alive_s: float,

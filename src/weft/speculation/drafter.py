@@ -115,11 +115,6 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
     def accepted(self) -> int:
         return sum(counts.accepted for counts in self.sources.values())
 
-    @property
-    def accepted_length(self) -> float:
-        """Tokens that a verify run brought on average, the chosen one included; 1 without any."""
-        return 1 + self.accepted / self.sequence_steps if self.sequence_steps else 1.0
-
 
 class SpeculationCounters:
     """The counters that ``SpeculationStats`` reports under the same names, for the sources in use."""

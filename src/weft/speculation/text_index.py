@@ -157,10 +157,6 @@ class FrozenText:
                 best, most = end, length
         return Occurrence(self, best, most) if best else None
 
-    def token_at(self, position: int) -> int:
-        """PAD past the end."""
-        return self.tokens[position] if position < len(self.tokens) else PAD
-
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
         tokens = tuple(self.tokens[position:position + count])
         return tokens[:tokens.index(PAD)] if PAD in tokens else tokens
@@ -217,10 +213,6 @@ class GrowingText:
             return
         before = zip(*(tokens[first - back:end - back] for back in range(length, 0, -1)), strict=True)
         ends.update(zip(map(hash, before), range(first, end), strict=True))
-
-    def token_at(self, position: int) -> int:
-        """PAD past the end."""
-        return self.tokens[position] if position < len(self.tokens) else PAD
 
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
         """A continuation that reaches the end goes on with itself: a text that repeats goes on repeating."""

@@ -25,7 +25,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -130,6 +130,14 @@ class BlockWriter:
         if text:
             block.parts.append(text)
             self._events.append(BlockEvent("delta", block, text))
+
+
+def arguments_of(text: str) -> Any:
+    """The object that a call's arguments are; an answer that was cut may have half of one."""
+    try:
+        return msgspec.json.decode(text) if text else {}
+    except msgspec.DecodeError:
+        return {}
 
 
 def text_of(blocks: Iterable[AnswerBlock], kind: BlockKind) -> str:

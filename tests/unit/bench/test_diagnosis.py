@@ -63,6 +63,7 @@ def test_a_load_on_a_server_is_judged_by_where_a_request_spends_its_time(
     diagnosis = of_server(run)
     assert diagnosis.limit.startswith(limit)
     assert diagnosis.faster.startswith(faster)
+    assert "--speculate" not in diagnosis.faster, "it is the default"
 
 
 def test_ceilings_of_a_server_are_not_made_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from tests.support.checkers import slots_written
 from weft.memory.arena_work import (
     NO_WORK,
     ArenaWork,
@@ -68,4 +69,4 @@ def test_ids_have_the_form_of_their_kind() -> None:
 
 def test_what_is_written_is_every_destination() -> None:
     assert EVERY_KIND.pages_written() == {10, 11, 12, 13, 14, 15}
-    assert EVERY_KIND.slots_written() == {1, 4, 5, 6}
+    assert slots_written(EVERY_KIND) == {1, 4, 5, 6}

@@ -43,7 +43,7 @@ def test_a_plan_has_the_bytes_that_the_engine_then_allocates(name: str) -> None:
     assert plan.weights.rank_bytes == made.info.weights_bytes
     assert plan.arena == made.core.memory.plan
     assert plan.arena.arena_bytes == buffer_bytes(made.core)
-    assert plan.longest_tokens == made.info.max_model_len
+    assert plan.longest_tokens == made.info.sizes.max_model_len
     rows = {row.name: row.size_bytes for row in made.info.memory}
     assert rows["a token's KV"] == plan.kv_token_bytes
     assert 0 <= rows["a sequence's state"] - plan.state_bytes < 256 * 2 * len(plan.spec.layers)

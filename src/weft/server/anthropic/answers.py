@@ -19,16 +19,22 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, WeftError
-from weft.server.anthropic.protocol import CountTokensBody, MessagesBody, MessageTurn, error_json
+from weft.server.anthropic.protocol import (
+    UNSERVED_IN_MESSAGES,
+    CountTokensBody,
+    MessagesBody,
+    MessageTurn,
+    error_json,
+)
 from weft.server.errors import bug
 from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.protocol import note_ignored
 from weft.server.service import Service
-from weft.server.sse import named_event
+from weft.server.sse import Way, named_event
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
-from weft.text.dialect import AnswerBlock, BlockEvent
+from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _encoder = msgspec.json.Encoder()
@@ -107,15 +113,7 @@ def _block(block: AnswerBlock, text: str) -> dict[str, Any]:
         return {"type": "thinking", "thinking": text, "signature": ""}
     if block.kind == "text":
         return {"type": "text", "text": text}
-    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _arguments(text)}
-
-
-def _arguments(text: str) -> Any:
-    """The object that a call's arguments are; an answer that was cut may have half of one."""
-    try:
-        return msgspec.json.decode(text) if text else {}
-    except msgspec.DecodeError:
-        return {}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments_of(text)}
 
 
 async def prepare_messages(service: Service, body: MessagesBody) -> MessagesJob:
@@ -124,6 +122,9 @@ async def prepare_messages(service: Service, body: MessagesBody) -> MessagesJob:
     if thinks(body.thinking) and turn.model.dialect.reasoning is None:
         note_ignored("thinking")
     return MessagesJob(turn, body)
+
+
+MESSAGES = Way(MessagesBody, UNSERVED_IN_MESSAGES, prepare_messages)
 
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -190,6 +191,8 @@ def _user(place: str, blocks: Sequence[Block]) -> list[ChatMessage]:
                 messages.append(ChatMessage(role="user", content=texts))
                 texts = []
             messages.append(_tool_result(f"{place}.{at}", block))
+        elif block.get("type") == "image":
+            texts.append(_image(f"{place}.{at}", block))
         else:
             texts.append(_text(place, at, block))
     if texts or not messages:
@@ -248,6 +251,22 @@ def _text(place: str, at: int, block: Block) -> Block:
     if not isinstance(block.get("text"), str):
         raise RequestError(f"{place}.{at}.text: expected str", param=f"{place}.{at}.text")
     return {name: block[name] for name in ("type", "text", "cache_control") if block.get(name) is not None}
+
+
+def _image(place: str, block: Block) -> Block:
+    """As a part of OpenAI's form, which ``weft.text.pictures`` reads."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    match source:
+        case {"type": "base64", "media_type": str(media_type), "data": str(data)}:
+            url = f"data:{media_type};base64,{data}"
+        case {"type": "url", "url": str(url)}:
+            pass
+        case _:
+            raise RequestError(f"{place}.source has type {kind!r}; it is base64, with media_type and "
+                               "data, or url, with url", param=f"{place}.source")
+    marks = {"cache_control": block["cache_control"]} if block.get("cache_control") is not None else {}
+    return {"type": "image_url", "image_url": {"url": url}, **marks}
 
 
 def _tool(place: str, tool: Block) -> dict[str, Any]:

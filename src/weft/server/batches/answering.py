@@ -16,7 +16,7 @@ import functools
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,20 +35,12 @@ from weft.server.batches.lines import (
     read_body_of,
     read_index,
 )
-from weft.server.chat import prepare_chat
-from weft.server.completions import prepare_completion
+from weft.server.chat import CHAT
+from weft.server.completions import COMPLETIONS
 from weft.server.config import ServerConfig
 from weft.server.errors import error_body
 from weft.server.generation import prepare_turn
-from weft.server.protocol import (
-    UNSERVED_IN_CHAT,
-    UNSERVED_IN_COMPLETIONS,
-    ChatBody,
-    CompletionBody,
-    Unserved,
-    begin_request,
-    read_body,
-)
+from weft.server.protocol import begin_request, read_body
 from weft.server.responses.answers import ResponsesJob
 from weft.server.responses.items import (
     UNSERVED_IN_RESPONSES,
@@ -59,7 +51,7 @@ from weft.server.responses.items import (
 )
 from weft.server.responses.turns import responses_turn
 from weft.server.service import Service, load_served_model
-from weft.server.sse import Job
+from weft.server.sse import Job, Way
 from weft.server.tenants import Tenant
 
 BATCH_PRIORITY = 1_000_000
@@ -67,15 +59,6 @@ BATCH_PRIORITY = 1_000_000
 
 class LaterError(Exception):
     """The engine takes no request now; the line is to be tried again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """How the lines of one url become jobs."""
-
-    body: type[Any]
-    unserved: Unserved
-    prepare: Callable[[Service, Any], Awaitable[Job]]
 
 
 async def _prepare_response(service: Service, body: ResponsesBody) -> Job:
@@ -92,11 +75,9 @@ async def _prepare_response(service: Service, body: ResponsesBody) -> Job:
     return ResponsesJob(await prepare_turn(service, turn), body, response_id)
 
 
-_WAYS: dict[str, _Way] = {
-    "/v1/chat/completions": _Way(ChatBody, UNSERVED_IN_CHAT, prepare_chat),
-    "/v1/completions": _Way(CompletionBody, UNSERVED_IN_COMPLETIONS, prepare_completion),
-    "/v1/responses": _Way(ResponsesBody, UNSERVED_IN_RESPONSES, _prepare_response),
-}
+_WAYS: dict[str, Way] = {
+    "/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS,
+    "/v1/responses": Way(ResponsesBody, UNSERVED_IN_RESPONSES, _prepare_response)}
 URLS = frozenset(_WAYS)
 """Endpoints that a line may name."""
 
@@ -131,8 +112,7 @@ async def _job(service: Service, url: str, raw: bytes, tenant: Tenant | None) ->
         body.priority = BATCH_PRIORITY
     if tenant is not None:
         body.cache_salt = tenant.salt(body.cache_salt)
-    job: Job = await way.prepare(service, body)
-    return job
+    return await way.prepare(service, body)
 
 
 _PAUSE_S = 0.5

@@ -23,6 +23,7 @@ from weft.errors import RequestError, WeftError
 from weft.server.errors import bug
 from weft.server.generation import ChatTurn, Generation, PreparedTurn, Prompt, prepare_turn
 from weft.server.ollama.protocol import (
+    UNSERVED_IN_OLLAMA,
     OllamaBody,
     OllamaChatBody,
     OllamaGenerateBody,
@@ -36,10 +37,11 @@ from weft.server.ollama.protocol import (
 )
 from weft.server.protocol import grammar_of, sampling_params
 from weft.server.service import ServedModel, Service
+from weft.server.sse import Way
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
-from weft.text.dialect import AnswerBlock, BlockEvent
+from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
 from weft.text.tokenizer import banned_sequences
 
 _EFFORTS = ("low", "medium", "high")
@@ -141,7 +143,12 @@ async def prepare_ollama_generate(service: Service, body: OllamaGenerateBody) ->
     if body.raw:
         return await _raw(service, body)
     system = [ChatMessage(role="system", content=body.system)] if body.system else []
-    return await _job(service, body, [*system, ChatMessage(role="user", content=body.prompt)], chat=False)
+    asked = _message(0, OllamaMessage(role="user", content=body.prompt, images=body.images))
+    return await _job(service, body, [*system, asked], chat=False)
+
+
+OLLAMA_CHAT = Way(OllamaChatBody, UNSERVED_IN_OLLAMA, prepare_ollama_chat)
+OLLAMA_GENERATE = Way(OllamaGenerateBody, UNSERVED_IN_OLLAMA, prepare_ollama_generate)
 
 
 async def _job(service: Service, body: OllamaBody, messages: list[ChatMessage], *, chat: bool,
@@ -164,6 +171,8 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
     model = service.model_for(served_name(body.model))
     if body.system:
         raise RequestError("system goes into the chat template, which raw leaves out", param="system")
+    if body.images:
+        raise RequestError("images go into the chat template, which raw leaves out", param="images")
     await model.check_text(body.prompt, param="prompt")
     prompt = Prompt(await model.encode(body.prompt, add_special_tokens=True), body.prompt)
     _check_context(prompt, options)
@@ -177,12 +186,13 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
                      shows_thinking=False)
 
 
-def loaded_answer(service: Service, body: OllamaBody, *, chat: bool) -> dict[str, Any] | None:
+def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateBody) -> dict[str, Any] | None:
     """To a request without messages or prompt, by which clients load a model ahead, or unload it."""
-    if body.messages if isinstance(body, OllamaChatBody) else getattr(body, "prompt", ""):
+    if body.messages if isinstance(body, OllamaChatBody) else body.prompt:
         return None
     model = service.model_for(served_name(body.model))
-    said = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+    said = ({"message": {"role": "assistant", "content": ""}} if isinstance(body, OllamaChatBody)
+            else {"response": ""})
     name = service.name_of(model, served_name(body.model))
     return {"model": name, "created_at": _moment(time.time()), **said, "done": True,
             "done_reason": "unload" if body.keep_alive in (0, "0", "0s") else "load"}
@@ -210,10 +220,11 @@ def _check_context(prompt: Prompt, options: OllamaOptions) -> None:
 
 
 def _message(at: int, given: OllamaMessage) -> ChatMessage:
-    if given.images:
-        raise RequestError(f"messages[{at}].images: this server reads and writes text only",
-                           param=f"messages[{at}].images", code="unsupported_parameter")
     message = ChatMessage(role=given.role, content=given.content)
+    if given.images:
+        message.content = [{"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
+                           for data in given.images]
+        message.content += [{"type": "text", "text": given.content}] if given.content else []
     if given.tool_calls:
         message.tool_calls = [_given_call(f"messages[{at}].tool_calls[{number}]", call, number)
                               for number, call in enumerate(given.tool_calls)]
@@ -236,12 +247,7 @@ def _given_call(place: str, call: dict[str, Any], number: int) -> dict[str, Any]
 
 
 def _call(block: AnswerBlock) -> dict[str, Any]:
-    """An answer that was cut may have half of the arguments."""
-    try:
-        arguments = msgspec.json.decode(block.text) if block.text else {}
-    except msgspec.DecodeError:
-        arguments = {}
-    return {"id": block.call_id, "function": {"name": block.name, "arguments": arguments}}
+    return {"id": block.call_id, "function": {"name": block.name, "arguments": arguments_of(block.text)}}
 
 
 def model_card(model: ServedModel, name: str) -> dict[str, Any]:
@@ -256,19 +262,20 @@ def running_card(model: ServedModel, name: str) -> dict[str, Any]:
     """As /api/ps lists it."""
     in_vram = model.info.weights_bytes if model.info.device.startswith("cuda") else 0
     return {**model_card(model, name), "expires_at": _NEVER, "size_vram": in_vram,
-            "context_length": model.info.max_model_len}
+            "context_length": model.info.sizes.max_model_len}
 
 
 def show_answer(model: ServedModel) -> dict[str, Any]:
     info, defaults = model.info, model.sampling_defaults
     capabilities = ["completion"]
     capabilities += ["tools"] * model.dialect.template_takes_tools
+    capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)
     return {"modelfile": f"FROM {info.name}", "details": _details(model), "capabilities": capabilities,
             "parameters": "\n".join(f"{name} {value}" for name, value in defaults.items()),
             "template": "", "modified_at": _moment(model.created_s),
             "model_info": {"general.architecture": info.family,
-                           f"{info.family}.context_length": info.max_model_len,
+                           f"{info.family}.context_length": info.sizes.max_model_len,
                            f"{info.family}.vocab_size": info.vocab_size}}
 
 

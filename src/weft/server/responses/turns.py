@@ -151,7 +151,7 @@ async def _fitting(service: Service, body: ResponsesBody, items: Sequence[Item])
         turn = await prepare_turn(service, responses_turn(body, items))
     except ContextLengthError:
         return None
-    context = turn.model.info.max_model_len
+    context = turn.model.info.sizes.max_model_len
     answer = body.max_output_tokens or context // _ANSWER_SHARE
     return turn if len(turn.prompt.tokens) + answer <= context else None
 

@@ -11,7 +11,7 @@
 A worker is the server of one process, and its engine is the whole fleet: it has an ``EngineClient``, and
 the supervisor answers that as an engine would (``weft.rpc.messages``). A worker answers what generates or
 tokenizes. It passes the rest on to the supervisor's own HTTP socket (``forward``), so a drain or a batch is
-the same at each worker. What belongs to all processes lies in files: counts (``shared_counts``), and metrics,
+the same at each worker. What belongs to all processes lies in files: counts (``SharedCounts``), and metrics,
 which prometheus_client adds up.
 
 A worker that dies takes its clients' connections with it. Its requests are cancelled, its counts cleared, and
@@ -42,8 +42,8 @@ from weft.rpc.child import private_folder, start_child
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Cancel, Progress, Ready, Refusal, Reply, Report, StepReport, Submit
 from weft.server.config import ServerConfig
+from weft.server.edge import SharedCounts
 from weft.server.workers.link import FromWorker, WorkerLaunch
-from weft.server.workers.shared_counts import SharedCounts
 
 _LOOK_S = 0.05
 _END_S = 3.0

@@ -72,15 +72,6 @@ class _Context:
     turn: int
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """What the policy remembers: records in all, ghosts among them, and tokens of the history."""
-
-    records: int
-    ghosts: int
-    history_tokens: int
-
-
 class ValuePolicy(Policy):
     """See the module. Only commits read ``clock``, and only those in which a sequence opens, closes or
     publishes, or a snapshot is evicted. All plans between two of them see one time, so a simulation can
@@ -138,10 +129,6 @@ class ValuePolicy(Policy):
     def uses_of(self, node: Node) -> float | None:
         row = self._rows.get(node.id)
         return None if row is None else self._prospects.uses(row)
-
-    @property
-    def footprint(self) -> Footprint:
-        return Footprint(len(self._records.nodes), len(self._ghosts), self._history.token_count)
 
     def audit(self, states: Mapping[NodeId, Node]) -> None:
         """Raises AssertionError where the records and the snapshots ``states`` do not agree."""

@@ -220,20 +220,20 @@ def test_what_is_remembered_is_bounded_in_count_in_tokens_and_in_age(monkeypatch
     bench = Bench("value", 12)
     for number in range(100):
         bench.ask(prompt((number, 100)))
-    assert 10 < bench.value.footprint.ghosts <= 20
-    assert bench.value.footprint.history_tokens < 40 * 100
-    assert bench.value.footprint.records < 60, "rows are used again"
+    assert 10 < len(bench.value._ghosts) <= 20
+    assert bench.value._history.token_count < 40 * 100
+    assert len(bench.value._records.nodes) < 60, "rows are used again"
     bench.now_s += 10_000
     bench.ask(prompt((7001, 100)))
     bench.ask(prompt((7002, 100)))
-    assert bench.value.footprint.ghosts <= 2
+    assert len(bench.value._ghosts) <= 2
 
     monkeypatch.setattr(policy_module, "HISTORY_TOKENS_MIN", 1000)
     monkeypatch.setattr(policy_module, "GHOSTS_MAX", 10**6)
     small, many = Bench("value", 12), 10
     for number in range(many * 12):
         small.ask(prompt((number, 100)))
-    assert small.value.footprint.history_tokens <= 1000 + 3 * 200 < many * 12 * 100
+    assert small.value._history.token_count <= 1000 + 3 * 200 < many * 12 * 100
 
 
 def test_a_request_is_told_how_far_its_prompt_was_seen_though_it_is_gone() -> None:

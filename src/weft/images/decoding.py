@@ -1,0 +1,87 @@
+"""The bytes of a picture file to RGB pixels, within limits that are checked before anything is decoded.
+
+    bytes --length--> header --width, height--> decoder --> EXIF orientation --> RGB
+          image_bytes        image_side, image_pixels
+
+The format is found in the content, never in a name or a media type: PNG, JPEG, WebP, GIF (its first frame)
+and BMP. Orientation, palettes, transparency and grey become what ``image.convert("RGB")`` of Pillow makes of
+them, as transformers' loader has it.
+
+A file is a stranger's: a small one may say that it has a billion pixels (a decompression bomb), and a broken
+one may raise anything in a decoder. Sides and pixels are read from the header first, and whatever a decoder
+raises becomes one line. Decoding takes time and memory in proportion to ``image_pixels``, so it belongs in a
+worker.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from weft.errors import RequestError
+from weft.images.picture import Pixels
+from weft.units import format_bytes
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Of one picture. ``image_side``: pixels of the longer side; ``image_pixels``: width times height. Errors
+    name them as the fields of ``[limits]`` that set them."""
+
+    image_bytes: int = 32 << 20
+    image_pixels: int = 50_000_000
+    image_side: int = 16_384
+
+
+def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
+    """uint8 [height, width, 3].
+
+    Raises RequestError with one line that names the limit, or says that the bytes are no picture.
+    """
+    if not data:
+        _refuse("the picture is empty")
+    if len(data) > limits.image_bytes:
+        _refuse(f"the picture has {format_bytes(len(data))}; the limit is {format_bytes(limits.image_bytes)} "
+                "(limits.image_bytes)")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_size(*image.size, limits)
+            upright = ImageOps.exif_transpose(image)
+            return np.array(upright.convert("RGB"))
+    except RequestError:
+        raise
+    except Image.DecompressionBombError:
+        _refuse(f"the picture has too many pixels; the limit is {limits.image_pixels:,} "
+                "(limits.image_pixels)")
+    except UnidentifiedImageError:
+        _refuse("the picture is in no known format; PNG, JPEG, WebP, GIF and BMP are read")
+    except MemoryError:
+        _refuse("the picture takes more memory than decoding may use")
+    except Exception as error:  # whatever a decoder makes of a broken file
+        _refuse(f"the picture cannot be decoded: {_one_line(error)}")
+
+
+def _check_size(width: int, height: int, limits: ImageLimits) -> None:
+    if width < 1 or height < 1:
+        _refuse(f"the picture is {width} x {height} pixels")
+    if max(width, height) > limits.image_side:
+        _refuse(f"the picture is {width:,} x {height:,} pixels; the limit is {limits.image_side:,} on a side "
+                "(limits.image_side)")
+    if width * height > limits.image_pixels:
+        _refuse(f"the picture is {width:,} x {height:,}, {width * height:,} pixels; the limit is "
+                f"{limits.image_pixels:,} (limits.image_pixels)")
+
+
+def _one_line(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    return (said or type(error).__name__)[:200]
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise RequestError(reason, param="image")

@@ -1,0 +1,165 @@
+"""How a checkpoint wants its pictures: the settings of its image processor, read once and checked.
+
+    processor_config.json      {"image_processor": {...}, "use_image_special_tokens": true}   newer saves
+    preprocessor_config.json   {"do_image_splitting": true, "tile_size": 512, ...}            releases
+                               neither: the defaults of transformers' Lfm2VlImageProcessor
+
+The nested settings win over the file beside, as transformers has it. What the tower's geometry says as well
+(the side of a patch, how many patches become a row) must agree with config.json: rows would be counted wrong
+otherwise.
+
+``digest`` names the settings that decide what rows a picture becomes; it is a part of each picture's digest.
+Two checkpoints with equal digests may still have other weights, which a prefix cache knows of by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.errors import CheckpointError
+from weft.families.vision import VisionTower
+from weft.files import read_json
+
+_NESTED, _BESIDE = "processor_config.json", "preprocessor_config.json"
+RESAMPLINGS = {2: "bilinear", 3: "bicubic"}
+"""Numbers of ``resample``, which are Pillow's."""
+TILES_MAX = 256
+TOKENS_MAX = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """Names and defaults are those of transformers' ``Lfm2VlImageProcessor``. ``mean`` and ``std`` are of
+    values in 0..1, after ``rescale_factor``; a picture is normalised with them by the tower."""
+
+    split: bool = True
+    min_tiles: int = 2
+    max_tiles: int = 10
+    thumbnail: bool = True
+    min_tokens: int = 64
+    max_tokens: int = 256
+    patch_size: int = 16
+    downsample_factor: int = 2
+    tile_size: int = 512
+    pixels_tolerance: float = 2.0
+    resample: int = 2
+    rescale_factor: float = 1 / 255
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    special_tokens: bool = True
+
+    @property
+    def grain(self) -> int:
+        """Both sides of what a tower sees are multiples of this many pixels."""
+        return self.patch_size * self.downsample_factor
+
+    @property
+    def filter(self) -> str:
+        """Of ``resizing``."""
+        return RESAMPLINGS[self.resample]
+
+    @property
+    def max_patches(self) -> int:
+        """Of one tile or thumbnail."""
+        tile = (self.tile_size // self.patch_size) ** 2 if self.split else 0
+        return max(self.max_tokens * self.downsample_factor ** 2, tile)
+
+    def digest(self) -> bytes:
+        """32 bytes over all fields."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
+
+
+def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
+    """Of the checkpoint in ``directory``, whose tower is ``tower``.
+
+    Raises CheckpointError naming file and key for a setting that is malformed, not served, or at odds with
+    config.json.
+    """
+    nested, beside = directory / _NESTED, directory / _BESIDE
+    outer: dict[str, Any] = read_json(nested) if nested.exists() else {}
+    inner = outer.get("image_processor")
+    if isinstance(inner, Mapping):
+        keys = _Keys(inner, nested)
+    else:
+        keys = _Keys(read_json(beside) if beside.exists() else {}, beside)
+    default = ImageSettings()
+    identity = not keys.boolean("do_normalize", True)
+    settings = ImageSettings(
+        split=keys.boolean("do_image_splitting", default.split),
+        min_tiles=keys.integer("min_tiles", default.min_tiles, TILES_MAX),
+        max_tiles=keys.integer("max_tiles", default.max_tiles, TILES_MAX),
+        thumbnail=keys.boolean("use_thumbnail", default.thumbnail),
+        min_tokens=keys.integer("min_image_tokens", default.min_tokens, TOKENS_MAX),
+        max_tokens=keys.integer("max_image_tokens", default.max_tokens, TOKENS_MAX),
+        patch_size=keys.integer("encoder_patch_size", default.patch_size, 1024),
+        downsample_factor=keys.integer("downsample_factor", default.downsample_factor, 64),
+        tile_size=keys.integer("tile_size", default.tile_size, 1 << 14),
+        pixels_tolerance=keys.number("max_pixels_tolerance", default.pixels_tolerance),
+        resample=keys.integer("resample", default.resample, 3, least=2),
+        rescale_factor=keys.number("rescale_factor", default.rescale_factor)
+        if keys.boolean("do_rescale", True) else 1.0,
+        mean=(0.0, 0.0, 0.0) if identity else keys.channels("image_mean", default.mean),
+        std=(1.0, 1.0, 1.0) if identity else keys.channels("image_std", default.std),
+        special_tokens=_Keys(outer, nested).boolean("use_image_special_tokens", True))
+    _check(settings, tower, keys)
+    return settings
+
+
+def _check(settings: ImageSettings, tower: VisionTower, keys: _Keys) -> None:
+    if settings.patch_size != tower.patch_size:
+        keys.fail("encoder_patch_size", settings.patch_size, f"the tower's patches have {tower.patch_size}")
+    if settings.downsample_factor != tower.projector.downsample_factor:
+        keys.fail("downsample_factor", settings.downsample_factor,
+                  f"config.json has {tower.projector.downsample_factor}")
+    if settings.tile_size % settings.grain:
+        keys.fail("tile_size", settings.tile_size, f"it must be a multiple of {settings.grain}")
+    if settings.split and settings.min_tiles > settings.max_tiles:
+        keys.fail("min_tiles", settings.min_tiles, f"max_tiles is {settings.max_tiles}")
+    if settings.min_tokens > settings.max_tokens:
+        keys.fail("min_image_tokens", settings.min_tokens, f"max_image_tokens is {settings.max_tokens}")
+    if 0.0 in settings.std:
+        keys.fail("image_std", settings.std, "pixels are divided by it")
+
+
+class _Keys:
+    """Typed reading of one of the files; null is as good as silence."""
+
+    def __init__(self, config: Mapping[str, Any], file: Path) -> None:
+        self._config = config
+        self._file = file
+
+    def fail(self, key: str, value: object, reason: str) -> None:
+        raise CheckpointError(f"{self._file}: {key} is {value!r:.100}: {reason}", param="model")
+
+    def integer(self, key: str, default: int, most: int, *, least: int = 1) -> int:
+        value = default if self._config.get(key) is None else self._config[key]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self.fail(key, value, f"it must be a whole number from {least} to {most}")
+        return int(value)
+
+    def number(self, key: str, default: float) -> float:
+        value = default if self._config.get(key) is None else self._config[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+            self.fail(key, value, "it must be a number above 0")
+        return float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        value = default if self._config.get(key) is None else self._config[key]
+        if not isinstance(value, bool):
+            self.fail(key, value, "it must be true or false")
+        return bool(value)
+
+    def channels(self, key: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
+        """One number for each of red, green and blue; a lone number is for all."""
+        value = default if self._config.get(key) is None else self._config[key]
+        values = [value] * 3 if isinstance(value, int | float) else value
+        if not (isinstance(values, list | tuple) and len(values) == 3
+                and all(isinstance(one, int | float) and abs(one) < 1e6 for one in values)):
+            self.fail(key, value, "it must be three numbers")
+        red, green, blue = values
+        return float(red), float(green), float(blue)

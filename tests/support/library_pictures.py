@@ -1,0 +1,76 @@
+"""Makes ``tests/fixtures/library_pictures.npz``: what transformers' processor of LFM2-VL makes of drawn
+pictures.
+
+    python -m tests.support.library_pictures      where transformers' processor runs: it needs torchvision
+
+A row of the table for each picture: its grid, the grid of patches of each tile, the prompt's text, and some
+thousand pixel values of each tile at drawn places, in 8 bits. Tests read the file alone: torchvision's builds
+need the libraries of a GPU, which the tests' environment does not have.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support.pictures import drawn
+
+FILE = Path(__file__).resolve().parents[1] / "fixtures" / "library_pictures.npz"
+PLACES = 1500
+SIZES = ((32, 32), (1, 1), (17, 300), (300, 17), (256, 256), (640, 480), (480, 640), (512, 512), (1000, 400),
+         (723, 724), (724, 724), (1024, 1024), (1000, 800), (1250, 1000), (2000, 1400), (900, 1800),
+         (3000, 700), (500, 2600), (2100, 2100), (4000, 3000), (2600, 400))
+"""(width, height). Small, long, tall; either side of what is divided into tiles; equally near grids."""
+KIND_OF = ("photo", "noise", "text", "gradient")
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"use_thumbnail": False}, {"do_image_splitting": False}, {"min_tiles": 4, "max_tiles": 6},
+    {"resample": 3},
+    {"min_image_tokens": 16, "max_image_tokens": 64, "tile_size": 256},
+    {"use_image_special_tokens": False})
+"""Settings that are not the defaults, each on one large picture."""
+OTHER_SIZE = (1300, 900)
+
+
+def cases() -> list[dict[str, Any]]:
+    """What each row is made of."""
+    plain = [{"kind": KIND_OF[index % 4], "size": size, "settings": {}} for index, size in enumerate(SIZES)]
+    return plain + [{"kind": "photo", "size": OTHER_SIZE, "settings": one} for one in OTHERS]
+
+
+def places(values: int, tile: int) -> np.ndarray:
+    """Where a tile of so many values is compared."""
+    return np.random.default_rng(tile).integers(0, values, PLACES)
+
+
+def main() -> None:
+    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+    from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+
+    rows, samples = [], {}
+    for number, case in enumerate(cases()):
+        settings = dict(case["settings"])
+        special = settings.pop("use_image_special_tokens", True)
+        images = Lfm2VlImageProcessor(**settings)
+        processor = object.__new__(Lfm2VlProcessor)
+        processor.image_processor = images
+        processor.image_token, processor.image_start_token = "<image>", "<|image_start|>"
+        processor.image_end_token, processor.image_thumbnail_token = "<|image_end|>", "<|img_thumbnail|>"
+        rgb = drawn(case["kind"], *case["size"], seed=number)
+        output = images([[rgb]], return_row_col_info=True, return_tensors="pt",
+                        input_data_format="channels_last")
+        text = processor.replace_image_token(output, 0, use_image_special_tokens=special)
+        grids = output["spatial_shapes"].tolist()
+        rows.append({**case, "grids": grids, "text": text.replace("<image>", "."),
+                     "rows": int(output["image_rows"][0]), "columns": int(output["image_cols"][0])})
+        for tile, (tall, wide) in enumerate(grids):
+            values = output["pixel_values"][tile][:tall * wide].numpy().reshape(-1)
+            exact = np.round((values * 0.5 + 0.5) * 255).astype(np.uint8)
+            samples[f"{number}.{tile}"] = exact[places(exact.size, tile)]
+    np.savez_compressed(FILE, rows=np.frombuffer(json.dumps(rows).encode(), np.uint8), **samples)
+
+
+if __name__ == "__main__":
+    main()

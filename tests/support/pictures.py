@@ -1,0 +1,47 @@
+"""Drawn pictures, for tests and benchmarks: gradients, text, noise, and something like a photograph."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+from weft.images.picture import Pixels
+
+KINDS = ("gradient", "text", "noise", "photo")
+
+
+def drawn(kind: str, width: int, height: int, seed: int = 0) -> Pixels:
+    """uint8 [height, width, 3]; the same for the same arguments."""
+    random = np.random.default_rng(seed)
+    if kind == "noise":
+        return random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    across, down = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
+    smooth = np.stack([across, down, (across * 3 + down * 2) % 1], -1)
+    if kind == "gradient":
+        return (smooth * 255).astype(np.uint8)
+    if kind == "text":
+        image = Image.new("RGB", (width, height), "white")
+        draw = ImageDraw.Draw(image)
+        for row in range(0, height, 14):
+            line = f"{row:>5} The quick brown fox jumps over the lazy dog. " * 8
+            draw.text((row % 40, row), line, fill="black")
+        return np.array(image)
+    assert kind == "photo"
+    image = Image.fromarray((smooth * 200).astype(np.uint8))
+    draw = ImageDraw.Draw(image)
+    for _ in range(60):
+        x, y, size = (random.random(3) * (width, height, min(width, height) / 3)).tolist()
+        color = tuple(random.integers(0, 256, 3).tolist())
+        draw.ellipse((x, y, x + size, y + size), fill=color)
+    blurred = np.array(image.filter(ImageFilter.GaussianBlur(1.5)), np.int16)
+    return np.clip(blurred + random.integers(-9, 10, blurred.shape), 0, 255).astype(np.uint8)
+
+
+def encoded(image: Image.Image | Pixels, form: str = "PNG", **options: Any) -> bytes:
+    """As a file of ``form``."""
+    out = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(out, form, **options)
+    return out.getvalue()
