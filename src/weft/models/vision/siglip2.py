@@ -28,7 +28,7 @@ from weft.images.picture import Picture, Tile
 from weft.images.settings import ImageSettings
 from weft.models.block_readers import TableReader
 from weft.models.blocks.linear import Linear
-from weft.models.vision.encoder import LayerNorm, gelu, piece_slices
+from weft.models.vision.encoder import Attention, LayerNorm, gelu, piece_slices
 from weft.models.weights import TensorSource
 
 _GRIDS_MAX = 4
@@ -125,10 +125,11 @@ class Siglip2Encoder:
         for piece in pieces:
             qkv[piece] = layer.qkv(layer.norm(x_PC[piece]))
             yield
-        queries, keys, values = qkv.view(1, count, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
+        queries, keys, values = qkv.view(count, 3, heads, width // heads).permute(1, 2, 0, 3).unbind(0)
+        attend = Attention(keys, values)
         for piece in pieces:
-            seen = F.scaled_dot_product_attention(queries[:, :, piece], keys, values)
-            x_PC[piece] += layer.out(seen[0].transpose(0, 1).reshape(-1, width))
+            seen = attend(queries[:, piece])
+            x_PC[piece] += layer.out(seen.transpose(0, 1).reshape(-1, width))
             yield
         for piece in pieces:
             inner = gelu(layer.into(layer.feed_norm(x_PC[piece])), self._tower.activation)
