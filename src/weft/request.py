@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from weft.adapters import Adapter, salted
 from weft.errors import ContextLengthError, RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -206,7 +207,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     message); hints, so those out of range mean nothing. ``marks``: the same, asked for by the client: they go
     before all others and are checked, see ``check_marks``. ``resumption``: the request goes on after its
     engine ended. ``prediction``: the client's guess of the answer, in tokens. It changes no token of the
-    answer."""
+    answer. ``adapter``: whose answer it is, None for the base model's."""
 
     request_id: str
     prompt_tokens: list[int]
@@ -217,6 +218,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[int] = []
     resumption: Resumption | None = None
     prediction: list[int] = []
+    adapter: Adapter | None = None
+
+    @property
+    def salt(self) -> str:
+        """What parts its cached prefixes from those of other tenants and other adapters."""
+        plain = self.adapter is None and not self.cache_salt.startswith("\0")
+        return self.cache_salt if plain else salted(self.adapter, self.cache_salt)
 
     def check_length(self, limit: int, *, prompt_field: str = "prompt") -> None:
         """``limit``: the served context in tokens; ``prompt_field``: the field that the prompt came in.

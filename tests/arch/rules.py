@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
-BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host",
+BASE = {"adapters", "errors", "units", "spec", "config", "request", "families", "files", "info", "host",
         "config_check", "foreign", "snapshot_report", "prefix_digests"}
 PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text", "store",
         "router", "costs", "images"}

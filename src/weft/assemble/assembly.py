@@ -37,6 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.adapters import Adapter, named_paths, read_adapter
 from weft.assemble.identity import engine_identity, weight_files
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.room import (
@@ -49,6 +50,7 @@ from weft.assemble.room import (
 )
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
+from weft.engine.adapters import AdapterPool
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
 from weft.errors import ConfigError
@@ -111,6 +113,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     started = time.monotonic()
     name, directory = find_model(config, tell)
     _check_text_files(directory)
+    adapters = registered_adapters(config)
     threads = prepare_torch(config, notes)
     device = choose_device_of(config, 0, notes)
     config, overlap = with_step_tokens(config, device), overlaps(config, device)
@@ -147,9 +150,10 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
                       executor=placed.executor, store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
-                      snapshots=snapshots, overlap=overlap,
-                      max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
+                      snapshots=snapshots, overlap=overlap, max_step_s=max_step_s(config, device),
+                      pair_tokens=2 * cost.quadratic, adapters=_adapter_pool(config, placed.executor),
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
+    notes += load_adapters(core, adapters, tell)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
     if ranks is not None:
         core.counters.ranks = partial(ranks.stats, placed.own)
@@ -160,8 +164,34 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         load_s=time.monotonic() - started, device=placed.device_name, threads=threads, kernels=kernels,
         sizes=sizes, memory=memory_table(placed.spec, loaded, arena, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
-        identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len))
+        identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len), adapters=adapters)
     return Assembled(core, info)
+
+
+def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:
+    return AdapterPool(executor, budget_bytes=parse_bytes(config.lora_memory, flag="--lora-memory"),
+                       rank_max=config.max_lora_rank)
+
+
+def load_adapters(core: EngineCore, adapters: list[Adapter], tell: OnProgress) -> list[str]:
+    """The adapters of ``--lora``, in memory while there is room; all are read, so that one that cannot be
+    served ends the start. Returns what to tell the user."""
+    for adapter in adapters:
+        tell(f"adapter {adapter.name}: rank {adapter.rank}")
+        core.adapters.load(adapter)
+    if not adapters:
+        return []
+    stats = core.adapters.stats()
+    return [f"{len(adapters)} adapters are served, {stats.resident} of them in memory: "
+            f"{format_bytes(stats.held_bytes)} of {format_bytes(stats.budget_bytes)} (--lora-memory)."]
+
+
+def registered_adapters(config: EngineConfig) -> list[Adapter]:
+    """Those of ``--lora``. Raises CheckpointError for a directory that is no adapter, or too large a rank."""
+    from weft.models.hub import resolve_adapter
+
+    return [read_adapter(name, resolve_adapter(path), rank_max=config.max_lora_rank)
+            for name, path in named_paths(config.lora).items()]
 
 
 def _guessed_cost(loaded: LoadedModel) -> PrefillCost:

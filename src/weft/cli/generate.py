@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from weft.adapters import named_paths
 from weft.cli.flags import FlagCommand, build, given_sampling, sampling_parameters
 from weft.config import EngineConfig
 from weft.errors import RequestError
@@ -25,7 +26,7 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
     """Complete PROMPT and stream the text.
 
     Without PROMPT, or with "-", the prompt is read from stdin: `cat story.txt | weft generate`. The line end
-    behind its last line is no part of it.
+    behind its last line is no part of it. With --lora its first adapter answers.
     """
     fields = given_sampling(values)
     text = read_prompt(prompt)
@@ -34,7 +35,9 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
     from weft.cli.remote import waiting
 
     with waiting("loading") as status:
-        engine = Engine(**asdict(build(EngineConfig, values)), on_progress=status.say)
+        config = build(EngineConfig, values)
+        engine = Engine(**asdict(config), on_progress=status.say)
+    fields["lora"] = next(iter(named_paths(config.lora)), None)
     with engine:
         stream = (engine.stream_chat([{"role": "user", "content": text}], **fields) if chat
                   else engine.stream(text, **fields))

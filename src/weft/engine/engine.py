@@ -29,6 +29,7 @@ from collections.abc import Callable
 
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
+from weft.engine.adapters import AdapterPool
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.executor import Executor, ProcessWatch
 from weft.engine.grammars import GrammarCompiler
@@ -59,11 +60,12 @@ STORE_CLOSE_S = 20.0
 class EngineCore:
     """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
     ``memory`` decides whether prefixes are cached, ``snapshots`` where states are cached. ``grammars``
-    compiles the grammars of requests. ``overlap``: plan the next step while one is computed. ``store``:
-    prefixes beyond memory; ``pause`` lets time pass while every request waits for it. ``drafter`` guesses
-    next tokens, which steps then verify (``weft.schedule.verify_runs``); None: no speculation.
-    ``max_step_s``: seconds of a step with decodes (``weft.schedule.budget``), None: no limit;
-    ``pair_tokens``: guessed cost of a (query, key) pair in prefill tokens."""
+    compiles the grammars of requests, ``adapters`` holds what they are computed with. ``overlap``: plan the
+    next step while one is computed. ``store``: prefixes beyond memory; ``pause`` lets time pass while every
+    request waits for it. ``drafter`` guesses next tokens, which steps then verify
+    (``weft.schedule.verify_runs``); None: no speculation. ``max_step_s``: seconds of a step with decodes
+    (``weft.schedule.budget``), None: no limit; ``pair_tokens``: guessed cost of a (query, key) pair in
+    prefill tokens."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
@@ -71,12 +73,14 @@ class EngineCore:
                  overlap: bool = False, store: StoreTier | None = None,
                  pause: Callable[[float], None] = lambda seconds: None,
                  drafter: Drafter | None = None, max_step_s: float | None = None,
-                 pair_tokens: float = 0.0) -> None:
+                 pair_tokens: float = 0.0, adapters: AdapterPool | None = None) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
         self.eos_ids = eos_ids
         self.grammars = grammars or GrammarCompiler(None, eos_ids, vocab_size)
+        self.adapters = adapters or AdapterPool(None)
+        self.adapters.running = self._running_adapters
         self.drafter = drafter
         self.scheduler = Scheduler(memory, sizes, snapshots, store, drafter)
         self.store = store
@@ -136,6 +140,8 @@ class EngineCore:
         except QueueFullError:
             self.counters.requests_refused += 1
             raise
+        if request.adapter is not None:
+            self.adapters.load(request.adapter)
         asked = request.sampling.grammar
         grammar = None if asked is None else self.grammars.compile(asked)
         now_s = self.parts.clock()
@@ -145,6 +151,9 @@ class EngineCore:
         for index, seq, rule in self._submission.sequences(request, prompt, grammar, number):
             self.streams.add(Stream(request.request_id, index, seq, rule, now_s))
             self.scheduler.submit(seq)
+
+    def _running_adapters(self) -> set[str]:
+        return {stream.seq.adapter for stream in self.streams.by_seq.values()}
 
     def _check_open(self) -> None:
         if self.failure is not None:
@@ -275,4 +284,4 @@ class EngineCore:
             recomputed_tokens=self.scheduler.recomputed_tokens,
             sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
-            costs=self.meter.cost(), ranks=self.counters.ranks())
+            costs=self.meter.cost(), ranks=self.counters.ranks(), adapters=self.adapters.stats())

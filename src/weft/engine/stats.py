@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from weft.costs.step import StepCost
+from weft.engine.adapters import AdapterStats
 from weft.errors import AsleepError, RequestError
 from weft.memory.usage import MemoryUsage
 from weft.schedule.tier_values import TierStats
@@ -120,6 +121,7 @@ class EngineStats(StepCounts, kw_only=True):
     costs: StepCost | None = None
     """What steps cost, None until enough was measured."""
     ranks: RankStats = RankStats()
+    adapters: AdapterStats = AdapterStats()
 
 
 class EngineCounters(StepCounts, kw_only=True):

@@ -136,10 +136,11 @@ class Submission:
         for index, tokens in sorted(resumption.answers.items()):
             seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling,
                            seed=split_seed(seed, index), stop_ids=ends,
-                           rank=(request.priority, number, index), salt=request.cache_salt,
+                           rank=(request.priority, number, index), salt=request.salt,
                            boundaries=tuple(request.boundaries), marks=tuple(request.marks),
                            grammar=grammar, new_tokens_max=rule.new_tokens_max,
-                           prediction=tuple(request.prediction) or None)
+                           prediction=tuple(request.prediction) or None,
+                           adapter="" if request.adapter is None else request.adapter.digest)
             if tokens:
                 seq.resume(tokens)
             self._next_seq += 1

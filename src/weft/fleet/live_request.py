@@ -133,7 +133,7 @@ class LiveRequest:
         request = self.request
         longest = max((answer.tokens for answer in self._answers.values()), key=len, default=[])
         tokens = [*request.prompt_tokens, *longest] if longest else request.prompt_tokens
-        return RoutedRequest(self.id, tokens, request.cache_salt, self.open_count,
+        return RoutedRequest(self.id, tokens, request.salt, self.open_count,
                              request.sampling.max_tokens, request.boundaries)
 
     def resumable(self) -> Request:

@@ -40,6 +40,7 @@ from weft.runner.sampler import Sampler, TokenChoice
 from weft.runner.staging import Staged
 from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
+from weft.tensor.adapter_rows import StepAdapters
 from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import OutputRows, Runs, StepInputs, TapPoint
 from weft.tensor.replay_log import ReplayLog
@@ -144,6 +145,8 @@ class BatchBuilder:
         self.mixed_shapes: Sequence[MixedShape] = ()
         self._steady: SteadyDecodes | None = None
         self._prompts: dict[int, tuple[Int64s, int]] = {}
+        self._adapters: dict[int, str] = {}
+        """By row, the digest of its adapter; rows of the base model are not in it."""
         self._places = np.arange(self._tokens_max, dtype=np.int64)
         self._staged: _StagedRuns | None = None
 
@@ -161,6 +164,8 @@ class BatchBuilder:
         rows.stage(plan)
         self._steady = None if self._pad_decode_to or self.decode_widths else rows.steady(plan)
         if self._steady is not None:
+            if self._steady.step < 0:
+                self._steady.adapters = StepAdapters.of(self.adapters_of(plan), plan.lengths.tolist())
             self._steady.advance(plan)
             sampler.stage(staging, self._steady.rows, self._steady.contexts)
         else:
@@ -175,9 +180,12 @@ class BatchBuilder:
     def _change_rows(self, plan: StepPlan, sampler: Sampler) -> None:
         for cleared in plan.rows_cleared:
             self._prompts.pop(cleared, None)
+            self._adapters.pop(cleared, None)
             sampler.clear(cleared)
         for a in plan.admissions:
             sampler.admit(a.row, a.tokens, a.prompt_tokens, a.sampling, a.seed, a.stop_ids, a.grammar)
+            if a.adapter:
+                self._adapters[a.row] = a.adapter
             if a.sampling.prompt_logprobs is not None:
                 prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
                 self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
@@ -186,9 +194,17 @@ class BatchBuilder:
         """``choice`` is of the runs that sample: what their rows decode next."""
         self.rows.note_chosen(batch.sample_rows, batch.sample_rows_X, choice)
 
+    def adapters_of(self, plan: StepPlan) -> list[str]:
+        """By run, the digest of its adapter, empty for the base model."""
+        if not self._adapters:
+            return [""] * plan.run_count
+        return [self._adapters.get(row, "") for row in plan.rows.tolist()]
+
     def _padding(self, plan: StepPlan) -> _Padding:
         decodes = plan.decode_count
-        if decodes == plan.run_count:
+        if self._adapters and any(self.adapters_of(plan)):
+            pass   # a recorded graph knows no adapters
+        elif decodes == plan.run_count:
             width = next((width for width in self.decode_widths if width >= decodes), 0)
             if width:
                 return _Padding(width - decodes, graphed=True)
@@ -317,7 +333,14 @@ class BatchBuilder:
             decodes = staged.plan.decode_count
             fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self.rows.chosen)
             tokens_T = torch.cat((fed, tokens_T[decodes:]))
-        return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count))
+        return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count),
+                          self._step_adapters(staged))
+
+    def _step_adapters(self, staged: _StagedRuns) -> StepAdapters | None:
+        digests, decodes = self.adapters_of(staged.plan), staged.plan.decode_count
+        digests[decodes:decodes] = [""] * staged.pads
+        asked = staged.sample_runs + np.where(staged.sample_runs >= decodes, staged.pads, 0)
+        return StepAdapters.of(digests, staged.lengths.tolist(), asked.tolist())
 
     def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
         """The rows whose output is needed; None if it is needed for all, as for prompt logprobs,

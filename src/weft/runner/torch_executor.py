@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -27,10 +28,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.adapters import Adapter
 from weft.config import Sizes
 from weft.engine.stats import PARTS, Part
 from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
 from weft.memory.frames.plan import ArenaPlan
+from weft.models.adapters import LoadedAdapter, install, load_adapter, remove
+from weft.models.decoder import CausalModel
 from weft.models.loading import LoadedModel
 from weft.models.mtp import MtpHead
 from weft.runner.arena import DeviceArena, warm
@@ -87,6 +91,7 @@ class TorchExecutor:
         self._reload = reload
         self._kv_scales = kv_scales or {}
         self._missing: set[Part] = set()
+        self._adapters: dict[str, LoadedAdapter] = {}
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
@@ -131,6 +136,30 @@ class TorchExecutor:
     def transfers_done(self, step: int) -> bool:
         return self.arena.transfers_done(step)
 
+    def read_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        """In any thread. Raises CheckpointError, see ``weft.models.adapters``."""
+        assert isinstance(self.model, CausalModel), "an engine that sleeps loads no adapter"
+        return load_adapter(adapter, self.model)
+
+    def install_adapter(self, loaded: LoadedAdapter) -> None:
+        """Between two steps: rows of its digest may come from now on."""
+        assert isinstance(self.model, CausalModel)
+        install(self.model, loaded)
+        self._adapters[loaded.adapter.digest] = loaded
+
+    def remove_adapter(self, loaded: LoadedAdapter) -> None:
+        """Between two steps, once no row of it comes any more."""
+        self._adapters.pop(loaded.adapter.digest, None)
+        if isinstance(self.model, CausalModel):
+            remove(self.model, loaded)
+
+    def change_adapter(self, adapter: Adapter, *, forget: bool) -> None:
+        """Of a rank that follows rank 0."""
+        if not forget:
+            self.install_adapter(self.read_adapter(adapter))
+        elif adapter.digest in self._adapters:
+            self.remove_adapter(self._adapters[adapter.digest])
+
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         with self._inference:
             return self._launched(plan)
@@ -157,7 +186,7 @@ class TorchExecutor:
         hidden = self._forward(batch.inputs)
         if plan.verify_count:
             return self._verified(plan, batch, hidden, began_s)
-        prompts, scores = self._score_prompts(batch, hidden)
+        prompts, scores = self._score_prompts(plan, batch, hidden)
         choice = None
         if batch.sample_runs.size:
             room = self._logits_room(len(batch.sample_runs))
@@ -211,7 +240,7 @@ class TorchExecutor:
             assert isinstance(batch.inputs, StepInputs)
             replay(batch.inputs.runs, right)
         self.batches.store(self.arena)
-        prompts, scores = self._score_prompts(batch, hidden)
+        prompts, scores = self._score_prompts(plan, batch, hidden)
         # Waited for without scores too: the copies of the store are before it, and end with the step.
         home = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts).home()
         result = StepResult(chosen.tokens, chosen.logprobs, home.prompt_logprobs,
@@ -313,6 +342,7 @@ class TorchExecutor:
             if self._on_host is not None:
                 self._on_host.drop()
             self.model, self._on_host = DroppedModel(self.model.spec), None
+            self._adapters.clear()
         elif "weights" not in self._missing:
             copies = HostWeights(self.model)
             self._on_host = copies if copies.bytes else None
@@ -370,19 +400,29 @@ class TorchExecutor:
         self.sampler.close()
         self.arena.release()
 
-    def _score_prompts(self, batch: StepBatch, hidden_TD: torch.Tensor,
+    def _score_prompts(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor,
                        ) -> tuple[tuple[ScoredPrompt, ...], list[torch.Tensor]]:
         """What is asked of prompts, and the pieces that bring it home."""
         prompts, pieces = [], []
+        digests = self.batches.adapters_of(plan)
         for span in batch.prompt_spans:
             cuts = range(0, len(span.next_tokens_N), PROMPT_LOGITS_TOKENS)
             for begin in cuts:
                 following_N = span.next_tokens_N[begin : begin + PROMPT_LOGITS_TOKENS]
                 first = span.first + begin
-                logits_NV = self.model.logits(hidden_TD[first : first + len(following_N)])
+                rows_ND = hidden_TD[first : first + len(following_N)]
+                with self._only(digests[span.run], len(rows_ND)):
+                    logits_NV = self.model.logits(rows_ND)
                 pieces += score(logits_NV, following_N, span.top_count)
             prompts.append(ScoredPrompt(span.run, span.top_count, len(cuts)))
         return tuple(prompts), pieces
+
+
+    def _only(self, digest: str, rows: int) -> AbstractContextManager[None]:
+        """Meanwhile all rows of the head are of one adapter, or of none."""
+        if not isinstance(self.model, CausalModel):
+            return nullcontext()
+        return self.model.adapters.only(digest, rows)
 
 
 def _step_inputs(batch: StepBatch) -> StepInputs:

@@ -78,6 +78,8 @@ class Admission:
     """Ids that end the sequence; the sampler masks them until ``min_tokens`` are generated."""
     grammar: CompiledGrammar | None = None
     """The grammar of its answer, if it has one."""
+    adapter: str = ""
+    """The digest of the adapter that computes it, empty for the base model."""
 
 
 @dataclass(frozen=True, slots=True)

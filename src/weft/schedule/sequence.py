@@ -38,15 +38,16 @@ class SeqState(enum.Enum):
 class Sequence:
     """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
-    __slots__ = ("accepted_drafts", "boundaries", "computed_before", "computed_max", "generated", "grammar",
-                 "id", "marks", "prediction", "preemption_count", "prompt", "prompt_logprobs_due", "rank",
+    __slots__ = ("accepted_drafts", "adapter", "boundaries", "computed_before", "computed_max", "generated",
+                 "grammar", "id", "marks", "prediction", "preemption_count", "prompt", "prompt_logprobs_due",
+                 "rank",
                  "recomputed_tokens", "rejected_drafts", "salt", "sampling", "seed", "state", "stop_ids")
 
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
                  stop_ids: tuple[int, ...], rank: Rank, salt: str = "",
                  boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
                  grammar: CompiledGrammar | None = None, new_tokens_max: int = UNBOUNDED,
-                 prediction: tuple[int, ...] | None = None) -> None:
+                 prediction: tuple[int, ...] | None = None, adapter: str = "") -> None:
         assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
         self.id = seq
         self.prompt = prompt
@@ -58,6 +59,8 @@ class Sequence:
         self.boundaries = boundaries
         self.marks = marks
         self.grammar = grammar
+        self.adapter = adapter
+        """The digest of its adapter, empty for the base model."""
         self.prediction = prediction
         """The client's guess of the whole answer, a source of drafts."""
         self.computed_max = min(int(prompt.size) + new_tokens_max - 1, UNBOUNDED)

@@ -110,7 +110,7 @@ class Generation:
             request = Request(request_id=f"{engine_id}-{number}", prompt_tokens=prompt.tokens,
                               sampling=sampling, priority=priority, cache_salt=cache_salt,
                               boundaries=prompt.boundaries, marks=prompt.marks,
-                              prediction=prompt.prediction)
+                              prediction=prompt.prediction, adapter=model.adapter)
             request.check_length(model.info.sizes.max_model_len, prompt_field=prompt_field)
             request.check_marks()
             request.check_prediction(model.info.sizes.max_model_len, model.info.vocab_size)

@@ -407,6 +407,10 @@ ENGINE = (
     E("spec_decode_steps", "counter", "Steps that verified drafts.", lambda s: s.speculation.steps),
     E("spec_decode_saved_seconds", "gauge", "Seconds that drafts saved, by the measured cost of steps; "
       "negative where they cost more.", lambda s: s.speculation.saved_s),
+    E("lora_adapters", "gauge", "Adapters in memory.", lambda s: s.adapters.resident),
+    E("lora_bytes", "gauge", "Bytes of their factors.", lambda s: s.adapters.held_bytes),
+    E("lora_loads", "counter", "Adapters read and kept.", lambda s: s.adapters.loads),
+    E("lora_evictions", "counter", "Adapters that gave way to others.", lambda s: s.adapters.evictions),
     E("ranks", "gauge", "Processes that compute the model together.", lambda s: s.ranks.size),
     E("rank_collective_seconds", "counter", "Seconds that rank 0 waited for other ranks.",
       lambda s: s.ranks.collective_s if s.ranks.size > 1 else None),

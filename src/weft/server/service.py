@@ -13,12 +13,13 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from weft.adapters import Adapter
 from weft.errors import (
     ContextLengthError,
     EngineUnavailableError,
@@ -28,6 +29,7 @@ from weft.errors import (
 )
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
+from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
 from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 
 ANY_NAME = "default"
 """A name under which every server has its model."""
+_NAMES_SHOWN = 20
 _HEAD_CHARS_PER_TOKEN = 16
 """A text with more characters than this for each token of the context is first tokenized in part."""
 _DRAIN_LOOK_S = 0.05
@@ -142,6 +145,8 @@ class ServedModel:
     budget: TokenizeBudget
     vocabulary: bytes
     """Identifies the tokenizer: equal token ids mean equal text under the same one."""
+    adapter: Adapter | None = None
+    """What requests under this name are computed with."""
 
     @property
     def name(self) -> str:
@@ -250,6 +255,7 @@ class Service:
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         engine.on_step_tokens = self.metrics.steps_ran
         self.model: ServedModel | None = None
+        self.adapters = AdapterNames()
         path = config.response_path()
         self.files = open_file_store(config.file_directory(), config.file_limits(),
                                      is_default=config.file_store is None)
@@ -293,6 +299,7 @@ class Service:
             await asyncio.to_thread(self.tracer.close)
 
     def open(self, model: ServedModel) -> None:
+        self.adapters.start_with(model.info.adapters, (*model.names, ANY_NAME))
         self.model = model
         self.metrics.name_model(model.name)
 
@@ -301,8 +308,13 @@ class Service:
         self.check_open()
         assert self.model is not None
         if name is not None and name != ANY_NAME and name not in self.model.names:
-            served = ", ".join(repr(known) for known in (*self.model.names, ANY_NAME))
-            close = did_you_mean(name, self.model.names)
+            adapter = self.adapters.find(name)
+            if adapter is not None:
+                return replace(self.model, names=(name,), adapter=adapter)
+            names = (*self.model.names, *self.adapters)
+            served = ", ".join(repr(known) for known in (*names[:_NAMES_SHOWN], ANY_NAME))
+            served += f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+            close = did_you_mean(name, names)
             raise UnknownModelError(f"there is no model {name[:200]!r} here{close}; this server has {served}",
                                     param="model")
         return self.model
