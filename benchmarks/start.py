@@ -40,7 +40,7 @@ import weft
 from weft.families import read_architecture
 from weft.host import cpu_name_and_flags
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.loading import builder
+from weft.models.families import build
 from weft.models.reader import TensorCheck
 from weft.models.stored_values import TORCH_DTYPES
 from weft.planning.geometries import find_geometry
@@ -106,7 +106,7 @@ def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
     source = CheckpointFiles(directory, config, {}, "model.", directory / "config.json")
     architecture = read_architecture(config)
     shapes = _Shapes(source)
-    builder(architecture.family)(architecture, shapes)
+    build(architecture, shapes)
     embedded = Path(weft.__file__).parent / "embedded" / "weft-recall"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(embedded / name, directory)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from weft.adapters import named_paths
 from weft.config_check import check_fields, debug, flag, known_fields, limit
 from weft.errors import ConfigError
 from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
@@ -100,6 +99,7 @@ class EngineConfig:
         "auto", "Pack exact records of the store without rounding (needs weft[store]); auto: where a GPU "
                 "computes.")
     store_reserve: str = limit("8GiB", "Bytes of the disk that the store leaves free.", size=True)
+    picture_rows: str = limit("256MiB", "Most memory of --memory for pictures that were encoded.", size=True)
     grammar_seconds: int = limit(3, "CPU seconds that compiling the grammar of one request may take.",
                                  least=1)
     grammar_memory: str = limit("256MiB", "Memory that compiling the grammar of one request may take.",
@@ -176,7 +176,10 @@ class EngineConfig:
                               f"--store is {self.store or 'not given'}", param="--store-cache")
         if self.store_required and self.store is None:
             raise ConfigError("--store-required needs --store", param="--store-required")
-        named_paths(self.lora)
+        if self.lora:
+            from weft.adapters import named_paths  # commands without adapters start without it
+
+            named_paths(self.lora)
         if self.ep and self.tp == 1:
             raise ConfigError("--ep divides experts over ranks, and --tp is 1; give --tp 2 or more",
                               param="--ep")

@@ -207,3 +207,48 @@ def test_speculation_and_prompt_logprobs_are_the_adapters(engine: Engine, base: 
     [plain] = engine.generate([PROMPT], **fields)
     assert drafted.tokens == guess.tokens
     assert drafted.prompt_logprobs != plain.prompt_logprobs
+
+
+def test_a_store_keeps_adapters_apart_over_a_restart(base: Path, tmp_path: Path) -> None:
+    """vllm 42125, with the cache on disk: other files under the same name and path find nothing stale."""
+    path = make_adapter(tmp_path / "same", 40)
+    store = {"store": str(tmp_path / "store"), "store_size": "64MiB"}
+
+    def life() -> tuple[list[int], int]:
+        """Tokens of an answer, and how many of its prompt were cached."""
+        with Engine(str(base), loras={"same": path}, memory="64MiB", **store) as engine:
+            [answer] = answers(engine, ["same"])
+            return answer.tokens, answer.cached_tokens
+
+    first, _ = life()
+    again, cached = life()
+    assert cached > 0, "the control: the same files find their prefix on disk"
+    assert again == first
+    make_adapter(path, 70)
+    other, cached = life()
+    assert cached == 0
+    assert other != first
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_quantised_weights_take_adapters_as_they_are(form: str, base: Path,
+                                                     directories: dict[str, Path]) -> None:
+    loras = {name: directories[name] for name in ("a0", "a1")}
+    with Engine(str(base), loras=loras, memory="64MiB", quantize=form) as engine:
+        together = answers(engine, ["a0", None, "a1"])
+        alone = []
+        for name in ("a0", None, "a1"):
+            engine.flush_cache()
+            alone += answers(engine, [name])
+        assert [bits(one) for one in together] == [bits(one) for one in alone]
+        assert len({tuple(one.tokens) for one in together}) == 3
+
+
+def test_an_engine_that_dropped_its_weights_reads_its_adapters_again(engine: Engine) -> None:
+    engine.flush_cache()
+    before = answers(engine, ["a3", None])
+    engine.sleep(2)
+    engine.wake_up()
+    assert engine.stats().adapters.resident == 0
+    after = answers(engine, ["a3", None])
+    assert [bits(one) for one in after] == [bits(one) for one in before]

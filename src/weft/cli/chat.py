@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from weft.adapters import named_paths
 from weft.cli.flags import FlagCommand, build, given_flags, given_sampling, sampling_parameters
 from weft.config import EngineConfig
 from weft.config_check import flag_name
@@ -185,6 +184,8 @@ def command(
 
 def first_adapter(config: EngineConfig) -> str | None:
     """The name of the one that answers where a command asks one model alone."""
+    from weft.adapters import named_paths
+
     return next(iter(named_paths(config.lora)), None)
 
 

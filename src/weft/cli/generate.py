@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from weft.adapters import named_paths
 from weft.cli.flags import FlagCommand, build, given_sampling, sampling_parameters
 from weft.config import EngineConfig
 from weft.errors import RequestError
@@ -32,12 +31,13 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
     text = read_prompt(prompt)
     from weft.api import Engine
     from weft.api.completion import ChatPiece
+    from weft.cli.chat import first_adapter
     from weft.cli.remote import waiting
 
     with waiting("loading") as status:
         config = build(EngineConfig, values)
         engine = Engine(**asdict(config), on_progress=status.say)
-    fields["lora"] = next(iter(named_paths(config.lora)), None)
+    fields["lora"] = first_adapter(config)
     with engine:
         stream = (engine.stream_chat([{"role": "user", "content": text}], **fields) if chat
                   else engine.stream(text, **fields))

@@ -79,6 +79,8 @@ class Targets:
     """All of one model, by the names behind its prefix."""
 
     def __init__(self, stored: Mapping[str, Target]) -> None:
+        self.stored = frozenset(stored)
+        """The names of the checkpoint itself."""
         self._by_name: dict[str, Target] = dict(stored)
         for name, target in other_spellings(stored).items():
             self._by_name.setdefault(name, target)

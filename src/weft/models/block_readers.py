@@ -352,8 +352,9 @@ class BlockReader:
             table, first = tensors.expert(shape, self.hidden, names=names)[role], 0
             for tensor in table:
                 rows, columns = tensor.shape(source.place)
-                for number in own:
-                    source.note(f"{read.name}.experts.{number}.{tensor.name}", block, rows, columns,
+                for number in range(shape.count):   # of experts that other ranks hold, this one uses nothing
+                    source.note(f"{read.name}.experts.{number}.{tensor.name}",
+                                block if number in own else None, rows, columns,
                                 first=first, tensor=tensor, kind="experts",
                                 experts=range(number, number + 1), role=role)
                 first += rows
