@@ -85,8 +85,8 @@ def gelu(x: torch.Tensor, kind: GeluKind) -> torch.Tensor:
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def piece_slices(patches: int, device: torch.device) -> Iterator[slice]:
-    """The pieces of a tile."""
-    most = PIECE_PATCHES if device.type == "cpu" else patches
-    for start in range(0, patches, most):
-        yield slice(start, min(start + most, patches))
+def piece_slices(rows: int, device: torch.device, patches: int = 1) -> Iterator[slice]:
+    """The pieces of ``rows``, of which each is so many ``patches``."""
+    most = max(PIECE_PATCHES // patches, 1) if device.type == "cpu" else rows
+    for start in range(0, rows, most):
+        yield slice(start, min(start + most, rows))

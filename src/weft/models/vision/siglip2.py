@@ -54,12 +54,15 @@ class RowProjector:
     into: Linear
     down: Linear
 
-    def __call__(self, x_RCD: torch.Tensor) -> torch.Tensor:
-        """[rows, columns, C] of a tile -> [rows of the text, D]."""
+    def joined(self, x_RCD: torch.Tensor) -> torch.Tensor:
+        """[rows, columns, C] of a tile -> neighbours side by side [rows of the text, factor squared C]."""
         factor = self.shape.downsample_factor
         rows, columns, width = x_RCD.shape
         square = x_RCD.view(rows // factor, factor, columns // factor, factor, width).transpose(1, 2)
-        joined = square.reshape(-1, factor * factor * width)
+        return square.reshape(-1, factor * factor * width)
+
+    def __call__(self, joined: torch.Tensor) -> torch.Tensor:
+        """-> [rows of the text, D]."""
         if self.norm is not None:
             joined = self.norm(joined)
         return self.down(gelu(self.into(joined), self.shape.activation))
@@ -91,8 +94,11 @@ class Siglip2Encoder:
             yield
             for layer in self._layers:
                 yield from self._through(layer, x_PC)
-            rows.append(self._project(self._norm(x_PC).view(tile.rows, tile.columns, -1)))
-            yield
+            joined = self._project.joined(self._norm(x_PC).view(tile.rows, tile.columns, -1))
+            each = self._tower.projector.downsample_factor ** 2
+            for piece in piece_slices(len(joined), joined.device, each):
+                rows.append(self._project(joined[piece]))
+                yield
         return torch.cat(rows)
 
     def _embedded(self, tile: Tile) -> torch.Tensor:
