@@ -60,7 +60,7 @@ class LayerNorm:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
-class Attention:
+class TileAttention:
     """Of queries to all of ``keys`` and ``values``, [heads, patches, head_dim] each.
 
     In bfloat16 on a CPU it is two products with a softmax between, in 0.55 of the time of torch's fused one.

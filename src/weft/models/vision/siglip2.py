@@ -28,7 +28,7 @@ from weft.images.picture import Picture, Tile
 from weft.images.settings import ImageSettings
 from weft.models.block_readers import TableReader
 from weft.models.blocks.linear import Linear
-from weft.models.vision.encoder import Attention, LayerNorm, gelu, piece_slices
+from weft.models.vision.encoder import LayerNorm, TileAttention, gelu, piece_slices
 from weft.models.weights import TensorSource
 
 _GRIDS_MAX = 4
@@ -132,7 +132,7 @@ class Siglip2Encoder:
             qkv[piece] = layer.qkv(layer.norm(x_PC[piece]))
             yield
         queries, keys, values = qkv.view(count, 3, heads, width // heads).permute(1, 2, 0, 3).unbind(0)
-        attend = Attention(keys, values)
+        attend = TileAttention(keys, values)
         for piece in pieces:
             seen = attend(queries[:, piece])
             x_PC[piece] += layer.out(seen.transpose(0, 1).reshape(-1, width))
