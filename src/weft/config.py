@@ -99,6 +99,7 @@ class EngineConfig:
         "auto", "Pack exact records of the store without rounding (needs weft[store]); auto: where a GPU "
                 "computes.")
     store_reserve: str = limit("8GiB", "Bytes of the disk that the store leaves free.", size=True)
+    picture_rows: str = limit("256MiB", "Most memory of --memory for pictures that were encoded.", size=True)
     grammar_seconds: int = limit(3, "CPU seconds that compiling the grammar of one request may take.",
                                  least=1)
     grammar_memory: str = limit("256MiB", "Memory that compiling the grammar of one request may take.",

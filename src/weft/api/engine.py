@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import msgspec
+
 from weft.adapters import Adapter, check_name, read_adapter
 from weft.api.calls import Call, CallTable
 from weft.api.chat import ChatWriter, PreparedChat
@@ -63,7 +65,7 @@ class Engine:
         self.info: ModelInfo = assembled.info
         directory = Path(self.info.directory)
         self.tokenizer = Tokenizer.load(directory)
-        self._chat = ChatWriter(directory, self.tokenizer)
+        self._chat = ChatWriter(directory, self.tokenizer, self.info.image_token)
         self._calls = CallTable(assembled.core)
         self._numbers = itertools.count()
         self._adapters = {adapter.name: adapter for adapter in self.info.adapters}
@@ -148,8 +150,9 @@ class Engine:
 
     def _chat_call(self, prepared: PreparedChat, prediction: Prompt, lora: str | None) -> Call:
         encoded = prepared.encoded
-        return Call(self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks,
-                                  prediction, lora), prepared.decoder)
+        request = self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks,
+                                prediction, lora)
+        return Call(msgspec.structs.replace(request, pictures=encoded.pictures), prepared.decoder)
 
     def _call(self, prompt: Prompt, sampling: SamplingParams, *, marks: Sequence[int],
               prediction: Prompt, lora: str | None) -> Call:

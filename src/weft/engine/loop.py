@@ -102,9 +102,9 @@ class StepParts:
         self.settlement.note_admissions(plan, now_s)
 
     @property
-    def awaits_store(self) -> bool:
+    def may_have_no_plan(self) -> bool:
         """Whether the scheduler may have work and no plan."""
-        return self.scheduler.store is not None and self.scheduler.store.may_stop_plans
+        return self.scheduler.may_stop_plans
 
     def note_finish(self, plan: StepPlan) -> None:
         """``plan`` is computed."""
@@ -147,7 +147,7 @@ class PlainLoop:
         began_s = parts.clock()
         plan = parts.scheduler.plan()
         if plan is None:
-            assert parts.awaits_store, "with nothing in flight, a scheduler with work has a plan"
+            assert parts.may_have_no_plan, "with nothing in flight, a scheduler with work has a plan"
             return False
 
         parts.scheduler.commit(plan)

@@ -85,6 +85,8 @@ class CausalModel:
         x_TD = self._embedded.rows_at(inputs.tokens_T)
         if self.adapted_table is not None:
             x_TD = self.adapted_table.added(inputs.tokens_T, x_TD)
+        if inputs.embedded is not None:
+            x_TD = x_TD.index_copy(0, inputs.embedded.index_N, inputs.embedded.rows_ND)
         if self.architecture.embedding_multiplier != 1.0:
             x_TD = x_TD * self.architecture.embedding_multiplier
         embedded_TD, dtype = x_TD, x_TD.dtype

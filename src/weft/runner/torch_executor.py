@@ -44,6 +44,7 @@ from weft.runner.kv_scales import Model, head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
 from weft.runner.mtp import HeadRunner
+from weft.runner.pictures import picture_rows
 from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler, score
@@ -104,6 +105,7 @@ class TorchExecutor:
             rows.table, rows.chosen, recorded_shapes(
                 sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max), verify_runs=verify_runs),
             capture)
+        self.pictures = self.batches.pictures = picture_rows(model, device)
         self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device)
         with current(device):
             self.sampler.warm()
@@ -123,11 +125,15 @@ class TorchExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """On the caller's thread."""
         assert not self._worker.in_flight, "a step is in flight"
+        if self.pictures is not None:
+            self.pictures.begun(plan.step)
         with self._on_device:
             return self._launch(plan).home()
 
     def begin(self, plan: StepPlan) -> None:
         """On a thread of the executor's own, from the first call on."""
+        if self.pictures is not None:
+            self.pictures.begun(plan.step)
         self._worker.begin(plan)
 
     def finish(self) -> StepResult:
@@ -390,6 +396,8 @@ class TorchExecutor:
                                   "dtype are others now. Put the old one back, or start the engine anew",
                                   param="model")
         self.model, self._kv_scales = loaded.model, loaded.kv_scales
+        if self.pictures is not None and loaded.model.vision is not None:
+            self.pictures.vision = loaded.model.vision
 
     def close(self) -> None:
         """Free the arena, once no step is computed any more. Idempotent; no step may follow."""

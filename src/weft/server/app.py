@@ -254,7 +254,8 @@ class _Handlers:
                                            router=self._service.engine.router.counts(), text_of=text_of))
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        return self._service.model_for(None).tokenizer.decode(tokens, skip_special_tokens=False)
+        ids = [token for token in tokens if token >= 0]   # the others are rows of pictures
+        return self._service.model_for(None).tokenizer.decode(ids, skip_special_tokens=False)
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()

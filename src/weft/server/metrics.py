@@ -404,6 +404,11 @@ ENGINE = (
       lambda s: {source: one.drafted for source, one in s.speculation.sources.items()}, "source"),
     E("spec_decode_num_accepted_tokens", "counter", "Draft tokens that were right.",
       lambda s: {source: one.accepted for source, one in s.speculation.sources.items()}, "source"),
+    E("pictures_encoded", "counter", "Pictures that the encoder computed.", lambda s: s.pictures.encoded),
+    E("pictures_reused", "counter", "Pictures whose rows were there.", lambda s: s.pictures.reused),
+    E("pictures_dropped", "counter", "Pictures whose rows gave way to others.", lambda s: s.pictures.dropped),
+    E("picture_rows_bytes", "gauge", "Bytes of rows of pictures.", lambda s: s.pictures.bytes),
+    E("pictures_waiting", "gauge", "Sequences that wait for their pictures.", lambda s: s.pictures.waiting),
     E("spec_decode_steps", "counter", "Steps that verified drafts.", lambda s: s.speculation.steps),
     E("spec_decode_saved_seconds", "gauge", "Seconds that drafts saved, by the measured cost of steps; "
       "negative where they cost more.", lambda s: s.speculation.saved_s),

@@ -47,6 +47,7 @@ from weft.text.chat_request import (
     KnownPrefix,
     encode_prompt,
     read_chat,
+    show_pictures,
 )
 from weft.text.dialect import Dialect
 from weft.text.template_sandbox import TemplateSandbox
@@ -57,6 +58,7 @@ from weft.text.workers import BoundedWorker, WorkerLane
 from weft.units import parse_bytes
 
 if TYPE_CHECKING:
+    from weft.server.pictures import PictureReader
     from weft.server.workers.supervisor import Workers
 
 ANY_NAME = "default"
@@ -143,6 +145,8 @@ class ServedModel:
     dialect: Dialect
     created_s: int
     budget: TokenizeBudget
+    pictures: PictureReader | None
+    """None where the model reads text only."""
     vocabulary: bytes
     """Identifies the tokenizer: equal token ids mean equal text under the same one."""
     adapter: Adapter | None = None
@@ -206,10 +210,13 @@ class ServedModel:
         if self.template is None:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
-        request = read_chat(conversation, template_variables=self.template.variables)
+        request = read_chat(conversation, template_variables=self.template.variables,
+                            reads_images=self.pictures is not None)
         chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
-        return request, await self.template.write(conversation.messages, chars_cut=chars_cut,
-                                                  **request.rendering)
+        prompt = await self.template.write(request.messages, chars_cut=chars_cut, **request.rendering)
+        if self.pictures is not None and request.images:
+            prompt = show_pictures(prompt, await self.pictures.read(request.images), self.pictures.token)
+        return request, prompt
 
 
 def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
@@ -225,7 +232,21 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
                       tool_parser=config.tool_parser)
     names = config.served_model_name or (info.name,)
     return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template, dialect, int(time.time()),
-                       TokenizeBudget(config.max_tokenize_chars), _vocabulary(directory))
+                       TokenizeBudget(config.max_tokenize_chars), _picture_reader(info, config, tokenizer),
+                       _vocabulary(directory))
+
+
+def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer) -> PictureReader | None:
+    """Raises CheckpointError for settings of pictures that are not served."""
+    if info.image_token is None:
+        return None
+    from weft.images.worker import settings_of  # with numpy and Pillow, which text never needs
+    from weft.server.pictures import PictureReader
+
+    return PictureReader(settings_of(Path(info.directory)), config.image_limits(),
+                         token=tokenizer.token_text(info.image_token), seconds=config.image_seconds,
+                         memory_bytes=parse_bytes(config.image_memory, flag="limits.image_memory"),
+                         pictures_max=config.images)
 
 
 def _vocabulary(directory: Path) -> bytes:

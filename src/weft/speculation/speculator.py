@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from weft.costs.rows import RowCosts
 from weft.memory.prefix.tree import PrefixTree
+from weft.pictures import token_count
 from weft.speculation.choice import FEW_SEQUENCES, Chances, HostBudget, OwnChances, choose, may_pay
 from weft.speculation.drafter import (
     PLAIN_STEPS,
@@ -356,6 +357,9 @@ class Speculator:
             if asked.pause:
                 continue
             proposal = asked.follower.propose(count)
+            if proposal is not None and min(proposal.tokens) < 0:   # rows of a picture come next there
+                ids = token_count(proposal.tokens)
+                proposal = proposal.first(ids) if ids else None
             if proposal is not None and state.grammar is not None and asked.source != "grammar":
                 allowed = state.grammar.allowed(proposal.tokens)
                 proposal = proposal.first(allowed) if allowed else None

@@ -333,7 +333,7 @@ FIELDS: dict[str, FieldWords] = {
     "OllamaGenerateBody.format": FieldWords("What the answer must match: json, or a JSON schema."),
     "think": FieldWords("Whether to reason: true, false, low, medium or high."),
     "keep_alive": FieldWords("Accepted: the one model stays loaded."),
-    "images": FieldWords("Not served: this server reads and writes text only."),
+    "images": FieldWords("Pictures, in base64, of a model that reads them."),
     "raw": FieldWords("The prompt goes to the model without the chat template.", False),
     "verbose": FieldWords("Accepted; it changes nothing.", False),
     "OllamaShowBody.name": FieldWords("The same as model."),
