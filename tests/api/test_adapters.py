@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.fixtures.adapters import PREFIX, factors, written
-from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.checkpoints import checkpoint, make_checkpoint
+from tests.support.gguf_files import write_gguf
 from weft import Engine
 from weft.adapters import read_adapter, salted
 from weft.api.completion import Completion
@@ -252,3 +253,43 @@ def test_an_engine_that_dropped_its_weights_reads_its_adapters_again(engine: Eng
     assert engine.stats().adapters.resident == 0
     after = answers(engine, ["a3", None])
     assert [bits(one) for one in after] == [bits(one) for one in before]
+
+
+def adapter_of(engine: Engine, directory: Path, *, alpha: float = 2.0) -> Path:
+    """Factors of every matrix of the layers of whatever ``engine`` serves."""
+    model = engine._core.executor.model   # type: ignore[attr-defined]
+    tensors = {}
+    for seed, name in enumerate(sorted(model.targets.stored)):
+        target = model.targets.find(name)
+        if target.kind == "product" and name.startswith("layers."):
+            tensors |= factors(f"model.{name}", *target.whole_shape, seed=seed)
+    return written(directory, tensors, lora_alpha=alpha)
+
+
+def test_the_models_own_head_drafts_for_an_adapter_and_changes_no_token(tmp_path: Path) -> None:
+    tokens = {}
+    for speculate in ("mtp", "off"):
+        with Engine(memory="64MiB", speculate=speculate) as engine:
+            engine.load_lora("a", adapter_of(engine, tmp_path / speculate, alpha=1.0))
+            [adapted, plain] = engine.generate(["Once upon a time"] * 2, lora=["a", None], max_tokens=32,
+                                               temperature=0, ignore_eos=True, progress=False)
+            tokens[speculate] = adapted.tokens
+            assert adapted.tokens != plain.tokens
+            assert bool(engine.stats().speculation.sources.get("mtp")) is (speculate == "mtp")
+    assert tokens["mtp"] == tokens["off"]
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
+def test_a_gguf_file_takes_the_adapters_of_its_checkpoint(name: str, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp 21125: rows of value heads are stored in another order, and an adapter met the wrong ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    said = []
+    for model in (checkpoint(name), write_gguf(checkpoint(name), tmp_path / "model.gguf")):
+        with Engine(str(model), memory="64MiB", dtype="float32") as engine:
+            if not said:
+                adapter_of(engine, tmp_path / "a")
+            engine.load_lora("a", tmp_path / "a")
+            said.append([one.tokens for one in answers(engine, ["a", None])])
+    assert said[0] == said[1]
+    assert said[0][0] != said[0][1]

@@ -12,7 +12,7 @@ whole numbers that float32 holds exactly, or float64 where weights have more bit
 
 Source: torch, ``aten/src/ATen/native/cpu/UpSampleKernel.cpp`` (antialiased, uint8); filters are those of
 Pillow. Rejected: Pillow's own resize, whose weights have more bits. It is two steps away from torch's at one
-pixel in 20,000, after ties in both passes. It is faster, and either is a tenth of the encoder's time.
+pixel in 20,000, after ties in both passes. It is faster, and either takes a hundredth of the encoder's time.
 """
 
 from __future__ import annotations

@@ -95,7 +95,12 @@ class ProductChange:
 
     def add(self, x: torch.Tensor, y: torch.Tensor, rows: slice | torch.Tensor) -> None:
         """Into ``rows`` of ``y`` [T, out], of ``x`` [T, in]."""
-        own = x[rows].to(self.dtype)   # routers are float32 in models of bfloat16
+        # A step of one adapter alone, as of one stream, slices nothing: each slice costs as much as a
+        # product.
+        if isinstance(rows, slice) and rows.stop - rows.start == len(x):
+            self._add_all(x, y)
+            return
+        own = self._cast(x[rows])
         low = None if self.down is None else self.down(own)
         for part in self.parts:
             into = y[:, part.first:part.last]
@@ -112,6 +117,27 @@ class ProductChange:
                     into[rows] += added
                 else:
                     into.index_add_(0, rows, added)
+
+
+    def _add_all(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        x = self._cast(x)
+        low = None if self.down is None else self.down(x)
+        single = len(self.parts) == 1
+        for part in self.parts:
+            into = y if part.last - part.first == y.shape[1] else y[:, part.first:part.last]
+            if part.whole is not None:
+                into.copy_(part.whole(x))
+            if part.gain is not None:
+                into *= part.gain
+            if part.shift is not None:
+                into += part.shift
+            if part.up is not None:
+                assert low is not None
+                into += part.up(low if single else low[:, part.begin:part.end])
+
+    def _cast(self, x: torch.Tensor) -> torch.Tensor:
+        """Routers are float32 in models of bfloat16."""
+        return x if x.dtype == self.dtype else x.to(self.dtype)
 
 
 @dataclass(slots=True)

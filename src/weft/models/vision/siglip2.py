@@ -28,7 +28,7 @@ from weft.images.picture import Picture, Tile
 from weft.images.settings import ImageSettings
 from weft.models.block_readers import TableReader
 from weft.models.blocks.linear import Linear
-from weft.models.vision.encoder import LayerNorm, gelu, piece_slices
+from weft.models.vision.encoder import LayerNorm, TileAttention, gelu, piece_slices
 from weft.models.weights import TensorSource
 
 _GRIDS_MAX = 4
@@ -54,12 +54,15 @@ class RowProjector:
     into: Linear
     down: Linear
 
-    def __call__(self, x_RCD: torch.Tensor) -> torch.Tensor:
-        """[rows, columns, C] of a tile -> [rows of the text, D]."""
+    def joined(self, x_RCD: torch.Tensor) -> torch.Tensor:
+        """[rows, columns, C] of a tile -> neighbours side by side [rows of the text, factor squared C]."""
         factor = self.shape.downsample_factor
         rows, columns, width = x_RCD.shape
         square = x_RCD.view(rows // factor, factor, columns // factor, factor, width).transpose(1, 2)
-        joined = square.reshape(-1, factor * factor * width)
+        return square.reshape(-1, factor * factor * width)
+
+    def __call__(self, joined: torch.Tensor) -> torch.Tensor:
+        """-> [rows of the text, D]."""
         if self.norm is not None:
             joined = self.norm(joined)
         return self.down(gelu(self.into(joined), self.shape.activation))
@@ -91,8 +94,11 @@ class Siglip2Encoder:
             yield
             for layer in self._layers:
                 yield from self._through(layer, x_PC)
-            rows.append(self._project(self._norm(x_PC).view(tile.rows, tile.columns, -1)))
-            yield
+            joined = self._project.joined(self._norm(x_PC).view(tile.rows, tile.columns, -1))
+            each = self._tower.projector.downsample_factor ** 2
+            for piece in piece_slices(len(joined), joined.device, each):
+                rows.append(self._project(joined[piece]))
+                yield
         return torch.cat(rows)
 
     def _embedded(self, tile: Tile) -> torch.Tensor:
@@ -125,10 +131,11 @@ class Siglip2Encoder:
         for piece in pieces:
             qkv[piece] = layer.qkv(layer.norm(x_PC[piece]))
             yield
-        queries, keys, values = qkv.view(1, count, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
+        queries, keys, values = qkv.view(count, 3, heads, width // heads).permute(1, 2, 0, 3).unbind(0)
+        attend = TileAttention(keys, values)
         for piece in pieces:
-            seen = F.scaled_dot_product_attention(queries[:, :, piece], keys, values)
-            x_PC[piece] += layer.out(seen[0].transpose(0, 1).reshape(-1, width))
+            seen = attend(queries[:, piece])
+            x_PC[piece] += layer.out(seen.transpose(0, 1).reshape(-1, width))
             yield
         for piece in pieces:
             inner = gelu(layer.into(layer.feed_norm(x_PC[piece])), self._tower.activation)
