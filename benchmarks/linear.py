@@ -32,8 +32,7 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from weft.bench.kernels import processor
-from weft.host import usable_cores
+from weft.host import cpu_name_and_flags, usable_cores
 from weft.tensor import native
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.weights.packed import pack
@@ -160,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.errors:
         print_errors()
         return 0
-    facts = {"processor": processor(), "threads": args.threads, "kernels": native.describe(),
+    facts = {"processor": cpu_name_and_flags()[0], "threads": args.threads, "kernels": native.describe(),
              "torch": torch.__version__, "rounds": args.rounds}
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     clock = time.thread_time if args.busy else time.perf_counter

@@ -76,6 +76,19 @@ def _gguf_view(path: Path) -> Path | None:
     return None if file is None else view_of(file)
 
 
+def resolve_adapter(name: str) -> Path:
+    """The directory of an adapter: a path, or "owner/name" on the hub. Raises CheckpointError."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if name.startswith(("/", ".", "~")) or name.count("/") != 1 or "\\" in name:
+        raise CheckpointError(f"{path}: there is no such directory of an adapter", param="lora")
+    import huggingface_hub as hub
+
+    return Path(_asked(name, None, lambda: hub.snapshot_download(
+        name, allow_patterns=["adapter_config.json", "adapter_model.safetensors"])))
+
+
 Answer = TypeVar("Answer")
 
 

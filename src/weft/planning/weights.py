@@ -15,7 +15,16 @@ from typing import Any
 
 from weft.errors import CheckpointError
 from weft.families.architecture import Architecture, Attention, Dense, Experts, LatentAttention, SharedBlock
-from weft.families.tensors import Form, Table, shared_block, tables, vocabulary
+from weft.families.tensors import (
+    Form,
+    Table,
+    shared_block,
+    tables,
+    vision_ends,
+    vision_layer,
+    vision_projector,
+    vocabulary,
+)
 from weft.spec import ITEM_BYTES, DTypeName
 from weft.units import ceil_div
 
@@ -202,6 +211,10 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
             shared_seen.add(mixer.block)
             yield from _record_pieces("attention", shared_block(mixer, hidden), tp)
             yield "attention", "plain", 3 * hidden
+    if architecture.vision is not None and tp == 1:     # ranks read no pictures
+        tower = architecture.vision
+        yield from _record_pieces("vision", [vision_ends(tower), vision_projector(tower, hidden),
+                                             *[vision_layer(tower)] * tower.layer_count], tp)
 
 
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:

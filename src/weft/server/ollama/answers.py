@@ -143,7 +143,8 @@ async def prepare_ollama_generate(service: Service, body: OllamaGenerateBody) ->
     if body.raw:
         return await _raw(service, body)
     system = [ChatMessage(role="system", content=body.system)] if body.system else []
-    return await _job(service, body, [*system, ChatMessage(role="user", content=body.prompt)], chat=False)
+    asked = _message(0, OllamaMessage(role="user", content=body.prompt, images=body.images))
+    return await _job(service, body, [*system, asked], chat=False)
 
 
 OLLAMA_CHAT = Way(OllamaChatBody, UNSERVED_IN_OLLAMA, prepare_ollama_chat)
@@ -170,6 +171,8 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
     model = service.model_for(served_name(body.model))
     if body.system:
         raise RequestError("system goes into the chat template, which raw leaves out", param="system")
+    if body.images:
+        raise RequestError("images go into the chat template, which raw leaves out", param="images")
     await model.check_text(body.prompt, param="prompt")
     prompt = Prompt(await model.encode(body.prompt, add_special_tokens=True), body.prompt)
     _check_context(prompt, options)
@@ -218,10 +221,11 @@ def _check_context(prompt: Prompt, options: OllamaOptions) -> None:
 
 
 def _message(at: int, given: OllamaMessage) -> ChatMessage:
-    if given.images:
-        raise RequestError(f"messages[{at}].images: this server reads and writes text only",
-                           param=f"messages[{at}].images", code="unsupported_parameter")
     message = ChatMessage(role=given.role, content=given.content)
+    if given.images:
+        message.content = [{"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
+                           for data in given.images]
+        message.content += [{"type": "text", "text": given.content}] if given.content else []
     if given.tool_calls:
         message.tool_calls = [_given_call(f"messages[{at}].tool_calls[{number}]", call, number)
                               for number, call in enumerate(given.tool_calls)]
@@ -266,6 +270,7 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
     info, defaults = model.info, model.sampling_defaults
     capabilities = ["completion"]
     capabilities += ["tools"] * model.dialect.template_takes_tools
+    capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)
     return {"modelfile": f"FROM {info.name}", "details": _details(model), "capabilities": capabilities,
             "parameters": "\n".join(f"{name} {value}" for name, value in defaults.items()),
