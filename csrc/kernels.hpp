@@ -30,7 +30,7 @@ struct Tap {
 
 // One span of tokens of one sequence. ``slot`` PAD: the state starts from zeros and is not kept.
 // ``start`` PAD: a padding row; it reads and writes nothing. Without ``keeps`` the state behind the run is not written:
-// a window of drafts, which may be wrong.
+// a verify run, whose drafts may be wrong.
 struct Run {
   int64_t offset, start, length, slot;
   bool fresh;
@@ -38,7 +38,7 @@ struct Run {
   bool keeps = true;
 };
 
-// A copy of a recurrent layer's inputs: the rows of the windows, ``row_bytes`` each. A row is the layer's projection
+// A copy of a recurrent layer's inputs: the rows of verify runs, ``row_bytes`` each. A row is the layer's projection
 // without ``gap_bytes`` from ``gap`` on: the gate of its output, which no state depends on. ``window``: the address of
 // the layer's convolution windows, which tells one layer from another.
 struct Log {
@@ -47,7 +47,7 @@ struct Log {
   int64_t row_bytes, gap, gap_bytes;
 };
 
-// The windows are consecutive rows [log_first, log_first + log_rows) of the step.
+// Verify runs are consecutive rows [log_first, log_first + log_rows) of the step.
 struct Runs {
   std::vector<Run> runs;
   int64_t log_first = 0, log_rows = 0;

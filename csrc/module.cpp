@@ -126,7 +126,7 @@ Runs make_runs(const std::vector<int64_t>& offsets, const std::vector<int64_t>& 
   return step;
 }
 
-// Runs [first, first + count) are windows of drafts.
+// Runs [first, first + count) are verify runs.
 void set_windows(Runs& step, size_t first, size_t count) {
   for (size_t i = first; i < first + count; ++i) {
     step.runs[i].keeps = false;

@@ -38,8 +38,8 @@ class Runs:
 
     ``offsets[r]`` is the run's first index in T; ``starts[r]`` the position of its first token;
     ``lengths[r]`` its tokens; ``slots[r]`` its state slot or PAD; ``fresh[r]``: state starts from zero.
-    A PAD row has slot PAD, start PAD and length 1. The ``verify_count`` runs behind the decodes are windows
-    of drafts: they read their states, write none, and their inputs go into ``log``.
+    A PAD row has slot PAD, start PAD and length 1. The ``verify_count`` runs behind the decodes are
+    verify runs: they read their states, write none, and their inputs go into ``log``.
     """
 
     offsets: list[int]

@@ -12,9 +12,9 @@
     quark                weight         weight_scale
     mxfp4 (gpt-oss)      x_blocks       x_scales         U8 [experts, rows, columns / 32, 16]
 
-A byte of e2m1 holds two columns, the first in its low half. Values, doubled, are whole numbers up to 12: a
-table of int4. Scales stay bytes beside one float, halved, for a row. Which form a matrix has is seen
-from its tensors, since recipes mix forms; one that config.json does not name is an error.
+A byte of e2m1 holds two columns, the first in its low half. Twice a value is a whole number up to 12: a table
+of int4. Scales stay bytes beside one float, halved, for a row. Recipes mix forms: the tensors of a matrix tell
+its form, and a form that config.json does not name is an error.
 
 Sources: the OCP Microscaling Formats specification 1.0; NVIDIA's ``modelopt.torch.quantization.qtensor``; the
 compressed-tensors library's ``nvfp4``, ``mxfp4`` and ``mxfp8`` compressors; transformers
@@ -34,7 +34,7 @@ from weft.tensor.weights.quantized import E2M1, LINE, ZERO_POINT, BlockNumbers, 
 
 Kind = Literal["nvfp4", "mxfp4", "mxfp8", "fp8"]
 POWERS = ("U8", "F8_E8M0")
-"""How scales that are powers of two are stored: the exponent and 127."""
+"""Dtypes of scales that are powers of two: a byte is the exponent plus 127."""
 _GROUPS: dict[Kind, int] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 
 
@@ -50,7 +50,7 @@ class TensorNames(NamedTuple):
 
 
 def kind_of(form: StoredForm, names: TensorNames) -> Kind | None:
-    """As the headers tell; None where these are no such codes."""
+    """The form that the headers tell; None for a matrix in none of them."""
     codes, scales = form.dtype_of(names.codes), form.dtype_of(names.scales)
     if codes == "F8_E4M3":
         return "mxfp8" if scales in POWERS else "fp8"
@@ -61,7 +61,7 @@ def kind_of(form: StoredForm, names: TensorNames) -> Kind | None:
 
 def grouping_of(form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None = None,
                 ) -> Grouping | None:
-    """How ``read_matrix`` groups; None where it widens."""
+    """The grouping of what ``read_matrix`` returns; None where that is widened."""
     kind = kind_of(form, names)
     if kind == "fp8" or kind == "mxfp8":
         group = _fp8_group(form, names, columns, block)
@@ -147,7 +147,7 @@ def _fp8_group(form: StoredForm, names: TensorNames, columns: int, block: tuple[
 
 
 def scale_shape(form: StoredForm, name: str, rows: int) -> tuple[int, ...]:
-    """As it is stored, where that is one of the shapes there are; else by rows, for the error."""
+    """The stored shape, if it is one that scales may have; else the shape by rows, which the error names."""
     stored = form.tensors.get(name)
     if stored is not None and (stored.shape in ((), (1,), (1, 1), (rows,))
                                or (len(stored.shape) == 2 and stored.shape[0] == rows)):

@@ -1,13 +1,13 @@
-"""Ollama's API over the turn of every dialect: /api/chat, /api/generate, and what its clients ask about
-models.
+"""Ollama's API over the turn that all dialects share: /api/chat, /api/generate, and the lists of models.
 
     OllamaChatBody     --conversation--> ChatTurn --prepare_turn--> PreparedTurn \\
     OllamaGenerateBody ----------------> the same, with one message                >-- OllamaJob --> lines
     raw                ----------------> RawTurn: the prompt as it is             /
 
-A stream is one JSON object a line, the last with ``done``, its reason and the counts. A call of a tool comes
-whole, when it is complete. Times are nanoseconds; loading takes none, as the model is there when the server
-answers. """
+A stream is one JSON object a line. The last one has ``done``, the reason and the counts. A call of a tool is
+sent when it is complete. Times are nanoseconds. The load time is 0, as the model is loaded before the server
+answers.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _EFFORTS = ("low", "medium", "high")
 _REASONS = {"length": "length"}
 """Ollama has "stop" for every other end, calls included."""
 _NEVER = "2318-04-04T00:00:00Z"
-"""When the model leaves memory."""
+"""``expires_at``: the model stays in memory."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -187,7 +187,8 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
 
 
 def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateBody) -> dict[str, Any] | None:
-    """To a request without messages or prompt, by which clients load a model ahead, or unload it."""
+    """The answer to a request without messages or prompt, by which clients load or unload a model; None for
+    any other request."""
     if body.messages if isinstance(body, OllamaChatBody) else body.prompt:
         return None
     model = service.model_for(served_name(body.model))
@@ -199,7 +200,7 @@ def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateBody) -
 
 
 def _think(body: OllamaBody, model: ServedModel) -> tuple[bool | None, str | None]:
-    """Whether the answer is reasoned about, None for as the template has it; and the effort."""
+    """(whether the model reasons first, None for the template's default; the effort)."""
     if isinstance(body.think, str) and body.think not in _EFFORTS:
         raise RequestError(f"think is {body.think[:50]!r}; it is true, false, {', '.join(_EFFORTS)}",
                            param="think")

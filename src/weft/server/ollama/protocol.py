@@ -17,7 +17,7 @@ from weft.errors import RequestError, WeftError
 from weft.server.protocol import Int, SamplingFields, Unserved, check_known, note_ignored
 
 PROTOCOL_VERSION = "0.12.0"
-"""Of Ollama, whose fields are served. Clients refuse to talk to a server that states an old one."""
+"""The version of Ollama whose fields are served. Clients refuse a server with an old one."""
 _TAG = ":latest"
 _CONTEXT = "it is Ollama's older way to go on; send the conversation to /api/chat"
 UNSERVED_IN_OLLAMA: Unserved = {
