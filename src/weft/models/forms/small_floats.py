@@ -13,8 +13,8 @@
     mxfp4 (gpt-oss)      x_blocks       x_scales         U8 [experts, rows, columns / 32, 16]
 
 A byte of e2m1 holds two columns, the first in its low half. Twice a value is a whole number up to 12: a table
-of int4. Scales stay bytes beside one float, halved, for a row. Recipes mix forms: the tensors of a matrix tell
-its form, and a form that config.json does not name is an error.
+of int4. Scales stay bytes beside one float, halved, for a row. Recipes mix forms: the tensors of a matrix
+tell its form, and a form that config.json does not name is an error.
 
 Sources: the OCP Microscaling Formats specification 1.0; NVIDIA's ``modelopt.torch.quantization.qtensor``; the
 compressed-tensors library's ``nvfp4``, ``mxfp4`` and ``mxfp8`` compressors; transformers
