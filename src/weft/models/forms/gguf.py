@@ -70,7 +70,7 @@ class Gguf(StoredForm):
         raw = ask(name, stored.shape if _fits(stored, shape) else shape, (stored.dtype,))
         as_codes = self.grouping(name, shape[-1]) is not None
         if raw.is_meta and as_codes:
-            return self._kept(BLOCK_FORMS[stored.dtype].empty(*shape), name)
+            return self._for_kernels(BLOCK_FORMS[stored.dtype].empty(*shape), name)
         if raw.is_meta:
             return torch.empty(shape, dtype=torch.float32, device=raw.device)
         undo = stored.undo
@@ -78,7 +78,7 @@ class Gguf(StoredForm):
         if undo.rows is not None:
             by_row = by_row[torch.from_numpy(undo.rows).to(raw.device)]
         if as_codes:
-            return self._kept(_finite(_codes(by_row, stored), stored), name)
+            return self._for_kernels(_finite(_codes(by_row, stored), stored), name)
         values = by_row.float() if stored.dtype in FLOATS else self._decoded(by_row, stored)
         if undo.columns is not None:
             values = values[:, torch.from_numpy(undo.columns).to(raw.device)]
@@ -88,7 +88,7 @@ class Gguf(StoredForm):
             values = values - 1
         return values.reshape(shape)
 
-    def _kept(self, codes: Codes, name: str) -> Codes:
+    def _for_kernels(self, codes: Codes, name: str) -> Codes:
         """In bytes for kernels of GPUs, which read no six bits and no tables."""
         grouping = self.grouping(name, codes.codes.shape[-1])
         assert grouping is not None
