@@ -113,13 +113,15 @@ WEFT_INLINE void exact_tiles(const Weight& weight, int64_t tile, const Prepared&
           pair_numbers<BITS, ZERO>(weight, from, pair, codes);
           for (int quad = 0; quad < 2; ++quad)
             for (int j = 0; j < 4; ++j) {
-              const f32x16 wide = __builtin_convertvector((i32x16)((codes[quad] >> (8 * j)) & 255u), f32x16);
+              i32x16 whole = (i32x16)((codes[quad] >> (8 * j)) & 255u);
+              if constexpr (ZERO == Zero::looked_up) whole -= kMiddle<8>;  // small numbers, of which 128 would leave less
+              const f32x16 wide = __builtin_convertvector(whole, f32x16);
               for (int r = 0; r < ROWS; ++r)
                 acc[r] += wide * values[r * x.padded + ((half * 2 + pair) * 2 + quad) * 4 + j];
             }
         }
       for (int r = 0; r < ROWS; ++r) {
-        if constexpr (ZERO == Zero::none) total[r] += acc[r] * scale;
+        if constexpr (ZERO == Zero::none || ZERO == Zero::looked_up) total[r] += acc[r] * scale;
         else total[r] += (acc[r] - zero * x.value_sums[static_cast<size_t>((row + r) * lines * PARTS + part)]) * scale;
       }
     }
