@@ -275,7 +275,7 @@ def test_the_models_own_head_drafts_for_an_adapter_and_changes_no_token(tmp_path
                                                temperature=0, ignore_eos=True, progress=False)
             tokens[speculate] = adapted.tokens
             assert adapted.tokens != plain.tokens
-            assert bool(engine.stats().speculation.sources.get("mtp")) is (speculate == "mtp")
+            assert bool(engine.stats().speculation.sources["mtp"].proposed) is (speculate == "mtp")
     assert tokens["mtp"] == tokens["off"]
 
 
