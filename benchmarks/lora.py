@@ -34,6 +34,7 @@ from weft.api import Engine
 from weft.host import cpu_name_and_flags
 from weft.models.decoder import CausalModel
 from weft.planning.geometries import find_geometry
+from weft.request import Request, SamplingParams
 from weft.tensor import native
 
 PROMPT_TOKENS, STEPS, CONTEXT = 512, 16, 64
@@ -65,22 +66,22 @@ def write_adapter(engine: Engine, directory: Path, rank: int, seed: int) -> Path
 def decode_seconds(engine: Engine, names: Sequence[str | None], seed: int) -> float:
     """CPU seconds of one decode step of a row for each of ``names``."""
     core = engine._core
-    prompts = [[(7 * at + 131 * row + seed) % 1000 + 3 for at in range(CONTEXT)] for row in range(len(names))]
-    most = STEPS + 8 + 2 * len(names)
-    streams = [engine.stream(prompt, lora=name, max_tokens=most, temperature=0.0, ignore_eos=True)
-               for prompt, name in zip(prompts, names, strict=True)]
-    for stream in streams:
-        next(stream)
-    while any(row.generated == [] for row in core.scheduler.running):
-        engine._calls.step()
+    for row, name in enumerate(names):
+        prompt = [(7 * at + 131 * row + seed) % 1000 + 3 for at in range(CONTEXT)]
+        sampling = SamplingParams(max_tokens=STEPS + 64, temperature=0.0, ignore_eos=True)
+        core.submit(Request(request_id=f"row-{row}", prompt_tokens=prompt, sampling=sampling,
+                            adapter=engine._adapter(name)))
+    while core.stats().last_step_decodes < len(names):
+        core.step()
     taken = []
     for _ in range(STEPS):
         began_s = time.thread_time()
-        engine._calls.step()
+        core.step()
         taken.append(time.thread_time() - began_s)
-    for stream in streams:
-        stream.close()   # type: ignore[attr-defined]
-    engine._calls.step()
+    assert core.stats().last_step_decodes == len(names), "a row has ended"
+    core.cancel_all("measured")
+    while core.has_work:
+        core.step()
     return statistics.median(taken)
 
 
