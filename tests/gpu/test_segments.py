@@ -71,17 +71,17 @@ def _chunk_bytes(op: Recurrence) -> int:
     if op.name == "mamba2":
         heads, head_dim, width = op.part
         return 4 * (64 * 64 + heads * (4 * 64 + 1 + head_dim * width))
-    by_line, (heads, k_dim, v_dim) = op.name == "kimi_delta", op.part
+    by_line, (heads, k_dim, _) = op.name == "kimi_delta", op.part
     factors = k_dim if by_line else 1
-    return 4 * heads * (64 * (k_dim + v_dim + 64 + 2 * factors) + factors + k_dim * v_dim)
+    return 4 * heads * (64 * (64 + 64 + 3 * factors) + factors)
 
 
 def test_the_scratch_of_a_long_prompt_has_a_bound() -> None:
-    """48 heads of 128 x 128: 7.1 MB a chunk. A chunk larger than the bound goes alone."""
-    step = device_runs(make_runs([], [Run(0, 8192, slot=0, fresh=True)]))
-    chunk = 48 * 4 * (64 * (128 + 128 + 64 + 2) + 1 + 128 * 128)
+    """48 heads of 128 x 128: 1.6 MB a chunk. A chunk larger than the bound goes alone."""
+    step = device_runs(make_runs([], [Run(0, 32_768, slot=0, fresh=True)]))
+    chunk = 48 * 4 * (64 * (64 + 64 + 3) + 1)
     each = segments.chunks_at_once(step, chunk)
     assert each * chunk <= segments.SCRATCH_BYTES < (each + 1) * chunk
     cuts = [(one.begin, one.end) for one in segments.segments(step, torch.zeros(1, 1, 1, 1), each)]
-    assert cuts == [(0, 37), (37, 74), (74, 111), (111, 128)]
+    assert cuts == [(0, 166), (166, 332), (332, 498), (498, 512)]
     assert segments.chunks_at_once(step, 2 * segments.SCRATCH_BYTES) == 1

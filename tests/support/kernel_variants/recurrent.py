@@ -35,23 +35,19 @@ def _delta_recurrent_compilations(by_line: bool) -> list[Compilation]:
 
 
 def _delta_chunk_compilations(by_line: bool) -> list[Compilation]:
-    scratch = dict.fromkeys(("k_left", "q_left", "decay", "w", "u", "p", "chunk_states", "state",
-                             "carry_in", "carry_out"), "*fp32")
+    scratch = dict.fromkeys(("t_scratch", "p", "q_left", "k_up", "k_left", "decay", "state", "carry_in",
+                             "carry_out", "g", "beta"), "*fp32")
     dim, group = 128, 1 if by_line else 2
     prepare, prepare_blocks, own = delta._prepare_form(by_line, group, dim)
     variants = []
     for of in (torch.bfloat16, torch.float32):
         dtype = TYPES[of]
-        shared = {"GROUP": group, "KP": dim, "BY_LINE": by_line}
         pointers = scratch | dict.fromkeys(("q", "k", "v", "out"), dtype)
-        for name, kernel, blocks, more in (
-                ("prepare", prepare, prepare_blocks, own), ("states", delta.states, delta.states_blocks(dim),
-                                                            shared),
-                ("outputs", delta.outputs, delta.outputs_blocks(dim, by_line, of), shared)):
-            constants = {"H": 32, "K": dim, "V": dim, "BV": blocks.width} | more
-            of_gates = {"g": "*fp32", "beta": "*fp32"}
+        of_chunks = {"GROUP": group, "V": dim, "KP": dim, "BV": delta.CHUNKS.width, "BY_LINE": by_line}
+        for name, kernel, sizes, more in (("prepare", prepare, prepare_blocks, own),
+                                          ("chunks", delta.chunks, delta.CHUNKS, of_chunks)):
             variants.append(compilation_of(f"{_delta_form(by_line)} {name} {dtype[1:]} {dim}", kernel,
-                                           pointers | of_gates, constants, blocks))
+                                           pointers, {"H": 32, "K": dim} | more, sizes))
     return variants
 
 

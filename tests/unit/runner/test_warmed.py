@@ -128,7 +128,7 @@ class Zeros(dict[int, list[int]]):
 
 DAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "gated delta, compressed": ("qwen3_5", {"compress": True, "compress_kv": "int8"}, {
-        "delta_rule.recurrent", "delta_rule.states", "delta_rule._prepare_heads", "causal_conv._tokens",
+        "delta_rule.recurrent", "delta_rule.chunks", "delta_rule._prepare_heads", "causal_conv._tokens",
         "paged_attention._decode", "softmax.combine", "arena_kernels._compress_kernel",
         "compressed_kv_kernels._code_kernel", "sampling_kernels._histogram"}),
     "experts in int4": ("qwen3_5_moe", {"quantize": "int4", "compress_kv": "int4"}, {

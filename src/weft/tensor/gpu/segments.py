@@ -4,10 +4,10 @@
     runs      |  A  |   B   :       B     |    C    |
     carry                   ^ of B        ^ none    ^ none           [2, heads, rows, columns], float32
 
-The chunked forms pass float32 numbers from launch to launch: a state for each chunk, W, U, P, factors. A step
-of 8,192 tokens of 48 heads of 128 x 128 has 0.9 GB of them in a layer. A segment has 256 MiB at most, which
-the next segment and the next layer overwrite. Each chunk is computed alike in any segment, so cuts change no
-bit.
+The chunked forms pass float32 numbers from launch to launch: T and P of the delta rules, a state for each
+chunk of Mamba-2, factors. A step of 32,768 tokens of 48 heads has 0.8 GB of T and P in a layer. A segment has
+256 MiB at most, which the next segment and the next layer overwrite. Each chunk is computed alike in any
+segment, so cuts change no bit.
 
 At most one run spans the end of a segment. ``part_of_run`` gives a program its chunks of a segment; a run
 without chunks there neither reads nor writes.

@@ -1,9 +1,8 @@
 """The delta rule by Triton: the recurrence for decodes, the chunked form for prefills.
 
     recurrent   a program: (block of V, head, run)     token by token, the state [K, V block] in registers
-    prepare     a program: (chunk, head)               W, U, P, and the factors of q and k
-    states      a program: (block of V, head, run)     S of each chunk to a buffer, U becomes v', taps, slot
-    outputs     a program: (block of V, head, chunk)   o = q~ S + P v'
+    prepare     a program: (chunk, head)               T, P, and the factors of q and k
+    chunks      a program: (block of V, head, run)     v', o, taps, slot; the state in registers
 
 ``recurrent`` is decode: a slot is read once and written once, in place. A read is 128 bytes of a row (32
 float32 of V: whole sectors, 16 bytes a thread), 16 KB a program at K = 128. At 32 heads there are 128
@@ -11,12 +10,19 @@ programs at batch 1 and two thousand at batch 16, enough to keep the copies busy
 states in few bits, which are rounded after every token (``tensor.rounding``); that rounding has no chunked
 form.
 
-In the chunked form only ``states`` is sequential, and in it only the chain that needs S: two products a
-chunk. ``outputs`` computes the tokens' outputs afterwards, on all SMs, from the stored states. Rejected:
-outputs inside the pass. It needs no buffer for states, but its chain is twice as long and has only heads x V
-/ 32 programs. The scratch of a chunk is float32: for each place and head K + V numbers and a row of P, for
-each head a state. 32 heads of 128 x 128 have 4.7 MB a chunk. Chunks go in segments of bounded scratch
-(``tensor.gpu.segments``), three launches each.
+The chunked form passes T (with beta) and P through memory: 64 x 64 float32 numbers each, for each chunk and
+head. W, U, v' and the states before chunks never leave registers, as W S and U are parts of one product:
+
+    v' = U - W S = T beta (v - exp(G) k S)             o = q~ S + P v'
+
+So 8,192 tokens of 32 heads of 128 x 128 move 0.27 GB of scratch a layer; with W, U, v' and the states in
+memory it was 1.44 GB. Only ``chunks`` is sequential. Its chain has three products a chunk: k S, T, and
+k^T v'. The two of o hang on it, and the next chunk does not wait for them. Rejected: a third kernel for
+outputs, from stored states. It has more programs for one long prompt, and needs the states and v' in memory:
+0.9 GB, or in bfloat16 outputs that err by a third of a step.
+
+The scratch of a chunk is float32: 32 heads have 1.1 MB. Chunks go in segments of bounded scratch
+(``tensor.gpu.segments``), two launches each.
 
 Run r has the chunks [chunk_begin[r], chunk_begin[r + 1]) of ``tensor.gpu.runs``; a chunk's tap is the state
 after it. A PAD slot is neither read nor written, a fresh slot is not read. Inside a slot the state is dense.
@@ -25,15 +31,16 @@ Triton does not specialise on numbers that change from step to step: the first p
 addresses of the step's small tables. Else every combination would be compiled while serving.
 
 ``ops.delta_rule`` explains the letters (P is M(q)). ``prepare`` has two kernels. With a decay for each head,
-a program takes one chunk of one value head, all of it in registers and shared memory. It stores W, U, P and
-two factors per token. q and k are not normalised: raw products of 16-bit tensors are exact on tensor cores.
+a program takes one chunk of one value head, all of it in registers and shared memory. It stores T, P and
+three factors per token. q and k are not normalised: raw products of 16-bit tensors are exact on tensor cores.
 Their norms are factors of rows and columns, as the decays are:
 
-    A_ij = beta_i |k_i|^-1 |k_j|^-1 exp(G_i - G_j) k_i.k_j          W = (T diag(beta exp(G) |k|^-1)) k
-    P_ij = scale |q_i|^-1 |k_j|^-1 exp(G_i - G_j) q_i.k_j           U = (T diag(beta)) v
+    A_ij = beta_i |k_i|^-1 |k_j|^-1 exp(G_i - G_j) k_i.k_j          T = (1 + A below the diagonal)^-1
+    P_ij = scale |q_i|^-1 |k_j|^-1 exp(G_i - G_j) q_i.k_j
 
-With a decay for each line of the state, it stores the scaled q and k. M below its diagonal comes in six
-levels of halves, all of them on tensor cores. Level h has the pairs of neighbouring blocks of h places:
+With a decay for each line of the state, it stores the scaled q and k, and k by both of its decays. M below
+its diagonal comes in six levels of halves, all of them on tensor cores. Level h has the pairs of neighbouring
+blocks of h places:
 
     place  0 1 2 3 4 5 6 7      h = 1   (1, 0) (3, 2) (5, 4) (7, 6)
                                 h = 2   (2..3, 0..1) (6..7, 4..5)
@@ -72,7 +79,6 @@ from weft.tensor.gpu.products import (
     pairwise_decay,
     product,
     product_left,
-    product_right,
     rounded,
     unit_lower_inverse,
     unit_scale,
@@ -87,25 +93,10 @@ from weft.units import CHUNK_TOKENS
 PLACES = tl.constexpr(CHUNK_TOKENS)
 LEVELS = tl.constexpr(CHUNK_TOKENS.bit_length() - 1)
 RECURRENT = Blocks(32)
-PREPARE_HEADS = Blocks(32)
+PREPARE_HEADS = Blocks(CHUNK_TOKENS)
 PREPARE_LINES = Blocks(32, warps=8)
-
-
-def states_blocks(k_padded: int) -> Blocks:
-    """W (float32) and k of one chunk are K x 384 bytes in shared memory, twice with the next ones in flight:
-    84 KB at 128. With 32 columns the products take all but half a kilobyte of each thread's registers."""
-    return Blocks(16, stages=2 if k_padded <= 128 else 1)
-
-
-def outputs_blocks(k_padded: int, by_line: bool, q_dtype: torch.dtype) -> Blocks:
-    """One program covers all of V = 128, so q and P are read once; eight warps hold the state. If q is
-    float32 (given so, or scaled by the decay of each line), Ampere's registers hold its products for 32
-    columns only."""
-    if by_line:
-        return Blocks(32, warps=8)
-    if q_dtype == torch.float32:
-        return Blocks(32)
-    return Blocks(width=128 if k_padded <= 128 else 64, warps=8)
+CHUNKS = Blocks(16)
+"""Columns of the state. Of 32 more registers spill, and a single prompt has fewer programs."""
 
 
 @triton.jit
@@ -171,10 +162,9 @@ def recurrent(q, k, v, g, beta, out, state, slots, starts, fresh, chunk_begin, c
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
-def _prepare_heads(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chunk_tokens, q_row,
-                   q_head, k_row, k_head, v_row, v_head, g_row, g_head, beta_row, beta_head, base, scale,
-                   H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-                   BV: tl.constexpr):
+def _prepare_heads(q, k, g, beta, t_scratch, p, q_left, k_up, k_left, decay, chunk_first, chunk_tokens,
+                   q_row, q_head, k_row, k_head, g_row, g_head, beta_row, beta_head, base, scale,
+                   H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr):
     """Grid: heads, chunks from ``base`` on. One decay for each head."""
     head, c = tl.program_id(0), base + tl.program_id(1)
     chunk = (tl.program_id(1) * H + head).to(tl.int64)
@@ -200,19 +190,12 @@ def _prepare_heads(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first
     attention = product(queries, tl.trans(keys)) * scaled * q_scale[:, None]
     tl.store(p + row[:, None] * PLACES + place[None, :], attention, mask=here[:, None])
     tl.store(q_left + row, q_scale * grown, mask=here)
+    tl.store(k_up + row, k_scale * grown, mask=here)
     left, over_chunk = decay_to_end(whole, rest, place, PLACES)
     tl.store(k_left + row, left * k_scale, mask=here)
     tl.store(decay + chunk, over_chunk)
-
-    solved = unit_lower_inverse(a, PLACES)
-    w_tile = product_right(solved * (beta_t * grown * k_scale)[None, :], keys)
-    tl.store(w + row[:, None] * K + line[None, :], w_tile, mask=tile)
-    solved = solved * beta_t[None, :]
-    for part in range(0, V, BV):
-        col = part + tl.arange(0, BV)
-        v_tile = here[:, None] & (col < V)[None, :]
-        values = tl.load(v + t[:, None] * v_row + head * v_head + col[None, :], mask=v_tile, other=0.0)
-        tl.store(u + row[:, None] * V + col[None, :], product_right(solved, values), mask=v_tile)
+    tl.store(t_scratch + row[:, None] * PLACES + place[None, :],
+             unit_lower_inverse(a, PLACES) * beta_t[None, :], mask=here[:, None])
 
 
 @triton.jit
@@ -244,10 +227,9 @@ def _add_pairs(m_keys, m_queries, keys, queries, g, place):
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
-def _prepare_lines(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chunk_tokens, q_row,
-                   q_head, k_row, k_head, v_row, v_head, g_row, g_head, beta_row, beta_head, base, scale,
-                   H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-                   BV: tl.constexpr):
+def _prepare_lines(q, k, g, beta, t_scratch, p, q_left, k_up, k_left, decay, chunk_first, chunk_tokens,
+                   q_row, q_head, k_row, k_head, g_row, g_head, beta_row, beta_head, base, scale,
+                   H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
     """Grid: heads, chunks from ``base`` on. One decay for each line of a head."""
     head, c = tl.program_id(0), base + tl.program_id(1)
     chunk = (tl.program_id(1) * H + head).to(tl.int64)
@@ -277,62 +259,61 @@ def _prepare_lines(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first
         tile = here[:, None] & (line < K)[None, :]
         tl.store(decay + chunk * K + line, over_chunk, mask=line < K)
         tl.store(q_left + row * K + line[None, :], queries * q_scale[:, None] * decay_of(upto), mask=tile)
+        tl.store(k_up + row * K + line[None, :], keys * k_scale[:, None] * decay_of(upto), mask=tile)
         tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * decay_of(after), mask=tile)
     tl.store(p + row * PLACES + place[None, :], m_queries * q_scale[:, None] * k_scale[None, :],
              mask=here[:, None])
 
     beta_t = tl.load(beta + t * beta_row + head * beta_head, mask=here, other=0.0).to(tl.float32)
-    solved = unit_lower_inverse(m_keys * (beta_t * k_scale)[:, None] * k_scale[None, :],
-                                PLACES) * beta_t[None, :]
-    for part in range(0, V, BV):
-        col = part + tl.arange(0, BV)
-        v_tile = here[:, None] & (col < V)[None, :]
-        values = tl.load(v + t[:, None] * v_row + head * v_head + col[None, :], mask=v_tile, other=0.0)
-        tl.store(u + row * V + col[None, :], product_right(solved, values), mask=v_tile)
-    solved = solved * k_scale[None, :]
-    for part in range(0, K, BK):
-        line = part + tl.arange(0, BK)
-        upto = tl.cumsum(_rows(g, t, g_row, g_head, head, line, here, K), axis=0)
-        keys = _rows(k, t, k_row, k_head, head, line, here, K)
-        w_tile = product(solved, keys * decay_of(upto))
-        tl.store(w + row * K + line[None, :], w_tile, mask=here[:, None] & (line < K)[None, :])
+    solved = unit_lower_inverse(m_keys * (beta_t * k_scale)[:, None] * k_scale[None, :], PLACES)
+    tl.store(t_scratch + row * PLACES + place[None, :], solved * beta_t[None, :], mask=here[:, None])
 
 
 @triton.jit(do_not_specialize=["first_run", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
-def states(k, k_left, decay, w, u, chunk_states, state, carry_in, carry_out, slots, fresh, chunk_begin,
-           chunk_first, chunk_tokens, chunk_tap, k_row, k_head, slot_stride, first_run, base, limit,
-           H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-           BV: tl.constexpr, BY_LINE: tl.constexpr):
-    """Grid: blocks of V, heads, prefill runs. Buffers begin at chunk ``base``. ``k_left``: the factors of k
-    [C, H, 64], or with BY_LINE the scaled k itself [C, H, 64, K]. ``decay``: [C, H] or [C, H, K]. ``u``
-    becomes v'; ``chunk_states`` [C, H, K, V]: the state before each chunk."""
+def chunks(q, k, v, t_scratch, p, q_left, k_up, k_left, decay, out, state, carry_in, carry_out, slots, fresh,
+           chunk_begin, chunk_first, chunk_tokens, chunk_tap, q_row, q_head, k_row, k_head, v_row, v_head,
+           slot_stride, first_run, base, limit, H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr,
+           V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr, BY_LINE: tl.constexpr):
+    """Grid: blocks of V, heads, prefill runs. Scratch begins at chunk ``base``. ``t_scratch``, ``p``:
+    [C, H, 64, 64]. ``q_left``, ``k_up``, ``k_left``: the factors of q S, k S and k^T v' [C, H, 64]; with
+    BY_LINE the scaled q and k themselves [C, H, 64, K]. ``decay`` [C, H] or [C, H, K]. ``out`` [T, H, V]."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
-    inside = (line < K)[:, None] & (col < V)[None, :]
-    element = line[:, None] * V + col[None, :]
-    in_slot = head * (K * V) + element
-    slot = tl.load(slots + run)
+    in_slot = head * (K * V) + line[:, None] * V + col[None, :]
+    slot, key = tl.load(slots + run), head // GROUP
     begin, end, opens, closes = part_of_run(chunk_begin, run, base, limit)
     s = load_state(state, in_slot, slot, slot_stride, tl.load(fresh + run), carry_in, begin, end, opens,
                    line, K, col < V)
     for c in range(begin, end):
-        first, tokens = tl.load(chunk_first + c), tl.load(chunk_tokens + c)
-        here = place < tokens
+        here = place < tl.load(chunk_tokens + c)
         chunk = ((c - base) * H + head).to(tl.int64)
-        row = (chunk * PLACES + place)[:, None]
+        token, row = (tl.load(chunk_first + c) + place).to(tl.int64)[:, None], chunk * PLACES + place
         tile, v_tile = here[:, None] & (line < K)[None, :], here[:, None] & (col < V)[None, :]
-        tl.store(chunk_states + chunk * (K * V) + element, s, mask=inside)
-        w_tile = tl.load(w + row * K + line[None, :], mask=tile, other=0.0)
-        added = tl.load(u + row * V + col[None, :], mask=v_tile, other=0.0) - product(w_tile, s)
-        tl.store(u + row * V + col[None, :], added, mask=v_tile)
+        # q S comes first: behind the other products it takes more registers than there are.
         if BY_LINE:
-            keys = tl.load(k_left + row * K + line[None, :], mask=tile, other=0.0)
+            queries = tl.load(q_left + row[:, None] * K + line[None, :], mask=tile, other=0.0)
+            o_tile = product(queries, s)
+        else:
+            queries = tl.load(q + token * q_row + key * q_head + line[None, :], mask=tile, other=0.0)
+            o_tile = product_left(queries, s) * tl.load(q_left + row, mask=here, other=0.0)[:, None]
+        if BY_LINE:
+            keys = tl.load(k_up + row[:, None] * K + line[None, :], mask=tile, other=0.0)
+            seen = product(keys, s)
+        else:
+            keys = tl.load(k + token * k_row + key * k_head + line[None, :], mask=tile, other=0.0)
+            seen = product_left(keys, s) * tl.load(k_up + row, mask=here, other=0.0)[:, None]
+        values = tl.load(v + token * v_row + head * v_head + col[None, :], mask=v_tile, other=0.0)
+        square = row[:, None] * PLACES + place[None, :]
+        solved = tl.load(t_scratch + square, mask=here[:, None], other=0.0)
+        added = product(solved, values.to(tl.float32) - seen)
+        o_tile += product(tl.load(p + square, mask=here[:, None], other=0.0), added)
+        tl.store(out + (token * H + head) * V + col[None, :], o_tile.to(out.dtype.element_ty), mask=v_tile)
+        if BY_LINE:
+            keys = tl.load(k_left + row[:, None] * K + line[None, :], mask=tile, other=0.0)
             over_chunk = tl.load(decay + chunk * K + line, mask=line < K, other=0.0)[:, None]
             s = s * over_chunk + product(tl.trans(keys), added)
         else:
-            keys = tl.load(k + (first + place).to(tl.int64)[:, None] * k_row + (head // GROUP) * k_head
-                           + line[None, :], mask=tile, other=0.0)
-            left = tl.load(k_left + chunk * PLACES + place, mask=here, other=0.0)
+            left = tl.load(k_left + row, mask=here, other=0.0)
             s = s * tl.load(decay + chunk) + product_left(tl.trans(keys), added * left[:, None])
         tap = tl.load(chunk_tap + c).to(tl.int64)
         tl.store(state + tap * slot_stride + in_slot, s,
@@ -340,55 +321,25 @@ def states(k, k_left, decay, w, u, chunk_states, state, carry_in, carry_out, slo
     store_state(s, state, in_slot, slot, slot_stride, carry_out, begin, end, closes, line, K, col < V)
 
 
-@triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
-def outputs(q, q_left, p, u, chunk_states, out, chunk_first, chunk_tokens, q_row, q_head, base,
-            H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-            BV: tl.constexpr, BY_LINE: tl.constexpr):
-    """Grid: blocks of V, heads, chunks from ``base`` on. ``q_left``: the factors of q S [C, H, 64], or
-    with BY_LINE the scaled q itself [C, H, 64, K]; ``p`` [C, H, 64, 64]; ``out`` [T, H, V]."""
-    head, c = tl.program_id(1), base + tl.program_id(2)
-    line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
-    first, tokens = tl.load(chunk_first + c), tl.load(chunk_tokens + c)
-    here = place < tokens
-    chunk = (tl.program_id(2) * H + head).to(tl.int64)
-    row = (chunk * PLACES + place)[:, None]
-    tile, v_tile = here[:, None] & (line < K)[None, :], here[:, None] & (col < V)[None, :]
-    s = tl.load(chunk_states + chunk * (K * V) + line[:, None] * V + col[None, :],
-                mask=(line < K)[:, None] & (col < V)[None, :], other=0.0)
-    if BY_LINE:
-        o_tile = product(tl.load(q_left + row * K + line[None, :], mask=tile, other=0.0), s)
-    else:
-        queries = tl.load(q + (first + place).to(tl.int64)[:, None] * q_row + (head // GROUP) * q_head
-                          + line[None, :], mask=tile, other=0.0)
-        left = tl.load(q_left + chunk * PLACES + place, mask=here, other=0.0)
-        o_tile = product_left(queries, s) * left[:, None]
-    p_tile = tl.load(p + row * PLACES + place[None, :], mask=here[:, None], other=0.0)
-    o_tile += product(p_tile, tl.load(u + row * V + col[None, :], mask=v_tile, other=0.0))
-    at = ((first + place).to(tl.int64) * H + head)[:, None] * V + col[None, :]
-    tl.store(out + at, o_tile.to(out.dtype.element_ty), mask=v_tile)
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkBuffers:
     """The scratch memory of a segment, float32. The kernels above state the shapes."""
 
-    w: torch.Tensor
-    u: torch.Tensor
+    t: torch.Tensor
     p: torch.Tensor
     q_left: torch.Tensor
+    k_up: torch.Tensor
     k_left: torch.Tensor
     decay: torch.Tensor
-    chunk_states: torch.Tensor
 
 
 def _chunk_segments(step: DeviceRuns, state_SHKV: torch.Tensor,
-                   by_line: bool) -> Iterator[tuple[Segment, ChunkBuffers]]:
+                    by_line: bool) -> Iterator[tuple[Segment, ChunkBuffers]]:
     """The segments of a step, with one set of buffers for all of them."""
-    heads, k_dim, v_dim = state_SHKV.shape[1:]
+    heads, k_dim, _ = state_SHKV.shape[1:]
     lines = (k_dim,) if by_line else ()
-    factors = (heads, CHUNK_TOKENS, *lines)
-    shapes = [(heads, CHUNK_TOKENS, k_dim), (heads, CHUNK_TOKENS, v_dim), (heads, CHUNK_TOKENS, CHUNK_TOKENS),
-              factors, factors, (heads, *lines), (heads, k_dim, v_dim)]
+    square, factors = (heads, CHUNK_TOKENS, CHUNK_TOKENS), (heads, CHUNK_TOKENS, *lines)
+    shapes = [square, square, factors, factors, factors, (heads, *lines)]
     each = chunks_at_once(step, 4 * sum(map(math.prod, shapes)))
     buffers = ChunkBuffers(*(torch.empty((each, *shape), dtype=torch.float32, device=state_SHKV.device)
                              for shape in shapes))
@@ -415,12 +366,11 @@ def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     kernel, blocks, sizes = _prepare_form(by_line, heads // k_THK.shape[1], k_dim)
     for segment, buffers in _chunk_segments(step, state_SHKV, by_line):
         launch(kernel, (heads, segment.chunk_count))(
-            q_THK, k_THK, v_THV, g_TH, beta_TH, buffers.w, buffers.u, buffers.p, buffers.q_left,
-            buffers.k_left, buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2],
-            *k_THK.stride()[:2], *v_THV.stride()[:2], *g_TH.stride()[:2], *beta_TH.stride(), segment.begin,
-            scale, H=heads, K=k_dim, V=v_dim, BV=blocks.width, **sizes, num_warps=blocks.warps,
-            num_stages=blocks.stages)
-        _run_chunks(q_THK, k_THK, out_THV, state_SHKV, runs, step, segment, buffers, by_line=by_line)
+            q_THK, k_THK, g_TH, beta_TH, buffers.t, buffers.p, buffers.q_left, buffers.k_up, buffers.k_left,
+            buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
+            *g_TH.stride()[:2], *beta_TH.stride(), segment.begin, scale, H=heads, K=k_dim, **sizes,
+            num_warps=blocks.warps, num_stages=blocks.stages)
+        _run_chunks(q_THK, k_THK, v_THV, out_THV, state_SHKV, runs, step, segment, buffers, by_line=by_line)
     return out_THV
 
 
@@ -464,23 +414,15 @@ def _run_recurrent(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor
         num_stages=RECURRENT.stages)
 
 
-def _run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, out_THV: torch.Tensor, state_SHKV: torch.Tensor,
-                runs: Runs, step: DeviceRuns, segment: Segment, buffers: ChunkBuffers, *,
-                by_line: bool) -> None:
-    """The kernels after ``prepare``: states, then outputs of a segment."""
+def _run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, out_THV: torch.Tensor,
+                state_SHKV: torch.Tensor, runs: Runs, step: DeviceRuns, segment: Segment,
+                buffers: ChunkBuffers, *, by_line: bool) -> None:
+    """The kernel after ``prepare``, for the prefill runs of a segment."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
-    sizes = {"H": heads, "GROUP": heads // k_THK.shape[1], "K": k_dim, "V": v_dim, "KP": padded(k_dim),
-             "BY_LINE": by_line}
-    blocks = states_blocks(padded(k_dim))
-    launch(states, (triton.cdiv(v_dim, blocks.width), heads, step.run_count - step.decode_count))(
-        k_THK, buffers.k_left, buffers.decay, buffers.w, buffers.u, buffers.chunk_states, state_SHKV,
-        segment.carry_in, segment.carry_out, runs.slots_R, step.fresh_R, step.chunk_begin_R,
-        step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *k_THK.stride()[:2], state_SHKV.stride(0),
-        step.decode_count, segment.begin, segment.end, **sizes, BV=blocks.width, num_warps=blocks.warps,
-        num_stages=blocks.stages)
-    blocks = outputs_blocks(padded(k_dim), by_line, q_THK.dtype)
-    width = min(blocks.width, padded(v_dim))
-    launch(outputs, (triton.cdiv(v_dim, width), heads, segment.chunk_count))(
-        q_THK, buffers.q_left, buffers.p, buffers.u, buffers.chunk_states, out_THV, step.chunk_first_C,
-        step.chunk_tokens_C, *q_THK.stride()[:2], segment.begin, **sizes, BV=width, num_warps=blocks.warps,
-        num_stages=blocks.stages)
+    launch(chunks, (triton.cdiv(v_dim, CHUNKS.width), heads, step.run_count - step.decode_count))(
+        q_THK, k_THK, v_THV, buffers.t, buffers.p, buffers.q_left, buffers.k_up, buffers.k_left,
+        buffers.decay, out_THV, state_SHKV, segment.carry_in, segment.carry_out, runs.slots_R, step.fresh_R,
+        step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *q_THK.stride()[:2],
+        *k_THK.stride()[:2], *v_THV.stride()[:2], state_SHKV.stride(0), step.decode_count, segment.begin,
+        segment.end, H=heads, GROUP=heads // k_THK.shape[1], K=k_dim, V=v_dim, KP=padded(k_dim),
+        BV=CHUNKS.width, BY_LINE=by_line, num_warps=CHUNKS.warps, num_stages=CHUNKS.stages)
