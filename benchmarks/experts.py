@@ -24,8 +24,7 @@ from statistics import median
 
 import torch
 
-from weft.bench.kernels import processor
-from weft.host import usable_cores
+from weft.host import cpu_name_and_flags, usable_cores
 from weft.tensor import native
 from weft.tensor.ops.moe import ExpertWeights, moe
 from weft.tensor.weights.tiles import ExpertTiles, in_best_tiles, tiled
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(threads)
     native.set_threads(threads)
     torch.manual_seed(0)
-    facts = {"processor": processor(), "threads": threads, "kernels": native.describe(),
+    facts = {"processor": cpu_name_and_flags()[0], "threads": threads, "kernels": native.describe(),
              "torch": torch.__version__, "rounds": args.rounds, "experts": args.experts}
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     clock = time.thread_time if args.busy else time.perf_counter

@@ -108,7 +108,7 @@ def random_model(name: str, layers: int | None, device: torch.device) -> Any:
     """A model of that geometry whose matrices are noise of a size that keeps activations finite."""
     from weft.families import read_architecture
     from weft.models.checkpoint_files import CheckpointFiles
-    from weft.models.loading import builder
+    from weft.models.families import build
     from weft.models.runtime_form import RuntimeForm
     from weft.models.weights import TensorSource
     from weft.planning.geometries import find_geometry
@@ -135,7 +135,7 @@ def random_model(name: str, layers: int | None, device: torch.device) -> Any:
     architecture = read_architecture(config)
     torch.manual_seed(0)
     with torch.inference_mode():
-        return builder(architecture.family)(architecture, source)
+        return build(architecture, source)
 
 
 def copy_rate(device: torch.device, size: int = 1 << 30) -> float:

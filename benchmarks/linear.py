@@ -32,12 +32,11 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from weft.bench.kernels import processor
-from weft.host import usable_cores
+from weft.host import cpu_name_and_flags, usable_cores
 from weft.tensor import native
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.weights.packed import pack
-from weft.tensor.weights.quantized import Codes, in_tiles, rounded
+from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, in_tiles, rounded
 from weft.tensor.weights.tiles import rows_of, tiled, to_twelve_bit
 
 SHAPES = ((9216, 1024), (1024, 4608), (3072, 1024), (8192, 2048))
@@ -94,10 +93,15 @@ def forms_of_files(out: int, columns: int) -> dict[str, Codes]:
     def scales(group: int) -> torch.Tensor:
         return torch.rand(out, columns // group) / columns
     zeros = torch.randint(6, 10, (out, columns // 128), dtype=torch.uint8)
-    powers = 2.0 ** torch.randint(-12, -6, (out, columns // 32))
+    table = torch.tensor([value + 128 for value in E2M1], dtype=torch.uint8)
+    powers = torch.randint(115, 121, (out, columns // 32), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    small = torch.rand(out, columns // 16).mul_(448).to(torch.float8_e4m3fn)
+
+    def float4(numbers: torch.Tensor, group: int) -> Codes:
+        shared = torch.full((out, 1), 0.5 if group == 32 else 1e-4)
+        return Codes(4, codes(0, 16), BlockNumbers(numbers, shared), None, group, table=table)
     return {"gptq": Codes(4, codes(0, 16), scales(128).half().float(), zeros, 128),
-            "mxfp4": Codes(6, codes(20, 45), powers, None, 32),
-            "nvfp4": Codes(6, codes(20, 45), scales(16), None, 16),
+            "mxfp4": float4(powers, 32), "nvfp4": float4(small, 16),
             "int8 rows": Codes(8, codes(0, 255), scales(columns), None, columns)}
 
 
@@ -160,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.errors:
         print_errors()
         return 0
-    facts = {"processor": processor(), "threads": args.threads, "kernels": native.describe(),
+    facts = {"processor": cpu_name_and_flags()[0], "threads": args.threads, "kernels": native.describe(),
              "torch": torch.__version__, "rounds": args.rounds}
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     clock = time.thread_time if args.busy else time.perf_counter

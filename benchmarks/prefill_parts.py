@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.start import write_checkpoint
 from weft.api import Engine
-from weft.bench.kernels import processor
+from weft.host import cpu_name_and_flags
 from weft.planning.geometries import find_geometry
 from weft.tensor import native
 
@@ -85,12 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parts = measure(config, args.tokens)
         whole = sum(parts.values())
         table[name] = dict(parts.most_common(args.top))
-        print(f"{processor()}, {native.describe()}; {name}, {args.layers} layers, {args.tokens} tokens: "
-              f"{whole / args.tokens * 1e6:.0f} us a token")
+        print(f"{cpu_name_and_flags()[0]}, {native.describe()}; {name}, {args.layers} layers, "
+              f"{args.tokens} tokens: {whole / args.tokens * 1e6:.0f} us a token")
         for part, seconds in parts.most_common(args.top):
             print(f"{seconds / args.tokens * 1e6:>10.1f} us {seconds / whole:>7.1%}  {part}")
     if args.json is not None:
-        args.json.write_text(json.dumps({"processor": processor(), "parts": table}, indent=1))
+        args.json.write_text(json.dumps({"processor": cpu_name_and_flags()[0], "parts": table}, indent=1))
     return 0
 
 

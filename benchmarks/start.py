@@ -37,10 +37,10 @@ import numpy as np
 import torch
 
 import weft
-from weft.bench.kernels import processor
 from weft.families import read_architecture
+from weft.host import cpu_name_and_flags
 from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.loading import builder
+from weft.models.families import build
 from weft.models.reader import TensorCheck
 from weft.models.stored_values import TORCH_DTYPES
 from weft.planning.geometries import find_geometry
@@ -106,7 +106,7 @@ def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
     source = CheckpointFiles(directory, config, {}, "model.", directory / "config.json")
     architecture = read_architecture(config)
     shapes = _Shapes(source)
-    builder(architecture.family)(architecture, shapes)
+    build(architecture, shapes)
     embedded = Path(weft.__file__).parent / "embedded" / "weft-recall"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(embedded / name, directory)
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         directory, cache = Path(temporary) / "model", Path(temporary) / "cache"
         directory.mkdir()
         whole = write_checkpoint(directory, config)
-        print(f"{processor()}; {args.geometry}, {config['num_hidden_layers']} layers: "
+        print(f"{cpu_name_and_flags()[0]}; {args.geometry}, {config['num_hidden_layers']} layers: "
               f"{whole / 1e9:.1f} GB of bfloat16", flush=True)
         print(f"{'run':>8}{'ready s':>9}{'load s':>8}{'weights GB':>12}{'anon peak':>11}{'stays':>8}"
               f"{'peak/stays':>12}")
@@ -193,7 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                   f"{one.anonymous_peak_bytes / 1e9:>11.2f}{one.anonymous_stays_bytes / 1e9:>8.2f}"
                   f"{one.anonymous_peak_bytes / one.anonymous_stays_bytes:>12.2f}  {one.form}", flush=True)
     if args.json is not None:
-        facts = {"processor": processor(), "geometry": args.geometry, "layers": config["num_hidden_layers"]}
+        facts = {"processor": cpu_name_and_flags()[0], "geometry": args.geometry,
+                 "layers": config["num_hidden_layers"]}
         table = [asdict(one) for one in starts]
         args.json.write_text(json.dumps({"facts": facts, "starts": table}, indent=1))
     return 0

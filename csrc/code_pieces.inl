@@ -32,6 +32,8 @@ constexpr int64_t kCodesAhead = 2048, kCodesNext = 256;
 template <int BITS, Zero ZERO>
 WEFT_INLINE f32x16 code_base(const Weight& weight, int64_t at) {
   static_assert(BITS != 6 || ZERO != Zero::of_group);
+  if constexpr (ZERO == Zero::looked_up)  // the table itself, without its middle
+    return __builtin_convertvector((i32x16)load_bytes(weight.table), f32x16) - static_cast<float>(kMiddle<8>);
   f32x16 zero = splat(ZERO == Zero::middle ? static_cast<float>(kMiddle<BITS>) : 0.0f);
   if constexpr (ZERO == Zero::of_group) zero = __builtin_convertvector(tile_zeros(weight, at), f32x16);
   return BITS == 4 ? zero : zero + 8388608.0f;  // 2^23: see below
@@ -44,7 +46,9 @@ WEFT_INLINE f32x16 code_numbers(u32x16 bytes, int shift, f32x16 base) {
     return (f32x16)(((bytes >> shift) & 255u) | 0x4B000000u) - base;
   } else {
     const f32x16 numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const f32x16 table = ZERO == Zero::middle ? numbers - static_cast<float>(kMiddle<BITS>) : numbers;
+    const f32x16 table = ZERO == Zero::looked_up ? base
+                         : ZERO == Zero::middle  ? numbers - static_cast<float>(kMiddle<BITS>)
+                                                 : numbers;
     const f32x16 looked_up = (f32x16)_mm512_permutexvar_ps((__m512i)(bytes >> shift), (__m512)table);  // of 4 bits
     return ZERO == Zero::of_group ? looked_up - base : looked_up;
   }
@@ -134,6 +138,8 @@ auto with_codes(const Weight& weight, const Of& of) {
     const Zero zero = zero_of(weight);
     if constexpr (BITS != 6)
       if (zero == Zero::of_group) return of.template operator()<BITS, Zero::of_group>();
+    if constexpr (BITS == 4)
+      if (zero == Zero::looked_up) return of.template operator()<BITS, Zero::looked_up>();
     return zero == Zero::none ? of.template operator()<BITS, Zero::none>() : of.template operator()<BITS, Zero::middle>();
   };
   return weight.form == WeightForm::int8   ? of_bits.template operator()<8>()
@@ -206,7 +212,7 @@ void unpack_codes(const Weight& weight, int64_t tile, int64_t first, int64_t cou
       for (int pair = 0; pair < 2; ++pair, to += 4 * kPairWords) {
         u32x16 bytes[2];
         raw_pair<BITS>(from, pair, bytes);
-        if constexpr (BITS == 4 && ZERO != Zero::of_group) {
+        if constexpr (BITS == 4 && ZERO != Zero::of_group && ZERO != Zero::looked_up) {
           unpack_nibbles<ZERO>((__m512i)bytes[0], to);
         } else {
           for (int quad = 0; quad < 2; ++quad)

@@ -40,8 +40,8 @@ struct FusedDecoder {
   void run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
            int64_t table_stride, void* out) const;
 
-  // The log of a step with windows has a part for each stage with a state, one after the other: a row for each token
-  // in a window. Bytes of a token in all parts:
+  // The log of a step with verify runs has a part for each stage with a state, one after the other: a row for each
+  // token of these runs. Bytes of a token in all parts:
   int64_t log_token_bytes(Dtype dtype) const;
 
   // The next ``run`` over ``runs`` fills the log ``to``.

@@ -30,7 +30,7 @@ struct Tap {
 
 // One span of tokens of one sequence. ``slot`` PAD: the state starts from zeros and is not kept.
 // ``start`` PAD: a padding row; it reads and writes nothing. Without ``keeps`` the state behind the run is not written:
-// a window of drafts, which may be wrong.
+// a verify run, whose drafts may be wrong.
 struct Run {
   int64_t offset, start, length, slot;
   bool fresh;
@@ -38,7 +38,7 @@ struct Run {
   bool keeps = true;
 };
 
-// A copy of a recurrent layer's inputs: the rows of the windows, ``row_bytes`` each. A row is the layer's projection
+// A copy of a recurrent layer's inputs: the rows of verify runs, ``row_bytes`` each. A row is the layer's projection
 // without ``gap_bytes`` from ``gap`` on: the gate of its output, which no state depends on. ``window``: the address of
 // the layer's convolution windows, which tells one layer from another.
 struct Log {
@@ -47,7 +47,7 @@ struct Log {
   int64_t row_bytes, gap, gap_bytes;
 };
 
-// The windows are consecutive rows [log_first, log_first + log_rows) of the step.
+// Verify runs are consecutive rows [log_first, log_first + log_rows) of the step.
 struct Runs {
   std::vector<Run> runs;
   int64_t log_first = 0, log_rows = 0;
@@ -197,8 +197,9 @@ enum class WeightForm : int {
   bfloat16_twelve_bit = 7,  // bfloat16_tiles in 12 bits (twelve_bit.inl); where has_twelve_bit_products; in is a multiple of 8
 };
 
-// Numbers of groups. ``bytes``: signed, each times a float16 that a block of 256 columns shares.
-enum class ScaleForm : int { float32 = 0, float16 = 1, bytes = 2 };
+// Numbers of groups. ``bytes``: signed, each times a float16 that a block of 256 columns shares. Bytes of e4m3 without
+// a sign, or of e8m0, are multiplied by a float32 that a row shares, or divided by it.
+enum class ScaleForm : int { float32 = 0, float16 = 1, bytes = 2, e4m3 = 3, e8m0 = 4, e4m3_divided = 5 };
 
 struct Weight {
   const void* data;
@@ -211,6 +212,8 @@ struct Weight {
   const int64_t* odd;      // 12-bit: for each tile where in this array its odd weights begin, then those
   const void* minimums;    // as scales, or null. Subtracted: value = code scale - minimum. Groups of 16 or 32 columns
   const uint16_t *block_scales, *block_minimums;  // float16 [tiles][blocks][16], of bytes
+  const float* row_scales; // [tiles][16], of e4m3 and e8m0
+  const uint8_t* table;    // of int4, 16 bytes: 128 more than what each code stands for; or null
 };
 
 struct LinearArgs {

@@ -23,7 +23,7 @@ Projected between(int which, const Projected& like, int64_t width) {
 
 }  // namespace
 
-// The rows of the windows into the layer's log, where it has one.
+// Copies the rows of verify runs into the layer's log, where it has one.
 void log_rows(const Runs& runs, const Projected& projected, const void* window) {
   for (const Log& log : runs.logs) {
     if (log.window != window) continue;

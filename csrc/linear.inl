@@ -19,21 +19,47 @@ constexpr int64_t tile_line_bytes() {
   return kTile * kLine * BITS / 8;
 }
 
-WEFT_INLINE i32x16 tile_zeros(const Weight& weight, int64_t at) {
-  typedef uint8_t u8x16 __attribute__((vector_size(16)));
-  u8x16 bytes;
-  std::memcpy(&bytes, weight.zeros + at, sizeof bytes);
-  return __builtin_convertvector(bytes, i32x16);
-}
+WEFT_INLINE i32x16 tile_zeros(const Weight& weight, int64_t at) { return (i32x16)load_bytes(weight.zeros + at); }
 
 template <int BITS>
 constexpr int kMiddle = 1 << (BITS - 1);
 
 // What is subtracted of a code: the middle, a number of its group, or nothing, as minimums are taken off the totals.
-enum class Zero { middle, of_group, none };
+// ``looked_up``: a code is a place in a table of bytes, whose middle is that of int8.
+enum class Zero { middle, of_group, none, looked_up };
 
 Zero zero_of(const Weight& weight) {
-  return weight.minimums ? Zero::none : weight.zeros ? Zero::of_group : Zero::middle;
+  return weight.table ? Zero::looked_up : weight.minimums ? Zero::none : weight.zeros ? Zero::of_group : Zero::middle;
+}
+
+template <int BITS, Zero ZERO>
+constexpr int kMiddleOf = ZERO == Zero::looked_up ? kMiddle<8> : kMiddle<BITS>;
+
+// Bytes of ``table`` for codes of four bits, each in a byte.
+WEFT_INLINE u32x16 looked_up(u32x16 codes, const uint8_t* table) {
+#if defined(__AVX512F__)
+  const __m512i numbers = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return (u32x16)_mm512_shuffle_epi8(numbers, (__m512i)codes);
+#elif defined(__AVX2__)
+  const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  __m256i halves[2];
+  std::memcpy(halves, &codes, sizeof codes);
+  for (__m256i& half : halves) half = _mm256_shuffle_epi8(numbers, half);
+  std::memcpy(&codes, halves, sizeof codes);
+  return codes;
+#elif defined(__aarch64__)
+  uint8x16_t quarters[4];
+  std::memcpy(quarters, &codes, sizeof codes);
+  for (uint8x16_t& quarter : quarters) quarter = vqtbl1q_u8(vld1q_u8(table), quarter);
+  std::memcpy(&codes, quarters, sizeof codes);
+  return codes;
+#else
+  uint8_t bytes[64];
+  std::memcpy(bytes, &codes, sizeof codes);
+  for (uint8_t& byte : bytes) byte = table[byte];
+  std::memcpy(&codes, bytes, sizeof codes);
+  return codes;
+#endif
 }
 
 // Of 16 columns of a tile at ``from``, columns 8 pair ... 8 pair + 7: a byte for each of 4 columns, twice.
@@ -54,6 +80,14 @@ WEFT_INLINE void pair_codes(const uint8_t* from, int pair, u32x16* codes) {
   }
 }
 
+// The same as bytes that their middle is subtracted of.
+template <int BITS, Zero ZERO>
+WEFT_INLINE void pair_numbers(const Weight& weight, const uint8_t* from, int pair, u32x16* codes) {
+  pair_codes<BITS>(from, pair, codes);
+  if constexpr (ZERO == Zero::looked_up)
+    for (int quad = 0; quad < 2; ++quad) codes[quad] = looked_up(codes[quad], weight.table);
+}
+
 // TILES tiles from ``tile`` on, times ROWS rows of x from ``row`` on -> y [ROWS][kOutRows]. PARTS: groups of a line, 1
 // where groups are whole lines.
 template <int BITS, int ROWS, int TILES, Zero ZERO, int PARTS>
@@ -63,7 +97,7 @@ WEFT_INLINE void exact_tiles(const Weight& weight, int64_t tile, const Prepared&
   for (int t = 0; t < TILES; ++t) {
     const uint8_t* from = static_cast<const uint8_t*>(weight.data) + (tile + t) * lines * tile_line_bytes<BITS>();
     f32x16 total[ROWS] = {};
-    f32x16 scale = splat(0), zero = splat(static_cast<float>(kMiddle<BITS>));
+    f32x16 scale = splat(0), zero = splat(static_cast<float>(kMiddleOf<BITS, ZERO>));
     for (int64_t part = 0; part < lines * PARTS; ++part) {
       if (PARTS == 2 || part * kLine % weight.group == 0) {
         const int64_t group = PARTS == 2 ? part : part * kLine / weight.group;
@@ -76,16 +110,18 @@ WEFT_INLINE void exact_tiles(const Weight& weight, int64_t tile, const Prepared&
       for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
         for (int pair = 0; pair < 2; ++pair) {
           u32x16 codes[2];
-          pair_codes<BITS>(from, pair, codes);
+          pair_numbers<BITS, ZERO>(weight, from, pair, codes);
           for (int quad = 0; quad < 2; ++quad)
             for (int j = 0; j < 4; ++j) {
-              const f32x16 wide = __builtin_convertvector((i32x16)((codes[quad] >> (8 * j)) & 255u), f32x16);
+              i32x16 whole = (i32x16)((codes[quad] >> (8 * j)) & 255u);
+              if constexpr (ZERO == Zero::looked_up) whole -= kMiddle<8>;  // small numbers, of which 128 would leave less
+              const f32x16 wide = __builtin_convertvector(whole, f32x16);
               for (int r = 0; r < ROWS; ++r)
                 acc[r] += wide * values[r * x.padded + ((half * 2 + pair) * 2 + quad) * 4 + j];
             }
         }
       for (int r = 0; r < ROWS; ++r) {
-        if constexpr (ZERO == Zero::none) total[r] += acc[r] * scale;
+        if constexpr (ZERO == Zero::none || ZERO == Zero::looked_up) total[r] += acc[r] * scale;
         else total[r] += (acc[r] - zero * x.value_sums[static_cast<size_t>((row + r) * lines * PARTS + part)]) * scale;
       }
     }
@@ -119,13 +155,13 @@ WEFT_VNNI void rounded_tiles(const Weight& weight, int64_t tile, const Prepared&
       const int32_t sum = ZERO == Zero::none ? 0 : x.sums[static_cast<size_t>((row + r) * lines * PARTS + part)];
       for (int t = 0; t < TILES; ++t)
         acc[t][r] = ZERO == Zero::of_group ? _mm512_mullo_epi32(_mm512_set1_epi32(-sum), zero[t])
-                                           : _mm512_set1_epi32(-kMiddle<BITS> * sum);
+                                           : _mm512_set1_epi32(-kMiddleOf<BITS, ZERO> * sum);
     }
     const int8_t* codes = x.codes.data() + row * x.padded + part * (kLine / PARTS);
     for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
       for (int pair = 0; pair < 2; ++pair) {
         u32x16 w[TILES][2];
-        for (int t = 0; t < TILES; ++t) pair_codes<BITS>(from + t * tile_bytes, pair, w[t]);
+        for (int t = 0; t < TILES; ++t) pair_numbers<BITS, ZERO>(weight, from + t * tile_bytes, pair, w[t]);
         for (int quad = 0; quad < 2; ++quad)
           for (int r = 0; r < ROWS; ++r) {
             int32_t four;
@@ -142,6 +178,128 @@ WEFT_VNNI void rounded_tiles(const Weight& weight, int64_t tile, const Prepared&
   }
   for (int r = 0; r < ROWS; ++r)
     for (int t = 0; t < TILES; ++t) store(y + r * kOutRows + t * kTile, total[t][r]);
+}
+
+WEFT_INLINE __m512i signed_bytes(const void* from, int64_t at) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const int8_t*>(from) + at)));
+}
+
+// The same where scales are bytes that columns share a float of: 256 of a block (``bytes``), or all of a row. A byte is
+// a factor of whole numbers, and the float one of sums of many groups. That takes a third of the time of a float for
+// each group. Minimums are added up beside the products; with six rows of x that would spill, and they come behind.
+template <int BITS, int ROWS, int TILES, Zero ZERO, int PARTS, ScaleForm SCALES>
+WEFT_VNNI void rounded_blocks(const Weight& weight, int64_t tile, const Prepared& x, int64_t row, float* y) {
+  constexpr bool of_blocks = SCALES == ScaleForm::bytes, minimums = ZERO == Zero::none && ROWS <= 4;
+  const int64_t lines = x.lines, block_lines = of_blocks ? 256 / kLine : lines;
+  const int64_t blocks = (lines + block_lines - 1) / block_lines;
+  const int64_t tile_bytes = lines * tile_line_bytes<BITS>(), tile_numbers = lines * PARTS * kTile;
+  const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * tile_bytes;
+  f32x16 total[TILES][ROWS] = {}, taken_off[TILES][ROWS] = {};
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t end = (block + 1) * block_lines < lines ? (block + 1) * block_lines : lines;
+    f32x16 sums[TILES][ROWS] = {}, taken[TILES][ROWS] = {};
+    for (int64_t line = block * block_lines; line < end; ++line) {
+      __m512i whole[TILES][ROWS];
+      f32x16 scaled[TILES][ROWS];
+      for (int part = 0; part < PARTS; ++part) {
+        __m512i acc[TILES][ROWS];
+        const auto sum_at = [&](int r) { return static_cast<size_t>(((row + r) * lines + line) * PARTS + part); };
+        for (int r = 0; r < ROWS; ++r)
+          for (int t = 0; t < TILES; ++t)
+            acc[t][r] = ZERO == Zero::none ? _mm512_setzero_si512() : _mm512_set1_epi32(-kMiddleOf<BITS, ZERO> * x.sums[sum_at(r)]);
+        const int8_t* codes = x.codes.data() + row * x.padded + line * kLine + part * kHalfLine;
+        for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
+          for (int pair = 0; pair < 2; ++pair) {
+            u32x16 w[TILES][2];
+            for (int t = 0; t < TILES; ++t) pair_numbers<BITS, ZERO>(weight, from + t * tile_bytes, pair, w[t]);
+            for (int quad = 0; quad < 2; ++quad)
+              for (int r = 0; r < ROWS; ++r) {
+                int32_t four;
+                std::memcpy(&four, codes + r * x.padded + ((half * 2 + pair) * 2 + quad) * 4, sizeof four);
+                const __m512i xs = _mm512_set1_epi32(four);
+                for (int t = 0; t < TILES; ++t) acc[t][r] = _mm512_dpbusd_epi32(acc[t][r], (__m512i)w[t][quad], xs);
+              }
+          }
+        for (int t = 0; t < TILES; ++t) {
+          const int64_t at = (tile + t) * tile_numbers + (line * PARTS + part) * kTile;
+          if constexpr (of_blocks) {
+            const __m512i scale = signed_bytes(weight.scales, at);
+            for (int r = 0; r < ROWS; ++r) {
+              const __m512i one = _mm512_mullo_epi32(acc[t][r], scale);  // below 2^24, for ggml's forms
+              whole[t][r] = part ? _mm512_add_epi32(whole[t][r], one) : one;
+            }
+          } else {
+            const uint8_t* const numbers = static_cast<const uint8_t*>(weight.scales) + at;
+            const f32x16 scale = SCALES == ScaleForm::e8m0 ? powers_of_two(numbers) : small_floats(numbers);
+            for (int r = 0; r < ROWS; ++r) {
+              const f32x16 one = (f32x16)_mm512_cvtepi32_ps(acc[t][r]);
+              scaled[t][r] = part ? fused(one, scale, scaled[t][r]) : one * scale;
+            }
+          }
+          if constexpr (minimums) {
+            const f32x16 minimum = (f32x16)_mm512_cvtepi32_ps(signed_bytes(weight.minimums, at));
+            for (int r = 0; r < ROWS; ++r) taken[t][r] = fused(minimum, splat(x.value_sums[sum_at(r)]), taken[t][r]);
+          }
+        }
+      }
+      for (int r = 0; r < ROWS; ++r) {
+        const f32x16 x_scale = splat(x.scales[static_cast<size_t>((row + r) * lines + line)]);
+        for (int t = 0; t < TILES; ++t) {
+          if constexpr (of_blocks) sums[t][r] = fused((f32x16)_mm512_cvtepi32_ps(whole[t][r]), x_scale, sums[t][r]);
+          else sums[t][r] = fused(scaled[t][r], x_scale, sums[t][r]);
+        }
+      }
+    }
+    for (int t = 0; t < TILES; ++t) {
+      const int64_t at = ((tile + t) * blocks + block) * kTile;
+      const f32x16 shared = of_blocks ? load_halves(weight.block_scales + at) : load(weight.row_scales + at);
+      const f32x16 minimum = minimums ? load_halves(weight.block_minimums + at) : splat(0);
+      for (int r = 0; r < ROWS; ++r) {
+        if constexpr (of_blocks) total[t][r] = fused(sums[t][r], shared, total[t][r]);
+        else if constexpr (SCALES == ScaleForm::e8m0) total[t][r] = sums[t][r] * shared;
+        else if constexpr (SCALES == ScaleForm::e4m3) total[t][r] = sums[t][r] * kSmallFloats * shared;
+        else total[t][r] = sums[t][r] * kSmallFloats / shared;
+        if constexpr (minimums) taken_off[t][r] = fused(taken[t][r], minimum, taken_off[t][r]);
+      }
+    }
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int t = 0; t < TILES; ++t) store(y + r * kOutRows + t * kTile, minimums ? total[t][r] - taken_off[t][r] : total[t][r]);
+}
+
+// What ``rounded_blocks`` takes off where it adds up minimums, to the bit, behind a product.
+template <int ROWS, int PARTS>
+void take_block_minimums(const Weight& weight, int64_t tile, int tiles, const Prepared& x, int64_t row, float* y) {
+  const int64_t groups = x.lines * PARTS, block_groups = 256 / kLine * PARTS, blocks = (groups + block_groups - 1) / block_groups;
+  const float* const sums = x.value_sums.data() + row * groups;
+  for (int t = 0; t < tiles; ++t) {
+    f32x16 taken_off[ROWS] = {};
+    for (int64_t block = 0, group = 0; block < blocks; ++block) {
+      f32x16 taken[ROWS] = {};
+      for (const int64_t end = group + block_groups < groups ? group + block_groups : groups; group < end; ++group) {
+        const __m512i bytes = signed_bytes(weight.minimums, ((tile + t) * groups + group) * kTile);
+        const f32x16 minimum = (f32x16)_mm512_cvtepi32_ps(bytes);
+        for (int r = 0; r < ROWS; ++r) taken[r] = fused(minimum, splat(sums[r * groups + group]), taken[r]);
+      }
+      const f32x16 minimum = load_halves(weight.block_minimums + ((tile + t) * blocks + block) * kTile);
+      for (int r = 0; r < ROWS; ++r) taken_off[r] = fused(taken[r], minimum, taken_off[r]);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      float* const to = y + r * kOutRows + t * kTile;
+      store(to, load(to) - taken_off[r]);
+    }
+  }
+}
+
+// ``tiles`` tiles, as many together as do not spill.
+template <int BITS, int ROWS, Zero ZERO, int PARTS, ScaleForm SCALES>
+void blocks_item(const Weight& weight, int64_t tile, int tiles, const Prepared& x, int64_t row, float* y) {
+  constexpr int together = ROWS <= 2 ? 4 : 2;
+  int t = 0;
+  for (; t + together <= tiles; t += together)
+    rounded_blocks<BITS, ROWS, together, ZERO, PARTS, SCALES>(weight, tile + t, x, row, y + t * kTile);
+  for (; t < tiles; ++t) rounded_blocks<BITS, ROWS, 1, ZERO, PARTS, SCALES>(weight, tile + t, x, row, y + t * kTile);
+  if constexpr (ZERO == Zero::none && ROWS > 4) take_block_minimums<ROWS, PARTS>(weight, tile, tiles, x, row, y);
 }
 
 // Few rows of x: one row of W after the other, so that W is one stream from memory (several short ones defeat the
@@ -224,6 +382,16 @@ void tile_item(const Weight& weight, int64_t first, const Prepared& x, int64_t r
   const int tiles = static_cast<int>((count + kTile - 1) / kTile);
   int t = 0;
 #if defined(__AVX512F__)
+  if (x.kind == Inputs::codes && weight.scale_form == ScaleForm::bytes && ZERO != Zero::of_group)
+    return blocks_item<BITS, ROWS, ZERO, PARTS, ScaleForm::bytes>(weight, tile, tiles, x, row, y);
+  if constexpr (ZERO == Zero::looked_up) {
+    if (x.kind == Inputs::codes && weight.scale_form == ScaleForm::e8m0)
+      return blocks_item<BITS, ROWS, ZERO, PARTS, ScaleForm::e8m0>(weight, tile, tiles, x, row, y);
+    if (x.kind == Inputs::codes && weight.scale_form == ScaleForm::e4m3)
+      return blocks_item<BITS, ROWS, ZERO, PARTS, ScaleForm::e4m3>(weight, tile, tiles, x, row, y);
+    if (x.kind == Inputs::codes && weight.scale_form == ScaleForm::e4m3_divided)
+      return blocks_item<BITS, ROWS, ZERO, PARTS, ScaleForm::e4m3_divided>(weight, tile, tiles, x, row, y);
+  }
   if (x.kind == Inputs::codes) {
     constexpr int together = ROWS <= 2 ? 4 : 2;  // with more, sums spill
     for (; t + together <= tiles; t += together)
@@ -240,6 +408,10 @@ void codes_item(const Weight& weight, int64_t first, const Prepared& x, int64_t 
   const Zero zero = zero_of(weight);
   if constexpr (BITS != 6)
     if (zero == Zero::of_group) return tile_item<BITS, ROWS, Zero::of_group, 1>(weight, first, x, row, y, count);
+  if constexpr (BITS == 4)
+    if (zero == Zero::looked_up)
+      return x.parts == 2 ? tile_item<BITS, ROWS, Zero::looked_up, 2>(weight, first, x, row, y, count)
+                          : tile_item<BITS, ROWS, Zero::looked_up, 1>(weight, first, x, row, y, count);
   if (x.parts == 2) {
     if (zero == Zero::none) return tile_item<BITS, ROWS, Zero::none, 2>(weight, first, x, row, y, count);
     return tile_item<BITS, ROWS, Zero::middle, 2>(weight, first, x, row, y, count);
@@ -325,12 +497,13 @@ void widen_tiles(const WidenArgs& args) {
       const f32x16 scale = scales(tile, group), minimum = weight.minimums ? minimums(tile, group) : splat(0);
       const f32x16 zero = weight.minimums ? splat(0)
                           : weight.zeros  ? __builtin_convertvector(tile_zeros(weight, (tile * groups + group) * kTile), f32x16)
-                                          : splat(static_cast<float>(kMiddle<BITS>));
+                                          : splat(static_cast<float>(weight.table ? kMiddle<8> : kMiddle<BITS>));
       for (int i = 0; i < kHalfLine; ++i) {
         const int64_t column = half * kHalfLine + i;
         if (column >= weight.in) break;
         u32x16 codes[2];
         pair_codes<BITS>(from, i / 8, codes);
+        if (weight.table) codes[i / 4 % 2] = looked_up(codes[i / 4 % 2], weight.table);
         const u32x16 code = (codes[i / 4 % 2] >> (8 * (i % 4))) & 255u;
         const f32x16 value = (__builtin_convertvector((i32x16)code, f32x16) - zero) * scale;
         store(to + column * args.stride, weight.minimums ? value - minimum : value);

@@ -174,6 +174,41 @@ WEFT_INLINE f32x16 load_halves(const uint16_t* from) {
 #endif
 }
 
+WEFT_INLINE u32x16 load_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)  // of the lines below, GCC 12 makes 16 loads
+  return (u32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  typedef uint8_t u8x16 __attribute__((vector_size(16)));
+  u8x16 bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(bytes, u32x16);
+#endif
+}
+
+// 2^(byte - 127), of 16 bytes. 0: a number without a leading one.
+WEFT_INLINE f32x16 powers_of_two(const uint8_t* from) {
+  const u32x16 bits = load_bytes(from), powers = bits << 23;
+#if defined(__AVX512F__)
+  const __mmask16 least = _mm512_testn_epi32_mask((__m512i)bits, (__m512i)bits);
+  return (f32x16)_mm512_mask_mov_epi32((__m512i)powers, least, _mm512_set1_epi32(1 << 22));
+#else
+  return (f32x16)(powers | ((u32x16)(bits == 0) & (1u << 22)));
+#endif
+}
+
+// 16 bytes of e4m3 without a sign: a float16 with the same bits is smaller by 2^8.
+constexpr float kSmallFloats = 256;
+WEFT_INLINE f32x16 small_floats(const uint8_t* from) {
+#if defined(__AVX512F__)
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  return (f32x16)_mm512_cvtph_ps(_mm256_slli_epi16(wide, 7));
+#else
+  alignas(32) uint16_t halves[kTile];
+  for (int i = 0; i < kTile; ++i) halves[i] = static_cast<uint16_t>(from[i] << 7);
+  return load_halves(halves);
+#endif
+}
+
 // The scales of groups, or their minimums: 16 numbers of a tile's group.
 class GroupNumbers {
  public:
@@ -184,17 +219,21 @@ class GroupNumbers {
     const int64_t at = (tile * groups_ + group) * kTile;
     if (form_ == ScaleForm::float16) return load_halves(static_cast<const uint16_t*>(numbers_) + at);
     if (form_ == ScaleForm::float32) return load(static_cast<const float*>(numbers_) + at);
-    typedef int8_t i8x16 __attribute__((vector_size(16)));
-    i8x16 bytes;
-    std::memcpy(&bytes, static_cast<const int8_t*>(numbers_) + at, sizeof bytes);
-    const f32x16 wide = __builtin_convertvector(__builtin_convertvector(bytes, i32x16), f32x16);
+    if (form_ != ScaleForm::bytes) {
+      const uint8_t* const from = static_cast<const uint8_t*>(numbers_) + at;
+      const f32x16 shared = load(of_rows_ + tile * kTile);
+      if (form_ == ScaleForm::e8m0) return powers_of_two(from) * shared;
+      const f32x16 wide = small_floats(from) * kSmallFloats;
+      return form_ == ScaleForm::e4m3 ? wide * shared : wide / shared;
+    }
+    const f32x16 wide = load_int8(static_cast<const uint8_t*>(numbers_) + at);
     // A float16 times seven bits is exact, so bytes lose nothing against floats.
     return wide * load_halves(of_blocks_ + (tile * blocks_ + (group >> shift_)) * kTile);
   }
 
  private:
   GroupNumbers(const Weight& weight, const void* numbers, const uint16_t* of_blocks)
-      : numbers_(numbers), of_blocks_(of_blocks), form_(weight.scale_form),
+      : numbers_(numbers), of_blocks_(of_blocks), of_rows_(weight.row_scales), form_(weight.scale_form),
         groups_((padded_of(weight) + weight.group - 1) / weight.group),
         blocks_((padded_of(weight) + kBlockColumns - 1) / kBlockColumns), shift_(weight.group == kHalfLine ? 4 : 3) {}
 
@@ -203,6 +242,7 @@ class GroupNumbers {
 
   const void* numbers_;
   const uint16_t* of_blocks_;
+  const float* of_rows_;
   ScaleForm form_;
   int64_t groups_, blocks_;
   int shift_;

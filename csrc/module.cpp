@@ -31,16 +31,17 @@ Rows rows(const RowsTuple& from) {
   return {at(std::get<0>(from)), std::get<1>(from), std::get<2>(from), static_cast<Dtype>(std::get<3>(from))};
 }
 
-// address, form, in, out, scales, their form, zeros, group, odd; minimums, and what bytes of both are multiplied by
-using MinimumsTuple = std::tuple<Address, Address, Address>;
+// address, form, in, out, scales, their form, zeros, group, odd; minimums, what bytes of both are multiplied by, for
+// blocks or for rows, and the table of codes
+using MinimumsTuple = std::tuple<Address, Address, Address, Address, Address>;
 using WeightTuple = std::tuple<Address, int, int64_t, int64_t, Address, int, Address, int64_t, Address, MinimumsTuple>;
 
 Weight weight_of(const WeightTuple& from) {
   const auto& [data, form, in, out, scales, scale_form, zeros, group, odd, more] = from;
-  const auto& [minimums, block_scales, block_minimums] = more;
+  const auto& [minimums, block_scales, block_minimums, row_scales, table] = more;
   return {at(data), static_cast<WeightForm>(form), in, out, at(scales), static_cast<ScaleForm>(scale_form),
           at<const uint8_t>(zeros), group, at<const int64_t>(odd), at(minimums), at<const uint16_t>(block_scales),
-          at<const uint16_t>(block_minimums)};
+          at<const uint16_t>(block_minimums), at<const float>(row_scales), at<const uint8_t>(table)};
 }
 
 using ProductTuple = std::tuple<WeightTuple, Address, bool>;  // bias, exact
@@ -125,7 +126,7 @@ Runs make_runs(const std::vector<int64_t>& offsets, const std::vector<int64_t>& 
   return step;
 }
 
-// Runs [first, first + count) are windows of drafts.
+// Runs [first, first + count) are verify runs.
 void set_windows(Runs& step, size_t first, size_t count) {
   for (size_t i = first; i < first + count; ++i) {
     step.runs[i].keeps = false;
@@ -143,7 +144,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 13;
+  m.attr("INTERFACE") = 14;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);

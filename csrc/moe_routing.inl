@@ -33,6 +33,7 @@ Weight expert_of(const Weight& weight, int64_t expert) {
   if (weight.minimums) one.minimums = move(weight.minimums, numbers * size);
   if (weight.block_scales) one.block_scales = halves(weight.block_scales);
   if (weight.block_minimums) one.block_minimums = halves(weight.block_minimums);
+  if (weight.row_scales) one.row_scales = weight.row_scales + expert * tiles * kTile;
   return one;
 }
 

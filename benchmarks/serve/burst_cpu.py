@@ -28,9 +28,9 @@ from benchmarks.serve.__main__ import KEEP
 from benchmarks.serve.checkpoints import FAMILIES, SIZES, Checkpoint, make_checkpoint
 from benchmarks.serve.load import LoadPlan, percentile
 from weft.assemble import assemble
-from weft.bench.kernels import processor
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
+from weft.host import cpu_name_and_flags
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan
 
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     checkpoint = make_checkpoint(asked.family, asked.size, asked.dtype, under=asked.keep)
-    print(f"{processor()}, one thread, CPU time; {checkpoint.name}")
+    print(f"{cpu_name_and_flags()[0]}, one thread, CPU time; {checkpoint.name}")
     if asked.grid:
         print(grid_table(grid(checkpoint, asked.rounds)))
         return 0

@@ -99,12 +99,19 @@ class EngineConfig:
         "auto", "Pack exact records of the store without rounding (needs weft[store]); auto: where a GPU "
                 "computes.")
     store_reserve: str = limit("8GiB", "Bytes of the disk that the store leaves free.", size=True)
+    picture_rows: str = limit("256MiB", "Most memory of --memory for pictures that were encoded.", size=True)
     grammar_seconds: int = limit(3, "CPU seconds that compiling the grammar of one request may take.",
                                  least=1)
     grammar_memory: str = limit("256MiB", "Memory that compiling the grammar of one request may take.",
                                 size=True)
     grammar_cache: str = limit("512MiB", "Memory of compiled grammars that are kept for later requests; "
                                          "running answers may hold as much again.", size=True)
+    lora: tuple[str, ...] = flag((), "Adapter of the model in peft's form, as name=path or name=owner/name "
+                                     "on the hub; requests pick it by its name. May be given several times.",
+                                 also=("--lora-modules",))
+    max_lora_rank: int = flag(64, "Largest rank of an adapter.", least=1, most=4096)
+    lora_memory: str = flag("1GiB", "Memory for adapters; the least recently used one gives way, never one "
+                                    "that a request runs with.", size=True)
     seed: int = flag(0, "Seed of the engine: of requests that bring none.")
     threads: int | None = flag(None, "CPU threads of the model; default: all cores.", least=1,
                                most=THREADS_MAX)
@@ -136,6 +143,10 @@ class EngineConfig:
         "auto", "Record steps on a GPU once and replay them: auto where the model allows it, decodes for "
         "steps without prompts alone, or off.")
 
+    def __post_init__(self) -> None:
+        # A config crosses to the engine's process, where a tuple arrives as a list.
+        object.__setattr__(self, "lora", tuple(self.lora))
+
     @classmethod
     def of(cls, **fields: Any) -> EngineConfig:
         """As the constructor, with other spellings of dtypes (``DTYPE_SPELLINGS``). Raises ConfigError for a
@@ -165,6 +176,10 @@ class EngineConfig:
                               f"--store is {self.store or 'not given'}", param="--store-cache")
         if self.store_required and self.store is None:
             raise ConfigError("--store-required needs --store", param="--store-required")
+        if self.lora:
+            from weft.adapters import named_paths  # commands without adapters start without it
+
+            named_paths(self.lora)
         if self.ep and self.tp == 1:
             raise ConfigError("--ep divides experts over ranks, and --tp is 1; give --tp 2 or more",
                               param="--ep")

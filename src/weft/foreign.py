@@ -35,6 +35,7 @@ _FROM_CHECKPOINT = "this is read from the checkpoint"
 _KERNELS = "there is one kernel for each op on each kind of device"
 _WHOLE = "a model lies on one device as a whole"
 _BUDGET = "decodes and prefill chunks share one token budget per step"
+_DATA_URLS = "pictures come in the request, as data: URLs"
 _LEAVE_OUT = "leave it out"
 
 FOREIGN_FLAGS: dict[str, Foreign] = {
@@ -52,6 +53,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--kv-cache-dtype": Foreign(_OTHER_NAME, "--kv-dtype"),
     "--cache-type-k": Foreign(_OTHER_NAME, "--kv-dtype"),
     "--cache-type-v": Foreign(_OTHER_NAME, "--kv-dtype"),
+    "--slot-save-path": Foreign("every prefix is saved, without a call", "--store"),
     "--mlock": Foreign("weights are read into memory at start", _LEAVE_OUT),
     "--no-mmap": Foreign("weights are read into memory at start", _LEAVE_OUT),
     # states
@@ -134,14 +136,19 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--generation-config": Foreign("generation_config.json of the checkpoint gives the sampling defaults",
                                    "send the sampling fields in the request"),
     "--trust-remote-code": Foreign(_OWN_CODE, _LEAVE_OUT),
-    "--load-format": Foreign("weights are read from safetensors files", "--model"),
+    "--load-format": Foreign("safetensors and GGUF files are told apart by their content", "--model"),
     "--quantization": Foreign(_OTHER_NAME, "--quantize"),
     "-q": Foreign(_OTHER_NAME, "--quantize"),
     "--download-dir": Foreign("the hub cache is used", "set the variable HF_HOME"),
-    "--enable-lora": Foreign(_ONE_MODEL, "merge the adapter into the checkpoint"),
-    "--lora-modules": Foreign(_ONE_MODEL, "merge the adapter into the checkpoint"),
-    "--mm-processor-kwargs": Foreign("text is served, images are not", _LEAVE_OUT),
-    "--limit-mm-per-prompt": Foreign("text is served, images are not", _LEAVE_OUT),
+    "--enable-lora": Foreign("adapters are served once --lora names one", _LEAVE_OUT),
+    "--max-loras": Foreign("as many adapters run at once as fit", "--lora-memory"),
+    "--max-cpu-loras": Foreign("as many adapters stay in memory as fit", "--lora-memory"),
+    "--lora-paths": Foreign(_OTHER_NAME, "--lora"),
+    "--mm-processor-kwargs": Foreign(_FROM_CHECKPOINT, "edit preprocessor_config.json in the checkpoint"),
+    "--limit-mm-per-prompt": Foreign(_OTHER_NAME, "limits.images of the --config file"),
+    "--allowed-local-media-path": Foreign(_DATA_URLS, _LEAVE_OUT),
+    "--allowed-media-domains": Foreign(_DATA_URLS, _LEAVE_OUT),
+    "--mm-processor-cache-gb": Foreign(_OTHER_NAME, "limits.picture_rows of the --config file"),
     "--override-generation-config": Foreign("sampling defaults come from generation_config.json",
                                             "send the sampling fields in the request"),
     # speculation, structure, tools
@@ -153,6 +160,9 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--tool-call-parser": Foreign(_OTHER_NAME, "--tool-parser"),
     "--enable-reasoning": Foreign("reasoning is always told apart", "--reasoning-parser"),
     "--structured-outputs-config": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
+    "--guided-decoding-backend": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
+    "--grammar": Foreign("it belongs to a request", "send `guided_grammar` in the request"),
+    "--json-schema": Foreign("it belongs to a request", "send `response_format` in the request"),
     "--constrained-decoding-backend": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
     "--grammar-backend": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
     "--jinja": Foreign("chat templates are always rendered", _LEAVE_OUT),
@@ -168,9 +178,9 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--uvicorn-log-level": Foreign("there is one log", "--log-level"),
     "--sse-keep-alive-interval": Foreign(_OTHER_NAME, "limits.sse_keep_alive of the --config file"),
     "--disable-log-stats": Foreign("/metrics costs nothing until it is read", _LEAVE_OUT),
-    "--otlp-traces-endpoint": Foreign("no traces are exported", "watch /metrics"),
+    "--otlp-traces-endpoint": Foreign(_OTHER_NAME, "--otlp-endpoint"),
     "--enable-sleep-mode": Foreign("every server can sleep: POST /sleep", _LEAVE_OUT),
-    "--api-server-count": Foreign("one HTTP process feeds one engine process", _LEAVE_OUT),
+    "--api-server-count": Foreign(_OTHER_NAME, "--http-workers"),
     "--n-predict": Foreign("it belongs to a request", "send `max_tokens` in the request"),
 }
 

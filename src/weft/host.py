@@ -11,10 +11,12 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+CPUINFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _ram_share = 1
 _memory_turn: int | None = None
@@ -35,6 +37,17 @@ def usable_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     quota = _cpu_quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def cpu_name_and_flags(path: Path = CPUINFO) -> tuple[str, frozenset[str]]:
+    """The CPU's name, and its features as Linux calls them; none where the system does not say."""
+    facts: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            facts.setdefault(key.strip().lower(), value.strip())
+    flags = facts.get("flags") or facts.get("features") or ""
+    return (facts.get("model name") or platform.processor() or platform.machine(), frozenset(flags.split()))
 
 
 def free_ram_bytes() -> int:

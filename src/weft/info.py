@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from weft.adapters import Adapter
 from weft.config import Sizes
 
 
@@ -23,7 +24,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind, in words. ``memory``: the memory table, top to bottom. ``notes``: sentences the user should see
     (what was shrunk to fit, what of the checkpoint was ignored). ``generation_defaults``: what the
     checkpoint's makers recommend, as fields of SamplingParams. ``identity``: what decides its tokens
-    (``weft.assemble.identity``)."""
+    (``weft.assemble.identity``). ``image_token``: of a model that sees pictures. ``adapters``: of ``--lora``,
+    what it serves beside the model."""
 
     name: str
     directory: str
@@ -42,3 +44,5 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: list[int]
     generation_defaults: dict[str, float | int]
     identity: dict[str, str] = {}
+    image_token: int | None = None
+    adapters: list[Adapter] = []

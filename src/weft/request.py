@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from weft.adapters import Adapter, salted
 from weft.errors import ContextLengthError, RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -198,6 +199,20 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
                                    param="resumption")
 
 
+class PlacedPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture in a prompt (``weft.pictures``). ``digest``: SHA-256 of its pixels and of the processor's
+    settings. ``places``: (first position, count) of its rows in the prompt, ascending, one for each tile.
+    ``data``: the encoder's input."""
+
+    digest: bytes
+    places: list[tuple[int, int]]
+    data: bytes
+
+    @property
+    def row_count(self) -> int:
+        return sum(count for _, count in self.places)
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request in tokens. ``priority``: lower runs earlier (as elsewhere in the field), then first
     come first served. ``arrival_s`` is a reading of the engine's clock, set where it is accepted.
@@ -206,7 +221,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     message); hints, so those out of range mean nothing. ``marks``: the same, asked for by the client: they go
     before all others and are checked, see ``check_marks``. ``resumption``: the request goes on after its
     engine ended. ``prediction``: the client's guess of the answer, in tokens. It changes no token of the
-    answer."""
+    answer. ``pictures``: in the order of their rows in the prompt, which has the image token there.
+    ``adapter``: whose answer it is, None for the base model's."""
 
     request_id: str
     prompt_tokens: list[int]
@@ -217,6 +233,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[int] = []
     resumption: Resumption | None = None
     prediction: list[int] = []
+    pictures: list[PlacedPicture] = []
+    adapter: Adapter | None = None
+
+    @property
+    def salt(self) -> str:
+        """What parts its cached prefixes from those of other tenants and other adapters."""
+        plain = self.adapter is None and not self.cache_salt.startswith("\0")
+        return self.cache_salt if plain else salted(self.adapter, self.cache_salt)
 
     def check_length(self, limit: int, *, prompt_field: str = "prompt") -> None:
         """``limit``: the served context in tokens; ``prompt_field``: the field that the prompt came in.

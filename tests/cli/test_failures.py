@@ -133,6 +133,7 @@ def test_generate_without_a_prompt_says_how_to_give_one(
     (["top", "--url", "foo://x"], "--url 'foo://x' is no http URL"),
     (["serve", "--snapshots", "tail"], "the source 'tail' has another name now: near-end"),
     (["serve", "/nowhere"], "/nowhere: there is no such directory"),
+    (["bench", "kernels", "--only", "small"], "python -m benchmarks.kernels --only small"),
     (["serve", "--tp", "3"], "--tp is 3, which does not divide this model: 4 key heads of gated delta"),
     (["serve", "--store", "/nowhere/store", "--store-size", "1KB"],
      "--store-size 1KB is too small: a store has at least 16.0 MiB"),

@@ -14,6 +14,8 @@ from typing import Any
 import triton.language as tl
 from triton.runtime import interpreter
 
+from tests.gpu import quick_operators
+
 
 def install() -> None:
     """For this process. Idempotent."""
@@ -22,13 +24,24 @@ def install() -> None:
     if hasattr(patch, "of_launch"):
         return
     of_launch: set[tuple[Any, ...]] = set()
+    languages_of: dict[int, tuple[Any, ...]] = {}
+    changes_of: dict[tuple[Any, ...], list[tuple[Any, str, Any]]] = {}
 
     def patched_once(fn: Any) -> Any:
-        languages = tuple(one for one in (tl, tl.core)
-                          if any(value is one for value in fn.__globals__.values()))
+        languages = languages_of.get(id(fn.__globals__))   # of a module, which stays
+        if languages is None:
+            languages = languages_of[id(fn.__globals__)] = tuple(
+                one for one in (tl, tl.core) if any(value is one for value in fn.__globals__.values()))
         if languages in of_launch:
             return None   # a call inside a launch, which does not look at the answer
-        scope = patch(fn)
+        if languages not in changes_of:
+            scope = patch(fn)
+            _quicken(scope)
+            changes_of[languages] = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
+        else:
+            scope = private._LangPatchScope()
+            for owner, name, member in changes_of[languages]:
+                scope.set_attr(owner, name, member)
         restore = scope.restore
 
         def restored() -> None:
@@ -41,6 +54,8 @@ def install() -> None:
 
     patched_once.of_launch = of_launch   # type: ignore[attr-defined]
     private._patch_lang = patched_once
+    private._patch_attr = _patch_attr
+    _quicken_broadcasts()
     numpy_dtypes: dict[str, Any] = {}
 
     def remembered(dtype: Any) -> Any:
@@ -55,6 +70,34 @@ def install() -> None:
     # It computes in 64 bits what nobody reads without ``debug``.
     private.interpreter_builder.options = private.InterpreterOptions(sanitize_overflow=False)
     _intern_types()
+
+
+def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """A member of the language takes its semantic from the launch. Without the check that it has one."""
+    raw = member.__wrapped__ if member.__code__ is tl.core.program_id.__code__ else member
+    semantic = interpreter.interpreter_semantic
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return raw(*args, **kwargs)
+
+    scope.set_attr(owner, name, called)
+
+
+def _quicken(scope: Any) -> None:
+    for name, maker in quick_operators.quick_members().items():
+        scope.set_attr(tl.core.tensor, name, maker(getattr(tl.core.tensor, name)))
+
+
+def _quicken_broadcasts() -> None:
+    semantic: Any = interpreter.interpreter_semantic
+    broadcast = semantic.broadcast_impl_value
+
+    def quick(one: Any, other: Any) -> Any:
+        return (one, other) if one.type is other.type else broadcast(one, other)
+
+    semantic.broadcast_impl_value = quick
+    semantic.where = quick_operators.where(semantic.where)
 
 
 def _intern_types() -> None:

@@ -6,6 +6,7 @@ In a process of its own: this one interprets kernels, which is decided where the
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,10 +26,17 @@ from tests.support.compile_gate import (
 from tests.support.kernel_variants.compilation import Compilation
 from weft.tensor.gpu.launch import SMALL_SHARED
 
+COMPILED = Path(__file__).resolve().parents[2] / "build" / "triton"
+"""Triton's cache: its keys are the source of a kernel and of all that it calls, the shape, the GPU and the
+version of Triton. What has not changed is compiled once on a machine, which takes 45 seconds of CPU."""
+KERNELS_KEPT = 600
 
-def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for(tmp_path: Path) -> None:
+
+def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for() -> None:
     """Each at its largest, for one of them in turn; ``make compile-gpu`` is the whole table, in minutes."""
-    variables = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    if COMPILED.exists() and len(list(COMPILED.iterdir())) > KERNELS_KEPT:
+        shutil.rmtree(COMPILED)
+    variables = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(COMPILED)}
     ran = subprocess.run([sys.executable, "-m", "tests.support.compile_gate"], env=variables, check=False,
                          capture_output=True, text=True)
     faults = [line for line in ran.stdout.splitlines() if " sm_" in line and not line.endswith(" ok")]

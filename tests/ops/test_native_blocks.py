@@ -1,5 +1,5 @@
-"""Products with ggml's blocks in C++: with minimums, bytes for scales, groups of 16 columns; on each
-instruction set, with each matrix unit; dense and in experts.
+"""Products with ggml's blocks in C++: with minimums, bytes for scales, groups of 16 columns, tables; NVFP4,
+whose scales are bytes of another kind; on each instruction set, with each matrix unit; dense and in experts.
 
 A minimum is taken off behind a product, as the sum of x in a group times it. Near: int8 inputs lose up to
 1 / 254 of the largest of 32 numbers.
@@ -18,9 +18,10 @@ from weft.models.forms.gguf_blocks import BLOCK_FORMS
 from weft.tensor import native
 from weft.tensor.ops.linear import by_matrix_unit, quantized_linear
 from weft.tensor.ops.moe import moe
-from weft.tensor.weights.quantized import QuantizedWeight, in_tiles, stacked
+from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, QuantizedWeight, in_tiles, stacked
 
-FORMS = tuple(name for name, form in BLOCK_FORMS.items() if form.of_cpus)
+FORMS = (*(name for name, form in BLOCK_FORMS.items() if form.of_cpus or form.table),
+         "NVFP4", "NVFP4 divided")
 SHAPES = ((70, 512), (16, 256), (5, 768))
 ALONE = ((0, 1), (3, 5), (7, 12), (0, 23), (39, 40))
 KERNELS = [(name, unit) for name in (native.extension().instruction_sets() if native.MISSING is None else ())
@@ -39,8 +40,22 @@ def kernels(request: pytest.FixtureRequest, torch_kernels: None) -> Iterator[Non
 
 
 def weight_of(name: str, rows: int, columns: int, seed: int = 0) -> QuantizedWeight:
+    if name.startswith("NVFP4"):
+        return in_tiles(nvfp4(rows, columns, seed, divides=name.endswith("divided")))
     made = random_blocks(name, rows, columns, seed=seed)
+    if name == "MXFP4":     # exponents of one matrix; otherwise one group is all that counts
+        made.reshape(-1, 17)[:, 0] = 118 + made.reshape(-1, 17)[:, 0] % 6
     return in_tiles(BLOCK_FORMS[name].codes(torch.from_numpy(made)))
+
+
+def nvfp4(rows: int, columns: int, seed: int, *, divides: bool) -> Codes:
+    generator = torch.Generator().manual_seed(columns + seed)
+    codes = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(rows, columns // 16, generator=generator).mul_(448).to(torch.float8_e4m3fn)
+    shared = torch.rand(rows, 1, generator=generator).add_(0.5)
+    table = torch.tensor([value + 128 for value in E2M1], dtype=torch.uint8)
+    return Codes(4, codes, BlockNumbers(scales, shared * 1e4 if divides else shared / 1e4, divides), None, 16,
+                 table=table)
 
 
 def inputs(columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -69,7 +84,10 @@ def test_with_other_minimums_or_scales_a_product_is_another(name: str) -> None:
     weight = weight_of(name, 70, 512)
     x = inputs(512, torch.float32)
     truth, size = x @ weight.dense().T, x.abs() @ weight.dense().abs().T
-    wrong = [replace(weight, scales=weight.scales.roll(1, dims=1))]
+    bytes_ = weight.scales if weight.scales.itemsize > 1 else weight.scales.view(torch.int8)
+    wrong = [replace(weight, scales=bytes_.roll(1, dims=1).view(weight.scales.dtype))]
+    if weight.table is not None:
+        wrong.append(replace(weight, table=weight.table.roll(1)))
     if weight.minimums is not None:
         wrong.append(replace(weight, minimums=weight.minimums.roll(1, dims=1)))
     for other in wrong:
@@ -84,7 +102,7 @@ def test_rows_are_looked_up_as_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q2_K", "Q4_1"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q2_K", "Q4_1", "IQ4_XS", "MXFP4", "NVFP4"])
 def test_experts_are_those_of_the_values(name: str, dtype: torch.dtype) -> None:
     """Three experts [256, 512] and [256, 256]; each row of x alone has the bits that it has in company."""
     first = stacked([weight_of(name, 512, 256, seed) for seed in range(3)])

@@ -39,7 +39,7 @@ from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
 from weft.memory.prefix_store import Store, TransferBuffers
 from weft.models.loading import LoadedModel, load_model
-from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
+from weft.request import PlacedPicture, Request, SamplingParams, TokenEvent, TokenLogprobs
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.graphs import Capture
 from weft.runner.sampler import Sampler
@@ -199,7 +199,7 @@ class Serving:
                                pause=time.sleep,
                                snapshots=parse_snapshots(snapshots),
                                executor=self.executor, clock=lambda: 0.0, seed=0, overlap=overlap,
-                               drafter=drafter,
+                               drafter=drafter, encoder=self.executor.pictures, pictures_bytes=1 << 20,
                                eos_ids=model.generation_defaults.eos_ids)
         self.plans: list[StepPlan] = []
         self._break = before_step
@@ -230,7 +230,8 @@ class Serving:
     def run(self, prompts: Sequence[list[int]],
             sampling: SamplingParams | Sequence[SamplingParams] = GREEDY, *, stagger_steps: int = 0,
             priorities: Sequence[int] | None = None, boundaries: Sequence[int] = (),
-            salt: str = "", predictions: Sequence[list[int]] = ()) -> list[Answer]:
+            salt: str = "", predictions: Sequence[list[int]] = (),
+            pictures: Sequence[list[PlacedPicture]] = ()) -> list[Answer]:
         """Answers to ``prompts`` (n = 1 each), one submitted every ``stagger_steps`` steps."""
         samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         self._rounds += 1
@@ -245,7 +246,8 @@ class Serving:
                 request = Request(request_id=f"{self._rounds}-{number}", prompt_tokens=prompt,
                                   sampling=samplings[number], priority=priority, cache_salt=salt,
                                   boundaries=list(boundaries),
-                                  prediction=predictions[number] if predictions else [])
+                                  prediction=predictions[number] if predictions else [],
+                                  pictures=pictures[number] if pictures else [])
                 self.core.submit(request)
                 seqs.append(self.core.streams.by_request[request.request_id][0])
             for event in self.core.step():

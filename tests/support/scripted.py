@@ -41,6 +41,7 @@ from tests.support.scripted_arena import ScriptedArena
 from weft.engine.stats import PARTS, Part
 from weft.engine.submission import stop_rule
 from weft.memory.frames.plan import ArenaPlan
+from weft.pictures import prompt_keys
 from weft.request import FinishReason, SamplingParams, TokenLogprobs
 from weft.schedule.plan import Admission, Int32s, StepPlan, StepResult
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, RowId, ceil_div
@@ -82,9 +83,11 @@ class _Row:
     digests: list[int] = field(default_factory=list)
     computed: int | None = None
 
-    def learn(self, token: int) -> None:
+    def learn(self, token: int, key: int | None = None) -> None:
+        """``key``: stands for a row of a picture, whose KV is the picture's."""
         self.tokens.append(token)
-        self.digests.append(digest(self.digests[-1] if self.digests else EMPTY, token))
+        self.digests.append(digest(self.digests[-1] if self.digests else EMPTY,
+                                   token if key is None else key))
 
     def state_at(self, position: int) -> int:
         return self.digests[position - 1] if position else EMPTY
@@ -208,8 +211,9 @@ class ScriptedExecutor(LateExecutor):
             require(held_by is None, f"L5: row {admission.row} is given to sequence {admission.seq} and "
                                      "was not cleared of the one before")
             row = _Row(admission, [])
-            for token in admission.tokens.tolist():
-                row.learn(token)
+            keys = prompt_keys(admission.tokens, admission.pictures).tolist()
+            for token, key in zip(admission.tokens.tolist(), keys, strict=True):
+                row.learn(token, key)
             self._rows[admission.row] = row
         for row_id, index, page in plan.table_writes.T.tolist():
             require(self._rows[row_id] is not None, f"L5: a page is written into the empty row {row_id}")

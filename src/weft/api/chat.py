@@ -17,11 +17,22 @@ import msgspec
 
 from weft.api.completion import ChatPiece, ChatReply, Completion, FunctionCall
 from weft.errors import RequestError
+from weft.images.decoding import ImageLimits
+from weft.images.settings import ImageSettings
+from weft.images.worker import read_picture, settings_of
 from weft.request import SamplingParams
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
-from weft.text.chat_request import ChatRequest, ConversationFields, EncodedChat, encode_prompt, read_chat
+from weft.text.chat_request import (
+    ChatRequest,
+    ConversationFields,
+    EncodedChat,
+    encode_prompt,
+    read_chat,
+    show_pictures,
+)
 from weft.text.choices import Piece, TextDecoder
 from weft.text.dialect import AnswerPlan, Dialect, text_of
+from weft.text.pictures import ImagePart
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.json_calls import CallDelta
@@ -72,8 +83,11 @@ class PreparedChat:
 class ChatWriter:
     """The text side of one model's chat. Raises CheckpointError or ConfigError for a broken template."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, directory: Path, tokenizer: Tokenizer, image_token: int | None = None) -> None:
         self._tokenizer = tokenizer
+        self._images: tuple[ImageSettings, str] | None = None
+        if image_token is not None:
+            self._images = settings_of(directory), tokenizer.token_text(image_token)
         self._template = load_chat_template(directory, special_tokens=tokenizer.special_tokens)
         self._dialect = Dialect(self._template, tokenizer)
 
@@ -104,5 +118,19 @@ class ChatWriter:
         except msgspec.ValidationError as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         conversation = ConversationFields(messages=turns, variables=template, **fields)
-        request = read_chat(conversation, template_variables=self._template.variables)
-        return request, chat_prompt(self._template, turns, chars_cut=TEMPLATE_CHARS_MAX, **request.rendering)
+        request = read_chat(conversation, template_variables=self._template.variables,
+                            reads_images=self._images is not None)
+        prompt = chat_prompt(self._template, request.messages, chars_cut=TEMPLATE_CHARS_MAX,
+                             **request.rendering)
+        return request, self._shown(prompt, request.images) if request.images else prompt
+
+    def _shown(self, prompt: ChatPrompt, images: Sequence[ImagePart]) -> ChatPrompt:
+        assert self._images is not None
+        settings, token = self._images
+        pictures = []
+        for image in images:
+            try:
+                pictures.append(read_picture(image.url, settings, ImageLimits()))
+            except RequestError as error:
+                raise RequestError(f"{image.where}: {error.message}", param=image.where) from None
+        return show_pictures(prompt, pictures, token)

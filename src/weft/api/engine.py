@@ -19,6 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import msgspec
+
+from weft.adapters import Adapter, check_name, read_adapter
 from weft.api.calls import Call, CallTable
 from weft.api.chat import ChatWriter, PreparedChat
 from weft.api.completion import (
@@ -35,6 +38,7 @@ from weft.config import EngineConfig
 from weft.engine.sleeper import Sleeper
 from weft.engine.stats import EngineStats, Flushed, Part, check_level
 from weft.errors import RequestError
+from weft.models.hub import resolve_adapter
 from weft.request import Request, SamplingParams
 from weft.text.choices import Piece
 from weft.text.tokenizer import Tokenizer
@@ -52,31 +56,34 @@ class Engine:
     """
 
     def __init__(self, model: str | None = None, *, on_progress: OnProgress | None = None,
-                 **config: Any) -> None:
+                 loras: Mapping[str, str | Path] | None = None, **config: Any) -> None:
+        if loras:
+            config["lora"] = (*config.get("lora", ()), *(f"{name}={path}" for name, path in loras.items()))
         assembled = assemble(EngineConfig.of(model=model, **config), on_progress=on_progress)
         self._core = assembled.core
         self._sleeper = Sleeper(assembled.core)
         self.info: ModelInfo = assembled.info
         directory = Path(self.info.directory)
         self.tokenizer = Tokenizer.load(directory)
-        self._chat = ChatWriter(directory, self.tokenizer)
+        self._chat = ChatWriter(directory, self.tokenizer, self.info.image_token)
         self._calls = CallTable(assembled.core)
         self._numbers = itertools.count()
+        self._adapters = {adapter.name: adapter for adapter in self.info.adapters}
 
     # ------------------------------------------------------------------ answers
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
                  sampling: SamplingParams | Sequence[SamplingParams] | None = None, *, progress: bool = True,
                  cache_boundaries: Sequence[int] = (), prediction: Prompt = (),
-                 **fields: Any) -> list[Completion]:
+                 lora: str | Sequence[str | None] | None = None, **fields: Any) -> list[Completion]:
         """Complete ``prompts`` (one text, one list of token ids, or a list of either).
 
         Returns completions in the order of the prompts, ``n`` for each. ``sampling`` holds the parameters,
         of all or one for each prompt; ``fields`` change single ones. ``cache_boundaries``: positions in each
         of the prompts, in tokens, at which the prefix cache should keep a state. ``prediction``: a guess of
-        the answers, as text or token ids; with ``speculate`` a right one makes them faster. Raises
-        RequestError or ContextLengthError naming the field, and EngineUnavailableError when a step fails.
-        """
+        the answers, as text or token ids; with ``speculate`` a right one makes them faster. ``lora``: the
+        name of the adapter that answers, of all prompts or one for each. Raises RequestError or
+        ContextLengthError naming the field, and EngineUnavailableError when a step fails. """
         listed = prompt_list(prompts)
         if isinstance(sampling, Sequence):
             if len(sampling) != len(listed):
@@ -85,27 +92,31 @@ class Engine:
             params = [self._sampling(one, fields) for one in sampling]
         else:
             params = [self._sampling(sampling, fields)] * len(listed)
-        return self._calls.complete([self._call(prompt, one, marks=cache_boundaries, prediction=prediction)
-                                     for prompt, one in zip(listed, params, strict=True)], progress=progress)
+        names = [lora] * len(listed) if lora is None or isinstance(lora, str) else list(lora)
+        if len(names) != len(listed):
+            raise RequestError(f"lora has {len(names)} names for {len(listed)} prompts", param="lora")
+        return self._calls.complete(
+            [self._call(prompt, one, marks=cache_boundaries, prediction=prediction, lora=name)
+             for prompt, one, name in zip(listed, params, names, strict=True)], progress=progress)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, *,
-               cache_boundaries: Sequence[int] = (), prediction: Prompt = (),
+               cache_boundaries: Sequence[int] = (), prediction: Prompt = (), lora: str | None = None,
                **fields: Any) -> Iterator[Piece]:
         """Pieces of the answer to ``prompt`` as the engine computes them. The last piece of each of the ``n``
         answers has a ``finish_reason``. The request starts when the first piece is asked for, and its errors
         raise there, as in ``generate``. Leaving the loop early cancels it."""
         params = self._sampling(sampling, fields)
         yield from self._calls.stream(self._call(prompt, params, marks=cache_boundaries,
-                                                 prediction=prediction))
+                                                 prediction=prediction, lora=lora))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
              tools: Sequence[Mapping[str, Any]] | None = None,
              tool_choice: str | Mapping[str, Any] | None = None, parallel_tool_calls: bool = True,
              template: Mapping[str, Any] | None = None, prediction: Prompt = (),
-             **fields: Any) -> ChatReply:
+             lora: str | None = None, **fields: Any) -> ChatReply:
         """The answer to a conversation. ``messages``, ``tools`` and ``tool_choice`` are as in the OpenAI API;
         the checkpoint's chat template renders them, with ``template`` as its extra variables. ``prediction``
-        as in ``generate``. Raises
+        and ``lora`` as in ``generate``. Raises
         RequestError as well where the template refuses, where the checkpoint has none, where it takes no
         tools, or for ``n`` above 1."""
         params = self._sampling(sampling, fields)
@@ -114,19 +125,19 @@ class Engine:
                                f"render_chat", param="n")
         prepared = self._chat.prepare(messages, params, template, tools=tools, tool_choice=tool_choice,
                                       parallel_tool_calls=parallel_tool_calls)
-        [completion] = self._calls.complete([self._chat_call(prepared, prediction)], progress=False)
+        [completion] = self._calls.complete([self._chat_call(prepared, prediction, lora)], progress=False)
         return prepared.reply(completion)
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
                     tools: Sequence[Mapping[str, Any]] | None = None,
                     tool_choice: str | Mapping[str, Any] | None = None, parallel_tool_calls: bool = True,
                     template: Mapping[str, Any] | None = None, prediction: Prompt = (),
-                    **fields: Any) -> Iterator[ChatPiece]:
+                    lora: str | None = None, **fields: Any) -> Iterator[ChatPiece]:
         """``stream`` for a conversation."""
         params = self._sampling(sampling, fields)
         prepared = self._chat.prepare(messages, params, template, tools=tools, tool_choice=tool_choice,
                                       parallel_tool_calls=parallel_tool_calls)
-        yield from prepared.pieces(self._calls.stream(self._chat_call(prepared, prediction)))
+        yield from prepared.pieces(self._calls.stream(self._chat_call(prepared, prediction, lora)))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *,
                     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -137,22 +148,51 @@ class Engine:
     def _sampling(self, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
         return sampling_from(sampling, fields, self.info.generation_defaults, self.tokenizer)
 
-    def _chat_call(self, prepared: PreparedChat, prediction: Prompt) -> Call:
+    def _chat_call(self, prepared: PreparedChat, prediction: Prompt, lora: str | None) -> Call:
         encoded = prepared.encoded
-        return Call(self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks,
-                                  prediction), prepared.decoder)
+        request = self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks,
+                                prediction, lora)
+        return Call(msgspec.structs.replace(request, pictures=encoded.pictures), prepared.decoder)
 
     def _call(self, prompt: Prompt, sampling: SamplingParams, *, marks: Sequence[int],
-              prediction: Prompt) -> Call:
+              prediction: Prompt, lora: str | None) -> Call:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
-        return Call(self._request(tokens, sampling, (), marks, prediction), self.tokenizer)
+        return Call(self._request(tokens, sampling, (), marks, prediction, lora), self.tokenizer)
+
+    def _adapter(self, name: str | None) -> Adapter | None:
+        """Raises RequestError for a name that no adapter has."""
+        if name is None:
+            return None
+        if name not in self._adapters:
+            known = ", ".join(self._adapters) or "none"
+            raise RequestError(f"lora is {name!r}; the adapters of this engine are {known}", param="lora")
+        return self._adapters[name]
+
+    def load_lora(self, name: str, path: str | Path) -> None:
+        """Serve one more adapter, or other files under a name that is taken: answers in progress end with
+        those that they began with. Raises CheckpointError, one line, for files that cannot be served."""
+        check_name(name)
+        adapter = read_adapter(name, resolve_adapter(str(path)))
+        with self._calls.turn.take():
+            self._core.adapters.load(adapter)
+        self._adapters[name] = adapter
+
+    def unload_lora(self, name: str) -> None:
+        """Requests no longer find the adapter; its memory is free once no answer needs it. Raises
+        RequestError for a name that no adapter has."""
+        adapter = self._adapter(name)
+        assert adapter is not None
+        del self._adapters[name]
+        with self._calls.turn.take():
+            self._core.adapters.drop(adapter.digest)
 
     def _request(self, tokens: list[int], sampling: SamplingParams, boundaries: Sequence[int],
-                 marks: Sequence[int], prediction: Prompt) -> Request:
+                 marks: Sequence[int], prediction: Prompt, lora: str | None) -> Request:
         guess = (self.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str)
                  else token_ids(prediction) if prediction else [])
         return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling,
-                       boundaries=list(boundaries), marks=list(marks), prediction=guess)
+                       boundaries=list(boundaries), marks=list(marks), prediction=guess,
+                       adapter=self._adapter(lora))
 
     # ------------------------------------------------------------------ the engine itself
 

@@ -37,6 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.adapters import Adapter, named_paths, read_adapter
 from weft.assemble.identity import engine_identity, weight_files
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.room import (
@@ -49,6 +50,7 @@ from weft.assemble.room import (
 )
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
+from weft.engine.adapters import AdapterPool
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
 from weft.errors import ConfigError
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from weft.ranks.executor import RankedExecutor
     from weft.ranks.peers import Peers
     from weft.runner.graphs import Capture
+    from weft.runner.pictures import PictureRows
     from weft.runner.torch_executor import TorchExecutor
 
 OnProgress = Callable[[str], None]
@@ -111,6 +114,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     started = time.monotonic()
     name, directory = find_model(config, tell)
     _check_text_files(directory)
+    adapters = registered_adapters(config)
     threads = prepare_torch(config, notes)
     device = choose_device_of(config, 0, notes)
     config, overlap = with_step_tokens(config, device), overlaps(config, device)
@@ -131,25 +135,20 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
     if config.store is not None:
-        from weft.assemble.prefix_store import open_tier, own_parts
-        from weft.ranks.executor import RankedExecutor
-
         tell(f"store {config.store}: opening")
-        executor = placed.executor
-        tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
-                                      threads=threads, device=device, clock=time.monotonic,
-                                      ranks=executor if isinstance(executor, RankedExecutor) else None,
-                                      fp8_scales=placed.own.fp8_scales)
-        placed.own.arena.attach(own_parts(tier.buffers))
+        tier, store_notes = _store_tier(config, name, directory, placed, memory, kernels=kernels,
+                                        threads=threads, device=device)
         tell(store_notes[0].removesuffix("."))
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
                       executor=placed.executor, store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
-                      snapshots=snapshots, overlap=overlap,
-                      max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
+                      snapshots=snapshots, overlap=overlap, max_step_s=max_step_s(config, device),
+                      pair_tokens=2 * cost.quadratic, adapters=_adapter_pool(config, placed.executor),
+                      encoder=placed.pictures, pictures_bytes=placed.pictures_bytes,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
+    notes += load_adapters(core, adapters, tell)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
     if ranks is not None:
         core.counters.ranks = partial(ranks.stats, placed.own)
@@ -160,8 +159,50 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         load_s=time.monotonic() - started, device=placed.device_name, threads=threads, kernels=kernels,
         sizes=sizes, memory=memory_table(placed.spec, loaded, arena, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
-        identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len))
+        identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len), adapters=adapters,
+        image_token=None if placed.pictures is None else placed.pictures.image_token)
     return Assembled(core, info)
+
+
+def _store_tier(config: EngineConfig, name: str, directory: Path, placed: _Placed, memory: Memory, *,
+                kernels: str, threads: int, device: torch.device) -> tuple[StoreTier, list[str]]:
+    """The tier, with its buffers attached to the arena, and what to say of it."""
+    from weft.assemble.prefix_store import open_tier, own_parts
+    from weft.ranks.executor import RankedExecutor
+
+    executor = placed.executor
+    tier, notes = open_tier(config, name, directory, placed.loaded, memory, kernels=kernels,
+                            threads=threads, device=device, clock=time.monotonic,
+                            ranks=executor if isinstance(executor, RankedExecutor) else None,
+                            fp8_scales=placed.own.fp8_scales)
+    placed.own.arena.attach(own_parts(tier.buffers))
+    return tier, notes
+
+
+def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:
+    return AdapterPool(executor, budget_bytes=parse_bytes(config.lora_memory, flag="--lora-memory"),
+                       rank_max=config.max_lora_rank)
+
+
+def load_adapters(core: EngineCore, adapters: list[Adapter], tell: OnProgress) -> list[str]:
+    """The adapters of ``--lora``, in memory while there is room; all are read, so that one that cannot be
+    served ends the start. Returns what to tell the user."""
+    for adapter in adapters:
+        tell(f"adapter {adapter.name}: rank {adapter.rank}")
+        core.adapters.load(adapter)
+    if not adapters:
+        return []
+    stats = core.adapters.stats()
+    return [f"{len(adapters)} adapters are served, {stats.resident} of them in memory: "
+            f"{format_bytes(stats.held_bytes)} of {format_bytes(stats.budget_bytes)} (--lora-memory)."]
+
+
+def registered_adapters(config: EngineConfig) -> list[Adapter]:
+    """Those of ``--lora``. Raises CheckpointError for a directory that is no adapter, or too large a rank."""
+    from weft.models.hub import resolve_adapter
+
+    return [read_adapter(name, resolve_adapter(path), rank_max=config.max_lora_rank)
+            for name, path in named_paths(config.lora).items()]
 
 
 def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
@@ -198,6 +239,8 @@ class _Placed:
     executor: TorchExecutor | RankedExecutor
     device_name: str
     notes: list[str]
+    pictures: PictureRows | None
+    pictures_bytes: int
 
 
 def _place(config: EngineConfig, name: str, directory: Path, device: torch.device,
@@ -215,7 +258,8 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
             else ram_room(config, spec, kv_dtype))
     if ranks is not None:
         room = ranks.common_room(room, loaded)
-    arena, memory_note = plan_memory(config, spec, kv_dtype, room, device)
+    sees = ranks is None and loaded.model.vision is not None
+    arena, pictures_bytes, memory_note = plan_memory(config, spec, kv_dtype, room, device, sees=sees)
     sizes = replace(fit_sizes(config, spec, arena), grid_tokens=grid_tokens(spec, device))
     tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
     if ranks is not None:
@@ -228,7 +272,8 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     executor = own if ranks is None else ranks.executor(own)   # every rank has its arena then
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]
     own.warm()
-    return _Placed(loaded, spec, arena, sizes, own, executor, describe(device), notes)
+    return _Placed(loaded, spec, arena, sizes, own, executor, describe(device), notes,
+                   own.pictures if sees else None, pictures_bytes)
 
 
 def overlaps(config: EngineConfig, device: torch.device) -> bool:

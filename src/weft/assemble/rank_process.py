@@ -129,6 +129,9 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
         elif isinstance(message, messages.RankWake):
             executor.wake(message.part)
             connection.send(messages.RankDone())
+        elif isinstance(message, messages.RankAdapter):
+            executor.change_adapter(message.adapter, forget=message.forget)
+            connection.send(messages.RankDone())
         else:
             assert isinstance(message, messages.RankClose)
             connection.send(messages.RankReady(0))

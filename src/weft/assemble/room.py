@@ -183,14 +183,21 @@ def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: 
                              f"--gpu-memory-fraction is {config.gpu_memory_fraction}.")
 
 
-def plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName,
-               room: ArenaRoom, device: torch.device) -> tuple[ArenaPlan, list[str]]:
-    """``device``: its pages have the layout that its kernels read."""
+PICTURES_SHARE = 8
+"""Rows of pictures take at most this part of ``--memory``."""
+
+
+def plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName, room: ArenaRoom,
+                device: torch.device, *, sees: bool) -> tuple[ArenaPlan, int, list[str]]:
+    """The arena, and the bytes for rows of pictures, which ``--memory`` has in it. ``device``: its pages have
+    the layout that its kernels read. ``sees``: the model reads pictures."""
     from weft.tensor import gpu
 
     asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
     size = min(asked, room.most_bytes)
     note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
-    arena = plan_arena(spec, size, kv_dtype=kv_dtype, compress=not config.exact,
+    most = parse_bytes(config.picture_rows, flag="limits.picture_rows") if sees else 0
+    pictures = min(most, size // PICTURES_SHARE)
+    arena = plan_arena(spec, size - pictures, kv_dtype=kv_dtype, compress=not config.exact,
                        compress_kv=config.compress_kv, kv_layout=gpu.page_layout(device))
-    return (arena, [note] if size < asked and config.memory is not None else [])
+    return arena, pictures, [note] if size < asked and config.memory is not None else []

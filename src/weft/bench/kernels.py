@@ -12,11 +12,9 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -38,7 +36,7 @@ from weft.families.architecture import (
     SharedBlock,
     ShortConv,
 )
-from weft.host import usable_cores
+from weft.host import cpu_name_and_flags, usable_cores
 from weft.planning.geometries import find_geometry, near_names
 from weft.tensor import gpu, layout, native
 from weft.tensor.gpu import page_layout
@@ -149,20 +147,11 @@ def measure(geometry: str, case: Case, bench: Bench, sides: Sides, ceiling: Ceil
 def facts_of(bench: Bench, sides: Sides, ceiling: Ceiling, rounds: int) -> dict[str, Any]:
     """The circumstances of a figure."""
     on_gpu = bench.device.type == "cuda"
-    return {"device": torch.cuda.get_device_name(bench.device) if on_gpu else processor(),
+    return {"device": torch.cuda.get_device_name(bench.device) if on_gpu else cpu_name_and_flags()[0],
             "cores": usable_cores(), "threads": torch.get_num_threads(), "torch": torch.__version__,
             "kernels": sides.own if on_gpu else native.describe(), "dtype": str(bench.dtype)[6:],
             "rounds": rounds, "copy_gb_per_s": ceiling.copy_bytes_per_s / 1e9,
             "matrix_tflop_per_s": ceiling.matrix_flops_per_s / 1e12}
-
-
-def processor() -> str:
-    """The CPU's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def to_json(facts: dict[str, Any], results: Iterable[Result]) -> dict[str, Any]:

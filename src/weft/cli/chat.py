@@ -161,7 +161,7 @@ def command(
     """Talk to a model in the terminal.
 
     MODEL is a checkpoint directory or a hub name; without one, the embedded model. With --url it is the
-    name to ask that server for.
+    name to ask that server for. With --lora its first adapter answers.
     """
     fields = given_sampling(values)
     given = given_flags(ctx, EngineConfig)
@@ -179,7 +179,14 @@ def command(
     config = build(EngineConfig, values)
     with waiting("starting the engine") as on_wait, own_server(config, on_wait=on_wait) as own:
         on_wait.done()
-        return _converse(own, None, None, conversation, fields)
+        return _converse(own, first_adapter(config), None, conversation, fields)
+
+
+def first_adapter(config: EngineConfig) -> str | None:
+    """The name of the one that answers where a command asks one model alone."""
+    from weft.adapters import named_paths
+
+    return next(iter(named_paths(config.lora)), None)
 
 
 def _converse(

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import click
 
 from weft.cli.flags import FlagCommand
-from weft.host import container_memory_limit_bytes, usable_cores
+from weft.host import CPUINFO, container_memory_limit_bytes, cpu_name_and_flags, usable_cores
 from weft.units import format_bytes
 
 Verdict = Literal["good", "note", "bad"]
@@ -256,10 +256,10 @@ def machine_facts(*, ask_hub: bool = True) -> dict[str, Any]:
     }
 
 
-def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
-    model, flags = _read_cpuinfo(cpuinfo)
+def cpu_facts(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
+    model, flags = cpu_name_and_flags(cpuinfo)
     return {
-        "model": model or platform.processor() or platform.machine(),
+        "model": model,
         "cores": os.cpu_count(),
         "usable_cores": usable_cores(),
         "features": {flag: flag in flags for flag in CPU_FLAGS} if flags else None,
@@ -318,16 +318,3 @@ def _answers(url: str) -> bool:
     except httpx.HTTPError:
         return False
     return True
-
-
-def _read_cpuinfo(path: Path) -> tuple[str | None, frozenset[str]]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None, frozenset()
-    facts: dict[str, str] = {}
-    for line in lines:
-        key, _, value = line.partition(":")
-        facts.setdefault(key.strip().lower(), value.strip())
-    flags = facts.get("flags") or facts.get("features") or ""
-    return facts.get("model name"), frozenset(flags.split())

@@ -39,7 +39,7 @@ TEST_VARIABLES = frozenset({"WEFT_TEST_DEVICE", "WEFT_NATIVE_UNDER_TEST", "WEFT_
                             "WEFT_FUZZ_ROUNDS", "WEFT_FUZZ_SEED", "WEFT_TEST_STOPPED_S"})
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "dtype", "quantize", "weights_cache", "seed", "served_model_name",
-              "chat_template", "reasoning_parser", "tool_parser"),
+              "chat_template", "reasoning_parser", "tool_parser", "lora", "max_lora_rank", "lora_memory"),
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
     "Cache": ("prefix_cache", "snapshots", "exact", "compress_kv", "store", "store_size", "store_cache",
               "store_required"),
@@ -53,10 +53,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Device": ("device", "threads", "tp", "ep"),
 }
 FREQUENT = frozenset({
-    "model", "dtype", "quantize", "served_model_name", "memory", "max_model_len", "kv_dtype", "state_dtype",
-    "prefix_cache", "exact", "store", "store_size", "max_num_seqs", "max_queued_requests", "speculate",
-    "host", "port", "replicas", "listen_engines", "record", "api_key", "operator_key", "allowed_host",
-    "tenant_by_key", "device", "threads", "tp"})
+    "model", "dtype", "quantize", "served_model_name", "lora", "memory", "max_model_len", "kv_dtype",
+    "state_dtype", "prefix_cache", "exact", "store", "store_size", "max_num_seqs", "max_queued_requests",
+    "speculate", "host", "port", "replicas", "listen_engines", "record", "api_key", "operator_key",
+    "allowed_host", "tenant_by_key", "device", "threads", "tp"})
 """Fields that ``--help`` shows."""
 AS_FLAG = "_as_flag"
 """Suffix of the hidden twin of a positional field: ``--model X`` beside ``MODEL``."""
@@ -252,7 +252,8 @@ def _parameters(f: Field[Any], hint: Any, positional: bool) -> list[click.Parame
         assert default is None
         return [click.Argument([f.name], required=False, type=kind, envvar=variable),
                 click.Option([flag_name(f.name), f.name + AS_FLAG], type=kind, help=help_text)]
-    return [click.Option([flag_name(f.name), f.name], type=kind, multiple=several, default=default,
+    names = [flag_name(f.name), *f.metadata.get("also", ()), f.name]
+    return [click.Option(names, type=kind, multiple=several, default=default,
                          envvar=variable, help=help_text, show_default=default not in (None, ()))]
 
 

@@ -25,16 +25,19 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
     """Complete PROMPT and stream the text.
 
     Without PROMPT, or with "-", the prompt is read from stdin: `cat story.txt | weft generate`. The line end
-    behind its last line is no part of it.
+    behind its last line is no part of it. With --lora its first adapter answers.
     """
     fields = given_sampling(values)
     text = read_prompt(prompt)
     from weft.api import Engine
     from weft.api.completion import ChatPiece
+    from weft.cli.chat import first_adapter
     from weft.cli.remote import waiting
 
     with waiting("loading") as status:
-        engine = Engine(**asdict(build(EngineConfig, values)), on_progress=status.say)
+        config = build(EngineConfig, values)
+        engine = Engine(**asdict(config), on_progress=status.say)
+    fields["lora"] = first_adapter(config)
     with engine:
         stream = (engine.stream_chat([{"role": "user", "content": text}], **fields) if chat
                   else engine.stream(text, **fields))

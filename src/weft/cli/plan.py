@@ -21,7 +21,7 @@ from weft.errors import CheckpointError, ConfigError
 from weft.planning.weights import FORMS
 from weft.spec import KV_DTYPES
 from weft.speculation.drafter import parse_sources
-from weft.units import parse_bytes
+from weft.units import format_bytes, parse_bytes
 
 DTYPES = SpelledChoice(get_args(DTypeChoice))
 KV_DTYPE_CHOICE = SpelledChoice(get_args(KvDTypeChoice))
@@ -56,6 +56,8 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
     click.Option(["--max-model-len", "lengths"], type=click.IntRange(min=1), multiple=True,
                  help="Tokens of a sequence; may be given several times. Default: 4k, 32k, 128k and the "
                       "model's longest."),
+    click.Option(["--lora"], multiple=True, help="Adapter as name=path or path; its factors are counted and "
+                                                 "leave that much less."),
     click.Option(["--store"], help="Rate of a store, and its latency if that is not 1 ms, such as 3GB/s or "
                                    "3GB/s@100us: how long a prefix takes to restore, and to compute."),
     click.Option(["--device"], default="H100", show_default=True,
@@ -75,7 +77,8 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
 ])
 def command(model: str | None, memory: str | None, arena: str | None, lengths: tuple[int, ...], compare: bool,
             as_json: bool, plot: Path | None, revision: str | None, store: str | None, device: str,
-            prefill_rate: float | None, speculate: str, twelve_bit: bool | None, **more: Any) -> int:
+            prefill_rate: float | None, speculate: str, twelve_bit: bool | None, lora: tuple[str, ...],
+            **more: Any) -> int:
     """Show what a model takes of a device's memory, and how many sequences then fit at once.
 
     MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
@@ -89,6 +92,9 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     from weft.planning.model_plan import PlanOptions, make_plan, plan_data
 
     sizes, from_here = _sizes(memory, arena)
+    adapters = adapter_bytes(lora)
+    for size in sizes:   # of an arena too: the memory of both is one
+        sizes[size] = max(sizes[size] - sum(adapters.values()), 1)
     name, config = find_config(model, revision)
     mtp = "mtp" in parse_sources(speculate) and (from_here or speculate != "auto")
     packed = from_here and _packs_bfloat16() if twelve_bit is None else twelve_bit
@@ -97,7 +103,7 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     from weft.cli.plan_view import serve_command
 
     is_path = Path(model).expanduser().exists()
-    served = model if is_path else None if (_EMBEDDED / name).is_dir() else name
+    served = model if is_path else None if _embedded(name) else name
     serve = serve_command(served, revision, config, plan, speculate)
     times = None
     if store is not None:
@@ -108,12 +114,41 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     if as_json:
         stored = {} if times is None else {"store": times.to_json()}
         data = {**plan_data(plan, compare=compare), **stored, "serve": serve and serve.line}
+        if adapters:
+            data["adapters"] = adapters
         click.echo(json.dumps(data, indent=2))
     if plot is not None or not as_json:
         from weft.cli.plan_view import show
 
         show(plan, compare=compare, from_here=from_here, quiet=as_json, file=plot, times=times, serve=serve)
+    if adapters and not as_json:
+        click.echo(_adapters_line(adapters))
     return 0 if plan.enough else 1
+
+
+def adapter_bytes(entries: tuple[str, ...]) -> dict[str, int]:
+    """By the name of an adapter, the bytes of its factors. Raises CheckpointError for what is none."""
+    if not entries:
+        return {}
+    from weft.adapters import WEIGHTS_FILE, named_paths, read_adapter
+    from weft.models.hub import resolve_adapter
+    from weft.models.safetensors_header import read_header
+
+    paths = named_paths(entry if "=" in entry else f"{Path(entry).name}={entry}" for entry in entries)
+    sizes = {}
+    for name, path in paths.items():
+        directory = resolve_adapter(path)
+        read_adapter(name, directory)
+        sizes[name] = sum(one.stored_bytes for one in read_header(directory / WEIGHTS_FILE).values())
+    return sizes
+
+
+def _adapters_line(adapters: Mapping[str, int]) -> str:
+    plural = "s take" if len(adapters) > 1 else " takes"
+    return (f"{len(adapters)} adapter{plural} {format_bytes(sum(adapters.values()))} of it (--lora-memory). "
+            "A prefix is cached for each adapter by itself: the same text gives other states under other "
+            "weights, so "
+            "nothing of it is shared.")
 
 
 def stored_as(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,7 +168,7 @@ def find_config(model: str, revision: str | None = None) -> tuple[str, Mapping[s
     known = find_geometry(model)
     if known is not None and not is_path and revision is None:
         return known.name, known.config
-    if is_path or "/" in model or model == _embedded_name():
+    if is_path or "/" in model or _embedded(model):
         return _read_config(model, revision)
     near = near_names(model)
     hint = f"did you mean {' or '.join(near)}?" if near else "`weft plan` lists those it knows."
@@ -147,8 +182,7 @@ def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, An
     from weft.planning.geometries import near_names
 
     try:
-        directory = _embedded_directory() if model == _embedded_name() else resolve_model(
-            model, revision, config_only=True)
+        directory = _embedded(model) or resolve_model(model, revision, config_only=True)
     except CheckpointError as error:
         near = near_names(model)
         hint = f". weft knows {' and '.join(near)} without the hub" if near else ""
@@ -163,14 +197,10 @@ def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, An
     return directory.name if Path(model).expanduser().is_dir() else model, config
 
 
-def _embedded_name() -> str:
-    from weft.assemble import EMBEDDED_MODEL
-
-    return EMBEDDED_MODEL
-
-
-def _embedded_directory() -> Path:
-    return _EMBEDDED / _embedded_name()
+def _embedded(name: str) -> Path | None:
+    """Where the model of this name is, if it ships with weft."""
+    folder = _EMBEDDED / name
+    return folder if folder.parent == _EMBEDDED and folder.is_dir() else None
 
 
 def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]:

@@ -53,7 +53,7 @@ class DraftFeed:
         ``head``: what the model's own head expects next."""
         known = self._begun.get(seq.id)
         if known is None:
-            self._drafter.begin(seq.id, seq.known(), prompt_length=int(seq.prompt.size),
+            self._drafter.begin(seq.id, seq.keys(), prompt_length=int(seq.prompt.size),
                                 salt=seq.salt or None, prediction=seq.prediction, grammar=seq.grammar)
         else:
             accepted = len(tokens) - 1 if drafted else 0

@@ -29,11 +29,13 @@ from collections.abc import Callable
 
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
+from weft.engine.adapters import AdapterPool
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.executor import Executor, ProcessWatch
 from weft.engine.grammars import GrammarCompiler
-from weft.engine.loop import Ages, CacheFlush, PlainLoop, StepLoop, StepParts
+from weft.engine.loop import Ages, CacheFlush, PlainLoop, StepParts
 from weft.engine.overlap import OverlapLoop
+from weft.engine.pictures import PictureEncoder, PictureQueue
 from weft.engine.settlement import Settlement
 from weft.engine.stats import AWAKE, EngineCounters, EngineStats
 from weft.engine.streams import Stream, StreamTable
@@ -52,6 +54,8 @@ from weft.speculation.speculator import Speculator
 
 STORE_PAUSE_S = 1e-3
 """While every request waits for the store, its events are read this often."""
+ENCODING_S = 0.1
+"""For pictures between two steps, where no decode waits."""
 STORE_CLOSE_S = 20.0
 """An engine that ends writes snapshots for at most this long."""
 
@@ -59,11 +63,13 @@ STORE_CLOSE_S = 20.0
 class EngineCore:
     """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
     ``memory`` decides whether prefixes are cached, ``snapshots`` where states are cached. ``grammars``
-    compiles the grammars of requests. ``overlap``: plan the next step while one is computed. ``store``:
-    prefixes beyond memory; ``pause`` lets time pass while every request waits for it. ``drafter`` guesses
-    next tokens, which steps then verify (``weft.schedule.verify_runs``); None: no speculation.
-    ``max_step_s``: seconds of a step with decodes (``weft.schedule.budget``), None: no limit;
-    ``pair_tokens``: guessed cost of a (query, key) pair in prefill tokens."""
+    compiles the grammars of requests, ``adapters`` holds what they are computed with. ``overlap``: plan the
+    next step while one is computed. ``store``: prefixes beyond memory; ``pause`` lets time pass while every
+    request waits for it. ``drafter`` guesses next tokens, which steps then verify
+    (``weft.schedule.verify_runs``); None: no speculation. ``max_step_s``: seconds of a step with decodes
+    (``weft.schedule.budget``), None: no limit; ``pair_tokens``: guessed cost of a (query, key) pair in
+    prefill tokens. ``encoder``: of the pictures in prompts, whose rows have ``pictures_bytes``; None: the
+    model reads text only."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
@@ -71,12 +77,15 @@ class EngineCore:
                  overlap: bool = False, store: StoreTier | None = None,
                  pause: Callable[[float], None] = lambda seconds: None,
                  drafter: Drafter | None = None, max_step_s: float | None = None,
-                 pair_tokens: float = 0.0) -> None:
+                 pair_tokens: float = 0.0, adapters: AdapterPool | None = None,
+                 encoder: PictureEncoder | None = None, pictures_bytes: int = 0) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
         self.eos_ids = eos_ids
         self.grammars = grammars or GrammarCompiler(None, eos_ids, vocab_size)
+        self.adapters = adapters or AdapterPool(None)
+        self.adapters.running = self._running_adapters
         self.drafter = drafter
         self.scheduler = Scheduler(memory, sizes, snapshots, store, drafter)
         self.store = store
@@ -88,7 +97,8 @@ class EngineCore:
         self._max_step_s = max_step_s
         self.on_step.append(self._measure)
         feed = None if drafter is None else DraftFeed(drafter)
-        self.streams = StreamTable(self.scheduler, self.counters, feed)
+        self.pictures = PictureQueue(encoder, pictures_bytes, clock)
+        self.streams = StreamTable(self.scheduler, self.counters, self.pictures, feed)
         self.settlement = Settlement(self.scheduler, self.streams, self.counters, feed)
         if feed is not None:
             self.on_step.append(feed.stepped)
@@ -98,13 +108,14 @@ class EngineCore:
         """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE
         """Changed by ``weft.engine.sleeper`` alone."""
-        self._submission = Submission(vocab_size=vocab_size, sizes=sizes, eos_ids=eos_ids, seed=seed)
+        self._submission = Submission(vocab_size=vocab_size, sizes=sizes, eos_ids=eos_ids, seed=seed,
+                                      image_token=None if encoder is None else encoder.image_token)
         self._flush = CacheFlush(memory, self.scheduler)
         self._ages = Ages()
         self._closed = False
         self.parts = StepParts(self.scheduler, executor, self.settlement, self._flush, self.counters,
                                self._ages, clock)
-        self._loop: StepLoop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
+        self._loop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
 
     def _measure(self, plan: StepPlan, seconds: float) -> None:
         if plan.verify_count or not plan.run_count:
@@ -128,6 +139,7 @@ class EngineCore:
         """
         self._check_open()
         prompt = self._submission.check(request)
+        self.pictures.check(request)
         if request.request_id in self.streams.by_request:
             raise RequestError(f"request_id {request.request_id!r} is in use by a request that has not ended",
                                param="request_id")
@@ -136,6 +148,8 @@ class EngineCore:
         except QueueFullError:
             self.counters.requests_refused += 1
             raise
+        if request.adapter is not None:
+            self.adapters.load(request.adapter)
         asked = request.sampling.grammar
         grammar = None if asked is None else self.grammars.compile(asked)
         now_s = self.parts.clock()
@@ -145,6 +159,10 @@ class EngineCore:
         for index, seq, rule in self._submission.sequences(request, prompt, grammar, number):
             self.streams.add(Stream(request.request_id, index, seq, rule, now_s))
             self.scheduler.submit(seq)
+            self.pictures.submitted(seq)
+
+    def _running_adapters(self) -> set[str]:
+        return {stream.seq.adapter for stream in self.streams.by_seq.values()}
 
     def _check_open(self) -> None:
         if self.failure is not None:
@@ -211,7 +229,10 @@ class EngineCore:
         self.poll_store()
         if self.failure is None and self._has_steps:
             try:
-                if not self._loop.step():
+                encodes = self.pictures.has_work
+                if encodes:
+                    self.pictures.advance(self._encoding_seconds)
+                if not self._loop.step() and not encodes:
                     self._pause(STORE_PAUSE_S)
             except BaseException as error:
                 # Also when interrupted: half a step cannot be repeated, because states have moved on.
@@ -221,6 +242,11 @@ class EngineCore:
                 if not isinstance(error, Exception):
                     raise
         return self.streams.drain()
+
+    @property
+    def _encoding_seconds(self) -> float:
+        """For pictures, between two steps: decodes that run wait for it."""
+        return (self._max_step_s or ENCODING_S) / 2 if len(self.scheduler.running) else ENCODING_S
 
     def poll_store(self) -> None:
         """Take the events of the store, if there is one, and choose what is written next. ``step`` does so by
@@ -265,6 +291,7 @@ class EngineCore:
         self.memory.audit()
         self.scheduler.audit(self._loop.in_flight or ())
         self.streams.audit()
+        self.pictures.audit()
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -275,4 +302,5 @@ class EngineCore:
             recomputed_tokens=self.scheduler.recomputed_tokens,
             sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
-            costs=self.meter.cost(), ranks=self.counters.ranks())
+            pictures=self.pictures.stats(), costs=self.meter.cost(), ranks=self.counters.ranks(),
+            adapters=self.adapters.stats())

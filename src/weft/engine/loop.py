@@ -6,7 +6,7 @@
     settle    settlement.settle(...)     tokens become events; sequences end
 
 ``PlainLoop`` runs each verb to its end before the next. ``weft.engine.overlap.OverlapLoop`` plans the next
-step while the device computes one. Both have the face of ``StepLoop``, and ``EngineCore`` calls either.
+step while the device computes one. Both have the same methods, and ``EngineCore`` calls either.
 
 ``StepParts`` holds what both loops work with.
 """
@@ -17,7 +17,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from weft.engine.executor import Executor
 from weft.engine.settlement import Settlement
@@ -103,9 +102,9 @@ class StepParts:
         self.settlement.note_admissions(plan, now_s)
 
     @property
-    def awaits_store(self) -> bool:
+    def may_have_no_plan(self) -> bool:
         """Whether the scheduler may have work and no plan."""
-        return self.scheduler.store is not None and self.scheduler.store.may_stop_plans
+        return self.scheduler.may_stop_plans
 
     def note_finish(self, plan: StepPlan) -> None:
         """``plan`` is computed."""
@@ -130,24 +129,6 @@ class StepParts:
         self.counters.step(plan, self.clock() - began_s)
 
 
-class StepLoop(Protocol):
-    """One order of the four verbs."""
-
-    @property
-    def in_flight(self) -> tuple[SeqId, ...] | None:
-        """Sequences of the step in flight between two calls of ``step``; None when no step is."""
-        ...
-
-    def step(self) -> bool:
-        """One round of the four verbs. The scheduler has work, or a step is in flight. False: every request
-        waits for the store, and nothing was done."""
-        ...
-
-    def abandon(self) -> None:
-        """The engine ends: a step in flight is never settled."""
-        ...
-
-
 class PlainLoop:
     """Each verb waits for the one before it."""
 
@@ -156,14 +137,17 @@ class PlainLoop:
 
     @property
     def in_flight(self) -> tuple[SeqId, ...] | None:
+        """Sequences of the step in flight between two calls of ``step``; None when no step is."""
         return None
 
     def step(self) -> bool:
+        """One round of the four verbs. The scheduler has work, or a step is in flight. False: every request
+        waits for the store, and nothing was done."""
         parts = self._parts
         began_s = parts.clock()
         plan = parts.scheduler.plan()
         if plan is None:
-            assert parts.awaits_store, "with nothing in flight, a scheduler with work has a plan"
+            assert parts.may_have_no_plan, "with nothing in flight, a scheduler with work has a plan"
             return False
 
         parts.scheduler.commit(plan)
@@ -173,4 +157,4 @@ class PlainLoop:
         return True
 
     def abandon(self) -> None:
-        """Nothing is in flight between two steps."""
+        """The engine ends: a step in flight is never settled. None is, between two steps."""

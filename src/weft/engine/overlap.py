@@ -85,7 +85,7 @@ class OverlapLoop:
             self._steps_ahead = 0
         if previous is None:
             planned = self._begun is not None
-            assert planned or parts.awaits_store, "nothing was in flight, nothing could be planned"
+            assert planned or parts.may_have_no_plan, "nothing was in flight, nothing could be planned"
             return planned
 
         result = parts.executor.finish()

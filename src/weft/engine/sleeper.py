@@ -53,6 +53,8 @@ class Sleeper:
         flushed = Flushed(core.memory.usage().cached_bytes, core.memory.cached_tokens)
         core.memory.lose()
         level = max(level, self.state.level)
+        if level == 2:
+            core.adapters.forget()
         core.sleep_state = SleepState(level, core.executor.sleep(level))
         return flushed
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from weft.costs.step import StepCost
+from weft.engine.adapters import AdapterStats
 from weft.errors import AsleepError, RequestError
 from weft.memory.usage import MemoryUsage
 from weft.schedule.tier_values import TierStats
@@ -79,6 +80,17 @@ class RankStats(msgspec.Struct, frozen=True):
     expert_choices: list[int] = []
 
 
+class PictureStats(msgspec.Struct, frozen=True):
+    """Since the start: pictures ``encoded``, those ``reused`` whose rows were there, rows ``dropped`` for
+    others. ``bytes``: of the rows that are there now. ``waiting``: sequences that wait for their pictures."""
+
+    encoded: int = 0
+    reused: int = 0
+    dropped: int = 0
+    bytes: int = 0
+    waiting: int = 0
+
+
 class StepCounts(msgspec.Struct, kw_only=True):
     """What the engine counts as it runs."""
 
@@ -117,9 +129,11 @@ class EngineStats(StepCounts, kw_only=True):
     store: TierStats | None = None
     """None without a store."""
     speculation: SpeculationStats = SpeculationStats()
+    pictures: PictureStats = PictureStats()
     costs: StepCost | None = None
     """What steps cost, None until enough was measured."""
     ranks: RankStats = RankStats()
+    adapters: AdapterStats = AdapterStats()
 
 
 class EngineCounters(StepCounts, kw_only=True):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.engine.draft_feed import DraftFeed
+from weft.engine.pictures import PictureQueue
 from weft.engine.stats import EngineCounters
 from weft.engine.submission import StopRule
 from weft.memory.values import Lost
@@ -84,12 +85,14 @@ class Stream:
 
 
 class StreamTable:
-    """The live streams, by sequence and by request. ``outbox``: events for the next ``step``. ``feed``, where
-    there is one, hears of each end."""
+    """Live streams, by sequence and by request. ``outbox``: events for the next ``step``. ``pictures``, and
+    ``feed`` where there is one, hear of each end."""
 
-    def __init__(self, scheduler: Scheduler, counters: EngineCounters, feed: DraftFeed | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, counters: EngineCounters, pictures: PictureQueue,
+                 feed: DraftFeed | None = None) -> None:
         self._scheduler = scheduler
         self._counters = counters
+        self._pictures = pictures
         self._feed = feed
         self.by_seq: dict[SeqId, Stream] = {}
         self.by_request: dict[str, dict[int, SeqId]] = {}
@@ -145,6 +148,7 @@ class StreamTable:
     def _forget(self, stream: Stream) -> None:
         del self.by_seq[stream.seq.id]
         self.ended_count += 1
+        self._pictures.ended(stream.seq)
         if self._feed is not None:
             self._feed.ended(stream.seq.id)
         live = self.by_request[stream.request_id]

@@ -21,6 +21,7 @@ import numpy as np
 
 from weft.config import Sizes
 from weft.errors import QueueFullError, RequestError
+from weft.pictures import check_pictures
 from weft.request import FinishReason, Request, Resumption, SamplingParams, split_seed
 from weft.schedule.plan import CompiledGrammar, Int32s
 from weft.schedule.sequence import Sequence
@@ -76,13 +77,16 @@ RESUMED_FIRST = 1 << 40
 
 
 class Submission:
-    """``eos_ids`` are the model's own end tokens; ``seed`` is the engine's."""
+    """``eos_ids`` are the model's own end tokens; ``seed`` is the engine's. ``image_token``: what stands at
+    rows of pictures in a prompt; None where the model reads text only."""
 
-    def __init__(self, *, vocab_size: int, sizes: Sizes, eos_ids: tuple[int, ...], seed: int) -> None:
+    def __init__(self, *, vocab_size: int, sizes: Sizes, eos_ids: tuple[int, ...], seed: int,
+                 image_token: int | None = None) -> None:
         self._vocab_size = vocab_size
         self._sizes = sizes
         self._eos_ids = eos_ids
         self._seed = seed
+        self._image_token = image_token
         self._next_seq = 0
 
     def check(self, request: Request) -> Int32s:
@@ -108,7 +112,9 @@ class Submission:
             context_left = self._sizes.max_model_len - int(tokens.size)
             rule = stop_rule(request.sampling, self._eos_ids, context_left)
             request.resumption.check(request.sampling.n, rule.new_tokens_max, self._vocab_size)
-        return tokens.astype(np.int32)
+        prompt = tokens.astype(np.int32)
+        check_pictures(request.pictures, prompt, self._image_token)
+        return prompt
 
     def check_queue(self, waiting: int, request: Request) -> None:
         """Raises QueueFullError where the sequences of ``request`` do not fit behind those that wait (law
@@ -136,10 +142,11 @@ class Submission:
         for index, tokens in sorted(resumption.answers.items()):
             seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling,
                            seed=split_seed(seed, index), stop_ids=ends,
-                           rank=(request.priority, number, index), salt=request.cache_salt,
+                           rank=(request.priority, number, index), salt=request.salt,
                            boundaries=tuple(request.boundaries), marks=tuple(request.marks),
                            grammar=grammar, new_tokens_max=rule.new_tokens_max,
-                           prediction=tuple(request.prediction) or None)
+                           prediction=tuple(request.prediction) or None, pictures=tuple(request.pictures),
+                           adapter="" if request.adapter is None else request.adapter.digest)
             if tokens:
                 seq.resume(tokens)
             self._next_seq += 1

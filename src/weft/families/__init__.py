@@ -8,6 +8,7 @@
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
     lfm2              lfm2             short convolution + attention  dense
     lfm2_moe          lfm2             short convolution + attention  dense in the first layers, then experts
+    lfm2_vl           lfm2             as lfm2, with a vision tower
     lfm3              lfm3             short conv. + attention, windows dense
     olmo3             olmo3            attention, some with a window  dense
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
@@ -24,9 +25,9 @@
     falcon_mamba      falcon_mamba     Mamba-1                        none
 
 One file here for each kin of families, over ``reading.py``. Dialects, all read the same: a multimodal wrapper
-with ``text_config`` (its text part is served); ``torch_dtype`` and ``dtype``; ``rope_theta`` /
-``rope_scaling`` / ``partial_rotary_factor`` at top level and ``rope_parameters``; layer kinds by
-``layer_types``, ``layers_block_type``, ``full_attention_interval`` or ``full_attn_idxs``.
+with ``text_config`` (its text part is served, and the tower of lfm2_vl); ``torch_dtype`` and ``dtype``;
+``rope_theta`` / ``rope_scaling`` / ``partial_rotary_factor`` at top level and ``rope_parameters``; layer
+kinds by ``layer_types``, ``layers_block_type``, ``full_attention_interval`` or ``full_attn_idxs``.
 
 Sources for the defaults: the configuration classes of transformers for each ``model_type``. Pure: no I/O, no
 torch.

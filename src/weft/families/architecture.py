@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft import spec
+from weft.families.vision import VisionTower
 from weft.spec import DTypeName, LayerSpec, ModelSpec
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
@@ -343,7 +344,8 @@ class Architecture:
     The multipliers are Granite's and Falcon-H1's; 1 everywhere else. ``logits_divisor`` divides the logits.
     ``sandwich_norms``: what comes out of each block is normed too (LFM3).
     ``residual_float32``: the residual stream is kept in float32 whatever the weights are in (Mamba).
-    ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one.
+    ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one. ``vision``: what
+    makes rows of pictures; None for a model of text alone.
     """
 
     family: str
@@ -361,6 +363,7 @@ class Architecture:
     residual_float32: bool = False
     sandwich_norms: bool = False
     mtp: MtpLayer | None = None
+    vision: VisionTower | None = None
 
     @property
     def layer_count(self) -> int:

@@ -47,6 +47,16 @@ class ConfigKeys:
         self._config = config
         self._fallback = fallback
 
+    @property
+    def outer(self) -> ConfigKeys:
+        """Those of the wrapper."""
+        return ConfigKeys(self._fallback, fallback=self._fallback)
+
+    def inner(self, key: str) -> ConfigKeys | None:
+        """Those of a part, None without it."""
+        part = self._config.get(key)
+        return ConfigKeys(part, fallback=part) if isinstance(part, Mapping) else None
+
     def get(self, key: str, default: Any = None) -> Any:
         value = self._config.get(key)
         return default if value is None else value

@@ -1,8 +1,9 @@
-"""LFM2 (short convolution + attention), dense and with experts, and LFM3, which adds layers with a window."""
+"""LFM2 (short convolution + attention), dense, with experts or with a vision tower; LFM3 adds windows."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from weft.families.architecture import Architecture, Attention, Dense, Experts, Mixer, ShortConv
 from weft.families.config_keys import ConfigKeys, fail, read_rope
@@ -16,6 +17,7 @@ from weft.families.reading import (
     read_attention,
     windowed,
 )
+from weft.families.vision import GeluKind, Projector, VisionTower
 
 
 def read_lfm2(family: str, keys: ConfigKeys) -> Architecture:
@@ -66,6 +68,58 @@ def read_lfm2_moe(family: str, keys: ConfigKeys) -> Architecture:
                               eps=keys.number("norm_eps", 1e-5), max_positions=128_000)
 
 
+def read_lfm2_vl(family: str, keys: ConfigKeys) -> Architecture:
+    """A text part of LFM2 and a SigLIP2 tower, whose settings stand in the wrapper. A configuration without
+    ``vision_config`` is of its text part alone."""
+    text = keys.get("model_type", "lfm2")
+    readers = {"lfm2": read_lfm2, "lfm2_vl": read_lfm2, "lfm2_moe": read_lfm2_moe}
+    if text not in readers:
+        fail("text_config.model_type", text, "the text parts served here are lfm2 and lfm2_moe")
+    architecture = readers[text](family, keys)
+    tied = keys.outer_boolean("tie_embedding", keys.outer_boolean("tie_word_embeddings",
+                                                                  architecture.tied_embeddings))
+    return dataclasses.replace(architecture, tied_embeddings=tied, vision=_read_siglip2(keys.outer))
+
+
+def _read_siglip2(outer: ConfigKeys) -> VisionTower | None:
+    """The defaults are those of transformers' Siglip2VisionConfig and Lfm2VlConfig."""
+    keys = outer.inner("vision_config")
+    if keys is None:
+        return None
+    for name, value, served in (
+            ("vision_config.model_type", keys.get("model_type", "siglip2_vision_model"),
+             "siglip2_vision_model"),
+            ("vision_config.num_channels", keys.get("num_channels", 3), 3),
+            ("vision_feature_layer", outer.get("vision_feature_layer", -1), -1)):
+        if value != served:
+            fail(name, value, f"only {served} is served")
+    hidden, heads = keys.integer("hidden_size", 768), keys.integer("num_attention_heads", 12)
+    if hidden % heads:
+        fail("vision_config.num_attention_heads", heads, f"it must divide hidden_size {hidden}")
+    positions = keys.integer("num_patches", 256)
+    if math.isqrt(positions) ** 2 != positions:
+        fail("vision_config.num_patches", positions, "positions must be a square grid")
+    projector = Projector(
+        width=outer.integer("projector_hidden_size", 2560),
+        activation=_gelu("projector_hidden_act", outer.get("projector_hidden_act", "gelu")),
+        bias=outer.boolean("projector_bias", True), norm=outer.boolean("projector_use_layernorm", True),
+        downsample_factor=outer.integer("downsample_factor", 2))
+    return VisionTower(
+        hidden_size=hidden, layer_count=keys.integer("num_hidden_layers", 12), heads=heads,
+        width=keys.integer("intermediate_size", 3072), patch_size=keys.integer("patch_size", 16),
+        positions=positions, eps=keys.number("layer_norm_eps", 1e-6),
+        activation=_gelu("vision_config.hidden_act", keys.get("hidden_act", "gelu_pytorch_tanh")),
+        projector=projector,
+        image_token_id=outer.integer("image_token_id", outer.get("image_token_index", 396), least=0))
+
+
+def _gelu(name: str, value: object) -> GeluKind:
+    kinds: dict[object, GeluKind] = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+    if value not in kinds:
+        fail(name, value, f"{' and '.join(map(str, kinds))} are served")
+    return kinds[value]
+
+
 def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
     """Window and full layers have rotary settings of their own. The defaults are those of LFM3-1.7B."""
     hidden, count = keys.integer("hidden_size", 2048), keys.integer("num_hidden_layers", 24)
@@ -101,5 +155,6 @@ LFM3_ROPE = {
 FAMILIES = (
     Family("lfm2", ("lfm2",), read_lfm2),
     Family("lfm2", ("lfm2_moe",), read_lfm2_moe),
+    Family("lfm2", ("lfm2_vl",), read_lfm2_vl),
     Family("lfm3", ("lfm3",), read_lfm3),
 )

@@ -104,6 +104,7 @@ def build_architecture(family: str, keys: ConfigKeys, mixers: Sequence[shapes.Mi
         tied_embeddings=keys.boolean("tie_word_embeddings", False) if tied is None else tied,
         mixers=tuple(mixers), feed_forwards=tuple(feed_forwards),
         residual_float32=residual_float32, sandwich_norms=sandwich_norms, mtp=mtp,
+        vision=None,
         **multipliers)
 
 

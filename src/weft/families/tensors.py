@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from weft.families import architecture as shapes
 from weft.families.sharding import RankPlace, ShardSpan
+from weft.families.vision import VisionTower
 
 Form = Literal["matrix", "plain", "float32"]
 """A product of the stream, in the model's dtype or quantised; norms, convolutions, routers and biases, which
@@ -264,6 +265,44 @@ def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
         table |= _product(f"{role}.0", read, (f"{adapter}.0", shape.adapter_rank))
         table |= _product(f"{role}.1", shape.adapter_rank, (f"{adapter}.1", rows))
     return table
+
+
+def vision_layer(tower: VisionTower) -> Table:
+    """One layer of a SigLIP2 tower. Ranks do not divide it, and nothing of it is quantised here."""
+    hidden = tower.hidden_size
+    return _plain(_product("qkv", hidden, *((f"self_attn.{one}_proj", hidden) for one in "qkv"), bias=True)
+                  | _product("out", hidden, ("self_attn.out_proj", hidden), bias=True)
+                  | _product("into", hidden, ("mlp.fc1", tower.width), bias=True)
+                  | _product("down", tower.width, ("mlp.fc2", hidden), bias=True)
+                  | _layer_norm("norm", hidden, "layer_norm1")
+                  | _layer_norm("feed_norm", hidden, "layer_norm2"))
+
+
+def vision_ends(tower: VisionTower) -> Table:
+    """Of a SigLIP2 tower, what stands before and behind its layers."""
+    hidden = tower.hidden_size
+    return _plain(_product("patches", tower.patch_values, ("embeddings.patch_embedding", hidden), bias=True)
+                  | {"positions": (Tensor("embeddings.position_embedding.weight",
+                                          (tower.positions, hidden)),)}
+                  | _layer_norm("norm", hidden, "post_layernorm"))
+
+
+def vision_projector(tower: VisionTower, text_hidden: int) -> Table:
+    """From neighbours of the tower to a row of the text."""
+    shape, joined = tower.projector, tower.joined_width
+    table = (_product("into", joined, ("linear_1", shape.width), bias=shape.bias)
+             | _product("down", shape.width, ("linear_2", text_hidden), bias=shape.bias))
+    return _plain(table | (_layer_norm("norm", joined, "layer_norm") if shape.norm else {}))
+
+
+def _layer_norm(role: str, width: int, name: str) -> Table:
+    return {part: (Tensor(f"{name}.{end}", (width,), "plain"),)
+            for part, end in ((role, "weight"), (f"{role}.bias", "bias"))}
+
+
+def _plain(table: Table) -> Table:
+    return {role: tuple(replace(tensor, form="plain") for tensor in stored)
+            for role, stored in table.items()}
 
 
 Names = tuple[str, ...]

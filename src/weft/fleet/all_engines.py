@@ -1,6 +1,7 @@
 """Questions to all engines of a fleet at once: cache, sleep, counters.
 
     flush_cache, cache_shapes     every engine that serves
+    load_adapter, unload_adapter  the same
     sleep, wake_up                all or none: where one refuses to sleep, the others wake again
     stats                         the last report of each engine, by replica
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from weft.adapters import Adapter
 from weft.engine.stats import AWAKE, EngineStats, Flushed, Part, SleepState
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.replica import Replica
@@ -36,6 +38,15 @@ class AllEngines:
     async def flush_cache(self) -> None:
         """Returns when the engines have dropped what their caches held. Raises EngineUnavailableError."""
         await asyncio.gather(*(engine.flush_cache() for engine in self._serving()))
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Returns when all engines have it in memory, or had it. Raises the first refusal, or
+        EngineUnavailableError."""
+        await asyncio.gather(*(engine.load_adapter(adapter) for engine in self._serving()))
+
+    async def unload_adapter(self, digest: str) -> None:
+        """Engines in which no request runs with it drop it now, others when they need the memory."""
+        await asyncio.gather(*(engine.unload_adapter(digest) for engine in self._serving()))
 
     async def cache_shapes(self) -> list[tuple[int, CacheShape]]:
         """What the cache of each replica holds. Raises EngineUnavailableError."""

@@ -8,9 +8,8 @@ A picture is large if it has over twice the pixels that 256 rows show. Each side
 multiple of 32 pixels: patches of 16, of which 2 x 2 become a row.
 
 Sizes, grids and their order are those of transformers' ``Lfm2VlImageProcessor``, down to which of two equally
-near grids wins; the special tokens between rows are those of its ``Lfm2VlProcessor``. Pixels are Pillow's
-resize, which rounds between its two passes: it is within one step of 8 bits of torchvision's (a test compares
-them).
+near grids wins; the special tokens between rows are those of its ``Lfm2VlProcessor``. Pixels are the same,
+too (``resizing``).
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-import numpy as np
-from PIL import Image
-
 from weft.errors import RequestError
 from weft.images.picture import Picture, Pixels, TextPart, Tile, digest_of, patches_of
+from weft.images.resizing import resize
 from weft.images.settings import ImageSettings
 
 IMAGE_START, IMAGE_END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
@@ -34,21 +31,20 @@ def prepare(rgb: Pixels, settings: ImageSettings) -> Picture:
     Raises RequestError for a picture so long and narrow that its patches are more than the tower takes.
     """
     height, width, _ = rgb.shape
-    image = Image.fromarray(rgb)
     whole_height, whole_width = resized(height, width, settings)
     _check_patches(height, width, whole_height * whole_width, settings)
     parts: list[tuple[str, Pixels]] = []
     columns, rows = grid(height, width, settings) if is_large(height, width, settings) else (1, 1)
     if columns * rows > 1:
         side = settings.tile_size
-        tiled = _resize(image, columns * side, rows * side, settings)
+        tiled = resize(rgb, columns * side, rows * side, settings.filter)
         parts = [(f"<|img_row_{row + 1}_col_{column + 1}|>",
                   tiled[row * side:(row + 1) * side, column * side:(column + 1) * side])
                  for row in range(rows) for column in range(columns)]
         if settings.thumbnail:
-            parts.append((THUMBNAIL, _resize(image, whole_width, whole_height, settings)))
+            parts.append((THUMBNAIL, resize(rgb, whole_width, whole_height, settings.filter)))
     else:
-        parts = [("", _resize(image, whole_width, whole_height, settings))]
+        parts = [("", resize(rgb, whole_width, whole_height, settings.filter))]
     tiles = tuple(patches_of(pixels, settings.patch_size) for _, pixels in parts)
     names = [name for name, _ in parts]
     return Picture(digest_of(settings.digest(), rgb), tiles, _text(names, tiles, settings), width, height)
@@ -100,12 +96,6 @@ def _grids(least: int, most: int) -> list[tuple[int, int]]:
     grids = {(columns, rows) for count in range(least, most + 1) for columns in range(1, count + 1)
              for rows in range(1, count + 1) if least <= columns * rows <= most}
     return sorted(grids, key=lambda one: one[0] * one[1])
-
-
-def _resize(image: Image.Image, width: int, height: int, settings: ImageSettings) -> Pixels:
-    if image.size == (width, height):
-        return np.asarray(image)
-    return np.asarray(image.resize((width, height), Image.Resampling(settings.resample)))
 
 
 def _text(names: list[str], tiles: tuple[Tile, ...], settings: ImageSettings) -> tuple[TextPart, ...]:

@@ -26,8 +26,8 @@ from weft.families.vision import VisionTower
 from weft.files import read_json
 
 _NESTED, _BESIDE = "processor_config.json", "preprocessor_config.json"
-RESAMPLINGS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Numbers of ``resample``, which are Pillow's. Boxes and Hamming windows are not what transformers' has."""
+RESAMPLINGS = {2: "bilinear", 3: "bicubic"}
+"""Numbers of ``resample``, which are Pillow's."""
 TILES_MAX = 256
 TOKENS_MAX = 1 << 16
 
@@ -57,6 +57,11 @@ class ImageSettings:
     def grain(self) -> int:
         """Both sides of what a tower sees are multiples of this many pixels."""
         return self.patch_size * self.downsample_factor
+
+    @property
+    def filter(self) -> str:
+        """Of ``resizing``."""
+        return RESAMPLINGS[self.resample]
 
     @property
     def max_patches(self) -> int:
@@ -95,7 +100,7 @@ def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
         downsample_factor=keys.integer("downsample_factor", default.downsample_factor, 64),
         tile_size=keys.integer("tile_size", default.tile_size, 1 << 14),
         pixels_tolerance=keys.number("max_pixels_tolerance", default.pixels_tolerance),
-        resample=keys.integer("resample", default.resample, 3, least=0),
+        resample=keys.integer("resample", default.resample, 3, least=2),
         rescale_factor=keys.number("rescale_factor", default.rescale_factor)
         if keys.boolean("do_rescale", True) else 1.0,
         mean=(0.0, 0.0, 0.0) if identity else keys.channels("image_mean", default.mean),

@@ -23,6 +23,7 @@ from weft.families import tensors
 from weft.families.architecture import Architecture, Attention, Dense, Experts, GatedDelta, Mamba1, Mamba2
 from weft.families.tensors import GATED, Names, Table, Tensor
 from weft.models import layer
+from weft.models.adapter_targets import Target, Targets
 from weft.models.blocks import recurrent
 from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, halves, separate_gate
 from weft.models.blocks.combined import ParallelBlock
@@ -60,6 +61,14 @@ class TableReader:
             parts.append((full, rows, orders[tensor.name]) if tensor.name in orders else (full, rows))
         return self.source.linear(parts, columns, self.get(f"{role}.bias") if bias is None else bias,
                                   finer=finer)
+
+    def plain(self, role: str, dtype: torch.dtype | None = None) -> Linear:
+        """A product with a matrix that is never quantised: a router, a gate."""
+        [tensor] = self.table[role]
+        product = Linear(self.tensor(role, dtype))
+        full, shape = self.declared(tensor)
+        self.source.note(full, product, *shape)
+        return product
 
     def tensor(self, role: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         first, *others = self.table[role]
@@ -136,10 +145,15 @@ class BlockReader:
         table = source.table(f"{embedding}.weight", tokens, is_head=tied)
         head = source.head(tokens, tied=table if tied else None)
         norm = self.norm(final_norm)
-        if source.share is not None:
-            return RankedModel(architecture, source.share, embedding=table, layers=layers, final_norm=norm,
-                               head=head)
-        return CausalModel(architecture, embedding=table, layers=layers, final_norm=norm, head=head)
+        model = (CausalModel(architecture, embedding=table, layers=layers, final_norm=norm, head=head)
+                 if source.share is None else
+                 RankedModel(architecture, source.share, embedding=table, layers=layers, final_norm=norm,
+                             head=head))
+        # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
+        # rows.
+        source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
+        model.targets = Targets(source.targets)
+        return model
 
     def norm(self, name: str) -> Norm:
         """Of the stream."""
@@ -197,11 +211,14 @@ class BlockReader:
                 bias = halves(bias[:, None], heads=1, own=before)[:, 0]
         if bias is not None and shape.head_gated:
             bias = torch.nn.functional.pad(bias, (0, shape.heads))
-        return LatentAttentionBlock(
+        block = LatentAttentionBlock(
             shape, query=read.linear("query", orders=orders),
             latent=read.linear("latent", orders=orders, bias=bias), latent_norm=latent_norm,
             keys_HOC=keys.contiguous(), values_HVC=values.contiguous(), out=read.linear("out"),
             query_norm=read.norm("query_norm", LATENT_NORM_EPS))
+        full, (rows, columns) = read.declared(read.table["expansion"][0])
+        self.source.note(full, block, rows, columns, kind="expansion")
+        return block
 
     def _out(self, name: str) -> str:
         """Of a Kimi or Ling layer."""
@@ -216,11 +233,26 @@ class BlockReader:
         project = read.linear("project", orders={
             "in_proj_qkvz.weight": lambda rows: recurrent.ungroup_qkvz(rows, shape),
             "in_proj_ba.weight": lambda rows: recurrent.ungroup_ba(rows, shape)})
+        self._note_other_rows(shape, name, project, names.get("names", "fused"))
         weights = GatedDeltaWeights(
             conv, read.decay(), read.tensor("dt_bias"), read.tensor("norm"),
             self.eps if eps is None else eps, shape.k_heads, shape.v_heads, shape.k_dim, shape.v_dim,
             shape.beta_scale)
         return RecurrentBlock(GATED_DELTA, weights, project, read.linear("out"))
+
+    def _note_other_rows(self, shape: GatedDelta, name: str, project: Linear, stored: str) -> None:
+        """An adapter may know the projection as Qwen3.5 or as Qwen3-Next stores it, whatever this file
+        does."""
+        orders: dict[str, Order] = {"in_proj_qkvz.weight": lambda rows: recurrent.ungroup_qkvz(rows, shape),
+                                    "in_proj_ba.weight": lambda rows: recurrent.ungroup_ba(rows, shape)}
+        for spelled in ("fused", "by_key_head"):
+            first = 0
+            for tensor in tensors.gated_delta(shape, self.hidden, names=spelled)["project"]:
+                rows, columns = tensor.shape(self.source.place)
+                if stored != "each" and spelled != stored:
+                    self.source.note(f"{name}.{tensor.name}", project, rows, columns, first=first,
+                                     order=orders.get(tensor.name), tensor=tensor)
+                first += rows
 
     def kimi_delta(self, shape: shapes.KimiDelta, name: str) -> recurrent.KimiDeltaBlock:
         forget = "forget_gate." if self.source.has(f"{name}.forget_gate.A_log") else ""
@@ -296,13 +328,36 @@ class BlockReader:
         """Without the expert that every token passes. ``names``: as ``tensors.experts`` takes them."""
         read = self.table(tensors.experts(shape, self.hidden, **names), name)
         into, down = self._routed(shape, read, names.get("names", GATED))
-        block = ExpertsBlock(shape, Linear(read.tensor("router", router_dtype)), into, down,
+        block = ExpertsBlock(shape, read.plain("router", router_dtype), into, down,
                              choice_bias=read.get("choice_bias"))
+        self._note_experts(shape, read, block, names.get("names", GATED))
         if shape.shared_gate:
-            block.shared_gate = Linear(read.tensor("shared_gate"))
+            block.shared_gate = read.plain("shared_gate")
         if shape.latent_width:
             block.latent_in, block.latent_out = read.linear("latent_in"), read.linear("latent_out")
         return block
+
+    def _note_experts(self, shape: Experts, read: TableReader, block: ExpertsBlock, names: Names) -> None:
+        """What adapters change: each expert's own matrices, and the stacks of all."""
+        source, own = self.source, self.source.own_experts(shape.count)
+        source.note(f"{read.name}.experts", block, 0, 0, kind="experts", experts=own)
+        for role in ("into", "down"):
+            [stack] = read.table[role]
+            source.declare(source.checkpoint.prefix + f"{read.name}.{stack.name}", stack)
+            *_, rows, columns = stack.shape(source.place)
+            stacked = f"{read.name}.experts.{'down_proj' if role == 'down' else 'gate_up_proj'}"
+            for spelled in {f"{read.name}.{stack.name}", stacked}:
+                source.note(spelled, block, rows, columns, tensor=stack, kind="experts", experts=own,
+                            role=role)
+            table, first = tensors.expert(shape, self.hidden, names=names)[role], 0
+            for tensor in table:
+                rows, columns = tensor.shape(source.place)
+                for number in range(shape.count):   # of experts that other ranks hold, this one uses nothing
+                    source.note(f"{read.name}.experts.{number}.{tensor.name}",
+                                block if number in own else None, rows, columns,
+                                first=first, tensor=tensor, kind="experts",
+                                experts=range(number, number + 1), role=role)
+                first += rows
 
     def _routed(self, shape: Experts, read: TableReader, names: Names) -> tuple[ExpertWeights, ExpertWeights]:
         """What goes into all experts, and what comes out."""

@@ -125,10 +125,13 @@ def with_quantization(directory: Path, config: dict[str, Any]) -> dict[str, Any]
     return config | {"quantization_config": {"quant_method": "modelopt", **settings}}
 
 
-def skipped_line(tensors: Mapping[str, StoredTensor]) -> str | None:
-    """One sentence for the user; None for a checkpoint of text alone."""
+def skipped_line(tensors: Mapping[str, StoredTensor], *, sees: bool = False) -> str | None:
+    """One sentence for the user; None for a checkpoint of text alone, or whose vision tower is read
+    (``sees``)."""
     towers = []
     for tower, names in _TOWERS.items():
+        if sees and tower == "vision tower":
+            continue
         prefixes = names + tuple(f"model.{name}" for name in names)
         sizes = [stored.stored_bytes for name, stored in tensors.items() if name.startswith(prefixes)]
         if sizes:

@@ -18,13 +18,17 @@ from typing import Protocol
 import torch
 
 from weft.families.architecture import Architecture, Rope
+from weft.models.adapter_targets import Targets
+from weft.models.blocks.adapted import AdaptedTable
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.embedding import Embedding, Table
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
+from weft.models.vision.encoder import VisionEncoder
 from weft.spec import ModelSpec
+from weft.tensor.adapter_rows import ActiveAdapters
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.ops.norm import add_norm
@@ -55,6 +59,14 @@ class CausalModel:
         self.head = head
         self.mtp: object = None
         """The ``MtpHead``, if it is loaded; its layer is the last of ``spec`` and of the caches."""
+        self.adapters = ActiveAdapters()
+        """Of the step that is computed: what ``AdaptedProduct``s read."""
+        self.targets = Targets({})
+        """What adapters can change, by the names of the checkpoint."""
+        self.adapted_table: AdaptedTable | None = None
+        """The embedding of adapters, once one was loaded that has its own."""
+        self.vision: VisionEncoder | None = None
+        """Of a model that sees pictures."""
         self._headed_XV: torch.Tensor | None = None
         self._last_mixer = max(i for i, layer in enumerate(layers) if layer.mixer is not None)
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
@@ -69,7 +81,12 @@ class CausalModel:
         whole = inputs if inputs.asked is None else replace(inputs, asked=None)
         rotated: dict[Rope | None, CosSin | None] = {None: None}
         rotated.update((rope, table.at(inputs.positions_T)) for rope, table in self._rotary.items())
+        self.adapters.step = inputs.adapters
         x_TD = self._embedded.rows_at(inputs.tokens_T)
+        if self.adapted_table is not None:
+            x_TD = self.adapted_table.added(inputs.tokens_T, x_TD)
+        if inputs.embedded is not None:
+            x_TD = x_TD.index_copy(0, inputs.embedded.index_N, inputs.embedded.rows_ND)
         if self.architecture.embedding_multiplier != 1.0:
             x_TD = x_TD * self.architecture.embedding_multiplier
         embedded_TD, dtype = x_TD, x_TD.dtype
@@ -130,7 +147,8 @@ class CausalModel:
         """[X, vocab] of the head's dtype."""
         # In memory that is written again in the next step: new memory of that size costs page faults.
         weight, bias = self.head.weight, self.head.bias
-        if not isinstance(weight, InTiles) or weight.dtype != hidden_XD.dtype:
+        adapted = self.head.adapted is not None
+        if not isinstance(weight, InTiles) or weight.dtype != hidden_XD.dtype or adapted:
             return self.head(hidden_XD)
         if weight.dtype == torch.float32:
             return tiled_linear(hidden_XD, weight, bias, out_XV)

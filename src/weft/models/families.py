@@ -27,7 +27,7 @@ import torch
 from weft.families import architecture as shapes
 from weft.families import tensors
 from weft.families.architecture import Architecture
-from weft.models.block_readers import BlockReader
+from weft.models.block_readers import BlockReader, TableReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsBlock, SwiGlu
@@ -226,13 +226,31 @@ class _Block:
             """Two matrices, whose product is added to the shared one's."""
             return own.linear(f"{role}.0"), own.linear(f"{role}.1")
 
-        qkv: Linear | Adapted = self.qkv
+        # Transformers has a module for each use, over the same weights: LoRA adapters are of one use.
+        again = partial(source.again, name=self.name, other=f"{layer}.shared_transformer")
+        own_qkv = again(self.qkv)
+        qkv: Linear | Adapted = own_qkv
         if shape.adapted_attention:
-            qkv = Adapted(self.qkv, tuple(map(adapter, "qkv")))
-        attention = AttentionBlock(shape.attention, qkv, self.out)
-        feed = DenseBlock(shape.feed_forward, Adapted(self.into, (adapter("into"),)), self.down)
+            qkv = Adapted(own_qkv, tuple(map(adapter, "qkv")))
+        attention = AttentionBlock(shape.attention, qkv, again(self.out))
+        feed = DenseBlock(shape.feed_forward, Adapted(again(self.into), (adapter("into"),)), again(self.down))
+        self._note_adapters(own, shape.use, f"{layer}.shared_transformer")
         out = source.linear([(f"{layer}.linear.weight", reader.hidden)], reader.hidden)
         return SharedUse(self.norm, source.summed(attention), self.feed_norm, source.summed(feed), out)
+
+    def _note_adapters(self, own: TableReader, use: int, name: str) -> None:
+        """Each layer has the adapters of all uses, and computes with its own."""
+        targets = self.reader.source.targets
+        uses = sum(isinstance(mixer, shapes.SharedBlock) for mixer in self.reader.architecture.mixers)
+        for [tensor] in own.table.values():
+            stored = tensor.name.removesuffix(".weight")
+            noted = targets.pop(f"{self.name}.{stored}")
+            for other in range(uses):
+                spelled = stored.replace(f"_list.{use}.", f"_list.{other}.")
+                targets[f"{self.name}.{spelled}"] = targets.get(
+                    f"{self.name}.{spelled}", replace(noted, product=None))
+                targets[f"{name}.{spelled}"] = replace(noted, product=None)
+            targets[f"{name}.{stored}"] = noted
 
 
 _MAMBA = {shapes.Attention: "self_attn", shapes.Mamba1: "mamba", shapes.Mamba2: "mamba"}

@@ -5,7 +5,8 @@
 
 The kernels, their order and their roundings are those of ``CausalModel.forward``, and so is every bit of the
 result. It takes steps of few rows, all of them asked for, of models whose layers are the plain residual pair:
-a norm before each mixer and SwiGlu, nothing behind or beside them. Everything else goes layer by layer.
+a norm before each mixer and SwiGlu, nothing behind or beside them, and no row of an adapter. Everything else
+goes layer by layer.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class FusedDecoder:
         """The embedded tokens [T, D] -> hidden [T, D] after the final norm; None where this is no step for
         it, and nothing was done. Valid until the next step."""
         if not self._layers or inputs.asked is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
+            return None
+        if inputs.adapters is not None:   # the products of a fused block know no adapters
             return None
         if not native.fits(x_TD):
             return None

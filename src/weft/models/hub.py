@@ -76,6 +76,19 @@ def _gguf_view(path: Path) -> Path | None:
     return None if file is None else view_of(file)
 
 
+def resolve_adapter(name: str) -> Path:
+    """The directory of an adapter: a path, or "owner/name" on the hub. Raises CheckpointError."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if name.startswith(("/", ".", "~")) or name.count("/") != 1 or "\\" in name:
+        raise CheckpointError(f"{path}: there is no such directory of an adapter", param="lora")
+    import huggingface_hub as hub
+
+    return Path(_asked(name, None, lambda: hub.snapshot_download(
+        name, allow_patterns=["adapter_config.json", "adapter_model.safetensors"])))
+
+
 Answer = TypeVar("Answer")
 
 
@@ -134,6 +147,7 @@ def _asked(name: str, revision: str | None, ask: Callable[[], Answer]) -> Answer
     """What the hub, or its cache, answers. Raises CheckpointError."""
     from huggingface_hub import errors
 
+    owner = "" if "/" in name else "; most hub names are owner/name, such as LiquidAI/LFM2-350M"
     try:
         return ask()
     except errors.HFValidationError as error:
@@ -141,12 +155,13 @@ def _asked(name: str, revision: str | None, ask: Callable[[], Answer]) -> Answer
     except errors.GatedRepoError:
         reason = "it is gated on the hub: accept its terms there and log in (hf auth login, or HF_TOKEN)"
     except errors.RepositoryNotFoundError:
-        reason = "there is no such directory, and the hub has no such model (a private one needs HF_TOKEN)"
+        reason = ("there is no such directory, and the hub has no such model (a private one needs HF_TOKEN)"
+                  f"{owner}")
     except errors.RevisionNotFoundError:
         reason = "the hub has the model but not this revision"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         reason = ("there is no such directory, it is not in the local hub cache, and the hub cannot be "
-                  "reached (no connection, or HF_HUB_OFFLINE is set)")
+                  f"reached (no connection, or HF_HUB_OFFLINE is set){owner}")
     except (errors.HfHubHTTPError, OSError) as error:
         reason = f"the hub did not deliver it: {error}"
     _fail(name, revision, reason)

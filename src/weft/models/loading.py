@@ -30,6 +30,7 @@ from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankGroup, RankShare
 from weft.models.stored_values import check_copies
+from weft.models.vision.loading import load_vision, tower_prefix
 from weft.models.weights import OnProgress
 from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec
@@ -79,6 +80,8 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     name = named_dtype(checkpoint.config) if dtype == "auto" else dtype
     chosen: DTypeName = name or _NAME_OF_STORED.get(checkpoint.stored_dtype, "float32")
     architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
+    if ranks is not None or tower_prefix(checkpoint) is None:     # ranks serve text alone
+        architecture = dataclasses.replace(architecture, vision=None)
     share = None if ranks is None else ranks.share(architecture)
     whole_spec = architecture.spec()
     architecture = architecture if share is None else share.architecture
@@ -100,18 +103,24 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
         kv_scales, scale_names = read_kv_scales(checkpoint, whole_spec)
         if share is not None:
             kv_scales = share.head_scales(kv_scales)
+        vision = load_vision(checkpoint, architecture, DTYPES[chosen], device,
+                             allow_nonfinite=allow_nonfinite)
         with (weights_cache or nullcontext(), TensorReader(
                 check, on_progress=on_progress, device=device, allow_nonfinite=allow_nonfinite,
                 cache=weights_cache) as reader):
             model = build(architecture, reader)
+    model.vision = None if vision is None else vision.encoder
     head_bytes, head_line = (_add_mtp(model, checkpoint, runtime, device, share) if mtp else (0, None))
     read_s = time.perf_counter() - started_s
-    lines = (runtime.note(), reader.form.note(), skipped_line(checkpoint.tensors),
+    lines = (runtime.note(), reader.form.note(),
+             skipped_line(checkpoint.tensors, sees=vision is not None),
              _nonfinite_warning(reader.nonfinite), head_line,
              unused_warning(checkpoint.unused(check.used | scale_names)))
     return LoadedModel(model=model, spec=model.spec, generation_defaults=defaults,
                        kv_scales=kv_scales,
-                       weights_bytes=reader.held_bytes + head_bytes, weights_form=reader.form_in_words(),
+                       weights_bytes=(reader.held_bytes + head_bytes
+                                      + (0 if vision is None else vision.held_bytes)),
+                       weights_form=reader.form_in_words(),
                        read_bytes=check.read_bytes, read_s=read_s,
                        warnings=tuple(line for line in lines if line))
 

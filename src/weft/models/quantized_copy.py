@@ -7,12 +7,12 @@
     form    format             a matrix becomes
     int8    pack-quantized     x.weight_packed, x.weight_scale for 128 columns, x.weight_shape
     int4    pack-quantized     the same, a scale for 32 columns
-    w8a8    int-quantized      x.weight I8, x.weight_scale for a row; inputs int8 by tokens, when they come
+    w8a8    int-quantized      x.weight I8, x.weight_scale for a row; inputs are rounded when the model runs
 
-Matrices are those that the model's code asks for as products; the rows of beta and decay, steps of Mamba-1,
-routers, embeddings and the head stay as they are. One tensor is in memory at a time. OUT appears whole or
-not at all; a file of OUT.partial that is complete is not written again. Scales have the dtype of the model
-and codes belong to the rounded scale, so that no engine reads other values.
+Matrices are those that the model's code multiplies by. Rows of beta and decay, steps of Mamba-1, routers,
+embeddings and the head stay as they are. One tensor is in memory at a time. OUT appears whole or not at all,
+and a complete file of OUT.partial is not written again. Scales are rounded to the dtype of the model before
+the codes are chosen, so every engine reads the same values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from weft.tensor.weights.quantized import GROUPS, ZERO_POINT, floats_of, rounded
 CopyForm = Literal["int8", "int4", "w8a8"]
 FORMATS: dict[CopyForm, str] = {"int8": "pack-quantized", "int4": "pack-quantized", "w8a8": "int-quantized"}
 _LEFT = ("in_proj_a", "in_proj_b", "b_proj", "a_proj", "x_proj", "dt_proj")
-"""Matrices that steer decay: docs/quantization.md has what they feel."""
+"""Matrices that steer decay: docs/quantization.md has what rounding them costs."""
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int32: "I32",
           torch.int64: "I64", torch.int8: "I8"}
 _NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json")
@@ -54,7 +54,7 @@ _DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, "bfloat16": t
 
 @dataclass(frozen=True, slots=True)
 class MatrixError:
-    """``error``: root of the squared distance over that of the squared values."""
+    """``error``: the root of (sum of squared differences / sum of squares)."""
 
     name: str
     error: float
@@ -111,7 +111,7 @@ _STATE = "weft-quantize.json"
 
 
 def _begin(partial: Path, checkpoint: CheckpointFiles, form: CopyForm) -> None:
-    """What was written before belongs to the same source and form, or goes."""
+    """Deletes what an earlier run wrote of another source or form."""
     sizes = {one.file.name: [one.file.stat().st_size, one.file.stat().st_mtime_ns]
              for one in checkpoint.tensors.values()}
     state, path = {"form": form, "files": sizes}, partial / _STATE

@@ -21,12 +21,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 
 from weft.families.sharding import RankPlace
 from weft.families.tensors import Tensor
+from weft.models.adapter_targets import Target
 from weft.models.blocks.linear import JoinedWeight, Linear, PlainWeight
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.embedding import CodedTable, Table
@@ -80,6 +82,18 @@ class TensorSource(ABC):
         self._bytes_by_form: Counter[str] = Counter()
         self.held_bytes = 0
         """Bytes of all that was handed out: what the model takes in memory."""
+        self.targets: dict[str, Target] = {}
+        """By the name of a stored matrix, without its ending: what an adapter of it changes."""
+
+    def note(self, name: str, product: object, rows: int, columns: int, *, tensor: Tensor | None = None,
+             **settings: Any) -> None:
+        """The matrix under ``name`` is [rows, columns] of ``product``. ``settings``: of the ``Target``.
+        ``tensor``: what it is in all, where it was not declared under that name."""
+        shard = None
+        if self.share is not None:
+            tensor = tensor or self.declared.get(self.checkpoint.prefix + name) or self.declared.get(name)
+            shard = None if tensor is None else shard_of(tensor, self.place)
+        self.targets[name.removesuffix(".weight")] = Target(product, rows, columns, shard=shard, **settings)
 
     def has(self, name: str) -> bool:
         return self._known(self.checkpoint.prefix + name)
@@ -165,7 +179,12 @@ class TensorSource(ABC):
                 weights.append(self.runtime.of_values(dense, finer=finer))
             else:
                 weights.append(self.runtime.of_codes(_joined([self._codes(part, columns) for part in run])))
-        return self._linear(weights, bias)
+        product, first = self._linear(weights, bias), 0
+        for part in parts:
+            self.note(part[0], product, part[1], columns, first=first,
+                      order=part[2] if len(part) == 3 else None)
+            first += part[1]
+        return product
 
     def table(self, name: str, tensor: Tensor, *, is_head: bool) -> Table:
         """The embedding. ``is_head``: logits are made with it as well."""
@@ -183,9 +202,23 @@ class TensorSource(ABC):
         self._count(table)
         return table
 
+    def again(self, product: Linear, name: str, other: str) -> Linear:
+        """The same weights once more, as a product of its own: adapters of tensors under ``other`` change it,
+        those of tensors under ``name`` the first one."""
+        copy = Linear(product.weight, product.bias)
+        for stored, target in list(self.targets.items()):
+            if getattr(target.product, "weight", None) is product.weight and stored.startswith(f"{name}."):
+                self.targets[other + stored.removeprefix(name)] = replace(target, product=copy)
+        return copy
+
     def head(self, tensor: Tensor, tied: Table | None = None) -> Linear:
         """The output projection, which wrappers keep beside the language model, not in it. ``tied``: the
         embedding, where that is the head as well."""
+        head = self._head(tensor, tied)
+        self.note("lm_head", head, *tensor.shape(self.place), tensor=tensor)
+        return head
+
+    def _head(self, tensor: Tensor, tied: Table | None) -> Linear:
         if isinstance(tied, CodedTable):
             return Linear(tied.weight)
         if tied is not None:

@@ -15,7 +15,16 @@ from typing import Any
 
 from weft.errors import CheckpointError
 from weft.families.architecture import Architecture, Attention, Dense, Experts, LatentAttention, SharedBlock
-from weft.families.tensors import Form, Table, shared_block, tables, vocabulary
+from weft.families.tensors import (
+    Form,
+    Table,
+    shared_block,
+    tables,
+    vision_ends,
+    vision_layer,
+    vision_projector,
+    vocabulary,
+)
 from weft.spec import ITEM_BYTES, DTypeName
 from weft.units import ceil_div
 
@@ -56,8 +65,9 @@ FORMS: dict[str, WeightForm] = {
 """What ``--quantize`` of a plan may name."""
 
 GGUF_BITS: dict[str, float] = {
-    "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 8.5, "Q5_1": 7, "IQ4_NL": 8.5, "IQ4_XS": 9, "MXFP4": 9,
-    "Q4_K": 4.625, "Q5_K": 6.625, "Q6_K": 6.5625, "Q3_K": 4.5625, "Q2_K": 5.125}
+    "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 6.5, "Q5_1": 7, "IQ4_NL": 4.5,
+    "IQ4_XS": 4.3125, "MXFP4": 4.25, "Q4_K": 4.625, "Q5_K": 6.625, "Q6_K": 6.5625, "Q3_K": 4.5625,
+    "Q2_K": 5.125}
 """Of an element of a GGUF file, in memory of a CPU; others are widened. A test compares them with tiles."""
 
 
@@ -106,7 +116,7 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
     method = str(settings.get("quant_method", "unknown"))
     stored, group = _stored_form(method, settings)
     if twelve_bit and stored in ("nvfp4", "mxfp4"):             # of CPUs
-        return WeightForm(f"{stored} as int6 codes", 6, group, 32 if stored == "nvfp4" else 16)
+        return WeightForm(f"{stored} as int4 codes", 4, group, 8)
     if stored in _WIDENED or (stored in _FP8 and twelve_bit and dtype == "bfloat16"):
         if twelve_bit and dtype == "bfloat16":
             return replace(TWELVE_BIT, name=f"{stored}, widened to bfloat16 in 12 bits")
@@ -202,6 +212,10 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
             shared_seen.add(mixer.block)
             yield from _record_pieces("attention", shared_block(mixer, hidden), tp)
             yield "attention", "plain", 3 * hidden
+    if architecture.vision is not None and tp == 1:     # ranks read no pictures
+        tower = architecture.vision
+        yield from _record_pieces("vision", [vision_ends(tower), vision_projector(tower, hidden),
+                                             *[vision_layer(tower)] * tower.layer_count], tp)
 
 
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:

@@ -22,9 +22,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from weft.adapters import Adapter
 from weft.engine.stats import Part
 from weft.errors import UserError, WeftError
-from weft.ranks.messages import RankDone, RankSleep, RankWake, for_other_ranks
+from weft.models.adapters import LoadedAdapter
+from weft.ranks.messages import RankAdapter, RankDone, RankSleep, RankWake, for_other_ranks
 from weft.ranks.peers import Peers
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan, StepResult
@@ -104,6 +106,20 @@ class RankedExecutor:
             self._guarded(lambda: self.own.wake(part))
         finally:
             self.peers.ask(RankDone)
+
+    def read_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        return self.own.read_adapter(adapter)
+
+    def install_adapter(self, loaded: LoadedAdapter) -> None:
+        """Each rank reads its own share of the factors, between two steps."""
+        self.peers.tell(RankAdapter(loaded.adapter))
+        self.own.install_adapter(loaded)
+        self.peers.ask(RankDone)
+
+    def remove_adapter(self, loaded: LoadedAdapter) -> None:
+        self.peers.tell(RankAdapter(loaded.adapter, forget=True))
+        self.own.remove_adapter(loaded)
+        self.peers.ask(RankDone)
 
     def close(self) -> None:
         """Idempotent. Ends the processes of the other ranks, or lets them wait for another launch."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from weft.adapters import Adapter
 from weft.config import EngineConfig, Sizes
 from weft.engine.stats import Part
 from weft.memory.frames.plan import ArenaPlan
@@ -105,8 +106,16 @@ class RankWake:
 
 
 @dataclass(frozen=True, slots=True)
+class RankAdapter:
+    """Read this adapter's share and use it, or forget it."""
+
+    adapter: Adapter
+    forget: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RankDone:
-    """Asleep, or awake again."""
+    """Asleep, awake again, or done with an adapter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from weft.adapters import Adapter
 from weft.config import EngineConfig
 from weft.engine.stats import AWAKE, EngineStats, Part, SleepState
 from weft.errors import EngineUnavailableError, WeftError
@@ -43,6 +44,7 @@ from weft.rpc.messages import (
     Flush,
     Follow,
     Launch,
+    LoadAdapter,
     Look,
     Progress,
     Ready,
@@ -55,6 +57,7 @@ from weft.rpc.messages import (
     StepReport,
     Stop,
     Submit,
+    UnloadAdapter,
     Wake,
 )
 from weft.snapshot_report import SnapshotReport
@@ -331,6 +334,16 @@ class EngineClient:
     async def flush_cache(self) -> None:
         """Returns when the engine has dropped what its prefix cache held. Raises EngineUnavailableError."""
         await self._ask(Flush)
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Returns when the engine has it in memory. Raises the engine's refusal, or
+        EngineUnavailableError."""
+        await self._ask(lambda number: LoadAdapter(number, adapter))
+
+    async def unload_adapter(self, digest: str) -> bool:
+        """Whether the engine has dropped it: not while a request runs with it."""
+        reply = await self._ask(lambda number: UnloadAdapter(number, digest))
+        return msgspec.msgpack.decode(reply, type=bool)
 
     async def cache_shape(self) -> CacheShape:
         """What its prefix cache holds. Raises EngineUnavailableError."""

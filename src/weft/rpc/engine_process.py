@@ -47,6 +47,7 @@ from weft.errors import (
 from weft.host import end_memory_turn, use_part_of_host
 from weft.memory.prefix.readings import SnapshotFollower
 from weft.request import Grammar, Request, TokenEvent
+from weft.rpc.adapter_queue import AdapterQueue
 from weft.rpc.child import die_with_parent, read_launch
 from weft.rpc.heartbeat import StepClock, start_beating
 from weft.rpc.messages import (
@@ -56,6 +57,7 @@ from weft.rpc.messages import (
     Flush,
     Follow,
     Launch,
+    LoadAdapter,
     Look,
     Progress,
     Ready,
@@ -67,6 +69,7 @@ from weft.rpc.messages import (
     SleepOutcome,
     StepReport,
     Submit,
+    UnloadAdapter,
     Wake,
 )
 from weft.snapshot_report import SnapshotReport
@@ -250,8 +253,9 @@ class EngineLoop:
         store = core.stats().store
         self._has_bucket = store is not None and bool(store.store.remote)
         self._grammar_queue = GrammarQueue(core.grammars, core.sizes.queue_max)
+        self._adapter_queue = AdapterQueue(core.adapters, core.sizes.queue_max)
         self._submit_numbers: dict[str, int] = {}
-        """Numbers of the submits that wait for a grammar, by request."""
+        """Numbers of the submits that wait for a grammar or an adapter, by request."""
         self._sleep_queue = SleepQueue(core)
         self._replies: list[Reply] = []
         self._step_tokens: list[int] = []
@@ -279,7 +283,7 @@ class EngineLoop:
                 audited = False
                 continue
             store = self._core.store
-            if self._grammar_queue.busy:
+            if self._grammar_queue.busy or self._adapter_queue.busy:
                 self._wait(_GRAMMAR_LOOK_MS)
             elif store is not None and store.is_waiting:
                 self._wait(_STORE_LOOK_MS)
@@ -293,6 +297,7 @@ class EngineLoop:
             self._take_commands()
             self._report_when_idle()
         self._grammar_queue.close()
+        self._adapter_queue.close()
 
     def _wait(self, limit_ms: int | None = None) -> bool:
         """Whether a command arrived. Raises what ended a process that the executor needs."""
@@ -318,6 +323,11 @@ class EngineLoop:
     def _take_commands(self) -> None:
         for request, refusal in self._grammar_queue.ready():
             self._submit(self._submit_numbers.pop(request.request_id), request, refusal)
+        for numbers, requests, wrong in self._adapter_queue.answers():
+            self._replies += [Reply.of(number) if wrong is None else Reply.refused(number, wrong)
+                              for number in numbers]
+            for request in requests:
+                self._submit(self._submit_numbers.pop(request.request_id), request, wrong)
         while True:
             try:
                 raw = self._commands.recv(zmq.NOBLOCK)
@@ -332,6 +342,7 @@ class EngineLoop:
             if self._recorder is not None:
                 self._recorder.cancelled(command.request_id, command.index)
             self._grammar_queue.cancel(command.request_id)
+            self._adapter_queue.cancel(command.request_id)
             self._submit_numbers.pop(command.request_id, None)
             self._core.cancel(command.request_id, command.index)
         elif isinstance(command, Flush):
@@ -341,6 +352,10 @@ class EngineLoop:
             self._replies.append(Reply.of(command.number, self._core.cache_shape()))
         elif isinstance(command, Sleep | Wake):
             self._replies += self._sleep_queue.take(command)
+        elif isinstance(command, LoadAdapter):
+            self._load_adapter(command)
+        elif isinstance(command, UnloadAdapter):
+            self._replies.append(Reply.of(command.number, self._core.adapters.drop(command.digest)))
         elif isinstance(command, Follow):
             if self._follower is None:
                 self._follower = self._core.memory.follow_snapshots(pages=command.pages)
@@ -354,6 +369,7 @@ class EngineLoop:
         """The server that sent the requests has given them up."""
         for request_id in self._submit_numbers:
             self._grammar_queue.cancel(request_id)
+            self._adapter_queue.cancel(request_id)
         self._submit_numbers.clear()
         self._sleep_queue.forget()
         self._core.cancel_all(_GIVEN_UP)
@@ -366,13 +382,20 @@ class EngineLoop:
             self._recorder.events(dropped)
         self._replies = [Reply.of(number)]
 
+    def _load_adapter(self, command: LoadAdapter) -> None:
+        if self._core.adapters.find(command.adapter):
+            self._replies.append(Reply.of(command.number))
+        else:
+            self._adapter_queue.ask(command.number, command.adapter)
+
     def _submit(self, number: int, request: Request, refusal: WeftError | None = None) -> None:
-        """``refusal``: the error of its grammar."""
+        """``refusal``: the error of its grammar or its adapter."""
         try:
             if refusal is not None:
                 raise refusal
             self._sleep_queue.check_open()
-            if self._grammar_queue.take(request):
+            waits = request.adapter is not None and self._adapter_queue.take(request)
+            if waits or self._grammar_queue.take(request):
                 self._submit_numbers[request.request_id] = number
                 return
             self._core.submit(request)

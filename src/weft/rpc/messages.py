@@ -5,7 +5,8 @@
     Launch    (stdin, once)      ------------------------->  which engine to build
               <-------------------------------------------   Progress*, then Ready or Fatal
     Submit, Flush, Look,
-    Sleep, Wake, Reset           ------------------------->  questions: each has a number ...
+    Sleep, Wake, Reset,
+    LoadAdapter, UnloadAdapter   ------------------------->  questions: each has a number ...
               <-------------------------------------------   ... and a Reply in a StepReport
     Cancel, Follow, Stop         ------------------------->  commands without a reply
               <-------------------------------------------   StepReport: at most one message per step
@@ -23,6 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.adapters import Adapter
 from weft.engine.stats import EngineStats, Flushed, Part, SleepState
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
@@ -107,6 +109,21 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
     tags: list[Part] | None
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """A question: read this adapter and keep it, if it can be served. The reply has no value."""
+
+    number: int
+    adapter: Adapter
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """A question: drop the adapter with this digest, unless a live sequence has it. The reply: whether it is
+    gone."""
+
+    number: int
+    digest: str
+
+
 class Follow(msgspec.Struct, frozen=True, tag=True):
     """The next StepReport has a full report of the snapshots, and later ones what changed. ``pages``: of KV
     pages too."""
@@ -132,7 +149,8 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the step that is running."""
 
 
-Command = Submit | Flush | Look | Sleep | Wake | Reset | Follow | Cancel | Stop
+Command = (Submit | Flush | Look | Sleep | Wake | LoadAdapter | UnloadAdapter | Reset | Follow | Cancel
+           | Stop)
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,12 +153,17 @@ class _Ended:
 
     def line(self) -> dict[str, Any]:
         one, request = self.one, self.one.request
-        tokens = [*request.prompt_tokens, *one.tokens]
+        keys = request.prompt_tokens
+        if request.pictures:
+            from weft.pictures import request_keys  # with numpy, which text never needs
+
+            keys = request_keys(request)
+        tokens = [*keys, *one.tokens]
         computed = len(tokens) - bool(one.tokens)  # the last token is chosen and never computed
-        fingerprint = self.fingerprints.of(tokens, request.cache_salt, computed=computed)
+        fingerprint = self.fingerprints.of(tokens, request.salt, computed=computed)
         return sequence_line(
             fingerprint, at_s=one.at_s, number=one.number, input_length=len(request.prompt_tokens),
-            output_length=len(one.tokens), cached=one.cached, salt=self.fingerprints.salt(request.cache_salt),
+            output_length=len(one.tokens), cached=one.cached, salt=self.fingerprints.salt(request.salt),
             priority=request.priority, boundaries=list(request.boundaries), marks=list(request.marks),
             prompt_logprobs=request.sampling.prompt_logprobs is not None,
             cancelled_at_s=None if one.tokens else one.cancelled_at_s,

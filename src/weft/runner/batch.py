@@ -35,13 +35,15 @@ from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
 from weft.runner.mixed_graphs import MixedBlock, MixedShape, fill_tables
+from weft.runner.pictures import PictureRows
 from weft.runner.rows import Rows
 from weft.runner.sampler import Sampler, TokenChoice
 from weft.runner.staging import Staged
 from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
+from weft.tensor.adapter_rows import StepAdapters
 from weft.tensor.gpu import runs as device_runs
-from weft.tensor.inputs import OutputRows, Runs, StepInputs, TapPoint
+from weft.tensor.inputs import EmbeddedRows, OutputRows, Runs, StepInputs, TapPoint
 from weft.tensor.replay_log import ReplayLog
 from weft.units import PAD, PAGE_TOKENS, ceil_div
 
@@ -103,7 +105,7 @@ class _StagedRuns:
 
     ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T,
     row [X each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens
-    behind those of each run in the plan's ``prompt_logprob_runs``."""
+    behind those of each run in the plan's ``prompt_logprob_runs``. ``embedded``: rows of pictures."""
 
     plan: StepPlan
     padding: _Padding
@@ -118,6 +120,7 @@ class _StagedRuns:
     sample_positions: Int64s
     runs_table: tuple[Staged, int] | None
     following: tuple[Staged, ...]
+    embedded: EmbeddedRows | None = None
 
     @property
     def pads(self) -> int:
@@ -144,8 +147,11 @@ class BatchBuilder:
         self.mixed_shapes: Sequence[MixedShape] = ()
         self._steady: SteadyDecodes | None = None
         self._prompts: dict[int, tuple[Int64s, int]] = {}
+        self._adapters: dict[int, str] = {}
+        """By row, the digest of its adapter; rows of the base model are not in it."""
         self._places = np.arange(self._tokens_max, dtype=np.int64)
         self._staged: _StagedRuns | None = None
+        self.pictures: PictureRows | None = None
 
     def pages_of(self, row: int) -> list[int]:
         """Pages of ``row``, in order: for tests and evaluations that write into them."""
@@ -154,6 +160,8 @@ class BatchBuilder:
     def apply(self, plan: StepPlan, sampler: Sampler, arena: DeviceArena) -> None:
         """Bring rows, sampler and arena to where the runs of the plan expect them, and the runs to the
         device."""
+        if self.pictures is not None:
+            self.pictures.apply(plan)
         if plan.rows_cleared or plan.admissions:
             self._change_rows(plan, sampler)
         rows, staging = self.rows, self.rows.staging
@@ -161,6 +169,8 @@ class BatchBuilder:
         rows.stage(plan)
         self._steady = None if self._pad_decode_to or self.decode_widths else rows.steady(plan)
         if self._steady is not None:
+            if self._steady.step < 0:
+                self._steady.adapters = StepAdapters.of(self.adapters_of(plan), plan.lengths.tolist())
             self._steady.advance(plan)
             sampler.stage(staging, self._steady.rows, self._steady.contexts)
         else:
@@ -175,9 +185,12 @@ class BatchBuilder:
     def _change_rows(self, plan: StepPlan, sampler: Sampler) -> None:
         for cleared in plan.rows_cleared:
             self._prompts.pop(cleared, None)
+            self._adapters.pop(cleared, None)
             sampler.clear(cleared)
         for a in plan.admissions:
             sampler.admit(a.row, a.tokens, a.prompt_tokens, a.sampling, a.seed, a.stop_ids, a.grammar)
+            if a.adapter:
+                self._adapters[a.row] = a.adapter
             if a.sampling.prompt_logprobs is not None:
                 prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
                 self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
@@ -186,14 +199,22 @@ class BatchBuilder:
         """``choice`` is of the runs that sample: what their rows decode next."""
         self.rows.note_chosen(batch.sample_rows, batch.sample_rows_X, choice)
 
-    def _padding(self, plan: StepPlan) -> _Padding:
+    def adapters_of(self, plan: StepPlan) -> list[str]:
+        """By run, the digest of its adapter, empty for the base model."""
+        if not self._adapters:
+            return [""] * plan.run_count
+        return [self._adapters.get(row, "") for row in plan.rows.tolist()]
+
+    def _padding(self, plan: StepPlan, embedded: EmbeddedRows | None) -> _Padding:
         decodes = plan.decode_count
-        if decodes == plan.run_count:
+        if self._adapters and any(self.adapters_of(plan)):
+            pass   # a recorded graph knows no adapters
+        elif decodes == plan.run_count:
             width = next((width for width in self.decode_widths if width >= decodes), 0)
             if width:
                 return _Padding(width - decodes, graphed=True)
-        elif self.mixed_shapes and (plan.verify_runs.stop == plan.run_count if plan.verify_count
-                                    else plan.mtp_drafts is None):
+        elif self.mixed_shapes and embedded is None and (
+                plan.verify_runs.stop == plan.run_count if plan.verify_count else plan.mtp_drafts is None):
             prompts = plan.lengths[decodes:].tolist()
             shape = next((shape for shape in self.mixed_shapes if shape.holds(
                 decodes, prompts, len(plan.taps), verify_runs=plan.verify_count > 0)), None)
@@ -205,8 +226,11 @@ class BatchBuilder:
     def _stage_runs(self, plan: StepPlan, sampler: Sampler) -> _StagedRuns | None:
         if not plan.run_count:
             return None
-        decodes, padding = plan.decode_count, self._padding(plan)
+        embedded = None if self.pictures is None else self.pictures.of_step(plan)
+        decodes, padding = plan.decode_count, self._padding(plan, embedded)
         pads, behind_runs = padding.rows, padding.runs
+        if embedded is not None and pads:   # prefills stand behind the decodes
+            embedded = EmbeddedRows(embedded.index_N + pads, embedded.rows_ND)
         assert (plan.lengths[:decodes] == 1).all(), "a decode run has one token"
         lengths = _with_pads(plan.lengths.astype(np.int64), decodes, pads, 1, behind_runs, 0)
         if behind_runs:
@@ -248,7 +272,7 @@ class BatchBuilder:
         return _StagedRuns(
             plan, padding, offsets, lengths, fresh, taps, flat,
             unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
-            sample_positions=positions, runs_table=runs_table,
+            sample_positions=positions, runs_table=runs_table, embedded=embedded,
             following=tuple(self.rows.staging.add(self._following(plan, run))
                             for run in plan.prompt_logprob_runs))
 
@@ -317,7 +341,14 @@ class BatchBuilder:
             decodes = staged.plan.decode_count
             fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self.rows.chosen)
             tokens_T = torch.cat((fed, tokens_T[decodes:]))
-        return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count))
+        return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count),
+                          self._step_adapters(staged), staged.embedded)
+
+    def _step_adapters(self, staged: _StagedRuns) -> StepAdapters | None:
+        digests, decodes = self.adapters_of(staged.plan), staged.plan.decode_count
+        digests[decodes:decodes] = [""] * staged.pads
+        asked = staged.sample_runs + np.where(staged.sample_runs >= decodes, staged.pads, 0)
+        return StepAdapters.of(digests, staged.lengths.tolist(), asked.tolist())
 
     def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
         """The rows whose output is needed; None if it is needed for all, as for prompt logprobs,

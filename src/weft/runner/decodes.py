@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from weft.schedule.plan import Int32s, StepPlan
+from weft.tensor.adapter_rows import StepAdapters
 from weft.tensor.inputs import Runs, StepInputs
 from weft.units import PAD, PAGE_TOKENS, ceil_div
 
@@ -50,6 +51,8 @@ class SteadyDecodes:
         self.step = -1
         """Of the plan that the inputs are of."""
         self._host_starts: Sequence[int] = ()
+        self.adapters: StepAdapters | None = None
+        """Whose the rows are: they stay, and so does this."""
 
     def goes_on(self, plan: StepPlan) -> bool:
         """Whether ``plan`` is a step of the same decodes."""
@@ -80,7 +83,7 @@ class SteadyDecodes:
             self._pages, self._page_table_RP = pages, self._table_RP[:, :pages]
         runs = Runs(self._offsets, list(self._host_starts), self._lengths, self._slots, self._fresh,
                     len(self._offsets), self._starts_R, self._slots_R, self._context_R, self._page_table_RP)
-        return StepInputs(self._tokens_T, self._starts_R, runs)
+        return StepInputs(self._tokens_T, self._starts_R, runs, adapters=self.adapters)
 
 
 def _what_stays(plan: StepPlan) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -27,10 +28,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.adapters import Adapter
 from weft.config import Sizes
 from weft.engine.stats import PARTS, Part
 from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
 from weft.memory.frames.plan import ArenaPlan
+from weft.models.adapters import LoadedAdapter, install, load_adapter, remove
+from weft.models.decoder import CausalModel
 from weft.models.loading import LoadedModel
 from weft.models.mtp import MtpHead
 from weft.runner.arena import DeviceArena, warm
@@ -40,6 +44,7 @@ from weft.runner.kv_scales import Model, head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
 from weft.runner.mtp import HeadRunner
+from weft.runner.pictures import picture_rows
 from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler, score
@@ -87,6 +92,7 @@ class TorchExecutor:
         self._reload = reload
         self._kv_scales = kv_scales or {}
         self._missing: set[Part] = set()
+        self._adapters: dict[str, LoadedAdapter] = {}
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
@@ -99,6 +105,7 @@ class TorchExecutor:
             rows.table, rows.chosen, recorded_shapes(
                 sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max), verify_runs=verify_runs),
             capture)
+        self.pictures = self.batches.pictures = picture_rows(model, device)
         self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device)
         with current(device):
             self.sampler.warm()
@@ -118,11 +125,15 @@ class TorchExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """On the caller's thread."""
         assert not self._worker.in_flight, "a step is in flight"
+        if self.pictures is not None:
+            self.pictures.begun(plan.step)
         with self._on_device:
             return self._launch(plan).home()
 
     def begin(self, plan: StepPlan) -> None:
         """On a thread of the executor's own, from the first call on."""
+        if self.pictures is not None:
+            self.pictures.begun(plan.step)
         self._worker.begin(plan)
 
     def finish(self) -> StepResult:
@@ -130,6 +141,30 @@ class TorchExecutor:
 
     def transfers_done(self, step: int) -> bool:
         return self.arena.transfers_done(step)
+
+    def read_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        """In any thread. Raises CheckpointError, see ``weft.models.adapters``."""
+        assert isinstance(self.model, CausalModel), "an engine that sleeps loads no adapter"
+        return load_adapter(adapter, self.model)
+
+    def install_adapter(self, loaded: LoadedAdapter) -> None:
+        """Between two steps: rows of its digest may come from now on."""
+        assert isinstance(self.model, CausalModel)
+        install(self.model, loaded)
+        self._adapters[loaded.adapter.digest] = loaded
+
+    def remove_adapter(self, loaded: LoadedAdapter) -> None:
+        """Between two steps, once no row of it comes any more."""
+        self._adapters.pop(loaded.adapter.digest, None)
+        if isinstance(self.model, CausalModel):
+            remove(self.model, loaded)
+
+    def change_adapter(self, adapter: Adapter, *, forget: bool) -> None:
+        """Of a rank that follows rank 0."""
+        if not forget:
+            self.install_adapter(self.read_adapter(adapter))
+        elif adapter.digest in self._adapters:
+            self.remove_adapter(self._adapters[adapter.digest])
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         with self._inference:
@@ -157,7 +192,7 @@ class TorchExecutor:
         hidden = self._forward(batch.inputs)
         if plan.verify_count:
             return self._verified(plan, batch, hidden, began_s)
-        prompts, scores = self._score_prompts(batch, hidden)
+        prompts, scores = self._score_prompts(plan, batch, hidden)
         choice = None
         if batch.sample_runs.size:
             room = self._logits_room(len(batch.sample_runs))
@@ -211,7 +246,7 @@ class TorchExecutor:
             assert isinstance(batch.inputs, StepInputs)
             replay(batch.inputs.runs, right)
         self.batches.store(self.arena)
-        prompts, scores = self._score_prompts(batch, hidden)
+        prompts, scores = self._score_prompts(plan, batch, hidden)
         # Waited for without scores too: the copies of the store are before it, and end with the step.
         home = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts).home()
         result = StepResult(chosen.tokens, chosen.logprobs, home.prompt_logprobs,
@@ -313,6 +348,7 @@ class TorchExecutor:
             if self._on_host is not None:
                 self._on_host.drop()
             self.model, self._on_host = DroppedModel(self.model.spec), None
+            self._adapters.clear()
         elif "weights" not in self._missing:
             copies = HostWeights(self.model)
             self._on_host = copies if copies.bytes else None
@@ -360,6 +396,8 @@ class TorchExecutor:
                                   "dtype are others now. Put the old one back, or start the engine anew",
                                   param="model")
         self.model, self._kv_scales = loaded.model, loaded.kv_scales
+        if self.pictures is not None and loaded.model.vision is not None:
+            self.pictures.vision = loaded.model.vision
 
     def close(self) -> None:
         """Free the arena, once no step is computed any more. Idempotent; no step may follow."""
@@ -370,19 +408,29 @@ class TorchExecutor:
         self.sampler.close()
         self.arena.release()
 
-    def _score_prompts(self, batch: StepBatch, hidden_TD: torch.Tensor,
+    def _score_prompts(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor,
                        ) -> tuple[tuple[ScoredPrompt, ...], list[torch.Tensor]]:
         """What is asked of prompts, and the pieces that bring it home."""
         prompts, pieces = [], []
+        digests = self.batches.adapters_of(plan)
         for span in batch.prompt_spans:
             cuts = range(0, len(span.next_tokens_N), PROMPT_LOGITS_TOKENS)
             for begin in cuts:
                 following_N = span.next_tokens_N[begin : begin + PROMPT_LOGITS_TOKENS]
                 first = span.first + begin
-                logits_NV = self.model.logits(hidden_TD[first : first + len(following_N)])
+                rows_ND = hidden_TD[first : first + len(following_N)]
+                with self._only(digests[span.run], len(rows_ND)):
+                    logits_NV = self.model.logits(rows_ND)
                 pieces += score(logits_NV, following_N, span.top_count)
             prompts.append(ScoredPrompt(span.run, span.top_count, len(cuts)))
         return tuple(prompts), pieces
+
+
+    def _only(self, digest: str, rows: int) -> AbstractContextManager[None]:
+        """Meanwhile all rows of the head are of one adapter, or of none."""
+        if not isinstance(self.model, CausalModel):
+            return nullcontext()
+        return self.model.adapters.only(digest, rows)
 
 
 def _step_inputs(batch: StepBatch) -> StepInputs:

@@ -101,7 +101,9 @@ class AdmissionPlanner:
             last = seq
             if len(matches) == len(rows) or waits == PREFIX_WAITS_MAX:
                 break
-            known = seq.known()
+            if seq.pictures_due:
+                continue
+            known = seq.keys()
             if self._waits_for_read(seq, known, producers):
                 waits += 1
                 continue
@@ -123,7 +125,7 @@ class AdmissionPlanner:
             end = budget.chunk_end(match.cached_tokens, known.size)
             if end == match.cached_tokens:
                 break
-            if not self._admit(step, seq, rows[len(matches)], match, known, end):
+            if not self._admit(step, seq, rows[len(matches)], match, end):
                 self._make_room(step, seq, match, len(rows) - len(matches))
                 break
             budget.spend(match.cached_tokens, end)
@@ -153,23 +155,25 @@ class AdmissionPlanner:
         for seq in islice(self._waiting.after(last), AHEAD_MAX):
             if self._store.restores.is_known(seq):
                 continue
-            known = seq.known()
+            if seq.pictures_due:
+                continue
+            known = seq.keys()
             cached = self._reuse.cached_tokens(seq, known)
             wish = self._store.restores.wish_ahead(seq, known, cached, self._others)
             if wish is not None:
                 step.fetch_wishes.append(wish)
                 return
 
-    def _admit(self, step: PlanBuilder, seq: Sequence, row: RowId, match: Match, known: Int32s,
-               end: int) -> bool:
-        """A lease for all of ``known``, or False and nothing."""
-        start = match.cached_tokens
+    def _admit(self, step: PlanBuilder, seq: Sequence, row: RowId, match: Match, end: int) -> bool:
+        """A lease for all known tokens of ``seq``, or False and nothing."""
+        start, known = match.cached_tokens, seq.known()
         assert start < known.size
         if not step.transaction.open(seq.id, match, known.size, headroom_pages=self._headroom(step, seq)):
             return False
         step.admissions.append(Admission(
             row=row, seq=seq.id, tokens=known, prompt_tokens=int(seq.prompt.size),
-            sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, grammar=seq.grammar))
+            sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, grammar=seq.grammar,
+            adapter=seq.adapter, pictures=seq.pictures))
         transaction = step.transaction
         step.write_table(row, 0, [*transaction.shared_pages(seq.id), *transaction.new_pages(seq.id)])
         step.add_prefill(seq, row, start, end, transaction.slot_of(seq.id), known)

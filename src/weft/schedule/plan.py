@@ -28,7 +28,7 @@ import numpy.typing as npt
 from weft.costs.step import Work, pairs_of
 from weft.memory.arena_work import NO_WORK, ArenaWork
 from weft.memory.reservation import Reservation
-from weft.request import SamplingParams, TokenLogprobs
+from weft.request import PlacedPicture, SamplingParams, TokenLogprobs
 from weft.schedule.tier_values import NO_STORE_STEP, StoreStep
 from weft.units import RowId, SeqId, SlotId
 
@@ -78,6 +78,10 @@ class Admission:
     """Ids that end the sequence; the sampler masks them until ``min_tokens`` are generated."""
     grammar: CompiledGrammar | None = None
     """The grammar of its answer, if it has one."""
+    pictures: tuple[PlacedPicture, ...] = ()
+    """The executor has their rows."""
+    adapter: str = ""
+    """The digest of the adapter that computes it, empty for the base model."""
 
 
 @dataclass(frozen=True, slots=True)

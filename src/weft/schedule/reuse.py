@@ -97,7 +97,7 @@ class Reuse:
         donates = self._donates(preempted=preempted)
         keep = None
         if donates or self._memory.lease(seq.id).snapshots:
-            keep = seq.known()[:int(self._rows.computed[self._rows.row_of(seq)])]
+            keep = seq.keys()[:int(self._rows.computed[self._rows.row_of(seq)])]
             if not donates:
                 step.transaction.publish(seq.id, keep)
         step.transaction.close(seq.id, keep=keep if donates else None)
@@ -106,7 +106,7 @@ class Reuse:
         """``seq`` waits: preempted, for a read, or for its turn after one. What the cache has of it is
         evicted last. A lookup leaves the last token out, because it is always computed. After a preemption
         that token may be in flight."""
-        known = seq.known()
+        known = seq.keys()
         if seq.computed_before == known.size:
             known = np.append(known, np.int32(PAD))
         anchor = self.match(seq, known).anchor
@@ -136,7 +136,7 @@ class Reuse:
         for seq in self._unpublished:
             if seq.state is SeqState.RUNNING and seq.id not in leaving:
                 computed = int(self._rows.computed[self._rows.row_of(seq)])
-                step.transaction.publish(seq.id, seq.known()[:computed])
+                step.transaction.publish(seq.id, seq.keys()[:computed])
                 step.publishing += 1
 
     def plan_taps(self, step: PlanBuilder, matches: dict[SeqId, Match]) -> None:
@@ -227,7 +227,7 @@ class Reuse:
             publishes = seq.id in unpublished
             if (known is None and not publishes) or producers.has(seq) or seq in step.preempted:
                 continue
-            known = seq.known() if known is None else known
+            known = seq.keys() if known is None else seq.keyed(known)
             producers.add(self._producer(seq, row, known, publishes=publishes))
         for seq in closing:
             row = self._rows.row_of(seq)
@@ -235,7 +235,7 @@ class Reuse:
             arriving = [held.position for held in self._memory.lease(seq.id).snapshots]
             arriving += [computed] if self._donates(preempted=False) else []
             if arriving:
-                producers.add(PrefixProducer(seq.id, seq.salt, None, seq.known()[:computed], computed,
+                producers.add(PrefixProducer(seq.id, seq.salt, None, seq.keys()[:computed], computed,
                                              tuple(arriving)))
         return producers
 

@@ -87,6 +87,12 @@ class Scheduler:
                     or (self.store is not None and self.store.has_step))
 
     @property
+    def may_stop_plans(self) -> bool:
+        """Whether what waits may wait for the store, or for its pictures, and for nothing else."""
+        return ((self.store is not None and self.store.may_stop_plans)
+                or (not len(self.running) and all(seq.pictures_due for seq in self.waiting)))
+
+    @property
     def has_closing(self) -> bool:
         """Whether a sequence that ended, or a load, still holds its memory."""
         return bool(self._closing) or (self.store is not None and self.store.restores.has_leases)
@@ -137,12 +143,12 @@ class Scheduler:
         self.reuse.plan_taps(step, matches)
         if self.store is not None:
             step.stores = self.store.writes.work(idle=not (step.decode_rows.size or step.prefill_rows))
-            if not step.runs_or_frees and not step.publishing and self.store.may_stop_plans:
-                return None
         if verifies and self._verify_planner is not None:
             self._verify_planner.plan(step)
         if not step.runs_or_frees and self.rows.ends_in_flight(step.decode_batch.rows).any():
             return None  # a sequence that ends publishes when it leaves
+        if not step.runs_or_frees and not step.publishing and self.may_stop_plans:
+            return None
         assert step.runs_or_frees or step.publishing, (
             f"nothing can run: {len(self.running)} running, {len(self.waiting)} waiting, "
             f"usage {self.memory.usage()}")

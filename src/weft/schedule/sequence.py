@@ -19,7 +19,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.request import SamplingParams
+from weft.pictures import prompt_keys
+from weft.request import PlacedPicture, SamplingParams
 from weft.schedule.plan import CompiledGrammar, Int32s
 from weft.units import SeqId
 
@@ -38,15 +39,17 @@ class SeqState(enum.Enum):
 class Sequence:
     """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
-    __slots__ = ("accepted_drafts", "boundaries", "computed_before", "computed_max", "generated", "grammar",
-                 "id", "marks", "prediction", "preemption_count", "prompt", "prompt_logprobs_due", "rank",
+    __slots__ = ("_prompt_keys", "accepted_drafts", "adapter", "boundaries", "computed_before",
+                 "computed_max", "generated", "grammar", "id", "marks", "pictures", "pictures_due",
+                 "prediction", "preemption_count", "prompt", "prompt_logprobs_due", "rank",
                  "recomputed_tokens", "rejected_drafts", "salt", "sampling", "seed", "state", "stop_ids")
 
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
                  stop_ids: tuple[int, ...], rank: Rank, salt: str = "",
                  boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
                  grammar: CompiledGrammar | None = None, new_tokens_max: int = UNBOUNDED,
-                 prediction: tuple[int, ...] | None = None) -> None:
+                 prediction: tuple[int, ...] | None = None, adapter: str = "",
+                 pictures: tuple[PlacedPicture, ...] = ()) -> None:
         assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
         self.id = seq
         self.prompt = prompt
@@ -58,8 +61,14 @@ class Sequence:
         self.boundaries = boundaries
         self.marks = marks
         self.grammar = grammar
+        self.adapter = adapter
+        """The digest of its adapter, empty for the base model."""
         self.prediction = prediction
         """The client's guess of the whole answer, a source of drafts."""
+        self.pictures = pictures
+        self.pictures_due = bool(pictures)
+        """Their rows are not encoded: it waits, and no other sequence waits for it."""
+        self._prompt_keys = prompt_keys(prompt, pictures)
         self.computed_max = min(int(prompt.size) + new_tokens_max - 1, UNBOUNDED)
         """Most tokens that are ever computed: all but the last of ``new_tokens_max`` generated ones."""
         self.generated: list[int] = []
@@ -99,6 +108,16 @@ class Sequence:
         if not self.generated:
             return self.prompt
         return np.concatenate([self.prompt, np.asarray(self.generated, dtype=np.int32)])
+
+    def keyed(self, known: Int32s) -> Int32s:
+        """``known`` tokens, with the keys of pictures in place of their rows: what is compared with other
+        sequences, in the cache and everywhere."""
+        if not self.pictures:
+            return known
+        return np.concatenate([self._prompt_keys, known[self.prompt.size:]])
+
+    def keys(self) -> Int32s:
+        return self.keyed(self.known())
 
     def __repr__(self) -> str:
         return (f"Sequence({self.id}, {self.state.value}, rank={self.rank}, prompt={self.prompt.size}, "

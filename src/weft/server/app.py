@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.errors import WeftError
+from weft.server.adapters import AdapterHandlers, adapter_card
 from weft.server.anthropic.answers import MESSAGES, conversation
 from weft.server.anthropic.protocol import CountTokensBody
 from weft.server.batches.routes import BatchHandlers, BatchRunner
@@ -86,8 +87,8 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
                               age_s=config.file_limits().age_s, keys=keys.has_clients or keys.has_operators,
                               tenant_of=keys.tenant_of)
         service.background.append(batches)
-    groups = (_Handlers(service), ResponseHandlers(service, forward), ReplicaHandlers(service),
-              BatchHandlers(service.files, batches))
+    groups = (_Handlers(service), AdapterHandlers(service), ResponseHandlers(service, forward),
+              ReplicaHandlers(service), BatchHandlers(service.files, batches))
     handlers: dict[str, Handler] = {row.operation: getattr(group, row.operation) for group in groups
                                     for row in ENDPOINTS if hasattr(group, row.operation)}
     if forward is not None:
@@ -164,7 +165,8 @@ class _Handlers:
 
     async def ollama_tags(self, request: Request) -> Response:
         model = self._service.model_for(None)
-        return json_response({"models": [model_card(model, name) for name in model.names]})
+        return json_response({"models": [
+            model_card(model, name) for name in (*model.names, *self._service.adapters)]})
 
     async def ollama_ps(self, request: Request) -> Response:
         model = self._service.model_for(None)
@@ -187,12 +189,18 @@ class _Handlers:
 
     async def models(self, request: Request) -> Response:
         model = self._service.model_for(None)
-        return json_response({"object": "list", "data": [_model_card(model, name) for name in model.names]})
+        adapters = [self._card(model, name) for name in self._service.adapters]
+        return json_response({"object": "list", "data": [*(_model_card(model, name) for name in model.names),
+                                                         *adapters]})
+
+    def _card(self, model: ServedModel, name: str) -> dict[str, Any]:
+        adapter = self._service.adapters.find(name)
+        return _model_card(model, name) if adapter is None else adapter_card(model, adapter)
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        model = self._service.model_for(name)
-        return json_response(_model_card(model, name))
+        self._service.model_for(name)
+        return json_response(self._card(self._service.model_for(None), name))
 
     async def tokenize(self, request: Request) -> Response:
         self._service.check_open()
@@ -246,7 +254,8 @@ class _Handlers:
                                            router=self._service.engine.router.counts(), text_of=text_of))
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        return self._service.model_for(None).tokenizer.decode(tokens, skip_special_tokens=False)
+        ids = [token for token in tokens if token >= 0]   # the others are rows of pictures
+        return self._service.model_for(None).tokenizer.decode(ids, skip_special_tokens=False)
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()

@@ -32,8 +32,8 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
 
     line()
     line(f"weft serves {', '.join(model.names)} at {url}", "bold green")
-    line(f"{info.family}: {info.layers}; {info.dtype} on {info.device}, {info.threads} threads, "
-         f"{info.kernels} kernels; loaded in {info.load_s:.1f} s")
+    line(f"{info.family}: {info.layers}; {info.dtype} on {info.device}, {info.threads} "
+         f"thread{'' if info.threads == 1 else 's'}, {info.kernels} kernels; loaded in {info.load_s:.1f} s")
     if config.own_replicas > 1:
         line(f"{config.own_replicas} engine processes (--replicas); of each one:")
     line(f"up to {info.sizes.max_model_len} tokens per sequence, {info.sizes.rows_max} sequences at once, "

@@ -9,7 +9,7 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from weft.config_check import check_fields, debug, flag, limit
 from weft.errors import ConfigError
@@ -23,6 +23,9 @@ from weft.server.tracing import check_endpoint
 from weft.text.reasoning import check_reasoning_parser
 from weft.text.tools.formats import check_tool_parser
 from weft.units import parse_bytes
+
+if TYPE_CHECKING:
+    from weft.images.decoding import ImageLimits
 
 DEFAULT_PORT = 8000
 PORTS_TRIED = 20
@@ -75,6 +78,12 @@ class ServerConfig:
     template_chars: int = limit(32_000_000, "Characters that a conversation may be rendered to.", least=1)
     template_memory: str = limit("512MiB", "Memory that a process that renders conversations may take.",
                                  size=True)
+    images: int = limit(64, "Pictures of one conversation (400).", least=0)
+    image_bytes: str = limit("32MiB", "Bytes of the file of one picture (400).", size=True)
+    image_pixels: int = limit(50_000_000, "Pixels of one picture, before it is decoded (400).", least=1)
+    image_side: int = limit(16_384, "Pixels of the longer side of a picture (400).", least=1)
+    image_seconds: float = limit(10.0, "Seconds that reading one picture may take (400).", least=0.1)
+    image_memory: str = limit("1GiB", "Memory that the process that reads pictures may take.", size=True)
     reasoning_parser: str = flag("auto", "Format of the model's reasoning, which answers give apart from "
                                          "their content; auto goes by the chat template, none leaves it in.")
     tool_parser: str = flag("auto", "Format of the model's tool calls; auto goes by the chat template, none "
@@ -209,6 +218,13 @@ class ServerConfig:
         """Raises ConfigError."""
         size = parse_bytes(self.file_store_size, flag="limits.file_store_size")
         return Bounds(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
+
+    def image_limits(self) -> ImageLimits:
+        """Raises ConfigError."""
+        from weft.images.decoding import ImageLimits  # with Pillow, which few commands need
+
+        return ImageLimits(image_bytes=parse_bytes(self.image_bytes, flag="limits.image_bytes"),
+                           image_pixels=self.image_pixels, image_side=self.image_side)
 
     def client_keys(self) -> tuple[str, ...]:
         """Of --api-key and --api-key-file. Raises ConfigError."""

@@ -46,7 +46,7 @@ from collections import Counter
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from starlette.datastructures import Headers
 
@@ -93,36 +93,21 @@ _CELLS_A_BUCKET = 2
 _CONNECTIONS, _BUFFERED, _REQUESTS, _DRAINS, _FIRST_FREE = 0, 1, 2, 3, 4
 
 
-class Tally(Protocol):
-    def add(self, amount: int) -> None: ...
-
-    def total(self) -> int:
-        """Of all processes."""
-        ...
+Cells: TypeAlias = "MutableSequence[float] | memoryview[float]"
 
 
-class LocalTally:
-    """Of a server with one HTTP process."""
+class Tally:
+    """``cells``: one for each process; without them, of a server with one HTTP process."""
 
-    def __init__(self) -> None:
-        self._count = 0
-
-    def add(self, amount: int) -> None:
-        self._count += amount
-
-    def total(self) -> int:
-        return self._count
-
-
-class SharedTally:
-    def __init__(self, cells: memoryview[float], process: int) -> None:
-        self._cells = cells
+    def __init__(self, cells: Cells | None = None, process: int = 0) -> None:
+        self._cells: Cells = [0.0] if cells is None else cells
         self._process = process
 
     def add(self, amount: int) -> None:
         self._cells[self._process] += float(amount)
 
     def total(self) -> int:
+        """Of all processes."""
         return int(sum(self._cells))
 
 
@@ -130,9 +115,9 @@ class SharedTally:
 class KeyCounts:
     """Of one API key. A bucket is its level, and the time of that level; ``since_s`` 0 is a full one."""
 
-    bytes_in_flight: Tally = field(default_factory=LocalTally)
-    requests: MutableSequence[float] | memoryview[float] = field(default_factory=lambda: [0.0, 0.0])
-    tokens: MutableSequence[float] | memoryview[float] = field(default_factory=lambda: [0.0, 0.0])
+    bytes_in_flight: Tally = field(default_factory=Tally)
+    requests: Cells = field(default_factory=lambda: [0.0, 0.0])
+    tokens: Cells = field(default_factory=lambda: [0.0, 0.0])
     lock: contextlib.AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
 
 
@@ -185,7 +170,7 @@ class SharedCounts:
 
     def _tally(self, number: int) -> Tally:
         at = number * self._processes
-        return SharedTally(self._cells[at:at + self._processes], self._process)
+        return Tally(self._cells[at:at + self._processes], self._process)
 
 
 class _Locked(contextlib.AbstractContextManager[None]):
@@ -215,7 +200,7 @@ class HttpEdge:
     def __init__(self, limits: EdgeLimits, counts: SharedCounts | None = None, *,
                  is_inner: bool = False) -> None:
         self.limits = limits
-        own: tuple[Tally, Tally] = (LocalTally(), LocalTally())
+        own = Tally(), Tally()
         of_clients = own if counts is None else (counts.connections, counts.buffered_bytes)
         self._of_clients = of_clients
         self._counts = None if is_inner else counts

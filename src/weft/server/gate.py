@@ -31,7 +31,8 @@ from weft.server.tracing import OPERATIONS, RequestTrace, RequestTracer
 
 _OPEN_PATHS = frozenset({*(row.path for row in ENDPOINTS if row.access == "open"),
                          *(route.path for route in page_routes())})
-_OPERATOR_PATHS = ("/metrics", "/v1/cache", "/v1/replicas", "/sleep", "/wake_up")
+_OPERATOR_PATHS = ("/metrics", "/v1/cache", "/v1/replicas", "/sleep", "/wake_up",
+                   "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _CLOSED = "the handler is closed"
 """uvloop's words for a write to a connection that has ended."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")

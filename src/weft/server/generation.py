@@ -27,7 +27,7 @@ from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError, WeftError
 from weft.fleet.live_request import RequestStream
-from weft.request import LostTokens, Request, SamplingParams, TokenEvent
+from weft.request import LostTokens, PlacedPicture, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
 from weft.server.protocol import SamplingFields, grammar_of, sampling_params
 from weft.server.service import ServedModel, Service
@@ -39,14 +39,15 @@ from weft.text.tokenizer import banned_sequences
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``, ``marks``
-    and ``prediction`` as in ``Request``."""
+    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``,
+    ``marks``, ``prediction`` and ``pictures`` as in ``Request``."""
 
     tokens: list[int]
     text: str | None = None
     boundaries: list[int] = []
     marks: list[int] = []
     prediction: list[int] = []
+    pictures: list[PlacedPicture] = []
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +111,8 @@ class Generation:
             request = Request(request_id=f"{engine_id}-{number}", prompt_tokens=prompt.tokens,
                               sampling=sampling, priority=priority, cache_salt=cache_salt,
                               boundaries=prompt.boundaries, marks=prompt.marks,
-                              prediction=prompt.prediction)
+                              prediction=prompt.prediction, adapter=model.adapter,
+                              pictures=prompt.pictures)
             request.check_length(model.info.sizes.max_model_len, prompt_field=prompt_field)
             request.check_marks()
             request.check_prediction(model.info.sizes.max_model_len, model.info.vocab_size)
@@ -335,6 +337,10 @@ def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answ
     excess = len(prompt.tokens) - limit
     if excess <= 0:
         return prompt
+    if prompt.pictures:
+        raise RequestError(f"truncate_prompt_tokens would cut {excess} tokens of a conversation with "
+                           "pictures, which is not supported", param="truncate_prompt_tokens",
+                           code="unsupported_parameter")
     if body.truncation_side == "right":
         return Prompt(prompt.tokens[:limit], None, [at for at in prompt.boundaries if at <= limit],
                       [at for at in prompt.marks if at <= limit])
@@ -448,7 +454,7 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
     encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens, known=turn.known)
     marks = encoded.marks + (fields.cache_boundaries or [])
-    whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks)
+    whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks, pictures=encoded.pictures)
     answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens
     cut = truncated(whole, fields, context_tokens=model.info.sizes.max_model_len, answer_tokens=answer_tokens)
     if turn.prediction:

@@ -13,12 +13,13 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from weft.adapters import Adapter
 from weft.errors import (
     ContextLengthError,
     EngineUnavailableError,
@@ -28,10 +29,11 @@ from weft.errors import (
 )
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
+from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
 from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
-from weft.server.edge import HttpEdge, LocalTally, SharedCounts, Tally
+from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.protocol import did_you_mean
 from weft.server.responses.background import ResponseRuns
@@ -45,6 +47,7 @@ from weft.text.chat_request import (
     KnownPrefix,
     encode_prompt,
     read_chat,
+    show_pictures,
 )
 from weft.text.dialect import Dialect
 from weft.text.template_sandbox import TemplateSandbox
@@ -55,10 +58,12 @@ from weft.text.workers import BoundedWorker, WorkerLane
 from weft.units import parse_bytes
 
 if TYPE_CHECKING:
+    from weft.server.pictures import PictureReader
     from weft.server.workers.supervisor import Workers
 
 ANY_NAME = "default"
 """A name under which every server has its model."""
+_NAMES_SHOWN = 20
 _HEAD_CHARS_PER_TOKEN = 16
 """A text with more characters than this for each token of the context is first tokenized in part."""
 _DRAIN_LOOK_S = 0.05
@@ -140,8 +145,12 @@ class ServedModel:
     dialect: Dialect
     created_s: int
     budget: TokenizeBudget
+    pictures: PictureReader | None
+    """None where the model reads text only."""
     vocabulary: bytes
     """Identifies the tokenizer: equal token ids mean equal text under the same one."""
+    adapter: Adapter | None = None
+    """What requests under this name are computed with."""
 
     @property
     def name(self) -> str:
@@ -201,10 +210,13 @@ class ServedModel:
         if self.template is None:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
-        request = read_chat(conversation, template_variables=self.template.variables)
+        request = read_chat(conversation, template_variables=self.template.variables,
+                            reads_images=self.pictures is not None)
         chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
-        return request, await self.template.write(conversation.messages, chars_cut=chars_cut,
-                                                  **request.rendering)
+        prompt = await self.template.write(request.messages, chars_cut=chars_cut, **request.rendering)
+        if self.pictures is not None and request.images:
+            prompt = show_pictures(prompt, await self.pictures.read(request.images), self.pictures.token)
+        return request, prompt
 
 
 def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
@@ -220,7 +232,21 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
                       tool_parser=config.tool_parser)
     names = config.served_model_name or (info.name,)
     return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template, dialect, int(time.time()),
-                       TokenizeBudget(config.max_tokenize_chars), _vocabulary(directory))
+                       TokenizeBudget(config.max_tokenize_chars), _picture_reader(info, config, tokenizer),
+                       _vocabulary(directory))
+
+
+def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer) -> PictureReader | None:
+    """Raises CheckpointError for settings of pictures that are not served."""
+    if info.image_token is None:
+        return None
+    from weft.images.worker import settings_of  # with numpy and Pillow, which text never needs
+    from weft.server.pictures import PictureReader
+
+    return PictureReader(settings_of(Path(info.directory)), config.image_limits(),
+                         token=tokenizer.token_text(info.image_token), seconds=config.image_seconds,
+                         memory_bytes=parse_bytes(config.image_memory, flag="limits.image_memory"),
+                         pictures_max=config.images)
 
 
 def _vocabulary(directory: Path) -> bytes:
@@ -250,6 +276,7 @@ class Service:
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         engine.on_step_tokens = self.metrics.steps_ran
         self.model: ServedModel | None = None
+        self.adapters = AdapterNames()
         path = config.response_path()
         self.files = open_file_store(config.file_directory(), config.file_limits(),
                                      is_default=config.file_store is None)
@@ -257,8 +284,8 @@ class Service:
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
         self.response_runs = None if self.responses is None else ResponseRuns(self.responses)
         self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
-        self._active: Tally = LocalTally() if counts is None else counts.requests
-        self._drains: Tally = LocalTally() if counts is None else counts.drains
+        self._active = Tally() if counts is None else counts.requests
+        self._drains = Tally() if counts is None else counts.drains
 
     def enter(self) -> None:
         """A request begins to be answered; ``leave`` when it has ended, however it did."""
@@ -293,6 +320,7 @@ class Service:
             await asyncio.to_thread(self.tracer.close)
 
     def open(self, model: ServedModel) -> None:
+        self.adapters.start_with(model.info.adapters, (*model.names, ANY_NAME))
         self.model = model
         self.metrics.name_model(model.name)
 
@@ -301,8 +329,13 @@ class Service:
         self.check_open()
         assert self.model is not None
         if name is not None and name != ANY_NAME and name not in self.model.names:
-            served = ", ".join(repr(known) for known in (*self.model.names, ANY_NAME))
-            close = did_you_mean(name, self.model.names)
+            adapter = self.adapters.find(name)
+            if adapter is not None:
+                return replace(self.model, names=(name,), adapter=adapter)
+            names = (*self.model.names, *self.adapters)
+            served = ", ".join(repr(known) for known in (*names[:_NAMES_SHOWN], ANY_NAME))
+            served += f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+            close = did_you_mean(name, names)
             raise UnknownModelError(f"there is no model {name[:200]!r} here{close}; this server has {served}",
                                     param="model")
         return self.model

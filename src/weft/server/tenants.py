@@ -17,10 +17,10 @@ import hashlib
 import hmac
 import math
 import time
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from weft.server.edge import KeyCounts, SharedCounts
+from weft.server.edge import Cells, KeyCounts, SharedCounts
 from weft.server.errors import EdgeError
 
 _MINUTE_S = 60.0
@@ -42,8 +42,7 @@ class Quotas:
 class _Bucket:
     """``cells``: what is used of it, and the time of that; all HTTP processes read and write them."""
 
-    def __init__(self, per_minute: int, clock: Callable[[], float],
-                 cells: MutableSequence[float] | memoryview[float]) -> None:
+    def __init__(self, per_minute: int, clock: Callable[[], float], cells: Cells) -> None:
         self._per_minute = per_minute
         self._clock = clock
         self._cells = cells

@@ -27,6 +27,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from weft.costs.rows import RowCosts
+from weft.memory.prefix.tree import PrefixTree
+from weft.pictures import token_count
 from weft.speculation.choice import FEW_SEQUENCES, Chances, HostBudget, OwnChances, choose, may_pay
 from weft.speculation.drafter import (
     PLAIN_STEPS,
@@ -42,7 +44,7 @@ from weft.speculation.drafter import (
 from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
 from weft.speculation.sources import AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower
 from weft.speculation.text_index import LONG_MATCH
-from weft.speculation.tree import PrefixRoots, TreeFollower
+from weft.speculation.tree import TreeFollower
 
 if TYPE_CHECKING:
     from weft.speculation.drafter import Int32s
@@ -111,7 +113,7 @@ class Speculator:
     ``clock``: seconds of the host; one that stands still never lets the drafter sleep."""
 
     def __init__(self, sources: tuple[SourceName, ...] = SOURCES, *, costs: RowCosts | None = None,
-                 tree: PrefixRoots | None = None, drafts_max: int = DRAFTS_MAX,
+                 tree: PrefixTree | None = None, drafts_max: int = DRAFTS_MAX,
                  head_seconds: dict[int, float] | None = None, prompt_share: float | None = None,
                  clock: Callable[[], float] = lambda: 0.0) -> None:
         self.sources = sources
@@ -355,6 +357,9 @@ class Speculator:
             if asked.pause:
                 continue
             proposal = asked.follower.propose(count)
+            if proposal is not None and min(proposal.tokens) < 0:   # rows of a picture come next there
+                ids = token_count(proposal.tokens)
+                proposal = proposal.first(ids) if ids else None
             if proposal is not None and state.grammar is not None and asked.source != "grammar":
                 allowed = state.grammar.allowed(proposal.tokens)
                 proposal = proposal.first(allowed) if allowed else None

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.memory.prefix.edge import TOKEN_BYTES, Node, walk
+from weft.memory.prefix.tree import PrefixTree
 from weft.speculation.drafter import Proposal
 
 _WINDOW_TOKENS = 128
@@ -36,19 +36,12 @@ _WAIT_TOKENS = 16
 _WAIT_TOKENS_MAX = 256
 
 
-class PrefixRoots(Protocol):
-    """``weft.memory.prefix.tree.PrefixTree``, as far as drafts read it."""
-
-    @property
-    def roots(self) -> dict[str, Node]: ...
-
-
 class TreeFollower:
     """``known``: tokens of the sequence so far, int32."""
 
     __slots__ = ("_copy", "_known", "_match", "_pending", "_place", "_salt", "_tree", "_wait", "_wait_next")
 
-    def __init__(self, tree: PrefixRoots, salt: str, known: npt.NDArray[np.int32]) -> None:
+    def __init__(self, tree: PrefixTree, salt: str, known: npt.NDArray[np.int32]) -> None:
         self._tree = tree
         self._salt = salt
         self._known = known.astype(np.int32).tobytes()

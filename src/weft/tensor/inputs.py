@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from weft.tensor.adapter_rows import StepAdapters
 from weft.tensor.replay_log import ReplayLog
 
 
@@ -37,8 +38,8 @@ class Runs:
 
     ``offsets[r]`` is the run's first index in T; ``starts[r]`` the position of its first token;
     ``lengths[r]`` its tokens; ``slots[r]`` its state slot or PAD; ``fresh[r]``: state starts from zero.
-    A PAD row has slot PAD, start PAD and length 1. The ``verify_count`` runs behind the decodes are windows
-    of drafts: they read their states, write none, and their inputs go into ``log``.
+    A PAD row has slot PAD, start PAD and length 1. The ``verify_count`` runs behind the decodes are
+    verify runs: they read their states, write none, and their inputs go into ``log``.
     """
 
     offsets: list[int]
@@ -80,14 +81,24 @@ class OutputRows:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddedRows:
+    """``rows_ND`` in place of the embeddings of the tokens at ``index_N`` (int64, in T): of pictures."""
+
+    index_N: torch.Tensor
+    rows_ND: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """``asked``: None for all rows. A model's last mixer reads all rows and writes all their KV and states,
-    but returns output for these rows alone."""
+    but returns output for these rows alone. ``adapters``: whose the rows are, None for the base model's."""
 
     tokens_T: torch.Tensor      # int64; 0 for PAD rows
     positions_T: torch.Tensor   # int64; PAD for PAD rows
     runs: Runs
     asked: OutputRows | None = None
+    adapters: StepAdapters | None = None
+    embedded: EmbeddedRows | None = None
 
     def asked_of(self, x_TC: torch.Tensor) -> torch.Tensor:
         """The rows of ``x_TC`` [T, C] named by ``asked`` -> [X, C]; all rows where it is None."""

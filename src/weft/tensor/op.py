@@ -98,7 +98,7 @@ class RecurrentOp(Op[P, R]):
             runs.log.note(replay, *self._inputs(args))
         state: Any = args[self._state]
         if _reached(args):
-            # A kernel that writes every slot runs inside of this, which puts the states of windows back.
+            # A kernel that writes every slot runs inside of this, which puts the states of verify runs back.
             with restored(state, runs):
                 out = self.triton(*args, **kwargs)
             if out is not UNFIT:

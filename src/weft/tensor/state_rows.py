@@ -82,7 +82,7 @@ def decode_blocks(runs: Runs, state: torch.Tensor) -> list[StateRows]:
 
 @contextmanager
 def restored(state: torch.Tensor, runs: Runs) -> Iterator[None]:
-    """What is written into the slots of windows inside is undone: for kernels that write every slot."""
+    """Undoes what is written inside into the slots of verify runs: for kernels that write every slot."""
     if runs.log is None or not runs.verify_count:
         yield
         return
@@ -92,7 +92,7 @@ def restored(state: torch.Tensor, runs: Runs) -> Iterator[None]:
         # PAD, which a recorded step has, is another window's slot: it gets the same bytes once more.
         other = slots_V.amax().clamp(min=0)
         index = runs.memo["verified_slots"] = torch.where(slots_V == PAD, other, slots_V)
-    # Before the kernel writes: it knows nothing of windows.
+    # Before the kernel writes: it treats verify runs as any others.
     held = state.index_select(0, index)
     yield
     state.index_copy_(0, index, held)

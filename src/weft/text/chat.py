@@ -102,7 +102,7 @@ class ChatTemplate:
                                param="continue_final_message")
         turns = [self._turn(position, message) for position, message in enumerate(messages)]
         if continue_final_message:
-            turns[-1]["content"] += MARK
+            turns[-1]["content"] += MARK if isinstance(turns[-1]["content"], str) else [_text_part(MARK)]
         given = dict(variables or {})
         for name in given:
             if name in ("messages", "add_generation_prompt", *self._special_tokens):
@@ -184,7 +184,7 @@ class ChatTemplate:
         role = message.role
         if role == "developer" and not self._knows_developer:
             role = "system"
-        turn: dict[str, Any] = {"role": role, "content": _content_text(where, message)}
+        turn: dict[str, Any] = {"role": role, "content": _content(where, message)}
         for name in ("name", "tool_call_id"):
             value = getattr(message, name)
             if value is not None:
@@ -252,7 +252,8 @@ def read_chat_template(directory: Path, *, override: str | None = None) -> tuple
     return (source, str(path)) if isinstance(source, str) else None
 
 
-def _content_text(where: str, message: ChatMessage) -> str:
+def _content(where: str, message: ChatMessage) -> str | list[dict[str, str]]:
+    """Text, or a list of parts where some are pictures: templates of models that read pictures take lists."""
     content = message.content
     if isinstance(content, str):
         return content
@@ -261,23 +262,32 @@ def _content_text(where: str, message: ChatMessage) -> str:
             raise RequestError(f"{where}.content is missing: a {message.role} message needs text",
                                param=f"{where}.content")
         return ""
-    texts = []
-    for index, part in enumerate(content):
-        here = f"{where}.content[{index}]"
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        if not isinstance(part, dict):
-            raise RequestError(f"{here}: expected an object with type and text, got {type(part).__name__}",
-                               param=here)
-        kind = part.get("type", "text")
-        if kind not in ("text", "input_text", "output_text", "refusal"):
-            raise RequestError(f"{here} has type {kind!r}; this server takes text only", param=here)
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if not isinstance(text, str):
-            raise RequestError(f"{here}.text: expected str, got {type(text).__name__}", param=f"{here}.text")
-        texts.append(text)
-    return "\n".join(texts)
+    texts = [_part_text(f"{where}.content[{index}]", part) for index, part in enumerate(content)]
+    if None not in texts:
+        return "\n".join(text for text in texts if text is not None)
+    return [{"type": "image"} if text is None else _text_part(text) for text in texts]
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _part_text(here: str, part: Any) -> str | None:
+    """None for a picture, whose pixels were taken out before."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise RequestError(f"{here}: expected an object with type and text, got {type(part).__name__}",
+                           param=here)
+    kind = part.get("type", "text")
+    if kind == "image" and not part.keys() - {"type", "cache_control"}:
+        return None
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise RequestError(f"{here} has type {kind!r}; this server takes text only", param=here)
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise RequestError(f"{here}.text: expected str, got {type(text).__name__}", param=f"{here}.text")
+    return text
 
 
 def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:

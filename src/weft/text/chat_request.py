@@ -20,17 +20,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from weft.errors import RequestError
-from weft.request import Grammar
+from weft.request import Grammar, PlacedPicture
 from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Dialect
+from weft.text.pictures import ImagePart, placed, split_images, with_pictures
 from weft.text.template_worker import ChatPrompt, without_marks
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.definitions import Tool, ToolChoice, read_choice, read_tools
+
+if TYPE_CHECKING:
+    from weft.images.picture import Picture
 
 _PREDICTION = '{"type": "content", "content": text or a list of text parts}'
 
@@ -51,10 +55,12 @@ class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``variables``: what the template sees besides the messages. ``several_calls``: an answer may call more
+    """``variables``: what the template sees besides the messages. ``images``: what stands behind the parts of
+    the messages that are pictures. ``several_calls``: an answer may call more
     than one tool."""
 
     messages: list[ChatMessage]
+    images: list[ImagePart] = []
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = ToolChoice("none")
     several_calls: bool = True
@@ -79,15 +85,19 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncodedChat(msgspec.Struct, frozen=True):
-    """Token ids; ``boundaries`` and ``marks`` are positions in them, ascending."""
+    """Token ids; ``boundaries`` and ``marks`` are positions in them, ascending. ``pictures``: as in
+    ``Request``."""
 
     tokens: list[int]
     boundaries: list[int]
     marks: list[int]
+    pictures: list[PlacedPicture] = []
 
 
-def read_chat(conversation: ConversationFields, *, template_variables: Collection[str]) -> ChatRequest:
-    """``template_variables``: the names that the template reads. Raises RequestError that names the field."""
+def read_chat(conversation: ConversationFields, *, template_variables: Collection[str],
+              reads_images: bool = False) -> ChatRequest:
+    """``template_variables``: the names that the template reads. ``reads_images``: the model does; else the
+    template refuses the parts that are pictures. Raises RequestError that names the field."""
     checked = read_tools(conversation.tools)
     choice = read_choice(conversation.tool_choice, checked)
     shown: dict[str, Any] = dict(conversation.variables or {})
@@ -103,7 +113,8 @@ def read_chat(conversation: ConversationFields, *, template_variables: Collectio
         elif value != allowed:
             raise RequestError(f"{name} is not supported: this model's chat template does not use it",
                                param=name, code="unsupported_parameter")
-    return ChatRequest(messages=conversation.messages, tools=checked, choice=choice,
+    messages, images = split_images(conversation.messages) if reads_images else (conversation.messages, [])
+    return ChatRequest(messages=messages, images=images, tools=checked, choice=choice,
                        several_calls=conversation.parallel_tool_calls is not False, variables=shown,
                        add_generation_prompt=conversation.add_generation_prompt,
                        continue_final_message=bool(conversation.continue_final_message))
@@ -130,8 +141,9 @@ def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_token
                   known: KnownPrefix | None = None) -> EncodedChat:
     """``known``: tokens that stand for the beginning of the text, if it is the same text. A model writes a
     text in other tokens than the tokenizer does, and the cache knows those that it wrote."""
-    places = [*prompt.ends, *prompt.marks]
-    if known is not None and known.begins(prompt.text):
+    places = [*prompt.ends, *prompt.marks, *(at for picture in prompt.pictures for at, _, _ in picture.spans)]
+    # The digest of a text does not know its pictures.
+    if known is not None and not prompt.pictures and known.begins(prompt.text):
         rest, positions = tokenizer.encode_with_boundaries(
             prompt.text[known.chars:], [max(at - known.chars, 0) for at in places], add_special_tokens=False)
         if rest and tokenizer.is_added(rest[0]):  # else a token could reach over the place
@@ -143,8 +155,15 @@ def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_token
 
 
 def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> EncodedChat:
-    count = len(prompt.ends)
-    return EncodedChat(tokens, sorted(set(positions[:count])), [at for at in positions[count:] if at])
+    ends, marks = len(prompt.ends), len(prompt.ends) + len(prompt.marks)
+    return EncodedChat(tokens, sorted(set(positions[:ends])), [at for at in positions[ends:marks] if at],
+                       placed(prompt.pictures, positions[marks:]) if prompt.pictures else [])
+
+
+def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture], image_token: str) -> ChatPrompt:
+    """``prompt`` as the template wrote it, with what each picture shows. Raises RequestError."""
+    text, places, shown = with_pictures(prompt.text, [*prompt.ends, *prompt.marks], pictures, image_token)
+    return ChatPrompt(text, places[:len(prompt.ends)], places[len(prompt.ends):], shown)
 
 
 def _content_text(message: ChatMessage) -> str:

@@ -124,6 +124,14 @@ def _rendered(template: ChatTemplate, messages: list[ChatMessage],
         return ""
 
 
+class ShownPicture(msgspec.Struct, frozen=True):
+    """``spans``: (first character, characters, rows) of the image tokens of each tile."""
+
+    digest: bytes
+    data: bytes
+    spans: list[tuple[int, int, int]]
+
+
 class TemplateStart(msgspec.Struct):
     source: str
     special_tokens: dict[str, str]
@@ -140,11 +148,13 @@ class TemplateFacts(msgspec.Struct, tag=True):
 
 class ChatPrompt(msgspec.Struct, tag=True):
     """A conversation as text. ``ends``: characters after which it may differ from another conversation;
-    ``marks``: characters behind which the client set a ``cache_control``."""
+    ``marks``: characters behind which the client set a ``cache_control``. ``pictures``: those in the text,
+    which the template does not see."""
 
     text: str
     ends: list[int]
     marks: list[int]
+    pictures: list[ShownPicture] = []
 
 
 class Refused(msgspec.Struct, tag=True):

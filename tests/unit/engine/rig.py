@@ -10,10 +10,11 @@ from tests.support.workload import longest_alone, small_arena
 from weft.config import Sizes
 from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
+from weft.engine.pictures import PictureEncoder
 from weft.engine.stats import Part
 from weft.memory.memory import Memory
 from weft.memory.prefix_store import Store, TransferBuffers
-from weft.request import Request, SamplingParams, TokenEvent
+from weft.request import PlacedPicture, Request, SamplingParams, TokenEvent
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.snapshots import AUTO, SnapshotPolicy
@@ -45,7 +46,8 @@ class Rig(LateExecutor):
                  max_model_len: int | None = None, next_token: NextToken | None = None,
                  cache: bool = False, snapshots: SnapshotPolicy = AUTO, overlap: bool = False,
                  store: Store | None = None, buffer_bytes: int = 1 << 24, token_s: float = 1.0,
-                 drafter: Drafter | None = None, exact: bool = True) -> None:
+                 drafter: Drafter | None = None, exact: bool = True,
+                 encoder: PictureEncoder | None = None, pictures_bytes: int = 0) -> None:
         """``store``: prefixes beyond memory, computed at ``token_s`` seconds a token at first; not ``exact``:
         also what was compressed once. ``tamper`` changes what the device gets."""
         super().__init__()
@@ -70,7 +72,8 @@ class Rig(LateExecutor):
         self.core = EngineCore(vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=memory,
                                executor=self, clock=self.clock, seed=seed, eos_ids=(EOS,),
                                snapshots=snapshots, overlap=overlap, store=self.tier,
-                               pause=self.clock.advance, drafter=drafter)
+                               pause=self.clock.advance, drafter=drafter, encoder=encoder,
+                               pictures_bytes=pictures_bytes)
         self.answers: dict[tuple[str, int], Answer] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -90,13 +93,13 @@ class Rig(LateExecutor):
 
     def submit(self, name: str, prompt: int | list[int] = 20, *, priority: int = 0,
                salt: str = "", boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
-               **sampling: object) -> None:
+               pictures: list[PlacedPicture] | None = None, **sampling: object) -> None:
         if isinstance(prompt, int):
             prompt = [(7 * at + len(name)) % VOCAB_SIZE for at in range(prompt)]
         chosen = {"temperature": 0.0, "max_tokens": 10, "ignore_eos": True, **sampling}
         self.core.submit(Request(request_id=name, prompt_tokens=prompt, priority=priority,
                                  cache_salt=salt, boundaries=list(boundaries), marks=list(marks),
-                                 sampling=SamplingParams(**chosen)))
+                                 pictures=pictures or [], sampling=SamplingParams(**chosen)))
 
     def step(self) -> list[TokenEvent]:
         events = self.core.step()

@@ -44,7 +44,7 @@ def test_nested_settings_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "value", "reason"), [
     ("encoder_patch_size", 14, "the tower's patches have 16"), ("downsample_factor", 3, "config.json has 2"),
     ("tile_size", 500, "a multiple of 32"), ("min_tiles", 11, "max_tiles is 10"),
-    ("resample", 5, "from 0 to 3"),
+    ("resample", 5, "from 2 to 3"),
     ("use_thumbnail", 1, "true or false"), ("image_std", [1, 0, 1], "divided by it"),
     ("image_mean", [1, 2], "three numbers"), ("max_pixels_tolerance", "2", "a number above 0"),
     ("min_image_tokens", 300, "max_image_tokens is 256")])

@@ -50,6 +50,7 @@ def test_a_hub_name_is_found_in_the_cache_and_loads(hub_cache: Path) -> None:
 @pytest.mark.parametrize(("name", "revision", "words"), [
     ("maker/other", None, ["'maker/other'", "cache", "cannot be reached"]),
     ("maker/tiny", "v2", ["'maker/tiny'", "'v2'", "cannot be reached"]),
+    ("LFM2-350M", None, ["'LFM2-350M'", "cannot be reached", "owner/name, such as LiquidAI/LFM2-350M"]),
     ("maker//tiny", None, ["no such directory"]),
     ("./missing", None, ["missing", "no such directory"]),
     ("/nowhere/at/all", None, ["/nowhere/at/all", "no such directory"]),

@@ -82,7 +82,7 @@ def test_experts_in_the_layout_of_gpt_oss_have_the_logits_of_their_values(tmp_pa
     for path, held in ((quantised, stored), (plain, values)):
         save_file({name: tensor.contiguous() for name, tensor in held.items()}, path / "model.safetensors")
     loaded = load(quantised)
-    assert "int6" in loaded.weights_form
+    assert "int4" in loaded.weights_form
     assert not loaded.warnings
     other = load(plain)
     # The kernels of codes and of floats add up in other orders; the weights below are equal to the bit.

@@ -16,10 +16,15 @@ from tests.oracle.model_driver import ModelDriver
 from tests.unit.models.test_forms import reformed
 from weft.errors import CheckpointError
 from weft.models.blocks.feed_forward import ExpertsBlock
+from weft.models.forms import stored_form
 from weft.models.loading import LoadedModel, load_model
+from weft.models.safetensors_header import StoredTensor
+from weft.models.stored_values import TORCH_DTYPES
 from weft.tensor import native
+from weft.tensor.weights.quantized import Codes, in_tiles
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
@@ -129,6 +134,23 @@ def test_what_a_quantised_checkpoint_leaves_plain_stays_plain(tmp_path: Path) ->
     layer = load(quantised).model.layers[0]
     parts = layer.mixer.project.weight.parts     # type: ignore[union-attr]
     assert [getattr(part, "bits", "plain") for part in parts] == [4, "plain"]      # q k v z, and b a
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.held != "float32"])
+def test_a_matrix_that_is_kept_takes_the_bytes_of_its_tensors(name: str) -> None:
+    """Within 3 %: a matrix of 512 columns, beside which sizes of models are larger."""
+    matrix = torch.randn(256, 512, generator=torch.Generator().manual_seed(1))
+    tensors, _ = FORMS[name].quantise("a.self_attn.x.weight" if name == "auto_round_mixed" else "a.x.weight",
+                                      matrix)
+    stored = sum(tensor.numel() * tensor.itemsize for end, tensor in tensors.items()
+                 if not end.endswith(("_shape", "g_idx", "weight_format")))
+    form = stored_form({"quantization_config": FORMS[name].config}, {
+        end: StoredTensor(Path(), end, NAMES[tensor.dtype], tuple(tensor.shape), 0)
+        for end, tensor in tensors.items()})
+    full = next(end for end in ("a.self_attn.x.weight", "a.x.weight") if form.holds(end))
+    read = form.read(lambda end, shape, dtypes: tensors[end].reshape(shape), full, (256, 512))
+    assert isinstance(read, Codes)
+    assert in_tiles(read).held_bytes <= 1.03 * stored
 
 
 def test_codes_take_the_bytes_that_they_take_in_the_file(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_the_form_of_weights_is_read_from_config_json(quantization: object, name
 
 def test_floats_of_4_bits_are_counted_as_a_cpu_and_as_gpus_keep_them() -> None:
     config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
-    assert form_of(config, "bfloat16", None, twelve_bit=True).matrix_bytes(64) == 48 + 16
+    assert form_of(config, "bfloat16", None, twelve_bit=True).matrix_bytes(64) == 32 + 4
     assert form_of(config, "bfloat16", None).bits == 16
 
 

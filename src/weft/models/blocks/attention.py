@@ -23,12 +23,15 @@ Sources: transformers ``Qwen3NextAttention`` and ``Lfm3Attention`` for the gates
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from weft.families.architecture import Attention, LatentAttention
+from weft.models.blocks.adapted import AdaptedProduct
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
+from weft.tensor.adapter_rows import AdapterRows
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, staged
@@ -98,6 +101,8 @@ class LatentAttentionBlock:
     values_HVC: torch.Tensor
     out: Linear
     query_norm: Norm | None = None
+    expansion: AdaptedProduct | None = None
+    """What adapters add to the matrix of ``keys_HOC`` and ``values_HVC``, of rows head by head."""
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
@@ -112,7 +117,7 @@ class LatentAttentionBlock:
         if cos_sin is not None:
             shared_THS, turned_T1S = rotary(shared_THS, shared_TS[:, None], *cos_sin)
             shared_TS = turned_T1S[:, 0]
-        q_THW = torch.cat((torch.einsum("tho,hoc->thc", own_THO, self.keys_HOC), shared_THS), dim=-1)
+        q_THW = torch.cat((self._in_latents(own_THO), shared_THS), dim=-1)
         row_TW = torch.cat((self.latent_norm(latent_TC), shared_TS), dim=-1)
         scale = None if cache.head_scales is None else cache.head_scales[0, 0]
         if scale is not None:
@@ -122,9 +127,35 @@ class LatentAttentionBlock:
                                  shape.latent_dim, cache.token_scales)
         if scale is not None:
             o_THC = o_THC * scale
-        o_THV = torch.einsum("thc,hvc->thv", inputs.asked_of(o_THC), self.values_HVC)
+        o_THV = self._of_latents(inputs.asked_of(o_THC))
         if shape.head_gated:
             # float32 until the one rounding, as in attention.
             gate_TH1 = torch.sigmoid(inputs.asked_of(gates_TH).float())[..., None]
             o_THV = (o_THV.float() * gate_TH1).to(x_TD.dtype)
         return self.out(o_THV.flatten(1))
+
+    def _in_latents(self, own_THO: torch.Tensor) -> torch.Tensor:
+        """Queries [T, heads, own] -> [T, heads, latent]."""
+        q_THC = torch.einsum("tho,hoc->thc", own_THO, self.keys_HOC)
+        for group, low_RC, up_HWR in self._expansions(len(own_THO)):
+            asked_HTR = own_THO[group.rows].transpose(0, 1) @ up_HWR[:, :self.shape.own_dim]
+            q_THC[group.rows] += (asked_HTR @ low_RC).transpose(0, 1)
+        return q_THC
+
+    def _of_latents(self, o_THC: torch.Tensor) -> torch.Tensor:
+        """Outputs [T, heads, latent] -> [T, heads, value]."""
+        o_THV = torch.einsum("thc,hvc->thv", o_THC, self.values_HVC)
+        for group, low_RC, up_HWR in self._expansions(len(o_THC)):
+            low_HTR = o_THC[group.rows].transpose(0, 1) @ low_RC.T
+            o_THV[group.rows] += (low_HTR @ up_HWR[:, self.shape.own_dim:].transpose(1, 2)).transpose(0, 1)
+        return o_THV
+
+    def _expansions(self, rows: int) -> Iterator[tuple[AdapterRows, torch.Tensor, torch.Tensor]]:
+        """Of each adapter in the step: its rows, A [r, latent], and B of each head [heads, own + value,
+        r]."""
+        for group, change in [] if self.expansion is None else self.expansion.of_step(rows):
+            [part] = change.parts
+            assert change.down is not None
+            assert part.up is not None
+            rank = part.end - part.begin
+            yield group, change.down.plain(), part.up.plain().view(self.shape.heads, -1, rank)

@@ -11,15 +11,27 @@ Sources: Shazeer (2020) for SwiGLU; Primer (So et al., 2021) for squared relu; t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from weft.families.architecture import Dense, Experts
+from weft.models.blocks.adapted import AdaptedExperts, ExpertsChange
 from weft.models.blocks.linear import Linear, Projection, fused_block_of
 from weft.tensor import gpu
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.ops.elementwise import activate, silu_mul, staged
-from weft.tensor.ops.moe import ChoiceRule, ExpertWeights, add_gated, choose_experts, moe
+from weft.tensor.ops.moe import (
+    ChoiceRule,
+    ExpertWeights,
+    activated,
+    add_gated,
+    by_expert,
+    choose_experts,
+    count_of,
+    moe,
+    rows_alone,
+)
 from weft.units import PAD
 
 
@@ -83,6 +95,7 @@ class ExpertsBlock:
     """The experts that ``gate_up`` and ``down`` hold; None for all. Choices of others are skipped."""
     choices: torch.Tensor | None = None
     """int64 [experts]: how often each was chosen, where that is counted."""
+    adapted: AdaptedExperts | None = None
     _rule: ChoiceRule = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,8 +112,7 @@ class ExpertsBlock:
         if self.own is not None:
             ids_TX = _of_own(ids_TX, self.own)
         routed = x_TD if self.latent_in is None else self.latent_in(x_TD)
-        y_TD = moe(routed, ids_TX, weights_TX, self.gate_up, self.down, activation=self.shape.activation,
-                   gated=self.shape.gated)
+        y_TD = self._routed(routed, ids_TX, weights_TX)
         if self.latent_out is not None:
             y_TD = self.latent_out(y_TD)
         if self.shared is None:
@@ -109,6 +121,26 @@ class ExpertsBlock:
         if self.shared_gate is not None:
             return add_gated(y_TD, shared_TD, self.shared_gate(x_TD))
         return y_TD + shared_TD
+
+    def _routed(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
+        own = [] if self.adapted is None else self.adapted.of_step(len(x_TD))
+        if own:
+            # Rows of an adapter go through its experts below; here they are skipped.
+            all_ids_TX, ids_TX = ids_TX, ids_TX.clone()
+            for group, _ in own:
+                ids_TX[group.rows] = PAD
+        y_TD = moe(x_TD, ids_TX, weights_TX, self.gate_up, self.down, activation=self.shape.activation,
+                   gated=self.shape.gated)
+        for group, change in own:
+            expert = partial(self._adapted_expert, change)
+            y_TD[group.rows] = by_expert(x_TD[group.rows], all_ids_TX[group.rows], weights_TX[group.rows],
+                                         count_of(self.gate_up), expert)
+        return y_TD
+
+    def _adapted_expert(self, change: ExpertsChange, x: torch.Tensor, number: int) -> torch.Tensor:
+        inner = change.product("into", number, x, rows_alone(x, self.gate_up, number))
+        inner = activated(inner, self.shape.activation, gated=self.shape.gated)
+        return change.product("down", number, inner, rows_alone(inner, self.down, number))
 
     @property
     def router_device(self) -> torch.device:

@@ -5,12 +5,13 @@ same input are one ``Linear``, which reads the input once; the block splits the 
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from weft.models.blocks.adapted import AdaptedProduct
 from weft.tensor.fused_block import FusedBlock
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
@@ -51,16 +52,34 @@ class Linear:
         tiled        tensor.ops.tiled_linear         float weights on a CPU that its kernel is fast on
         packed       oneDNN's own order              float weights on another CPU
         quantised    tensor.ops.quantized_linear     int8 and int4
-        joined       each part, side by side"""
+        joined       each part, side by side
+
+    ``adapted``: what adapters add, once one of them was loaded that changes this product."""
 
     weight: Weight
     bias: torch.Tensor | None = None
+    adapted: AdaptedProduct | None = field(default=None, repr=False, compare=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(self.weight, JoinedWeight):
             y = torch.cat([_product(x, part, None) for part in self.weight.parts], dim=-1)
-            return y if self.bias is None else y.add_(self.bias)
-        return _product(x, self.weight, self.bias)
+            y = y if self.bias is None else y.add_(self.bias)
+        else:
+            y = _product(x, self.weight, self.bias)
+        return y if self.adapted is None else self.adapted.added(x, y)
+
+
+def dense_rows(weight: Weight, first: int, last: int) -> torch.Tensor:
+    """Rows [first, last) of a weight in any form, float32: a copy, for what is computed once."""
+    if isinstance(weight, JoinedWeight):
+        whole = torch.cat([dense_rows(part, 0, _height(part)) for part in weight.parts])
+        return whole[first:last]
+    values = weight if isinstance(weight, torch.Tensor) else weight.dense()
+    return values[first:last].float()
+
+
+def _height(weight: PlainWeight) -> int:
+    return weight.shape[0] if isinstance(weight, torch.Tensor) else weight.rows
 
 
 def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:

@@ -5,11 +5,11 @@
     compressed-tensors   int8, int4 in words, or fp8           -> codes as they are; fp8 as above
     gptq, awq,           int4 (gptq: also int8) in words       -> codes as they are
     auto-round
-    modelopt, quark      NVFP4, MXFP4, MXFP8 or fp8            -> codes of 6 bits; fp8 as above
+    modelopt, quark      NVFP4, MXFP4, MXFP8 or fp8            -> codes and their table; fp8 as above
     bitsandbytes         nf4, fp4; int8                        -> widened; codes
     torchao              int8, int4, float8                    -> codes; widened; fp8 as above
     mxfp4                experts in blocks (gpt-oss)           -> codes
-    gguf                 ggml's blocks                         -> widened
+    gguf                 ggml's blocks                         -> codes; IQ1 to IQ3 widened
 
 What config.json says is settled here; which tensor is stored how is seen from the headers, so lists of
 exceptions (``modules_to_not_convert``, ``ignore``) need not be matched: an excepted tensor is simply there.

@@ -59,8 +59,10 @@ class Gguf(StoredForm):
         undo = stored.undo
         if undo.values or (undo.columns is not None and _lines(undo.columns) is None):
             return None
+        if not self.keeps_blocks and (form.bits == 6 or form.table):
+            return Grouping(8, form.group)
         return Grouping(form.bits, form.group, minimums=form.has_minimums,
-                        by_blocks=form.by_blocks and undo.columns is None)
+                        by_blocks=form.by_blocks and undo.columns is None, table=form.table)
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         stored = self.tensors[name]
@@ -68,7 +70,7 @@ class Gguf(StoredForm):
         raw = ask(name, stored.shape if _fits(stored, shape) else shape, (stored.dtype,))
         as_codes = self.grouping(name, shape[-1]) is not None
         if raw.is_meta and as_codes:
-            return BLOCK_FORMS[stored.dtype].empty(*shape)
+            return self._for_kernels(BLOCK_FORMS[stored.dtype].empty(*shape), name)
         if raw.is_meta:
             return torch.empty(shape, dtype=torch.float32, device=raw.device)
         undo = stored.undo
@@ -76,7 +78,7 @@ class Gguf(StoredForm):
         if undo.rows is not None:
             by_row = by_row[torch.from_numpy(undo.rows).to(raw.device)]
         if as_codes:
-            return _finite(_codes(by_row, stored), stored)
+            return self._for_kernels(_finite(_codes(by_row, stored), stored), name)
         values = by_row.float() if stored.dtype in FLOATS else self._decoded(by_row, stored)
         if undo.columns is not None:
             values = values[:, torch.from_numpy(undo.columns).to(raw.device)]
@@ -85,6 +87,12 @@ class Gguf(StoredForm):
         elif undo.values == "minus_one":
             values = values - 1
         return values.reshape(shape)
+
+    def _for_kernels(self, codes: Codes, name: str) -> Codes:
+        """In bytes for kernels of GPUs, which read no six bits and no tables."""
+        grouping = self.grouping(name, codes.codes.shape[-1])
+        assert grouping is not None
+        return codes.in_bytes() if grouping.bits > codes.bits else codes
 
     def _decoded(self, by_row: torch.Tensor, stored: GgufTensor) -> torch.Tensor:
         values = _decoded(by_row, stored)

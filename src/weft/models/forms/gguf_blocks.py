@@ -3,18 +3,19 @@
     form                   codes                          scale                    minimum
     Q8_0                   int8                           d
     Q4_0                   int4, middle 8                 d
-    Q5_0                   int8: five bits less 16        d
-    IQ4_NL, MXFP4          int8: four bits, looked up     d
-    IQ4_XS                 int8: four bits, looked up     d x six bits less 32
+    Q5_0                   int6: five bits less 16        d
+    IQ4_NL                 int4 with a table              d
+    MXFP4                  int4 with a table              a power of two
+    IQ4_XS                 int4 with a table              d x six bits less 32
     Q4_1, Q5_1             int4, int6                     d                        -m
     Q4_K, Q5_K             int4, int6                     d x six bits             dmin x six bits
     Q6_K                   int6, middle 32                d x eight bits
     Q3_K                   int4, middle 8                 d x six bits less 32
     Q2_K                   int4: two bits                 d x four bits            dmin x four bits
 
-A scale is of 32 columns, in the last three of 16. Forms of K keep d and the bits apart (``BlockNumbers``).
-Products of a float16 and eight bits are exact in float32, so values are those of ``gguf.quants``, bit for
-bit. Forms with codebooks (IQ1 to IQ3) are not here.
+A scale is of 32 columns, in the last three of 16. Forms of K keep d and the bits apart (``BlockNumbers``);
+IQ4_XS does, and MXFP4, whose d is a half. Products of a float16 and eight bits are exact in float32, so
+values are those of ``gguf.quants``, bit for bit. Forms with codebooks (IQ1 to IQ3) are not here.
 
 Source: the block structures of ggml (``ggml-common.h``), as gguf's ``quants`` decodes them.
 """
@@ -26,11 +27,9 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.tensor.weights.quantized import LINE, ZERO_POINT, BlockNumbers, Codes, Numbers
+from weft.tensor.weights.quantized import E2M1, LINE, ZERO_POINT, BlockNumbers, Codes, Numbers
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the values of e2m1; the scale is half of what the block says."""
 
 
 _Decoded = tuple[torch.Tensor, Numbers, Numbers | None]
@@ -39,8 +38,8 @@ _Decoded = tuple[torch.Tensor, Numbers, Numbers | None]
 @dataclass(frozen=True, slots=True)
 class BlockForm:
     """``columns`` in ``block_bytes``, ``group`` of them per scale. ``by_blocks``: scales are
-    ``BlockNumbers``. ``decode``: blocks uint8 [N, bytes] -> codes uint8 [N, columns], scales [N, groups],
-    float32 or ``BlockNumbers``, and minimums as the scales, or None."""
+    ``BlockNumbers``; ``table``: what codes stand for. ``decode``: blocks uint8 [N, bytes] -> codes uint8
+    [N, columns], scales [N, groups], float32 or ``BlockNumbers``, and minimums as the scales, or None."""
 
     bits: int
     columns: int
@@ -49,11 +48,17 @@ class BlockForm:
     decode: Callable[[torch.Tensor], _Decoded]
     group: int = LINE
     by_blocks: bool = False
+    table: tuple[int, ...] = ()
 
     @property
     def of_cpus(self) -> bool:
-        """Whether kernels of GPUs do not read it."""
-        return self.has_minimums or self.by_blocks
+        """Whether kernels of GPUs do not read it, nor the same values in bytes."""
+        return self.has_minimums or (self.by_blocks and not self.table)
+
+    def _numbers(self, device: torch.device | str) -> torch.Tensor | None:
+        if not self.table:
+            return None
+        return torch.tensor([value + ZERO_POINT[8] for value in self.table], dtype=torch.uint8, device=device)
 
     def codes(self, by_row: torch.Tensor) -> Codes:
         """Of rows uint8 [rows, bytes]."""
@@ -61,22 +66,29 @@ class BlockForm:
 
         def of_rows(numbers: Numbers) -> Numbers:
             if isinstance(numbers, BlockNumbers):
-                return BlockNumbers(numbers.each.reshape(rows, -1), numbers.shared.reshape(rows, -1))
+                shared = numbers.shared.reshape(rows, -1)
+                # A power of two has one half for all.
+                return BlockNumbers(numbers.each.reshape(rows, -1),
+                                    shared if shared.dtype == torch.float16 else shared[:, :1])
             return numbers.reshape(rows, -1)
 
         codes, scales, minimums = self.decode(by_row.reshape(-1, self.block_bytes))
         return Codes(self.bits, codes.view(rows, -1), of_rows(scales), None, self.group,
-                     minimums=None if minimums is None else of_rows(minimums))
+                     minimums=None if minimums is None else of_rows(minimums),
+                     table=self._numbers(by_row.device))
 
     def empty(self, rows: int, columns: int) -> Codes:
         """Without values, for headers."""
         each = torch.empty((rows, -(-columns // self.group)), device="meta")
         numbers: Numbers = each
         if self.by_blocks:
-            shared = torch.empty((rows, columns // self.columns), dtype=torch.float16, device="meta")
-            numbers = BlockNumbers(each.to(torch.int8), shared)
+            powers = self.columns == LINE
+            shared = torch.empty((rows, 1 if powers else columns // self.columns), device="meta",
+                                 dtype=torch.float32 if powers else torch.float16)
+            numbers = BlockNumbers(each.to(torch.float8_e8m0fnu if powers else torch.int8), shared)
         return Codes(self.bits, torch.empty((rows, columns), dtype=torch.uint8, device="meta"), numbers,
-                     None, self.group, minimums=numbers if self.has_minimums else None)
+                     None, self.group, minimums=numbers if self.has_minimums else None,
+                     table=self._numbers("meta"))
 
 
 def _half(blocks: torch.Tensor, first: int) -> torch.Tensor:
@@ -97,11 +109,6 @@ def _fifth_bits(blocks: torch.Tensor, first: int) -> torch.Tensor:
     return ((four >> shifts & 1) << 4).flatten(1)
 
 
-def _looked_up(codes: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
-    numbers = torch.tensor([value + ZERO_POINT[8] for value in table], dtype=torch.uint8, device=codes.device)
-    return numbers[codes.int()]
-
-
 def _q8_0(blocks: torch.Tensor) -> _Decoded:
     return blocks[:, 2:] ^ 128, _half(blocks, 0), None      # two's complement, and 128 more
 
@@ -116,7 +123,7 @@ def _q4_1(blocks: torch.Tensor) -> _Decoded:
 
 def _q5_0(blocks: torch.Tensor) -> _Decoded:
     codes = _nibbles(blocks[:, 6:]) + _fifth_bits(blocks, 2)
-    return codes + (ZERO_POINT[8] - 16), _half(blocks, 0), None
+    return codes + (ZERO_POINT[6] - 16), _half(blocks, 0), None
 
 
 def _q5_1(blocks: torch.Tensor) -> _Decoded:
@@ -124,22 +131,21 @@ def _q5_1(blocks: torch.Tensor) -> _Decoded:
 
 
 def _iq4_nl(blocks: torch.Tensor) -> _Decoded:
-    return _looked_up(_nibbles(blocks[:, 2:]), _IQ4), _half(blocks, 0), None
+    return _nibbles(blocks[:, 2:]), _half(blocks, 0), None
 
 
 def _iq4_xs(blocks: torch.Tensor) -> _Decoded:
     shifts = torch.arange(0, 16, 2, device=blocks.device)
     high = blocks[:, 2:4].contiguous().view(torch.int16).int() >> shifts & 3
     low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=2).flatten(1)
-    scales = _half(blocks, 0) * ((low.int() | high << 4) - 32)
-    return _looked_up(_nibbles(blocks[:, 8:]), _IQ4), scales, None
+    scales = ((low.int() | high << 4) - 32).to(torch.int8)
+    return _nibbles(blocks[:, 8:]), BlockNumbers(scales, _shared(blocks, 0)), None
 
 
 def _mxfp4(blocks: torch.Tensor) -> _Decoded:
-    """The exponent's power of two, halved: for 0 and 1 a denormal number."""
-    exponent = blocks[:, :1].int()
-    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1).clamp(min=0) << 23)
-    return _looked_up(_nibbles(blocks[:, 1:]), _MXFP4), bits.view(torch.float32), None
+    """The exponent's power of two, halved: for 0 and 1 a denormal number. 255 is one more, not NaN."""
+    powers = blocks[:, :1].contiguous().view(torch.float8_e8m0fnu)
+    return _nibbles(blocks[:, 1:]), BlockNumbers(powers, torch.full((len(blocks), 1), 0.5)), None
 
 
 def _shared(blocks: torch.Tensor, first: int) -> torch.Tensor:
@@ -207,9 +213,11 @@ def _q2_k(blocks: torch.Tensor) -> _Decoded:
 
 BLOCK_FORMS: dict[str, BlockForm] = {
     "Q8_0": BlockForm(8, 32, 34, False, _q8_0), "Q4_0": BlockForm(4, 32, 18, False, _q4_0),
-    "Q4_1": BlockForm(4, 32, 20, True, _q4_1), "Q5_0": BlockForm(8, 32, 22, False, _q5_0),
-    "Q5_1": BlockForm(6, 32, 24, True, _q5_1), "IQ4_NL": BlockForm(8, 32, 18, False, _iq4_nl),
-    "IQ4_XS": BlockForm(8, 256, 136, False, _iq4_xs), "MXFP4": BlockForm(8, 32, 17, False, _mxfp4),
+    "Q4_1": BlockForm(4, 32, 20, True, _q4_1), "Q5_0": BlockForm(6, 32, 22, False, _q5_0),
+    "Q5_1": BlockForm(6, 32, 24, True, _q5_1),
+    "IQ4_NL": BlockForm(4, 32, 18, False, _iq4_nl, table=_IQ4),
+    "IQ4_XS": BlockForm(4, 256, 136, False, _iq4_xs, by_blocks=True, table=_IQ4),
+    "MXFP4": BlockForm(4, 32, 17, False, _mxfp4, by_blocks=True, table=E2M1),
     "Q4_K": BlockForm(4, 256, 144, True, _q4_k, by_blocks=True),
     "Q5_K": BlockForm(6, 256, 176, True, _q5_k, by_blocks=True),
     "Q6_K": BlockForm(6, 256, 210, False, _q6_k, 16, by_blocks=True),

@@ -12,9 +12,9 @@
     quark                weight         weight_scale
     mxfp4 (gpt-oss)      x_blocks       x_scales         U8 [experts, rows, columns / 32, 16]
 
-A byte of e2m1 holds two columns, the first in its low half. Values, doubled, are whole numbers up to 12, and
-a scale halved is exact: a code times its scale is the value to the bit. Which form a matrix has is seen
-from its tensors, since recipes mix forms; one that config.json does not name is an error.
+A byte of e2m1 holds two columns, the first in its low half. Twice a value is a whole number up to 12: a table
+of int4. Scales stay bytes beside one float, halved, for a row. Recipes mix forms: the tensors of a matrix
+tell its form, and a form that config.json does not name is an error.
 
 Sources: the OCP Microscaling Formats specification 1.0; NVIDIA's ``modelopt.torch.quantization.qtensor``; the
 compressed-tensors library's ``nvfp4``, ``mxfp4`` and ``mxfp8`` compressors; transformers
@@ -30,14 +30,12 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse
-from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
+from weft.tensor.weights.quantized import E2M1, LINE, ZERO_POINT, BlockNumbers, Codes
 
 Kind = Literal["nvfp4", "mxfp4", "mxfp8", "fp8"]
 POWERS = ("U8", "F8_E8M0")
-"""How scales that are powers of two are stored: the exponent and 127."""
+"""Dtypes of scales that are powers of two: a byte is the exponent plus 127."""
 _GROUPS: dict[Kind, int] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the values."""
 
 
 class TensorNames(NamedTuple):
@@ -52,7 +50,7 @@ class TensorNames(NamedTuple):
 
 
 def kind_of(form: StoredForm, names: TensorNames) -> Kind | None:
-    """As the headers tell; None where these are no such codes."""
+    """The form that the headers tell; None for a matrix in none of them."""
     codes, scales = form.dtype_of(names.codes), form.dtype_of(names.scales)
     if codes == "F8_E4M3":
         return "mxfp8" if scales in POWERS else "fp8"
@@ -63,18 +61,15 @@ def kind_of(form: StoredForm, names: TensorNames) -> Kind | None:
 
 def grouping_of(form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None = None,
                 ) -> Grouping | None:
-    """How ``read_matrix`` groups; None where it widens."""
+    """The grouping of what ``read_matrix`` returns; None where that is widened."""
     kind = kind_of(form, names)
     if kind == "fp8" or kind == "mxfp8":
         group = _fp8_group(form, names, columns, block)
         return Grouping(8, group, fp8=True) if form.keeps_fp8 and group % LINE == 0 else None
     group = _GROUPS[kind] if kind is not None else 0
-    return Grouping(_bits(form), group) if group == LINE or (group and form.keeps_blocks) else None
-
-
-def _bits(form: StoredForm) -> int:
-    """Of whole numbers from -12 to 12; kernels of GPUs read no six bits."""
-    return 6 if form.keeps_blocks else 8
+    if form.keeps_blocks:
+        return Grouping(4, group, by_blocks=True, table=E2M1) if group else None
+    return Grouping(8, group) if group == LINE else None    # kernels of GPUs read no tables
 
 
 def read_matrix(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
@@ -106,17 +101,22 @@ def _fp4(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
     group = _GROUPS[kind]
     stored = (*stack, rows, -(-columns // 32), 16) if names.in_blocks else (*stack, rows, -(-columns // 2))
     packed = ask(names.codes, stored, ("U8",)).reshape(*stack, rows, -1)
-    bits = _bits(form)
-    numbers = torch.tensor(_E2M1, device=packed.device).add_(ZERO_POINT[bits]).to(torch.uint8)
+    table = torch.tensor([value + ZERO_POINT[8] for value in E2M1], dtype=torch.uint8, device=packed.device)
     pairs = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[..., :columns]
-    codes = pairs if packed.is_meta else numbers[pairs.int()]
     of_groups = (*stack, rows, -(-columns // group))
     if kind == "mxfp4":
-        return Codes(bits, codes, _powers(ask, names.scales, of_groups) / 2, None, group)
-    scales = ask(names.scales, of_groups, ("F8_E4M3",)).float()
-    one = _one(form, ask, names.one, of_groups)
-    scales = scales / one if names.divides else scales * one
-    return Codes(bits, codes, _finite(names.one, scales) / 2, None, group)
+        half = torch.full((*stack, rows, 1), 0.5, device=packed.device)
+        numbers = BlockNumbers(_powers(ask, names.scales, of_groups), half)
+    else:
+        scales = ask(names.scales, of_groups, ("F8_E4M3",))
+        one = _one(form, ask, names.one, of_groups).expand(*stack, rows, 1)
+        # A half of the product, or of the quotient: exact.
+        numbers = BlockNumbers(scales, one * 2 if names.divides else one / 2, names.divides)
+        if not packed.is_meta and bool((scales.view(torch.uint8) & 128).any()):
+            raise CheckpointError(f"tensor {names.scales} has scales below zero", param="model")
+        _finite(names.one, numbers.floats())
+    codes = Codes(4, pairs, numbers, None, group, table=table)
+    return codes if form.keeps_blocks else codes.in_bytes()
 
 
 def _fp8(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
@@ -124,7 +124,7 @@ def _fp8(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
     rows, columns = shape[-2:]
     codes = ask(names.codes, shape, ("F8_E4M3",)).view(torch.uint8)
     if form.dtype_of(names.scales) in POWERS:
-        scales = _powers(ask, names.scales, (*shape[:-1], -(-columns // _GROUPS["mxfp8"])))
+        scales = _powers(ask, names.scales, (*shape[:-1], -(-columns // _GROUPS["mxfp8"]))).float()
         return Codes(8, codes, scales, None, _GROUPS["mxfp8"], fp8=True)
     if block is not None:
         high, wide = block
@@ -147,7 +147,7 @@ def _fp8_group(form: StoredForm, names: TensorNames, columns: int, block: tuple[
 
 
 def scale_shape(form: StoredForm, name: str, rows: int) -> tuple[int, ...]:
-    """As it is stored, where that is one of the shapes there are; else by rows, for the error."""
+    """The stored shape, if it is one that scales may have; else the shape by rows, which the error names."""
     stored = form.tensors.get(name)
     if stored is not None and (stored.shape in ((), (1,), (1, 1), (rows,))
                                or (len(stored.shape) == 2 and stored.shape[0] == rows)):
@@ -164,9 +164,7 @@ def _powers(ask: Ask, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     exponents = ask(name, shape, POWERS).view(torch.uint8)
     if not exponents.is_meta and bool((exponents == 255).any()):
         raise CheckpointError(f"tensor {name} has scales of code 255, which is no number", param="model")
-    # By their bits: 2^-127 has a number without a leading one.
-    bits = torch.where(exponents == 0, 1 << 22, exponents.int() << 23)
-    return bits.view(torch.float32)
+    return exponents.view(torch.float8_e8m0fnu)
 
 
 def _one(form: StoredForm, ask: Ask, name: str, of_groups: tuple[int, ...]) -> torch.Tensor:

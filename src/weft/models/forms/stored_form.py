@@ -31,10 +31,11 @@ class Ask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MatrixPiece:
-    """A stored tensor that is part of the matrix ``matrix`` ("….weight"). ``rows`` and ``columns``: (its
-    dimension, how many rows or columns of the matrix one entry stands for), None where it has none. 0 for how
-    many: the matrix divided by the entries. ``run``: where one entry stands for as many numbers of the
-    matrix, whatever its rows are; ``block``: of these, in one block, which cannot be cut."""
+    """A stored tensor that is part of the matrix ``matrix`` ("….weight"). ``rows``: (the dimension of the
+    tensor that goes along the matrix's rows, the rows of one entry), None without such a dimension. 0 rows:
+    those of the matrix divided by the entries. ``columns``: the same of columns. ``run``: the numbers of the
+    matrix that one entry stands for, if they are counted across rows. ``block``: the numbers of a block,
+    which cannot be cut."""
 
     matrix: str
     rows: tuple[int, int] | None = None
@@ -44,21 +45,23 @@ class MatrixPiece:
 
 
 class Grouping(NamedTuple):
-    """Of codes that become one matrix: ``columns`` per scale, 0 for whole rows. ``minimums``: groups have
-    one. ``by_blocks``: scales are ``BlockNumbers``."""
+    """How the codes of a matrix are grouped. ``columns``: those that share a scale, 0 for whole rows.
+    ``minimums``: a group has a minimum. ``by_blocks``: scales are ``BlockNumbers``. ``table``: what codes
+    stand for."""
 
     bits: int
     columns: int
     fp8: bool = False
     minimums: bool = False
     by_blocks: bool = False
+    table: tuple[int, ...] = ()
 
 
 class StoredForm(ABC):
-    """``settings``: quantization_config. ``tensors``: of the checkpoint, set once the form is chosen, as a
-    rank holds them; ``headers``: as the files have them. ``keeps_fp8``: whether matrices in fp8 are given as
-    codes, ``keeps_blocks``: those whose groups have minimums, 16 columns or bytes for scales. ``itemsize``:
-    of a widened value."""
+    """``settings``: quantization_config. ``headers``: the checkpoint's tensors as the files have them;
+    ``tensors``: as a rank holds them, set once the form is chosen. ``keeps_fp8``: matrices in fp8 stay codes.
+    ``keeps_blocks``: so do those whose groups have minimums, 16 columns or bytes for scales. ``itemsize``:
+    the bytes of a widened value."""
 
     tensors: Mapping[str, StoredTensor]
     headers: Mapping[str, StoredTensor]
@@ -66,7 +69,7 @@ class StoredForm(ABC):
     keeps_blocks: bool = True
     itemsize: int = 4
     places: Callable[[str], torch.Tensor | None] = staticmethod(lambda name: None)
-    """Of a stored tensor, the indices of the entries that a rank holds; None for all."""
+    """Name of a stored tensor -> the indices of the entries that this rank holds, None for all."""
     left_ends: tuple[str, ...] = ()
     """Ends of names that no model reads and that a checkpoint may have."""
 

@@ -36,7 +36,7 @@ from weft.models.safetensors_header import StoredTensor
 METHOD = "gguf"
 """The ``quant_method`` of a view's config.json."""
 _FORM = 4
-"""Of a view: grows when its texts are made in another way."""
+"""The version of the files of a view. It grows when they are made in another way."""
 _KEY_CHARS = 24
 _VIEWS_MAX = 32
 """Views that are kept; the longest unused one goes first."""
@@ -86,14 +86,14 @@ def view_of(path: Path) -> Path:
 
 
 def _used(view: Path) -> None:
-    """So that the view counts as new."""
+    """Sets the time of the view, so that it counts as used now."""
     with suppress(OSError):   # of another user: its age does not matter
         os.utime(view)
 
 
 def _drop_old(root: Path) -> None:
-    """Views of files that are gone, and the oldest beyond ``_VIEWS_MAX``. A process that starts right now
-    with a view that long unused fails, and starts the next time."""
+    """Deletes views of files that are gone, and the longest unused beyond ``_VIEWS_MAX``. A process that is
+    starting with such a view fails, and its next start makes the view again."""
     def age(view: Path) -> float:
         with suppress(OSError):
             return view.stat().st_mtime
@@ -118,7 +118,8 @@ def _write_view(header: Header, files: Mapping[str, Path], directory: Path) -> N
 
 
 def _elements(header: Header) -> dict[str, dict[str, int]]:
-    """Of matrices of layers, and of embedding and head: numbers by the form of their blocks, for plans."""
+    """How many numbers have each form of blocks, for plans: of the layers' matrices, and of embedding and
+    head."""
     counts_of: dict[str, Counter[str]] = {"layers": Counter(), "tables": Counter()}
     for tensor in header.tensors.values():
         # Neither convolutions nor routers: a plan counts them by themselves.
@@ -150,8 +151,8 @@ def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
 
 
 def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
-    """What a stored tensor is for us: one tensor, several parts of it, or one for each expert. A tensor that
-    is not in the table keeps its name, so that it is told of as unused."""
+    """What weft reads of a stored tensor: one tensor, several parts, or one for each expert. A tensor that is
+    not in the table keeps its name, so the warning of unused tensors names it."""
     place, names, rest = "", layout.whole, tensor.name
     blocks = layout.config.get("num_hidden_layers") or len(layout.config["layers_block_type"])
     if tensor.name.startswith("blk.") and tensor.name.count(".") > 1:

@@ -191,6 +191,8 @@ def _user(place: str, blocks: Sequence[Block]) -> list[ChatMessage]:
                 messages.append(ChatMessage(role="user", content=texts))
                 texts = []
             messages.append(_tool_result(f"{place}.{at}", block))
+        elif block.get("type") == "image":
+            texts.append(_image(f"{place}.{at}", block))
         else:
             texts.append(_text(place, at, block))
     if texts or not messages:
@@ -249,6 +251,22 @@ def _text(place: str, at: int, block: Block) -> Block:
     if not isinstance(block.get("text"), str):
         raise RequestError(f"{place}.{at}.text: expected str", param=f"{place}.{at}.text")
     return {name: block[name] for name in ("type", "text", "cache_control") if block.get(name) is not None}
+
+
+def _image(place: str, block: Block) -> Block:
+    """As a part of OpenAI's form, which ``weft.text.pictures`` reads."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    match source:
+        case {"type": "base64", "media_type": str(media_type), "data": str(data)}:
+            url = f"data:{media_type};base64,{data}"
+        case {"type": "url", "url": str(url)}:
+            pass
+        case _:
+            raise RequestError(f"{place}.source has type {kind!r}; it is base64, with media_type and "
+                               "data, or url, with url", param=f"{place}.source")
+    marks = {"cache_control": block["cache_control"]} if block.get("cache_control") is not None else {}
+    return {"type": "image_url", "image_url": {"url": url}, **marks}
 
 
 def _tool(place: str, tool: Block) -> dict[str, Any]:

@@ -44,29 +44,20 @@ class FileStoreFullError(RequestError):
     status = 413
 
 
-class StoredFile(msgspec.Struct, kw_only=True):
-    id: str
-    owner: str
-    filename: str
-    purpose: str
-    bytes: int
-    created_at: int
-
-
 class FileObject(msgspec.Struct, kw_only=True):
-    """A file as the API shows it."""
+    """A file as the API shows it, and as it is stored, without its end."""
 
     id: str
     object: str = "file"
     bytes: int
     created_at: int
-    expires_at: int
+    expires_at: int = 0
     filename: str
     purpose: str
     status: str = "processed"
 
 
-_decode = msgspec.json.Decoder(StoredFile).decode
+_decode = msgspec.json.Decoder(FileObject).decode
 
 
 def open_file_store(root: Path | None, limits: Bounds, *, is_default: bool) -> FileStore | None:
@@ -102,7 +93,7 @@ class FileStore:
         source.seek(0)
         if bounded:
             self._check_room(size)
-        record = StoredFile(id=f"file-{uuid.uuid4().hex}", owner=owner, filename=filename[:_NAME_CHARS_MAX],
+        record = FileObject(id=f"file-{uuid.uuid4().hex}", filename=filename[:_NAME_CHARS_MAX],
                             purpose=purpose, bytes=size, created_at=int(time.time()))
         path = self._data(record.id)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -195,7 +186,7 @@ class FileStore:
             for *_, path in dated:
                 path.unlink()
 
-    def _records(self, owner: str | None = None) -> list[StoredFile]:
+    def _records(self, owner: str | None = None) -> list[FileObject]:
         """Of files, the oldest first."""
         with self._one_thread:
             self._drop_old()
@@ -222,7 +213,5 @@ class FileStore:
     def _data(self, file_id: str) -> Path:
         return self.root / f"{file_id}.data"
 
-    def _shown(self, record: StoredFile) -> FileObject:
-        return FileObject(id=record.id, bytes=record.bytes, created_at=record.created_at,
-                          expires_at=record.created_at + int(self._limits.age_s), filename=record.filename,
-                          purpose=record.purpose)
+    def _shown(self, record: FileObject) -> FileObject:
+        return msgspec.structs.replace(record, expires_at=record.created_at + int(self._limits.age_s))

@@ -1,13 +1,13 @@
-"""Ollama's API over the turn of every dialect: /api/chat, /api/generate, and what its clients ask about
-models.
+"""Ollama's API over the turn that all dialects share: /api/chat, /api/generate, and the lists of models.
 
     OllamaChatBody     --conversation--> ChatTurn --prepare_turn--> PreparedTurn \\
     OllamaGenerateBody ----------------> the same, with one message                >-- OllamaJob --> lines
     raw                ----------------> RawTurn: the prompt as it is             /
 
-A stream is one JSON object a line, the last with ``done``, its reason and the counts. A call of a tool comes
-whole, when it is complete. Times are nanoseconds; loading takes none, as the model is there when the server
-answers. """
+A stream is one JSON object a line. The last one has ``done``, the reason and the counts. A call of a tool is
+sent when it is complete. Times are nanoseconds. The load time is 0, as the model is loaded before the server
+answers.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _EFFORTS = ("low", "medium", "high")
 _REASONS = {"length": "length"}
 """Ollama has "stop" for every other end, calls included."""
 _NEVER = "2318-04-04T00:00:00Z"
-"""When the model leaves memory."""
+"""``expires_at``: the model stays in memory."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -143,7 +143,8 @@ async def prepare_ollama_generate(service: Service, body: OllamaGenerateBody) ->
     if body.raw:
         return await _raw(service, body)
     system = [ChatMessage(role="system", content=body.system)] if body.system else []
-    return await _job(service, body, [*system, ChatMessage(role="user", content=body.prompt)], chat=False)
+    asked = _message(0, OllamaMessage(role="user", content=body.prompt, images=body.images))
+    return await _job(service, body, [*system, asked], chat=False)
 
 
 OLLAMA_CHAT = Way(OllamaChatBody, UNSERVED_IN_OLLAMA, prepare_ollama_chat)
@@ -170,6 +171,8 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
     model = service.model_for(served_name(body.model))
     if body.system:
         raise RequestError("system goes into the chat template, which raw leaves out", param="system")
+    if body.images:
+        raise RequestError("images go into the chat template, which raw leaves out", param="images")
     await model.check_text(body.prompt, param="prompt")
     prompt = Prompt(await model.encode(body.prompt, add_special_tokens=True), body.prompt)
     _check_context(prompt, options)
@@ -184,7 +187,8 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
 
 
 def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateBody) -> dict[str, Any] | None:
-    """To a request without messages or prompt, by which clients load a model ahead, or unload it."""
+    """The answer to a request without messages or prompt, by which clients load or unload a model; None for
+    any other request."""
     if body.messages if isinstance(body, OllamaChatBody) else body.prompt:
         return None
     model = service.model_for(served_name(body.model))
@@ -196,7 +200,7 @@ def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateBody) -
 
 
 def _think(body: OllamaBody, model: ServedModel) -> tuple[bool | None, str | None]:
-    """Whether the answer is reasoned about, None for as the template has it; and the effort."""
+    """(whether the model reasons first, None for the template's default; the effort)."""
     if isinstance(body.think, str) and body.think not in _EFFORTS:
         raise RequestError(f"think is {body.think[:50]!r}; it is true, false, {', '.join(_EFFORTS)}",
                            param="think")
@@ -217,10 +221,11 @@ def _check_context(prompt: Prompt, options: OllamaOptions) -> None:
 
 
 def _message(at: int, given: OllamaMessage) -> ChatMessage:
-    if given.images:
-        raise RequestError(f"messages[{at}].images: this server reads and writes text only",
-                           param=f"messages[{at}].images", code="unsupported_parameter")
     message = ChatMessage(role=given.role, content=given.content)
+    if given.images:
+        message.content = [{"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
+                           for data in given.images]
+        message.content += [{"type": "text", "text": given.content}] if given.content else []
     if given.tool_calls:
         message.tool_calls = [_given_call(f"messages[{at}].tool_calls[{number}]", call, number)
                               for number, call in enumerate(given.tool_calls)]
@@ -265,6 +270,7 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
     info, defaults = model.info, model.sampling_defaults
     capabilities = ["completion"]
     capabilities += ["tools"] * model.dialect.template_takes_tools
+    capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)
     return {"modelfile": f"FROM {info.name}", "details": _details(model), "capabilities": capabilities,
             "parameters": "\n".join(f"{name} {value}" for name, value in defaults.items()),

@@ -17,11 +17,10 @@ from weft.errors import RequestError, WeftError
 from weft.server.protocol import Int, SamplingFields, Unserved, check_known, note_ignored
 
 PROTOCOL_VERSION = "0.12.0"
-"""Of Ollama, whose fields are served. Clients refuse to talk to a server that states an old one."""
+"""The version of Ollama whose fields are served. Clients refuse a server with an old one."""
 _TAG = ":latest"
 _CONTEXT = "it is Ollama's older way to go on; send the conversation to /api/chat"
 UNSERVED_IN_OLLAMA: Unserved = {
-    "images": ("this server reads and writes text only", ([],)),
     "suffix": ("filling in the middle is not served", ("",)),
     "template": ("a template is chosen when the server starts, with --chat-template", ("",)),
     "context": (_CONTEXT, ([],)), "logprobs": ("use /v1/chat/completions", (False,)),
@@ -79,6 +78,7 @@ class OllamaGenerateBody(OllamaBody, kw_only=True):
 
     prompt: str = ""
     system: str | None = None
+    images: list[str] | None = None
     raw: bool | None = None
 
 

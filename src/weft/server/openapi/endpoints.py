@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from weft.server.adapters import LoadAdapterBody, UnloadAdapterBody
 from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
 from weft.server.batches.files import FileObject
 from weft.server.batches.routes import (
@@ -391,6 +392,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="What the prefix cache holds, in sizes, counts and ages."),
     Endpoint(operation="flush_cache", method="POST", path="/v1/cache/flush", group="Operate",
              access="operator", text="Drops every cached prefix that no running request reads."),
+    Endpoint(operation="load_lora_adapter", method="POST", path="/v1/load_lora_adapter", group="Operate",
+             access="operator", text="Serves an adapter under a name, or other files under a taken one.",
+             body=LoadAdapterBody, answer=str, media_type="text/plain"),
+    Endpoint(operation="unload_lora_adapter", method="POST", path="/v1/unload_lora_adapter", group="Operate",
+             access="operator", text="Requests no longer find the adapter; running answers end with it.",
+             body=UnloadAdapterBody, answer=str, media_type="text/plain", errors=(404,)),
     Endpoint(operation="replicas", method="GET", path="/v1/replicas", group="Operate", access="operator",
              text="The engine processes: state, restarts, load.", answer=ReplicaList),
     Endpoint(operation="restart_replicas", method="POST", path="/v1/replicas/restart", group="Operate",

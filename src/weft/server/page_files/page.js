@@ -135,7 +135,7 @@ function drawTree(cache) {
     const bar = element("div");
     bar.style.width = `${100 * depth.bytes / most}%`;
     return [element("span", `to ${formatCount(depth.tokens_max)} tokens`), bar,
-            element("span", `${formatBytes(depth.bytes)}, ${formatCount(depth.snapshots)} states`)];
+            element("span", `${formatBytes(depth.bytes)}, ${formatCount(depth.snapshots)} state${depth.snapshots === 1 ? "" : "s"}`)];
   }));
 }
 

@@ -65,22 +65,14 @@ class ResponseRun:
         self.task: asyncio.Task[None] | None = None
         self.has_ended = False
         self.event_bytes = 0
-        self._answer = answer
+        self.answer = answer
         self._events: list[bytes] = []
         """The event with the sequence number n is entry n."""
         self._news = asyncio.Event()
 
-    @property
-    def status(self) -> str:
-        return self._answer.status
-
-    def body_so_far(self) -> bytes:
-        """The response as it is now, as JSON."""
-        return self._answer.body_so_far()
-
     async def read(self) -> None:
         """To the end of the answer, or to its cancellation."""
-        lines = self._answer.lines()
+        lines = self.answer.lines()
         try:
             async for chunk in lines:
                 if self.has_events:
@@ -88,7 +80,7 @@ class ResponseRun:
                     self.event_bytes += len(chunk)
                     self._wake()
         except asyncio.CancelledError:
-            self._answer.cancelled()
+            self.answer.cancelled()
         finally:
             await lines.aclose()
 
@@ -182,8 +174,9 @@ class ResponseRuns:
         except Exception:
             _log.exception("a response in the background failed")
         try:
-            if run.status in ("failed", "cancelled"):
-                await self._store.finish(lambda: _with_body(run.unfinished, run.body_so_far()), run.owner)
+            if run.answer.status in ("failed", "cancelled"):
+                await self._store.finish(lambda: _with_body(run.unfinished, run.answer.body_so_far()),
+                                         run.owner)
         except WeftError as error:
             _log.warning("a response was not stored: %s", error.message)
         finally:

@@ -84,7 +84,9 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMes
         elif item["role"] in ("system", "developer") and not messages:
             system.append(_text_of(item["content"]))
         else:
-            messages.append(ChatMessage(role=item["role"], content=_text_of(item["content"])))
+            sees = any(part["type"] == "input_image" for part in item["content"])
+            messages.append(ChatMessage(role=item["role"],
+                                        content=item["content"] if sees else _text_of(item["content"])))
     for message, answer in zip((one for one in messages if one.role == "assistant"), answers, strict=True):
         _fill(message, answer)
     if system:
@@ -164,12 +166,22 @@ def _content(place: str, content: Any, own: str) -> str | list[Item]:
     for at, part in enumerate(content):
         here = f"{place}[{at}]"
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "input_image" and own == "input_text":
+            parts.append(_image(here, part))
+            continue
         if not isinstance(kind, str) or kind not in _TEXT_PARTS:
             raise RequestError(f"{here} has type {kind!r}; this server reads and writes text only",
                                param=here, code="unsupported_parameter")
         name = _TEXT_PARTS[kind]
         parts.append(_part(own, _text(f"{here}.{name}", part.get(name))))
     return parts
+
+
+def _image(here: str, part: Item) -> Item:
+    if not isinstance(part.get("image_url"), str):
+        raise RequestError(f"{here}.image_url: expected the picture as a data: URL; files are not read",
+                           param=f"{here}.image_url")
+    return {"type": "input_image", "image_url": part["image_url"], "detail": part.get("detail") or "auto"}
 
 
 def _part(kind: str, text: str) -> Item:
@@ -194,8 +206,13 @@ def _text(place: str, value: Any) -> str:
 
 
 def _text_of(content: str | list[Item]) -> str:
+    """Raises RequestError for a picture in the system prompt or in what a tool returned."""
     if isinstance(content, str):
         return content
+    if any("text" not in part for part in content):
+        raise RequestError("input: a picture stands in a message of the system or in the output of a tool; "
+                           "pictures are read in messages of the user", param="input",
+                           code="unsupported_parameter")
     return "\n".join(part["text"] for part in content)
 
 

@@ -108,7 +108,7 @@ class ResponseHandlers:
         if run is not None and is_streamed and run.has_events:
             return self._followed(run.follow(starting_after))
         if run is not None and not run.has_ended and not is_streamed:
-            return Response(run.body_so_far(), media_type="application/json")
+            return Response(run.answer.body_so_far(), media_type="application/json")
         stored = await self._store().get(response_id, owner)
         if self._forward is not None and (is_streamed or status_of(stored) in UNFINISHED):
             return await self._forward(request)
@@ -179,7 +179,7 @@ class ResponseHandlers:
             raise
         if body.stream:
             return self._followed(run.follow(-1))
-        return Response(run.body_so_far(), media_type="application/json")
+        return Response(run.answer.body_so_far(), media_type="application/json")
 
     def _followed(self, lines: AsyncGenerator[bytes, None]) -> Response:
         return EventStream(lines, on_end=lambda: None, keep_alive_s=self._service.config.sse_keep_alive)

@@ -33,8 +33,11 @@ from weft.tensor.weights.tiles import InTiles, TiledWeight
 
 FORMS: dict[int, int] = {8: 2, 6: 8, 4: 3}
 """Bits -> their number in csrc/kernels.hpp."""
-_SCALES: dict[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
+_SCALES: dict[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, torch.int8: 2,
+                                   torch.float8_e4m3fn: 3, torch.float8_e8m0fnu: 4}
 """What scales are stored in -> their number there."""
+_DIVIDED = 5
+"""The number of e4m3 that a float divides."""
 _BOTH = 6
 """The number of int8 with ``byte_inputs``."""
 _WIDENED_ROWS = 16
@@ -101,9 +104,12 @@ def weight_of(weight: QuantizedWeight) -> Any:
     assert weight.codes.is_contiguous()
     assert weight.scales.is_contiguous()
     form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
-    return (weight.codes.data_ptr(), form, weight.columns, weight.rows,
-            weight.scales.data_ptr(), _SCALES[weight.scales.dtype], _at(weight.zeros), weight.group, 0,
-            (_at(weight.minimums), _at(weight.block_scales), _at(weight.block_minimums)))
+    of_rows = weight.block_scales is not None and weight.block_scales.dtype == torch.float32
+    of_blocks = _at(weight.block_scales)
+    return (weight.codes.data_ptr(), form, weight.columns, weight.rows, weight.scales.data_ptr(),
+            _DIVIDED if weight.divides else _SCALES[weight.scales.dtype], _at(weight.zeros), weight.group, 0,
+            (_at(weight.minimums), 0 if of_rows else of_blocks, _at(weight.block_minimums),
+             of_blocks if of_rows else 0, _at(weight.table)))
 
 
 def _at(numbers: torch.Tensor | None) -> int:

@@ -17,6 +17,7 @@ The C++ kernels have no loop over experts in Python:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -125,27 +126,39 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
 
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next.
     """
+    def expert(rows: torch.Tensor, number: int) -> torch.Tensor:
+        inner = activated(product(rows, gate_up_EJD, number), activation, gated=gated)
+        return product(inner, down_EDI, number)
+
+    return by_expert(x_TD, expert_ids_TX, expert_weights_TX, count_of(gate_up_EJD), expert)
+
+
+def activated(inner: torch.Tensor, activation: Activation, *, gated: bool) -> torch.Tensor:
+    """What lies between the two products of an expert."""
+    if not gated:
+        return activate(inner, activation)
+    gate, up = inner.chunk(2, dim=-1)
+    return activate(gate, activation) * up
+
+
+def by_expert(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
+              expert_count: int, expert: Callable[[torch.Tensor, int], torch.Tensor]) -> torch.Tensor:
+    """``moe`` with any ``expert``: of its rows [n, D] and its number -> [n, D]."""
     tokens, choices = expert_ids_TX.shape
     ids = expert_ids_TX.flatten()
     # Stable: the rows of an expert keep the order of the tokens.
     order = torch.argsort(ids, stable=True)
     # Ids start at PAD (-1), so that the first count is of the pairs to skip.
-    counts = torch.bincount(ids - PAD, minlength=count_of(gate_up_EJD) + 1).tolist()
+    counts = torch.bincount(ids - PAD, minlength=expert_count + 1).tolist()
     pair_rows = scratch.take("moe.pair_rows", (ids.numel(), x_TD.shape[1]), x_TD.dtype)
     begin = counts[0]
     # Skipped pairs come first, and are gathered below with their weights: they must be zeros, not old memory.
     pair_rows[:begin] = 0
-    for expert, count in enumerate(counts[1:]):
+    for number, count in enumerate(counts[1:]):
         if count == 0:
             continue
         rows = x_TD.index_select(0, order[begin : begin + count] // choices)
-        inner = product(rows, gate_up_EJD, expert)
-        if gated:
-            gate, up = inner.chunk(2, dim=-1)
-            inner = activate(gate, activation) * up
-        else:
-            inner = activate(inner, activation)
-        pair_rows[begin : begin + count] = product(inner, down_EDI, expert)
+        pair_rows[begin : begin + count] = expert(rows, number)
         begin += count
     place_TX = torch.empty_like(order).scatter_(0, order, torch.arange(ids.numel(), device=ids.device))
     place_TX = place_TX.view(tokens, choices)
@@ -200,7 +213,7 @@ def _weight_of(weights: ExpertWeights) -> Any:
         return weights.native()
     assert weights.is_contiguous()
     _, rows, columns = weights.shape
-    return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, 0, 0, LINE, 0, (0, 0, 0)
+    return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, 0, 0, LINE, 0, (0, 0, 0, 0, 0)
 
 
 def count_of(weights: ExpertWeights) -> int:
@@ -231,6 +244,14 @@ def product(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tenso
     if isinstance(weights, ExpertTiles):
         return tiled_linear(x, weights.experts[expert])
     return quantized_linear(x, weights.of(expert))
+
+
+def rows_alone(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
+    """``product`` whose rows do not depend on each other: those of plain matrices are multiplied one by one,
+    as torch's own products differ with the number of rows."""
+    if not isinstance(weights, torch.Tensor) or len(x) == 1 or not x.is_cpu:
+        return product(x, weights, expert)
+    return torch.cat([product(row, weights, expert) for row in torch.split(x, 1)])
 
 
 @op("weft.tensor.kernels.moe")

@@ -3,6 +3,7 @@
     value[row, column] = (code - zero) * scale        scale, zero: one for each ``group`` columns of a row
                        = code * scale - minimum       ggml's blocks; minimum: one for each ``group``
                        = e4m3(code) * scale           fp8 (GPUs alone)
+                       = table[code] * scale          int4 whose sixteen numbers are not in steps
 
     codes   tile 0 | columns 0-3 of rows 0..15 | columns 4-7 of rows 0..15 | ...        int8: 64 bytes each
             tile 1 | ...                                              int4: 64 bytes hold two, low half first
@@ -13,8 +14,8 @@ Sixteen rows are the sixteen lanes of a vector: nothing is added across lanes, a
 scales. Rows are padded to tiles, columns to lines of 32. Without ``zeros`` the zero point is the middle code
 (128, 32, 8). Every tensor may have a leading dim (experts): codes [E, rows, columns] and so on.
 
-Groups are 16 columns or whole lines. Scales and minimums are floats, or ``BlockNumbers`` of ggml's K forms: a
-byte for each group times a float16 for 256 columns. So Q4_K takes 4.6 bits a weight; floats would take 6.
+Groups are 16 columns or whole lines. Scales and minimums are floats, or ``BlockNumbers``: a byte for each
+group times a float of many. So Q4_K takes 4.6 bits a weight, where floats would take 6, and NVFP4 4.5.
 
 Weights that weft rounds have groups of 128 (int8) and 32 (int4), symmetric: docs/quantization.md has the
 measurements. ``Codes`` holds the same values by plain rows.
@@ -40,6 +41,8 @@ GROUPS: dict[int, int] = {8: 128, 4: 32}
 """Bits -> columns per scale, for weights that weft rounds."""
 ZERO_POINT: dict[int, int] = {8: 128, 6: 32, 4: 8}
 """Codes are unsigned, because the byte products of CPUs take an unsigned left operand."""
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values of floats of four bits, which are whole numbers."""
 _HALF_MAX = 65504.0
 _REACHES = (7.5, 8.0, 8.5, 9.0, 10.0)
 """Candidates in int4 for the steps from zero to a group's largest weight; beyond 8 it saturates."""
@@ -49,16 +52,20 @@ _ROUNDED_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class BlockNumbers:
-    """Scales or minimums: ``each`` int8 [..., rows, groups] times ``shared`` float16 [..., rows, blocks], one
-    for 256 columns. The product is exact in float32."""
+    """Scales or minimums: ``each`` a byte [..., rows, groups] times ``shared`` [..., rows, blocks].
+
+    int8 times float16, one for 256 columns: ggml's K forms; exact in float32. e4m3 without signs, or e8m0,
+    times float32, one for a row, or divided by it (``divides``): NVFP4 and MXFP4."""
 
     each: torch.Tensor
     shared: torch.Tensor
+    divides: bool = False
 
     def floats(self) -> torch.Tensor:
         """float32 [..., rows, groups]."""
         groups = -(-self.each.shape[-1] // self.shared.shape[-1])
-        return self.each.float() * _per_column(self.shared, groups, self.each.shape[-1])
+        shared = _per_column(self.shared, groups, self.each.shape[-1])
+        return self.each.float() / shared if self.divides else self.each.float() * shared
 
 
 Numbers = torch.Tensor | BlockNumbers
@@ -71,7 +78,7 @@ def floats_of(numbers: Numbers) -> torch.Tensor:
 
 def _each(numbers: Numbers, change: Callable[[torch.Tensor], torch.Tensor]) -> Numbers:
     if isinstance(numbers, BlockNumbers):
-        return BlockNumbers(change(numbers.each), change(numbers.shared))
+        return replace(numbers, each=change(numbers.each), shared=change(numbers.shared))
     return change(numbers)
 
 
@@ -79,8 +86,9 @@ def _below(parts: Sequence[Numbers]) -> Numbers:
     """Rows of all, one below the other; all in the same form."""
     if all(isinstance(part, BlockNumbers) for part in parts):
         blocks = [part for part in parts if isinstance(part, BlockNumbers)]
-        return BlockNumbers(_joined_rows([part.each for part in blocks]),
-                            _joined_rows([part.shared for part in blocks]))
+        assert len({(part.each.dtype, part.divides) for part in blocks}) == 1, "bytes of other kinds"
+        return replace(blocks[0], each=_joined_rows([part.each for part in blocks]),
+                       shared=_joined_rows([part.shared for part in blocks]))
     return _joined_rows([floats_of(part) for part in parts])
 
 
@@ -95,7 +103,8 @@ def _joined_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 class Codes:
     """``codes`` uint8 [..., rows, columns]; ``scales`` float32 [..., rows, groups]; ``zeros`` uint8 of the
     same shape, None for the middle code. ``group``: columns per scale. ``fp8``: codes are bytes of e4m3, and
-    there are no zeros. ``minimums``: as the scales, subtracted; then zeros are None, and stand for 0."""
+    there are no zeros. ``minimums``: as the scales, subtracted; then zeros are None, and stand for 0.
+    ``table``: uint8 [16], of int4 without zeros and minimums: what a code stands for, and 128."""
 
     bits: int
     codes: torch.Tensor
@@ -104,6 +113,7 @@ class Codes:
     group: int
     fp8: bool = False
     minimums: Numbers | None = None
+    table: torch.Tensor | None = None
 
     def dense(self) -> torch.Tensor:
         """The values, float32 [..., rows, columns]."""
@@ -114,8 +124,22 @@ class Codes:
         if self.minimums is not None:
             assert self.zeros is None, "codes with minimums have no zeros"
             return self.codes.float() * scales - _per_column(floats_of(self.minimums), self.group, columns)
+        if self.table is not None:
+            return (self.table[self.codes.int()].float() - ZERO_POINT[8]) * scales
         zeros = ZERO_POINT[self.bits] if self.zeros is None else _per_column(self.zeros, self.group, columns)
         return (self.codes.float() - zeros) * scales
+
+    def in_bytes(self) -> Codes:
+        """The same values in int8 with floats for scales, of codes without zeros and minimums."""
+        assert self.zeros is None
+        assert self.minimums is None
+        if self.codes.is_meta:
+            codes = self.codes
+        elif self.table is not None:
+            codes = self.table[self.codes.int()]
+        else:
+            codes = self.codes + (ZERO_POINT[8] - ZERO_POINT[self.bits])
+        return Codes(8, codes, floats_of(self.scales), None, self.group)
 
     def reordered(self, order: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
         """Rows in another order: ``order`` takes [rows, anything]."""
@@ -127,6 +151,7 @@ class Codes:
         """These rows with the rows of ``others`` below; all have the same bits and groups, and minimums or
         none."""
         parts = (self, *others)
+        assert all((part.table is None) == (self.table is None) for part in parts), "tables and steps"
         zeros = None
         if any(part.zeros is not None for part in parts):
             zeros = _joined_rows([torch.full(floats_of(part.scales).shape, ZERO_POINT[self.bits],
@@ -151,8 +176,9 @@ class QuantizedWeight:
     rounded to int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine;
     of a weight in fp8, they are rounded to fp8.
     ``fp8``: codes are bytes of e4m3; kernels of CPUs do not read them. ``minimums``: as the scales. Both may
-    be int8, times ``block_scales`` and ``block_minimums``, float16 [..., tiles, blocks, 16]. Kernels of GPUs
-    read no minimums, bytes or groups of 16."""
+    be bytes, times ``block_scales`` and ``block_minimums``, [..., tiles, blocks, 16], or divided by them
+    (``BlockNumbers``). ``table``: as that of ``Codes``. Kernels of GPUs read no minimums, bytes, tables or
+    groups of 16."""
 
     bits: int
     rows: int
@@ -167,6 +193,8 @@ class QuantizedWeight:
     minimums: torch.Tensor | None = None
     block_scales: torch.Tensor | None = None
     block_minimums: torch.Tensor | None = None
+    divides: bool = False
+    table: torch.Tensor | None = None
 
     @property
     def form(self) -> str:
@@ -225,11 +253,12 @@ class QuantizedWeight:
         def numbers(each: torch.Tensor, shared: torch.Tensor | None) -> Numbers:
             if shared is None:
                 return _by_row(each, lanes).float()
-            return BlockNumbers(_by_row(each, lanes), _by_row(shared, lanes))
+            return BlockNumbers(_by_row(each, lanes), _by_row(shared, lanes), self.divides)
 
         return Codes(self.bits, plain, numbers(self.scales, self.block_scales),
                      None if self.zeros is None else _by_row(self.zeros, lanes), self.group, self.fp8,
-                     None if self.minimums is None else numbers(self.minimums, self.block_minimums))
+                     None if self.minimums is None else numbers(self.minimums, self.block_minimums),
+                     self.table)
 
 
 def _packed(tiles: torch.Tensor, bits: int) -> torch.Tensor:
@@ -268,8 +297,8 @@ def _by_row(of_tiles: torch.Tensor, lanes: int) -> torch.Tensor:
 
 def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) -> QuantizedWeight:
     """The same values in the kernels' order. Scales become float16 if none of them changes by it.
-    ``byte_inputs`` is for int8 without zeros, with groups of one or more whole parts of 128 columns. It is for
-    fp8 of whole tiles and whole parts too. Other weights ignore it, and so do experts in fp8."""
+    ``byte_inputs`` is for int8 without zeros, with groups of one or more whole parts of 128 columns. It is
+    for fp8 of whole tiles and whole parts too. Other weights ignore it, and so do experts in fp8."""
     rows, columns = codes.codes.shape[-2:]
     assert codes.group % LINE == 0 or codes.group == LINE // 2, f"groups of {codes.group} columns"
     group = min(codes.group, _up(columns, LINE))
@@ -291,7 +320,8 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
                            byte_inputs and codes.bits == 8 and zeros is None and minimums is None
                            and (group % PART == 0 or group >= columns)
                            and (not codes.fp8 or _meets_fp8(codes)), codes.fp8,
-                           minimums, block_scales, block_minimums)
+                           minimums, block_scales, block_minimums,
+                           isinstance(codes.scales, BlockNumbers) and codes.scales.divides, codes.table)
 
 
 def _meets_fp8(codes: Codes) -> bool:
@@ -332,7 +362,10 @@ def _cut(x: torch.Tensor, dim: int, into: int) -> torch.Tensor:
 
 
 def _pad(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    return torch.nn.functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))
+    by = (0, columns - x.shape[-1], 0, rows - x.shape[-2])
+    if x.dtype == torch.float8_e8m0fnu:     # torch pads it with no zero, which it does not have
+        return torch.nn.functional.pad(x.view(torch.uint8), by).view(x.dtype)
+    return torch.nn.functional.pad(x, by)
 
 
 def _up(count: int, of: int) -> int:

@@ -43,7 +43,7 @@ TILED_ELEMENTS_MIN = 1 << 14
 """Smallest weight, in elements, whose order matters."""
 
 
-NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int]]
+NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int]]
 """A weight as the extension takes it (csrc/module.cpp)."""
 
 
@@ -78,7 +78,7 @@ class TiledWeight:
         """The arguments of the extension."""
         assert self.tiles.is_contiguous()
         form = _FORMS[self.dtype]
-        return self.tiles.data_ptr(), form, self.columns, self.rows, 0, 0, 0, self.columns, 0, (0, 0, 0)
+        return self.tiles.data_ptr(), form, self.columns, self.rows, 0, 0, 0, self.columns, 0, (0, 0, 0, 0, 0)
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
@@ -98,9 +98,23 @@ def tiled(weight: torch.Tensor, *, copies: int = 1) -> TiledWeight | None:
     if weight.dtype == torch.bfloat16:
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         return bf16_tiles((rows_of(weight),))
-    padded = F.pad(weight, (0, 0, 0, -rows % TILE_ROWS))
-    tiles = padded.view(-1, TILE_ROWS, columns, 1).transpose(1, 2)
-    return TiledWeight(large_pages.copied(tiles), rows, columns)
+    return TiledWeight(large_pages.copied(_by_tile(weight, 1)), rows, columns)
+
+
+def small_tiles(weight: torch.Tensor) -> TiledWeight | None:
+    """``weight`` [rows, columns] in tiles whatever its size, in memory of its own: for rows whose bits must
+    not depend on the rows beside them. None where the kernels do not serve it."""
+    rows, columns = weight.shape
+    pack = 4 // weight.itemsize
+    if weight.device.type != "cpu" or not serves(weight.dtype) or columns % pack:
+        return None
+    return TiledWeight(_by_tile(weight, pack).contiguous(), rows, columns)
+
+
+def _by_tile(weight: torch.Tensor, pack: int) -> torch.Tensor:
+    """A view [tiles, columns / pack, 16, pack] of the padded rows."""
+    padded = F.pad(weight, (0, 0, 0, -weight.shape[0] % TILE_ROWS))
+    return padded.view(-1, TILE_ROWS, weight.shape[1] // pack, pack).transpose(1, 2)
 
 
 def can_be_tiled(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
@@ -203,7 +217,7 @@ class TwelveBitWeight:
     def native(self) -> NativeWeight:
         """As the extension takes it."""
         return (self.units.data_ptr(), _FORM, self.columns, self.rows, self.highs.data_ptr(), 0, 0,
-                self.columns, self.odd.data_ptr(), (0, 0, 0))
+                self.columns, self.odd.data_ptr(), (0, 0, 0, 0, 0))
 
     def tiled(self) -> TiledWeight:
         """The tiles that were packed."""

@@ -1,0 +1,166 @@
+"""Pictures a second of a vision tower, beside transformers, in one process.
+
+    python -m benchmarks.images [--towers base so400m] [--size 512x512 1024x1024] [--rounds 3] [--threads N]
+
+    base      the tower of LFM2-VL-450M: 12 layers of 768
+    so400m    that of LFM2-VL-1.6B and 3B: 26 layers of 1,152
+
+Both sides have the same random weights in ``--dtype``, the same patches and the same threads, and take turns
+within a round; shown are medians. ``rows`` is what a picture takes of the prompt. ``piece ms`` is the longest
+piece of weft's encoder: a step of decodes waits for one piece and no longer. ``prepare ms`` is decoding,
+resizing and tiles of a PNG, which is before the tower and the same for both. CPU seconds stand beside wall
+seconds. ``--busy``: one thread and its own time, for a machine that others use as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+
+from tests.support.pictures import drawn, encoded
+from weft.host import cpu_name_and_flags, usable_cores
+from weft.images.decoding import decode
+from weft.images.lfm2_vl import prepare
+from weft.images.picture import Picture
+from weft.images.settings import ImageSettings
+from weft.models.loading import load_model
+from weft.models.vision.encoder import VisionEncoder
+from weft.tensor import native
+
+TOWERS: dict[str, dict[str, Any]] = {
+    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+             "intermediate_size": 3072, "text": 1024},
+    "so400m": {"hidden_size": 1152, "num_hidden_layers": 26, "num_attention_heads": 16,
+               "intermediate_size": 4304, "text": 2048}}
+
+
+def checkpoint(directory: Path, tower: str, dtype: str) -> Path:
+    """Random weights under a text part of one layer."""
+    vision = {"model_type": "siglip2_vision_model", "vision_use_head": False, **TOWERS[tower]}
+    hidden = vision.pop("text")
+    text = {"model_type": "lfm2", "hidden_size": hidden, "num_hidden_layers": 1,
+            "layer_types": ["full_attention"], "intermediate_size": 512, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "vocab_size": 1024}
+    config = transformers.AutoConfig.for_model("lfm2_vl", vision_config=vision, text_config=text)
+    config.dtype = dtype
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config).to(getattr(torch, dtype))
+    model.save_pretrained(directory)
+    return directory
+
+
+def inputs_of(picture: Picture, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """As transformers' processor gives them: normalised, and padded to one length."""
+    most = max(1024, *(len(tile.patches) for tile in picture.tiles))
+    values = torch.zeros(len(picture.tiles), most, picture.tiles[0].patches.shape[1])
+    mask = torch.zeros(len(picture.tiles), most, dtype=torch.int32)
+    for number, tile in enumerate(picture.tiles):
+        values[number, :len(tile.patches)] = torch.tensor(tile.patches) / 127.5 - 1
+        mask[number, :len(tile.patches)] = 1
+    shapes = torch.tensor([[tile.rows, tile.columns] for tile in picture.tiles])
+    return {"pixel_values": values.to(dtype), "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
+def pieces_of(encoder: VisionEncoder, picture: Picture, longest: list[float], threads: int) -> torch.Tensor:
+    """The rows; ``longest`` gets the seconds of the longest piece."""
+    pieces, worst = encoder.encode(picture), 0.0
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    while True:
+        began = clock()
+        try:
+            next(pieces)
+        except StopIteration as end:
+            longest.append(worst)
+            rows: torch.Tensor = end.value
+            return rows
+        worst = max(worst, clock() - began)
+
+
+def timed(run: Callable[[], object], threads: int) -> tuple[float, float]:
+    """Wall and CPU seconds."""
+    cpu = time.thread_time if threads == 1 else time.process_time
+    began, began_cpu = time.perf_counter(), cpu()
+    run()
+    return time.perf_counter() - began, cpu() - began_cpu
+
+
+def measure(name: str, sizes: Sequence[tuple[int, int]], args: argparse.Namespace,
+            threads: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as place:
+        directory = checkpoint(Path(place), name, args.dtype)
+        encoder = load_model(directory, args.dtype).model.vision
+        assert encoder is not None
+        model = transformers.AutoModelForImageTextToText.from_pretrained(
+            directory, dtype=getattr(torch, args.dtype), attn_implementation="sdpa").eval()
+    rows = []
+    for width, height in sizes:
+        file = encoded(drawn("photo", width, height))
+        prepared = [timed(lambda: prepare(decode(file), ImageSettings()), threads)[0]  # noqa: B023
+                    for _ in range(3)]
+        picture = prepare(decode(file), ImageSettings())
+        given = inputs_of(picture, getattr(torch, args.dtype))
+        longest: list[float] = []
+        sides: dict[str, Callable[[], torch.Tensor]] = {
+            "weft": lambda: pieces_of(encoder, picture, longest, threads),  # noqa: B023
+            "transformers": lambda: torch.cat(model.get_image_features(**given, return_dict=True)  # noqa: B023
+                                              .pooler_output)}
+        with torch.inference_mode():
+            ours, theirs = (side().float() for side in sides.values())
+        apart = float((ours - theirs).abs().max() / theirs.abs().max())
+        longest.clear()
+        samples: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+        for number in range(args.rounds):
+            for side in list(sides) if number % 2 else list(sides)[::-1]:
+                with torch.inference_mode():
+                    samples[side].append(timed(sides[side], threads))
+        wall, cpu = ({side: median(one[index] for one in samples[side]) for side in sides}
+                     for index in (0, 1))
+        rows.append({"tower": name, "size": [width, height], "tiles": len(picture.tiles),
+                     "rows": picture.rows, "seconds": wall, "cpu_seconds": cpu,
+                     "longest_piece_s": median(longest), "prepare_s": median(prepared), "apart": apart})
+        print(f"{name:>8} {f'{width}x{height}':>10} {len(picture.tiles):>5} {picture.rows:>5}"
+              f"{wall['weft']:>8.2f}{wall['transformers']:>8.2f}{wall['transformers'] / wall['weft']:>7.2f}"
+              f"{cpu['weft']:>9.2f}{cpu['transformers']:>8.2f}{cpu['transformers'] / cpu['weft']:>7.2f}"
+              f"{median(longest) * 1e3:>9.1f}{median(prepared) * 1e3:>11.0f}{apart:>9.0e}", flush=True)
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--towers", choices=TOWERS, nargs="+", default=list(TOWERS))
+    parser.add_argument("--size", nargs="+", default=["512x512", "1024x1024"])
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the table to this file")
+    args = parser.parse_args(argv)
+    transformers.utils.logging.disable_progress_bar()
+    threads = 1 if args.busy else args.threads
+    torch.set_num_threads(threads)
+    native.set_threads(threads)
+    facts = {"processor": cpu_name_and_flags()[0], "threads": threads, "dtype": args.dtype,
+             "kernels": native.describe(), "torch": torch.__version__,
+             "transformers": transformers.__version__, "rounds": args.rounds}
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    print(f"{'tower':>8} {'picture':>10} {'tiles':>5} {'rows':>5}{'weft s':>8}{'tf. s':>8}{'ratio':>7}"
+          f"{'weft CPU':>9}{'tf. CPU':>8}{'ratio':>7}{'piece ms':>9}{'prepare ms':>11}{'apart':>9}")
+    sizes = [(int(width), int(height)) for width, _, height in (size.partition("x") for size in args.size)]
+    table = [row for name in args.towers for row in measure(name, sizes, args, threads)]
+    if args.json is not None:
+        args.json.write_text(json.dumps({"facts": facts, "results": table}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,155 @@
+"""Adapters in memory: which are there, which one gives way, and which ones must stay.
+
+    registered (names of a server)      any number: a name, a directory and a digest each
+    resident (here)                     as many as ``--lora-memory`` holds, least recently used first out
+    running                             a live sequence computes with it: it stays
+
+A request brings its adapter as a value, so an engine that starts later, on another machine too, needs no list
+of names. Reading takes milliseconds to seconds and changes nothing: a loop that must not wait reads in a
+thread and then calls ``keep`` between two steps. ``load`` is both at once.
+
+Pressure is a return value (law L3): an adapter for which running ones leave no room is not kept, and its
+requests wait. One that is larger than the whole budget is an error, as it would wait for ever.
+
+Rejected: slots of one size for the largest rank (an adapter of rank 8 would take the bytes of one of rank
+256); pinning by a count that each end of a sequence must lower. The live sequences
+are the truth, and evictions are rare enough to look at them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+import msgspec
+
+from weft.adapters import Adapter
+from weft.errors import QueueFullError, RequestError
+from weft.units import format_bytes
+
+
+class ReadAdapter(Protocol):
+    """``weft.models.adapters.LoadedAdapter``."""
+
+    @property
+    def adapter(self) -> Adapter: ...
+
+    @property
+    def held_bytes(self) -> int: ...
+
+
+class AdapterHost(Protocol):
+    """Of an executor. ``read_adapter`` may be called in any thread, the others between two steps, with what
+    it returned."""
+
+    def read_adapter(self, adapter: Adapter) -> ReadAdapter: ...
+
+    def install_adapter(self, loaded: Any) -> None: ...
+
+    def remove_adapter(self, loaded: Any) -> None: ...
+
+
+class AdapterStats(msgspec.Struct, frozen=True):
+    """``resident``: adapters in memory; ``held_bytes`` of ``budget_bytes``. ``loads`` and ``evictions`` since
+    the start."""
+
+    resident: int = 0
+    held_bytes: int = 0
+    budget_bytes: int = 0
+    loads: int = 0
+    evictions: int = 0
+
+
+class AdapterPool:
+    """``host``: None for an engine without adapters, which refuses every request for one. ``rank_max``: of
+    ``--max-lora-rank``. ``running``: digests that live sequences have."""
+
+    def __init__(self, host: AdapterHost | None, *, budget_bytes: int = 0, rank_max: int = 0,
+                 running: Callable[[], Collection[str]] = tuple) -> None:
+        self._host = host
+        self._budget_bytes = budget_bytes
+        self._rank_max = rank_max
+        self.running = running
+        self._resident: OrderedDict[str, ReadAdapter] = OrderedDict()
+        self._loads = self._evictions = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(loaded.held_bytes for loaded in self._resident.values())
+
+    def stats(self) -> AdapterStats:
+        return AdapterStats(len(self._resident), self.held_bytes, self._budget_bytes, self._loads,
+                            self._evictions)
+
+    def find(self, adapter: Adapter) -> bool:
+        """Whether it is in memory; it then is the most recently used one."""
+        if adapter.digest not in self._resident:
+            return False
+        self._resident.move_to_end(adapter.digest)
+        return True
+
+    def load(self, adapter: Adapter) -> None:
+        """Raises CheckpointError where it cannot be served, QueueFullError where running ones leave no
+        room."""
+        if self.find(adapter):
+            return
+        if not self.keep(self.read(adapter)):
+            raise QueueFullError(f"adapter {adapter.name} finds no room: adapters of running requests hold "
+                                 f"{format_bytes(self.held_bytes)}; the limit is "
+                                 f"{format_bytes(self._budget_bytes)} (--lora-memory). Try again later",
+                                 param="--lora-memory", code="queue_full")
+
+    def read(self, adapter: Adapter) -> ReadAdapter:
+        """In any thread. Raises CheckpointError, RequestError."""
+        if self._host is None:
+            raise RequestError("this engine serves no adapters", param="model")
+        if adapter.rank > self._rank_max:
+            raise RequestError(f"adapter {adapter.name} has rank {adapter.rank}; the limit is "
+                               f"{self._rank_max} (--max-lora-rank)", param="--max-lora-rank")
+        loaded = self._host.read_adapter(adapter)
+        if loaded.held_bytes > self._budget_bytes:
+            raise RequestError(
+                f"adapter {adapter.name} takes {format_bytes(loaded.held_bytes)}; the limit of all is "
+                f"{format_bytes(self._budget_bytes)} (--lora-memory)", param="--lora-memory")
+        return loaded
+
+    def keep(self, loaded: ReadAdapter) -> bool:
+        """Between two steps: whether it is in memory now. False: running adapters leave it no room."""
+        assert self._host is not None
+        if self.find(loaded.adapter):
+            return True
+        room = self._budget_bytes - self.held_bytes
+        if room < loaded.held_bytes:
+            running = self.running()
+            idle = [one for digest, one in self._resident.items() if digest not in running]
+            if room + sum(one.held_bytes for one in idle) < loaded.held_bytes:
+                return False
+            for one in idle:
+                if self._budget_bytes - self.held_bytes >= loaded.held_bytes:
+                    break
+                self._drop(one)
+                self._evictions += 1
+        self._host.install_adapter(loaded)
+        self._resident[loaded.adapter.digest] = loaded
+        self._loads += 1
+        return True
+
+    def drop(self, digest: str) -> bool:
+        """Whether it is gone: not while a live sequence has it."""
+        loaded = self._resident.get(digest)
+        if loaded is None:
+            return True
+        if digest in self.running():
+            return False
+        self._drop(loaded)
+        return True
+
+    def forget(self) -> None:
+        """The weights are gone, and what changed them with them."""
+        self._resident.clear()
+
+    def _drop(self, loaded: ReadAdapter) -> None:
+        assert self._host is not None
+        del self._resident[loaded.adapter.digest]
+        self._host.remove_adapter(loaded)

@@ -1,0 +1,164 @@
+"""Where the stored matrices of a checkpoint went: the rows of a product that an adapter of one of them
+changes.
+
+    the build of the model      linear([q_proj, k_proj, v_proj])  ->  one product
+                                '-- notes a Target for each: the product, its first row, its rows, their order
+
+    an adapter's module         base_model.model.model.layers.3.self_attn.k_proj
+    without wrappers            layers.3.self_attn.k_proj         ->  rows [512, 640) of the product
+
+The tables that say which tensors become one product (``families.tensors``) are so the tables of adapters too:
+a family gets adapters with no word of its own. Factors go the way of the weights: rows of B are cut and put
+into order as rows of W are, columns of A are cut as columns of W are.
+
+A matrix that is stored whole may be trained in parts, and the other way round. ``other_spellings`` has these
+names beside the stored ones: gate and up, q, k and v, the projections of a gated delta net. Source: modules
+of transformers and of vLLM, and what hub checkpoints store.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from weft.errors import CheckpointError
+from weft.models.sharding import Shard
+
+Order = Callable[[torch.Tensor], torch.Tensor]
+_WRAPPERS = ("base_model.model.", "model.language_model.", "language_model.model.",
+             "language_model.backbone.", "language_model.", "backbone.", "transformer.", "model.")
+"""What stands before the names of a language model, in adapters of one wrapped model or another."""
+_NEAREST = 3
+_SYNONYMS = {word: words[0] for words in (
+    ("self_attn", "attention"), ("mlp", "block_sparse_moe"),
+    ("embed_tokens", "embeddings", "word_embeddings"), ("g_proj", "gate_proj"), ("o_proj", "dense"))
+    for word in words}
+"""Words of stored names that transformers spells otherwise -> one spelling."""
+_LEFT_OUT = "forget_gate"
+"""Of Kimi Linear: transformers keeps some matrices in a module of this name, hub files do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``product``: a ``Linear``, or a block with a matrix that is no product of its own (``kind``: experts,
+    the expansion of latent attention, the model for its embedding), or None for what is stored and never
+    used. ``rows`` from ``first`` on and ``columns``: of this rank. ``order``: of rows as they are stored.
+    ``shard``: of the stored matrix, None for all. ``experts``: the number of an expert, or all of a stack."""
+
+    product: Any
+    rows: int
+    columns: int
+    first: int = 0
+    order: Order | None = None
+    shard: Shard | None = None
+    kind: str = "product"
+    experts: range | None = None
+    role: str = ""
+    slices: tuple[tuple[Target, int, int], ...] = ()
+    """Of a fused spelling: the targets that its rows [begin, end) belong to."""
+
+    @property
+    def whole_shape(self) -> tuple[int, int]:
+        """Of the stored matrix, over all ranks."""
+        if self.slices:
+            return self.slices[-1][2], self.columns
+        rows, columns = self.rows, self.columns
+        if self.shard is not None and not self.shard.absent:
+            if self.shard.dim == 0:
+                rows = self.shard.total
+            elif self.shard.dim == 1:
+                columns = self.shard.total
+        return rows, columns
+
+
+class Targets:
+    """All of one model, by the names behind its prefix."""
+
+    def __init__(self, stored: Mapping[str, Target]) -> None:
+        self.stored = frozenset(stored)
+        """The names of the checkpoint itself."""
+        self._by_name: dict[str, Target] = dict(stored)
+        for name, target in other_spellings(stored).items():
+            self._by_name.setdefault(name, target)
+        self._by_plain_name = {_plain(name): target for name, target in self._by_name.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def find(self, module: str) -> Target:
+        """The target of the module that an adapter calls ``module``. Raises CheckpointError with the nearest
+        names that there are."""
+        name = unwrapped(module)
+        target = self._by_name.get(name) or self._by_plain_name.get(_plain(name))
+        if target is not None:
+            return target
+        near = difflib.get_close_matches(unwrapped(module), self._by_name, n=_NEAREST, cutoff=0.4)
+        raise CheckpointError(f"the adapter changes {module}, and this model has no such matrix"
+                              + (f"; the nearest are {', '.join(near)}" if near else ""), param="lora")
+
+
+def _plain(name: str) -> str:
+    return ".".join(_SYNONYMS.get(word, word) for word in name.split(".") if word != _LEFT_OUT)
+
+
+def unwrapped(module: str) -> str:
+    """``module`` without what stands before the language model's own names."""
+    name = module
+    while (wrapper := next((one for one in _WRAPPERS if name.startswith(one)), None)) is not None:
+        name = name.removeprefix(wrapper)
+    return name
+
+
+def other_spellings(stored: Mapping[str, Target]) -> dict[str, Target]:
+    """Names that mean rows of the same products: of a stored matrix in parts, of several as one."""
+    groups: dict[str, dict[str, Target]] = {}
+    for name, target in stored.items():
+        home, _, leaf = name.rpartition(".")
+        groups.setdefault(home, {})[leaf] = target
+    spellings: dict[str, Target] = {}
+    for home, leaves in groups.items():
+        spelled = {leaf: target for parts, whole in _FUSED for leaf, target in _spelled(leaves, parts, whole)}
+        spellings |= {f"{home}.{leaf}": target for leaf, target in spelled.items()}
+    return spellings
+
+
+_FUSED: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("gate_proj", "up_proj"), "gate_up_proj"), (("w1", "w3"), "w13"), (("w1", "w3"), "gate_up_proj"),
+    (("gate_proj", "up_proj"), "input_linear"), (("q_proj", "k_proj", "v_proj"), "qkv_proj"))
+"""(the parts, the one matrix that others store or train in their place). Those of a gated delta net, whose
+rows are in another order then, are noted by its reader."""
+
+
+def _spelled(leaves: Mapping[str, Target], parts: tuple[str, ...], whole: str) -> list[tuple[str, Target]]:
+    if all(part in leaves for part in parts):
+        return _as_one([leaves[part] for part in parts], whole)
+    one = leaves.get(whole)
+    if one is None or one.experts is not None:
+        return []
+    return _in_parts(one, parts)
+
+
+def _as_one(parts: list[Target], whole: str) -> list[tuple[str, Target]]:
+    if len({id(part.product) for part in parts}) != 1 or parts[0].experts is not None:
+        return []
+    slices, begin = [], 0
+    for part in parts:
+        slices.append((part, begin, begin + part.whole_shape[0]))
+        begin += part.whole_shape[0]
+    return [(whole, replace(parts[0], rows=sum(part.rows for part in parts), order=None, shard=None,
+                            slices=tuple(slices)))]
+
+
+def _in_parts(one: Target, parts: tuple[str, ...]) -> list[tuple[str, Target]]:
+    if one.shard is not None or len(parts) != 2:
+        return []   # a rank's spans are of the whole, and q, k and v differ in rows
+    each = one.rows // 2
+    return [(part, replace(one, rows=each, first=one.first + index * each))
+            for index, part in enumerate(parts)]

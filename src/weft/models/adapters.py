@@ -1,0 +1,439 @@
+"""An adapter out of its files: which tensors it has, and what they change in a loaded model.
+
+    base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight   Wanted("....q_proj", a=...)
+    ......................................... q_proj.lora_B.weight           b=...
+    ......................................... q_proj.lora_magnitude_vector   magnitude=...   (DoRA)
+    ......................................... q_proj.bias, lm_head.weight    bias=, whole=   (modules_to_save)
+    ......................................... experts.base_layer.lora_A      depth=1   (target_parameters)
+                |
+                Targets.find: rows of a product    every tensor must have a place, or the adapter is refused
+                |
+                ProductChange of that product
+
+``load_adapter`` reads and checks in any thread and changes nothing of the model. ``install`` and ``remove``
+are for the thread that computes: a dictionary entry in each product. The bytes that are used are those that
+were hashed. A file that changes meanwhile is no second adapter under the first one's digest.
+
+Stacks of experts are peft's: A [r x experts, in] by expert, B [out, r x experts] with the expert last. The
+outer of two nested wrappers is the parameter that the module has last.
+
+Source: peft 0.21, ``tuners/lora/layer.py``, ``tuners/lora/dora.py``, ``utils/save_and_load.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from weft.adapters import WEIGHTS_FILE, Adapter, AdapterSettings, files_digest, read_settings
+from weft.errors import CheckpointError
+from weft.models.adapter_targets import Target, unwrapped
+from weft.models.blocks.adapted import (
+    AdaptedExperts,
+    AdaptedProduct,
+    AdaptedTable,
+    ExpertsChange,
+    Factor,
+    Part,
+    ProductChange,
+    TableChange,
+)
+from weft.models.blocks.linear import Linear, dense_rows
+from weft.models.decoder import CausalModel
+from weft.models.safetensors_header import read_header
+from weft.models.sharding import Shard
+from weft.models.stored_values import TORCH_DTYPES, is_finite
+from weft.tensor.layout import DTYPES
+
+_FLOATS = ("F32", "F16", "BF16", "F64")
+_TENSOR = re.compile(
+    r"(?P<module>.+?)\.(?:(?P<factor>lora_(?:embedding_)?[AB])(?:\.(?!weight|bias)[^.]+)?(?:\.(?P<end>weight|bias))?"
+    r"|lora_(?P<magnitude>magnitude_vector)(?:\.[^.]+)*"
+    r"|(?:modules_to_save\.(?:[^.]+\.)?|original_module\.|base_layer\.)?(?P<plain>weight|bias))")
+"""Names of tensors; peft's older files have the adapter's name inside."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What an adapter has of one module. ``depth``: of nested wrappers, of parameters of one module."""
+
+    module: str
+    depth: int = 0
+    a: torch.Tensor | None = None
+    b: torch.Tensor | None = None
+    b_bias: torch.Tensor | None = None
+    magnitude: torch.Tensor | None = None
+    whole: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    of_table: bool = False
+
+
+@dataclass(slots=True)
+class LoadedAdapter:
+    """``products``, ``experts``, ``tables``: (what it changes, the change)."""
+
+    adapter: Adapter
+    products: list[tuple[Linear, ProductChange]] = field(default_factory=list)
+    expansions: list[tuple[object, ProductChange]] = field(default_factory=list)
+    experts: list[tuple[object, ExpertsChange]] = field(default_factory=list)
+    table: TableChange | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        changes = [change.held_bytes for _, change in (*self.products, *self.expansions)]
+        experts = [change.held_bytes for _, change in self.experts]
+        return sum(changes) + sum(experts) + (0 if self.table is None else self.table.held_bytes)
+
+
+def load_adapter(adapter: Adapter, model: CausalModel) -> LoadedAdapter:
+    """Raises CheckpointError, one line that names the module or file: files that changed since ``adapter``
+    was read, a module that the model does not have, factors of another shape, a value that is not finite."""
+    directory = Path(adapter.directory)
+    settings = read_settings(directory)
+    with torch.inference_mode():
+        wanted = _wanted(_tensors(adapter, directory))
+        return _Placing(adapter, settings, model).placed(wanted)
+
+
+def install(model: CausalModel, loaded: LoadedAdapter) -> None:
+    digest, active = loaded.adapter.digest, model.adapters
+    for product, change in loaded.products:
+        if product.adapted is None:
+            product.adapted = AdaptedProduct(active)
+        product.adapted.changes[digest] = change
+    for block, change in loaded.expansions:
+        if block.expansion is None:                                                # type: ignore[attr-defined]
+            block.expansion = AdaptedProduct(active)                               # type: ignore[attr-defined]
+        block.expansion.changes[digest] = change                                   # type: ignore[attr-defined]
+    for block, experts in loaded.experts:
+        if block.adapted is None:                                                  # type: ignore[attr-defined]
+            block.adapted = AdaptedExperts(active)                                 # type: ignore[attr-defined]
+        block.adapted.changes[digest] = experts                                    # type: ignore[attr-defined]
+    if loaded.table is not None:
+        if model.adapted_table is None:
+            model.adapted_table = AdaptedTable(active)
+        model.adapted_table.changes[digest] = loaded.table
+
+
+def remove(model: CausalModel, loaded: LoadedAdapter) -> None:
+    digest = loaded.adapter.digest
+    for product, _ in loaded.products:
+        if product.adapted is not None:
+            product.adapted.changes.pop(digest, None)
+            if not product.adapted.changes:
+                product.adapted = None
+    for block, _ in loaded.expansions:
+        block.expansion.changes.pop(digest, None)                                  # type: ignore[attr-defined]
+    for block, _ in loaded.experts:
+        block.adapted.changes.pop(digest, None)                                    # type: ignore[attr-defined]
+    if loaded.table is not None and model.adapted_table is not None:
+        model.adapted_table.changes.pop(digest, None)
+
+
+def _tensors(adapter: Adapter, directory: Path) -> dict[str, torch.Tensor]:
+    """Every tensor, finite, in float32 or the dtype it has."""
+    file = directory / WEIGHTS_FILE
+    stored = read_header(file)   # its errors name the tensor and the byte
+    content = file.read_bytes()
+    if files_digest(directory, content) != adapter.digest:
+        raise CheckpointError(f"{directory}: the files of adapter {adapter.name} have changed since it was "
+                              "loaded; load it again", param="lora")
+    tensors: dict[str, torch.Tensor] = {}
+    held = bytearray(content)
+    for name, one in stored.items():
+        if one.dtype not in _FLOATS:
+            raise CheckpointError(f"{file}: tensor {name} is {one.dtype}; "
+                                  "factors are float32, float16 or bfloat16", param="lora")
+        if one.stored_bytes:
+            flat = torch.frombuffer(held, dtype=torch.uint8, count=one.stored_bytes, offset=one.begin).clone()
+            tensors[name] = flat.view(TORCH_DTYPES[one.dtype]).view(one.shape)
+            if not is_finite(tensors[name], one.dtype):
+                raise CheckpointError(f"{file}: tensor {name} has NaN or infinite values", param="lora")
+    return tensors
+
+
+def _wanted(tensors: Mapping[str, torch.Tensor]) -> list[Wanted]:
+    by_module: dict[tuple[str, int], Wanted] = {}
+    for name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            raise CheckpointError(f"the adapter has a tensor {name}, which is no factor, magnitude, weight "
+                                  "or bias of a module", param="lora")
+        module, depth = match["module"], 0
+        while module.endswith(".base_layer"):
+            module, depth = module.removesuffix(".base_layer"), depth + 1
+        factor = match["factor"]
+        nested = factor is not None and not factor.startswith("lora_embedding")
+        key = (module, depth if nested else 0)
+        one = by_module.setdefault(key, Wanted(module, key[1]))
+        if factor is not None:
+            one.of_table |= factor.startswith("lora_embedding")
+            if match["end"] == "bias":
+                one.b_bias = tensor
+            elif factor.endswith("A"):
+                one.a = tensor
+            else:
+                one.b = tensor
+        elif match["magnitude"]:
+            one.magnitude = tensor
+        elif match["plain"] == "weight":
+            one.whole = tensor
+        else:
+            one.bias = tensor
+    for one in by_module.values():
+        if (one.a is None) != (one.b is None):
+            raise CheckpointError(f"the adapter has lora_{'B' if one.a is None else 'A'} of {one.module} "
+                                  "alone; a module needs both", param="lora")
+    if not by_module:
+        raise CheckpointError("the adapter has no tensors", param="lora")
+    return list(by_module.values())
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What one module adds to rows of one product. ``a`` [r, in] and ``b`` [rows, r], in the product's
+    order."""
+
+    first: int
+    rows: int
+    a: torch.Tensor | None
+    b: torch.Tensor | None
+    whole: torch.Tensor | None = None
+    gain: torch.Tensor | None = None
+    shift: torch.Tensor | None = None
+
+
+class _Placing:
+    """Of one adapter, on one model."""
+
+    def __init__(self, adapter: Adapter, settings: AdapterSettings, model: CausalModel) -> None:
+        self._adapter, self._settings, self._model = adapter, settings, model
+        self._dtype = DTYPES[model.spec.dtype]
+        self._device = model.embedding.device
+        self._pieces: dict[int, tuple[Linear, list[_Piece]]] = {}
+        self._expansions: dict[int, tuple[object, list[_Piece]]] = {}
+        self._experts: dict[int, tuple[object, dict[tuple[str, int], list[_Piece]]]] = {}
+        self._table: TableChange | None = None
+
+    def placed(self, wanted: list[Wanted]) -> LoadedAdapter:
+        for one in wanted:
+            target = self._model.targets.find(one.module)
+            if target.product is None:
+                continue   # trained, but never computed with
+            if target.kind == "table":
+                self._place_table(one, target)
+            elif target.kind == "experts":
+                self._place_experts(one, target, wanted)
+            elif one.of_table:
+                raise CheckpointError(f"the adapter has embedding factors of {one.module}, which is no "
+                                      "embedding", param="lora")
+            else:
+                self._place(one, target)
+        loaded = LoadedAdapter(self._adapter, table=self._table)
+        loaded.products = [(product, self._change(pieces)) for product, pieces in self._pieces.values()]
+        loaded.expansions = [(block, self._change(pieces)) for block, pieces in self._expansions.values()]
+        for block, sides in self._experts.values():
+            change = ExpertsChange({}, {})
+            for (role, number), pieces in sides.items():
+                (change.into if role == "into" else change.down)[number] = self._change(pieces)
+            loaded.experts.append((block, change))
+        return loaded
+
+    def _place(self, one: Wanted, target: Target) -> None:
+        if target.kind == "expansion":
+            if one.whole is not None or one.bias is not None or one.magnitude is not None or one.a is None:
+                raise CheckpointError(f"the adapter has more than factors of {one.module}: weft serves A and "
+                                      "B there, no DoRA and no trained matrix", param="lora")
+            _, pieces = self._expansions.setdefault(id(target.product), (target.product, []))
+        else:
+            _, pieces = self._pieces.setdefault(id(target.product), (target.product, []))
+        a, b = self._factors(one, target)
+        if one.whole is not None:
+            self._check(one, "weight", one.whole, target.whole_shape)
+        for inner, begin, end in target.slices or ((target, 0, target.whole_shape[0]),):
+            pieces.append(self._piece(one, inner, a, b, begin, end))
+
+    def _piece(self, one: Wanted, target: Target, a: torch.Tensor | None, b: torch.Tensor | None, begin: int,
+               end: int) -> _Piece:
+        """Of the rows [begin, end) of what the adapter has."""
+        columns = _cut(target.shard, a, 1)
+        piece = _Piece(target.first, target.rows, columns, self._rows(b, target, begin, end))
+        if one.whole is not None:
+            whole = _cut(target.shard, one.whole, 1)
+            piece.whole = self._rows(whole, target, begin, end)
+        if one.magnitude is not None:
+            assert piece.a is not None
+            assert piece.b is not None
+            magnitude = self._rows(one.magnitude.reshape(-1), target, begin, end)
+            assert magnitude is not None
+            self._decompose(one, target, piece, magnitude)
+        if one.b_bias is not None:
+            scale = self._settings.scale_of(_key(one.module))
+            added = self._rows(one.b_bias.reshape(-1).float() * scale, target, begin, end)
+            assert added is not None
+            piece.shift = added if piece.shift is None else piece.shift + added
+        if one.bias is not None:
+            self._replace_bias(one, target, piece, self._rows(one.bias.reshape(-1), target, begin, end))
+        return piece
+
+    def _factors(self, one: Wanted, target: Target) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """A, and B times the scale. Raises CheckpointError for shapes that the base does not have."""
+        if one.a is None or one.b is None:
+            return None, None
+        rows, columns = target.whole_shape
+        rank = self._settings.rank_of(_key(one.module))
+        self._check(one, "lora_A", one.a, (rank, columns))
+        self._check(one, "lora_B", one.b, (rows, rank))
+        return one.a.float(), one.b.float() * self._settings.scale_of(_key(one.module))
+
+    def _rows(self, values: torch.Tensor | None, target: Target, begin: int, end: int) -> torch.Tensor | None:
+        """Rows [begin, end) of ``values``, this rank's, in the order of the product."""
+        if values is None:
+            return None
+        own = _cut(target.shard, values[begin:end], 0)
+        assert own is not None
+        if own.shape[0] != target.rows:
+            raise CheckpointError(f"the adapter has {own.shape[0]} rows where the model has {target.rows}",
+                                  param="lora")
+        if target.order is None:
+            return own
+        return target.order(own[:, None]).flatten(0, 1) if own.ndim == 1 else target.order(own)
+
+    def _decompose(self, one: Wanted, target: Target, piece: _Piece, magnitude: torch.Tensor) -> None:
+        """DoRA: the rows of W + scale B A have the length ``magnitude``."""
+        product, last = target.product, target.first + target.rows
+        if target.shard is not None and target.shard.dim == 1:
+            raise CheckpointError(f"the adapter uses DoRA on {one.module}, whose columns ranks divide: no "
+                                  "rank has the length of a row; serve it without --tp", param="--tp")
+        assert piece.a is not None
+        assert piece.b is not None
+        base = dense_rows(product.weight, target.first, last).to(self._dtype).float()
+        gain = magnitude.float() / torch.linalg.norm(base + piece.b @ piece.a, dim=1)
+        piece.gain, piece.b = gain, piece.b * gain[:, None]
+        if product.bias is not None:
+            piece.shift = product.bias[target.first:last].float() * (1 - gain)
+
+    def _replace_bias(self, one: Wanted, target: Target, piece: _Piece, bias: torch.Tensor | None) -> None:
+        assert bias is not None
+        if target.kind != "product":
+            raise CheckpointError(f"the adapter has a bias of {one.module}, which has none", param="lora")
+        held = target.product.bias
+        last = target.first + target.rows
+        before = 0.0 if held is None or piece.whole is not None else held[target.first:last]
+        shift = bias.float() - before
+        piece.shift = shift if piece.shift is None else piece.shift + shift
+
+    def _place_experts(self, one: Wanted, target: Target, wanted: list[Wanted]) -> None:
+        if one.a is None or one.b is None or one.whole is not None or one.magnitude is not None:
+            raise CheckpointError(f"the adapter has more than factors of {one.module}: of experts weft "
+                                  "serves A and B", param="lora")
+        own = target.experts
+        assert own is not None
+        if len(own) == 1 and ".experts." in f".{unwrapped(one.module)}":
+            rows, columns = target.whole_shape
+            self._check(one, "lora_A", one.a, (one.a.shape[0], columns))
+            self._check(one, "lora_B", one.b, (rows, one.a.shape[0]))
+            scaled = one.b.float() * self._settings.scale_of(_key(one.module))
+            b = self._rows(scaled, target, 0, rows)
+            self._add_expert(target, own.start, _cut(target.shard, one.a.float(), 1), b)
+            return
+        target = self._stack(one, target, wanted)
+        count, shard = target.product.shape.count, target.shard
+        rows, columns = target.rows, target.columns
+        if shard is not None and shard.dim:
+            rows, columns = (shard.total, columns) if shard.dim == 1 else (rows, shard.total)
+            shard = Shard(shard.dim - 1, shard.spans, shard.total, shard.absent)
+        else:
+            shard = None   # experts are divided by their number, if at all
+        rank = self._settings.rank_of(_key(one.module))
+        self._check(one, "lora_A", one.a, (rank * count, columns))
+        self._check(one, "lora_B", one.b, (rows, rank * count))
+        all_a = one.a.float().reshape(count, rank, columns)
+        scaled = one.b.float() * self._settings.scale_of(_key(one.module))
+        all_b = scaled.reshape(rows, rank, count).permute(2, 0, 1)
+        for number in own:
+            self._add_expert(target, number, _cut(shard, all_a[number], 1), _cut(shard, all_b[number], 0))
+
+    def _add_expert(self, target: Target, number: int, a: torch.Tensor | None,
+                    b: torch.Tensor | None) -> None:
+        sides = self._experts.setdefault(id(target.product), (target.product, {}))[1]
+        piece = _Piece(target.first, target.rows, a, b)
+        sides.setdefault((target.role, self._local(target, number)), []).append(piece)
+
+    def _local(self, target: Target, number: int) -> int:
+        """Where the block has expert ``number``."""
+        own = target.product.own
+        return number if own is None else number - int(own.start)
+
+    def _stack(self, one: Wanted, target: Target, wanted: list[Wanted]) -> Target:
+        """Both stacks of a module have its name, so the nesting says which it is."""
+        if unwrapped(one.module).endswith((".gate_up_proj", ".up_proj", ".down_proj", "_linear")):
+            return target
+        home = unwrapped(one.module)
+        nested = any(other.module == one.module and other.depth != one.depth for other in wanted)
+        named = [parameter for parameter in self._settings.targets if "experts." in f"{parameter}."]
+        is_down = one.depth == 0 if nested else any(name.endswith("down_proj") for name in named)
+        leaf = "down_proj" if is_down else "gate_up_proj"
+        return self._model.targets.find(f"{home}.{leaf}")
+
+    def _place_table(self, one: Wanted, target: Target) -> None:
+        rows, columns = target.rows, target.columns
+        if one.whole is not None and one.a is None:
+            self._check(one, "weight", one.whole, (rows, columns))
+            self._table = TableChange(whole=one.whole.to(self._device, self._dtype))
+            return
+        if one.a is None or one.b is None or not one.of_table:
+            raise CheckpointError(f"the adapter has no embedding factors of {one.module}", param="lora")
+        rank = self._settings.rank_of(_key(one.module))
+        self._check(one, "lora_embedding_A", one.a, (rank, rows))
+        self._check(one, "lora_embedding_B", one.b, (columns, rank))
+        scale = self._settings.scale_of(_key(one.module))
+        low, up = _even(one.a.T.to(self._dtype)), _even(one.b.float() * scale)
+        self._table = TableChange(low.contiguous().to(self._device), self._factor(up))
+
+    def _change(self, pieces: list[_Piece]) -> ProductChange:
+        parts, downs, begin = [], [], 0
+        for piece in sorted(pieces, key=lambda one: one.first):
+            part = Part(piece.first, piece.first + piece.rows, gain=self._vector(piece.gain),
+                        shift=self._vector(piece.shift),
+                        whole=None if piece.whole is None else self._factor(piece.whole))
+            if piece.a is not None and piece.b is not None:
+                low = _even(piece.a.T).T
+                downs.append(low)
+                part.begin, part.end = begin, begin + low.shape[0]
+                part.up = self._factor(_even(piece.b))
+                begin = part.end
+            parts.append(part)
+        return ProductChange(self._factor(torch.cat(downs)) if downs else None, tuple(parts), self._dtype)
+
+    def _factor(self, values: torch.Tensor) -> Factor:
+        return Factor.of(values.to(self._device, self._dtype))
+
+    def _vector(self, values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else values.to(self._device, self._dtype)
+
+    def _check(self, one: Wanted, what: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(f"the adapter's {what} of {one.module} is {list(tensor.shape)}; this model "
+                                  f"and its adapter_config.json make it {list(shape)}", param="lora")
+
+
+def _key(module: str) -> str:
+    """As patterns of peft see it."""
+    return module.removeprefix("base_model.model.")
+
+
+def _even(values: torch.Tensor) -> torch.Tensor:
+    """With an even number of columns: tiles of bfloat16 have them in pairs."""
+    return torch.nn.functional.pad(values, (0, values.shape[1] % 2))
+
+
+def _cut(shard: Shard | None, values: torch.Tensor | None, dim: int) -> torch.Tensor | None:
+    """What this rank has of a factor whose ``dim`` is that of the stored matrix."""
+    if values is None or shard is None or shard.dim != dim or shard.absent or dim >= values.ndim:
+        return values
+    return torch.cat([values.narrow(dim, begin, count) for begin, count in shard.spans], dim=dim)

@@ -1,0 +1,224 @@
+"""What adapters add to the products of a model: y = W x + scale B A x, for the rows of a step that ask for
+it.
+
+    rows of a step        r0  r1  r2  r3  r4            a: rows 0, 3       b: row 2       base: rows 1, 4
+    product               y = x W                       all rows at once, in whatever form W is
+    group a               y[0, 3] += (x[0, 3] A_a) B_a
+    group b               y[2]    += (x[2] A_b) B_b     rows 1 and 4 keep their bits: nothing touches them
+
+The base weights stay as they are (12 bits, int8, int4, GGUF): no copy of a matrix is merged. A and B are
+tiles of the same kernels as W, in which a row's bits do not depend on the rows beside it. So a row of an
+adapter has the bits that it has alone, whichever adapters are in the batch.
+
+A product may be one matrix of several stored ones (q, k and v). It has one A below the other, and a B for
+each range of rows. A change may also scale the product (DoRA), shift it (biases), or stand in its place (a
+matrix that was trained whole). Which rows are whose is set once a step (``ActiveAdapters.step``). A product
+finds its rows by the number of rows that it gets (``tensor.adapter_rows``).
+
+Rejected: rows as an argument of each product (sixty calls that hand it on, for one model in a hundred);
+merged copies of the weights (one model's bytes for each adapter); a factor as wide as all parts of a product,
+with zeros between (half of its bytes are zeros).
+
+Sources: Hu et al., 2021; Liu et al., 2024 (DoRA); Chen et al., 2023 (Punica) for groups of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from weft.tensor.adapter_rows import ActiveAdapters, AdapterRows
+from weft.tensor.ops.linear import tiled_linear
+from weft.tensor.weights.tiles import TiledWeight, small_tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """[rows, columns], in tiles where the kernels serve; ``columns`` padded to an even number then."""
+
+    weight: torch.Tensor | TiledWeight
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> Factor:
+        return cls(small_tiles(values) or values.contiguous())
+
+    @property
+    def held_bytes(self) -> int:
+        held = self.weight.tiles if isinstance(self.weight, TiledWeight) else self.weight
+        return held.numel() * held.itemsize
+
+    def plain(self) -> torch.Tensor:
+        """[rows, columns]."""
+        return self.weight.dense() if isinstance(self.weight, TiledWeight) else self.weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.weight, TiledWeight):
+            return tiled_linear(x, self.weight)
+        return F.linear(x, self.weight)
+
+
+@dataclass(slots=True)
+class Part:
+    """Of rows [first, last) of a product. ``up``: B times the scale, of columns [begin, end) of the A's of
+    the product. ``whole``: stands in the place of the product. ``gain`` and ``shift`` [rows]: y gain + shift,
+    of the product without B."""
+
+    first: int
+    last: int
+    up: Factor | None = None
+    begin: int = 0
+    end: int = 0
+    whole: Factor | None = None
+    gain: torch.Tensor | None = None
+    shift: torch.Tensor | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        factors = sum(one.held_bytes for one in (self.up, self.whole) if one is not None)
+        return factors + sum(one.numel() * one.itemsize for one in (self.gain, self.shift) if one is not None)
+
+
+@dataclass(slots=True)
+class ProductChange:
+    """Of one adapter on one product. ``down``: the A's of its parts, one below the other."""
+
+    down: Factor | None
+    parts: tuple[Part, ...]
+    dtype: torch.dtype
+
+    @property
+    def held_bytes(self) -> int:
+        down_bytes = 0 if self.down is None else self.down.held_bytes
+        return down_bytes + sum(part.held_bytes for part in self.parts)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor, rows: slice | torch.Tensor) -> None:
+        """Into ``rows`` of ``y`` [T, out], of ``x`` [T, in]."""
+        # A step of one adapter alone, as of one stream, slices nothing: each slice costs as much as a
+        # product.
+        if isinstance(rows, slice) and rows.stop - rows.start == len(x):
+            self._add_all(x, y)
+            return
+        own = self._cast(x[rows])
+        low = None if self.down is None else self.down(own)
+        for part in self.parts:
+            into = y[:, part.first:part.last]
+            if part.whole is not None:
+                into[rows] = part.whole(own).to(y.dtype)
+            if part.gain is not None:
+                into[rows] *= part.gain
+            if part.shift is not None:
+                into[rows] += part.shift
+            if part.up is not None:
+                assert low is not None
+                added = part.up(low[:, part.begin:part.end]).to(y.dtype)
+                if isinstance(rows, slice):
+                    into[rows] += added
+                else:
+                    into.index_add_(0, rows, added)
+
+
+    def _add_all(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        x = self._cast(x)
+        low = None if self.down is None else self.down(x)
+        single = len(self.parts) == 1
+        for part in self.parts:
+            into = y if part.last - part.first == y.shape[1] else y[:, part.first:part.last]
+            if part.whole is not None:
+                into.copy_(part.whole(x))
+            if part.gain is not None:
+                into *= part.gain
+            if part.shift is not None:
+                into += part.shift
+            if part.up is not None:
+                assert low is not None
+                into += part.up(low if single else low[:, part.begin:part.end])
+
+    def _cast(self, x: torch.Tensor) -> torch.Tensor:
+        """Routers are float32 in models of bfloat16."""
+        return x if x.dtype == self.dtype else x.to(self.dtype)
+
+
+@dataclass(slots=True)
+class AdaptedProduct:
+    """The changes of one product by adapter, beside the product itself."""
+
+    active: ActiveAdapters
+    changes: dict[str, ProductChange] = field(default_factory=dict)
+
+    def added(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """``y`` with what the adapters of this step add to it, in place. [..., in] and [..., out]."""
+        groups = self.active.groups(x.shape[0])
+        for group in groups:
+            change = self.changes.get(group.digest)
+            if change is not None:
+                change.add(x, y, group.rows)
+        return y
+
+    def of_step(self, rows: int) -> list[tuple[AdapterRows, ProductChange]]:
+        """For products that a block does not compute as such."""
+        return [(group, self.changes[group.digest]) for group in self.active.groups(rows)
+                if group.digest in self.changes]
+
+
+@dataclass(slots=True)
+class TableChange:
+    """Of an embedding. ``low`` [vocab, r] with ``up`` [D, r], or a ``whole`` table [vocab, D]."""
+
+    low: torch.Tensor | None = None
+    up: Factor | None = None
+    whole: torch.Tensor | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        tables = sum(one.numel() * one.itemsize for one in (self.low, self.whole) if one is not None)
+        return tables + (0 if self.up is None else self.up.held_bytes)
+
+
+@dataclass(slots=True)
+class AdaptedTable:
+    active: ActiveAdapters
+    changes: dict[str, TableChange] = field(default_factory=dict)
+
+    def added(self, tokens_T: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
+        """Embedded tokens [T, D], changed where an adapter has another embedding."""
+        for group in self.active.groups(x_TD.shape[0]):
+            change = self.changes.get(group.digest)
+            if change is None:
+                continue
+            own = tokens_T[group.rows]
+            if change.whole is not None:
+                x_TD[group.rows] = F.embedding(own, change.whole)
+            if change.low is not None:
+                assert change.up is not None
+                x_TD[group.rows] += change.up(F.embedding(own, change.low))
+        return x_TD
+
+
+@dataclass(slots=True)
+class ExpertsChange:
+    """Of the experts of one layer: [into, down] by expert. None: that expert keeps its product."""
+
+    into: dict[int, ProductChange]
+    down: dict[int, ProductChange]
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(one.held_bytes for side in (self.into, self.down) for one in side.values())
+
+    def product(self, side: str, expert: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        change = (self.into if side == "into" else self.down).get(expert)
+        if change is not None:
+            change.add(x, y, slice(0, len(x)))
+        return y
+
+
+@dataclass(slots=True)
+class AdaptedExperts:
+    active: ActiveAdapters
+    changes: dict[str, ExpertsChange] = field(default_factory=dict)
+
+    def of_step(self, rows: int) -> list[tuple[AdapterRows, ExpertsChange]]:
+        return [(group, self.changes[group.digest]) for group in self.active.groups(rows)
+                if group.digest in self.changes]

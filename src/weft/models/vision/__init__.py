@@ -1,0 +1,1 @@
+"""Vision towers: patches of a picture to rows of the language model."""

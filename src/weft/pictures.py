@@ -1,0 +1,95 @@
+"""Pictures in a prompt: the positions that are rows of a vision encoder, and the keys that stand for them.
+
+    prompt   ... look  at  <img>  <im> <im> <im>  ...  <im>  </img>  and       <im>: the model's image token
+    rows                            0    1    2         255                    of the encoder, by index
+    keys     ...  k7  ...   k1     -r0  -r1  -r2       -r255  </img>  and      what the prefix cache compares
+
+A row of a picture is no token: its embedding comes from the pixels. So the prompt has the image token in its
+place, and everything that compares prompts (prefix tree, store, router, suffix index, recordings) compares
+*keys* instead. A key is a negative number, and no token is negative. The keys of a picture are a stream of
+SHAKE-256 over its digest, 31 bits for each row. A few tokens before its first row get keys too: so every
+cached prefix that ends in a picture, also behind its first row, has compared 248 bits of its digest (law L10:
+equality is never by a short hash alone). In a prompt that begins with a picture it is less, by 31 bits for
+each token that is missing before it.
+
+Text behind a picture has its own ids. It can only match where everything before it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import RequestError
+from weft.request import PlacedPicture, Request
+
+Int32s = npt.NDArray[np.int32]
+
+DIGEST_BYTES = 32
+LEAD_TOKENS = 7
+"""Tokens before the first row of a picture that have keys: eight times 31 bits with the row."""
+_SIGN = np.int32(-(1 << 31))
+
+
+def check_pictures(pictures: Sequence[PlacedPicture], tokens: Int32s, image_token: int | None) -> None:
+    """``image_token``: what stands at their rows in the prompt; None where the model has no encoder. Raises
+    RequestError."""
+    if not pictures:
+        return
+    if image_token is None:
+        raise RequestError("this model reads text only: its checkpoint has no vision encoder",
+                           param="messages", code="unsupported_parameter")
+    end = 0
+    for number, picture in enumerate(pictures):
+        if len(picture.digest) != DIGEST_BYTES or not picture.places:
+            raise RequestError(f"picture {number} has a digest of {len(picture.digest)} bytes and "
+                               f"{len(picture.places)} places; it needs {DIGEST_BYTES} and one",
+                               param="pictures")
+        for first, count in picture.places:
+            if first < end or count < 1 or first + count > len(tokens):
+                raise RequestError(f"picture {number} has {count} rows from position {first} on; the prompt "
+                                   f"has {len(tokens)} tokens, and the rows before end at {end}",
+                                   param="pictures")
+            if (tokens[first:first + count] != image_token).any():
+                raise RequestError(f"picture {number}: the positions {first} to {first + count - 1} are not "
+                                   f"all the image token {image_token}", param="pictures")
+            end = first + count
+
+
+def prompt_keys(tokens: Int32s, pictures: Sequence[PlacedPicture]) -> Int32s:
+    """What stands for a prompt wherever prompts are compared: int32 [n], the tokens themselves without
+    pictures."""
+    if not pictures:
+        return tokens
+    keys, end = tokens.copy(), 0
+    for picture in pictures:
+        first = picture.places[0][0]
+        lead = slice(max(end, first - LEAD_TOKENS), first)
+        keys[lead] = _stream(picture.digest + tokens[lead].tobytes(), first - lead.start)
+        rows = _stream(picture.digest, picture.row_count)
+        for first, count in picture.places:
+            keys[first:first + count], rows = rows[:count], rows[count:]
+            end = first + count
+    return keys
+
+
+def request_keys(request: Request) -> list[int]:
+    """The keys of its prompt."""
+    if not request.pictures:
+        return request.prompt_tokens
+    tokens = np.asarray(request.prompt_tokens, dtype=np.int32)
+    keys: list[int] = prompt_keys(tokens, request.pictures).tolist()
+    return keys
+
+
+def _stream(seed: bytes, count: int) -> Int32s:
+    """``count`` negative numbers."""
+    return np.frombuffer(hashlib.shake_256(seed).digest(4 * count), dtype="<i4").astype(np.int32) | _SIGN
+
+
+def token_count(keys: Sequence[int]) -> int:
+    """How many of ``keys`` stand before the first that is a row of a picture."""
+    return next((at for at, key in enumerate(keys) if key < 0), len(keys))

@@ -1,0 +1,295 @@
+"""Adapters in an engine: whose bits, whose cached prefixes, whose memory; and files that are no adapter."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.fixtures.adapters import PREFIX, factors, written
+from tests.fixtures.checkpoints import checkpoint, make_checkpoint
+from tests.support.gguf_files import write_gguf
+from weft import Engine
+from weft.adapters import read_adapter, salted
+from weft.api.completion import Completion
+from weft.errors import CheckpointError, RequestError, WeftError
+
+PROMPT = list(range(3, 90))
+NAMES = tuple(f"a{number}" for number in range(8))
+
+
+def make_adapter(directory: Path, seed: int, *, rank: int = 4) -> Path:
+    """Every matrix of the layers of ``lfm2`` with a hidden size of 256."""
+    tensors = {}
+    for layer in range(4):
+        mixer = "self_attn" if layer % 2 else "conv"
+        shapes = ({"q_proj": (256, 256), "k_proj": (128, 256), "v_proj": (128, 256), "out_proj": (256, 256)}
+                  if layer % 2 else {"in_proj": (768, 256), "out_proj": (256, 256)})
+        for name, (rows, columns) in shapes.items():
+            tensors |= factors(f"model.layers.{layer}.{mixer}.{name}", rows, columns, rank=rank,
+                               seed=seed + layer)
+    return written(directory, tensors, r=rank, lora_alpha=rank)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Matrices of this size go into tiles, in which a row's bits are its own.
+    return make_checkpoint(tmp_path_factory.mktemp("base"), "lfm2", hidden_size=256)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("adapters")
+    return {name: make_adapter(home / name, 10 * number, rank=3 + number)
+            for number, name in enumerate(NAMES)}
+
+
+@pytest.fixture(scope="module")
+def engine(base: Path, directories: dict[str, Path]) -> Iterator[Engine]:
+    with Engine(str(base), loras=directories, memory="64MiB") as made:
+        yield made
+
+
+def answers(engine: Engine, names: list[str | None], tokens: list[int] = PROMPT) -> list[Completion]:
+    return engine.generate([tokens] * len(names), lora=names, max_tokens=12, temperature=0, ignore_eos=True,
+                           logprobs=2, progress=False)
+
+
+def bits(completion: Completion) -> object:
+    return completion.tokens, [(one.logprob, one.top) for one in completion.logprobs or []]
+
+
+def test_a_batch_of_eight_adapters_gives_each_row_its_lone_bits(engine: Engine) -> None:
+    names = [None, *NAMES, None, "a0"]
+    together = answers(engine, names)
+    alone = []
+    for name in names:
+        engine.flush_cache()
+        alone += answers(engine, [name])
+    assert [bits(one) for one in together] == [bits(one) for one in alone]
+    assert len({tuple(one.tokens) for one in together}) == 9, "each adapter has an answer of its own"
+
+
+def test_rows_of_the_base_have_the_bits_of_an_engine_without_adapters(engine: Engine, base: Path) -> None:
+    with Engine(str(base), memory="64MiB") as plain:
+        [expected] = answers(plain, [None])
+    engine.flush_cache()
+    mixed = answers(engine, [None, "a0", None, "a1"])
+    assert bits(mixed[0]) == bits(mixed[2]) == bits(expected)
+    assert bits(mixed[1]) != bits(expected), "the control: an adapter's row differs"
+
+
+def test_a_prefix_of_one_adapter_is_none_of_another(engine: Engine) -> None:
+    """vllm 42125, 44701: an answer from another adapter's prefix."""
+    engine.flush_cache()
+    first = answers(engine, ["a0"])
+    again, other, plain = (answers(engine, [name])[0] for name in ("a0", "a1", None))
+    assert again.cached_tokens > 0, "the control: its own prefix is found"
+    assert other.cached_tokens == plain.cached_tokens == 0
+    assert bits(again) == bits(first[0])
+
+
+def test_other_files_under_one_name_find_nothing_of_the_first(engine: Engine, tmp_path: Path) -> None:
+    """vllm 42125: a reload under the same name answered from the old adapter's prefix."""
+    path = make_adapter(tmp_path / "same", 500)
+    engine.load_lora("same", path)
+    [old] = answers(engine, ["same"])
+    [cached] = answers(engine, ["same"])
+    assert cached.cached_tokens > 0
+    make_adapter(path, 900)
+    engine.load_lora("same", path)
+    [new] = answers(engine, ["same"])
+    assert new.cached_tokens == 0
+    assert new.tokens != old.tokens
+    engine.unload_lora("same")
+    with pytest.raises(RequestError, match="lora is 'same'"):
+        answers(engine, ["same"])
+
+
+def test_files_that_changed_behind_the_engine_are_refused(base: Path, tmp_path: Path) -> None:
+    path, other = make_adapter(tmp_path / "a", 1), make_adapter(tmp_path / "b", 2)
+    with Engine(str(base), loras={"a": path, "b": other}, memory="64MiB", lora_memory="200KiB") as engine:
+        assert engine.stats().adapters.resident == 1
+        make_adapter(path, 3)
+        with pytest.raises(CheckpointError, match=r"files of adapter a have changed"):
+            answers(engine, ["a"])
+        assert len(answers(engine, ["b"])[0].tokens) == 12, "the engine goes on"
+
+
+def test_the_least_recently_used_adapter_gives_way_and_a_running_one_stays(base: Path, tmp_path: Path,
+                                                                           ) -> None:
+    paths = {f"n{number}": make_adapter(tmp_path / str(number), number) for number in range(5)}
+    with Engine(str(base), loras=paths, memory="64MiB", lora_memory="400KiB") as engine:
+        room = engine.stats().adapters.resident
+        assert 1 <= room < 5
+        expected = {name: answers(engine, [name])[0].tokens for name in paths}
+        engine.flush_cache()
+        running = engine.stream(PROMPT, lora="n0", max_tokens=60, temperature=0, ignore_eos=True)
+        begun = [token for _ in range(3) for token in next(running).tokens]
+        loads = engine.stats().adapters.loads
+        for name in ("n1", "n2", "n3"):
+            assert answers(engine, [name])[0].tokens == expected[name]
+        assert engine.stats().adapters.loads > loads, "the others came and went"
+        rest = [token for piece in running for token in piece.tokens]
+        assert (begun + rest)[:12] == expected["n0"]
+        assert engine.stats().adapters.held_bytes <= 400 << 10
+
+
+def spoiled(directory: Path, tmp_path: Path, kind: str) -> Path:
+    path = shutil.copytree(directory, tmp_path / kind)
+    config, weights = path / "adapter_config.json", path / "adapter_model.safetensors"
+    tensors, settings = load_file(weights), json.loads(config.read_text())
+    first = next(iter(tensors))
+    if kind == "no config":
+        config.unlink()
+    elif kind == "pickle":
+        weights.rename(path / "adapter_model.bin")
+    elif kind == "link":
+        outside = tmp_path / "outside.safetensors"
+        weights.rename(outside)
+        weights.symlink_to(outside)
+    elif kind == "cut":
+        weights.write_bytes(weights.read_bytes()[:-7])
+    elif kind == "nan":
+        save_file(tensors | {first: torch.full_like(tensors[first], torch.nan)}, weights)
+    elif kind == "shape":
+        save_file(tensors | {first: tensors[first][:, :-1].contiguous()}, weights)
+    elif kind == "name":
+        other = f"{PREFIX}model.layers.0.conv.in_porj.lora_A.weight"
+        save_file(tensors | {other: tensors[first].clone()}, weights)
+    elif kind == "half":
+        save_file({name: tensor for name, tensor in tensors.items() if name != first}, weights)
+    else:
+        config.write_text(json.dumps(settings | {"rank": {"r": 1000}, "method": {"peft_type": "LOHA"},
+                                                 "variant": {"trainable_token_indices": [1]},
+                                                 "begun": {"init_lora_weights": "pissa"}}[kind]))
+    return path
+
+
+WORDS = {"no config": "adapter_config.json", "pickle": "pickle", "link": "link out of", "cut": "truncated",
+         "nan": "NaN or infinite", "shape": "lora_A", "name": "in_porj", "half": "alone",
+         "rank": "--max-lora-rank", "method": "LOHA", "variant": "trainable_token_indices", "begun": "pissa"}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_a_bad_adapter_is_one_line_and_the_engine_goes_on(kind: str, engine: Engine, tmp_path: Path,
+                                                          directories: dict[str, Path]) -> None:
+    with pytest.raises(WeftError, match=WORDS[kind]) as caught:
+        engine.load_lora("bad", spoiled(directories["a1"], tmp_path, kind))
+    assert "\n" not in caught.value.message
+    assert len(answers(engine, ["a1"])[0].tokens) == 12
+
+
+def test_a_bad_adapter_at_the_start_ends_it(base: Path, directories: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="NaN"):
+        Engine(str(base), loras={"bad": spoiled(directories["a0"], tmp_path, "nan")}, memory="64MiB")
+
+
+def test_no_cache_salt_of_a_client_reaches_an_adapters_prefixes(directories: dict[str, Path]) -> None:
+    adapter = read_adapter("a", directories["a0"])
+    theirs = adapter.salt("")
+    assert salted(None, theirs) != theirs
+    assert salted(None, salted(None, theirs)) != theirs
+    assert salted(adapter, "x") != salted(adapter, "")
+    assert salted(None, "tenant") == "tenant"
+
+
+def test_speculation_and_prompt_logprobs_are_the_adapters(engine: Engine, base: Path,
+                                                          directories: dict[str, Path]) -> None:
+    [guess] = answers(engine, ["a2"])
+    engine.flush_cache()
+    fields = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "progress": False, "prompt_logprobs": 0}
+    [drafted] = engine.generate([PROMPT], lora="a2", prediction=guess.tokens, **fields)
+    [plain] = engine.generate([PROMPT], **fields)
+    assert drafted.tokens == guess.tokens
+    assert drafted.prompt_logprobs != plain.prompt_logprobs
+
+
+def test_a_store_keeps_adapters_apart_over_a_restart(base: Path, tmp_path: Path) -> None:
+    """vllm 42125, with the cache on disk: other files under the same name and path find nothing stale."""
+    path = make_adapter(tmp_path / "same", 40)
+    store = {"store": str(tmp_path / "store"), "store_size": "64MiB"}
+
+    def life() -> tuple[list[int], int]:
+        """Tokens of an answer, and how many of its prompt were cached."""
+        with Engine(str(base), loras={"same": path}, memory="64MiB", **store) as engine:
+            [answer] = answers(engine, ["same"])
+            return answer.tokens, answer.cached_tokens
+
+    first, _ = life()
+    again, cached = life()
+    assert cached > 0, "the control: the same files find their prefix on disk"
+    assert again == first
+    make_adapter(path, 70)
+    other, cached = life()
+    assert cached == 0
+    assert other != first
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_quantised_weights_take_adapters_as_they_are(form: str, base: Path,
+                                                     directories: dict[str, Path]) -> None:
+    loras = {name: directories[name] for name in ("a0", "a1")}
+    with Engine(str(base), loras=loras, memory="64MiB", quantize=form) as engine:
+        together = answers(engine, ["a0", None, "a1"])
+        alone = []
+        for name in ("a0", None, "a1"):
+            engine.flush_cache()
+            alone += answers(engine, [name])
+        assert [bits(one) for one in together] == [bits(one) for one in alone]
+        assert len({tuple(one.tokens) for one in together}) == 3
+
+
+def test_an_engine_that_dropped_its_weights_reads_its_adapters_again(engine: Engine) -> None:
+    engine.flush_cache()
+    before = answers(engine, ["a3", None])
+    engine.sleep(2)
+    engine.wake_up()
+    assert engine.stats().adapters.resident == 0
+    after = answers(engine, ["a3", None])
+    assert [bits(one) for one in after] == [bits(one) for one in before]
+
+
+def adapter_of(engine: Engine, directory: Path, *, alpha: float = 2.0) -> Path:
+    """Factors of every matrix of the layers of whatever ``engine`` serves."""
+    model = engine._core.executor.model   # type: ignore[attr-defined]
+    tensors = {}
+    for seed, name in enumerate(sorted(model.targets.stored)):
+        target = model.targets.find(name)
+        if target.kind == "product" and name.startswith("layers."):
+            tensors |= factors(f"model.{name}", *target.whole_shape, seed=seed)
+    return written(directory, tensors, lora_alpha=alpha)
+
+
+def test_the_models_own_head_drafts_for_an_adapter_and_changes_no_token(tmp_path: Path) -> None:
+    tokens = {}
+    for speculate in ("mtp", "off"):
+        with Engine(memory="64MiB", speculate=speculate) as engine:
+            engine.load_lora("a", adapter_of(engine, tmp_path / speculate, alpha=1.0))
+            [adapted, plain] = engine.generate(["Once upon a time"] * 2, lora=["a", None], max_tokens=32,
+                                               temperature=0, ignore_eos=True, progress=False)
+            tokens[speculate] = adapted.tokens
+            assert adapted.tokens != plain.tokens
+            assert bool(engine.stats().speculation.sources.get("mtp")) is (speculate == "mtp")
+    assert tokens["mtp"] == tokens["off"]
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
+def test_a_gguf_file_takes_the_adapters_of_its_checkpoint(name: str, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp 21125: rows of value heads are stored in another order, and an adapter met the wrong ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    said = []
+    for model in (checkpoint(name), write_gguf(checkpoint(name), tmp_path / "model.gguf")):
+        with Engine(str(model), memory="64MiB", dtype="float32") as engine:
+            if not said:
+                adapter_of(engine, tmp_path / "a")
+            engine.load_lora("a", tmp_path / "a")
+            said.append([one.tokens for one in answers(engine, ["a", None])])
+    assert said[0] == said[1]
+    assert said[0][0] != said[0][1]

@@ -1,0 +1,100 @@
+"""The quick operators of the interpreter give its own numbers, dtypes and types, and its own faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
+
+from tests.gpu.quick_operators import quick_members, where
+
+RAW: dict[str, Callable[..., Any]] = {name: getattr(tl.core.tensor, name) for name in quick_members()}
+DTYPES = {tl.float32: np.float32, tl.float16: np.float16, tl.int32: np.int32, tl.uint8: np.uint8,
+          tl.int1: np.bool_, tl.bfloat16: np.uint16}
+SHAPES: tuple[tuple[int, ...], ...] = ((), (4,), (4, 1), (2, 4))
+NUMBERS = (0, 3, -1, 0.0, -0.0, 0.1, float("inf"), True)
+
+
+@triton.jit
+def a_kernel(x):   # it has the language in its globals
+    tl.store(x, 1)
+
+
+@pytest.fixture
+def launch() -> Iterator[Any]:
+    """As inside of a launch. Gives the interpreter's semantic."""
+    scope = interpreter._patch_lang(a_kernel.fn)   # type: ignore[attr-defined]
+    yield interpreter.interpreter_semantic   # type: ignore[attr-defined]
+    scope.restore()
+
+
+def value(dtype: Any, shape: tuple[int, ...], seed: int = 0) -> Any:
+    data = np.random.default_rng(seed).integers(1, 100, shape or (1,)).astype(DTYPES[dtype])
+    return tl.core.tensor(TensorHandle(data, dtype),
+                          tl.core.block_type(dtype, list(shape)) if shape else dtype)
+
+
+def seen(function: Callable[..., Any], *sides: Any) -> tuple[Any, ...]:
+    """What came of it, to the bit; or which fault."""
+    try:
+        with np.errstate(all="ignore"):
+            made = function(*sides)
+    except Exception as error:
+        return (type(error).__name__,)
+    return (made.handle.data.tobytes(), made.handle.data.dtype, made.handle.data.shape, made.handle.dtype,
+            made.type, made.dtype, made.shape, made.numel.value)
+
+
+@pytest.mark.parametrize("name", [name for name in RAW if name != "__getitem__"])
+def test_an_operator_gives_what_the_interpreter_gives(launch: Any, name: str) -> None:
+    asked = []
+
+    def slow(*sides: Any) -> Any:
+        asked.append(sides)
+        return RAW[name](*sides, _semantic=launch)
+
+    quick = quick_members()[name](slow)
+    compared = 0
+    for dtype, shape in product(DTYPES, SHAPES):
+        left = value(dtype, shape)
+        others = [value(other, wide, 1) for other, wide in product(DTYPES, SHAPES)]
+        for other in (*NUMBERS, tl.constexpr(2), *others):
+            asked.clear()
+            said, first = seen(slow, left, other), seen(quick, left, other)
+            assert said == first == seen(quick, left, other), (dtype, shape, other)
+            compared += len(asked) == 1
+    assert compared > 20, "the interpreter was asked each time: nothing is quick"
+
+
+def test_addresses_indices_and_choices_are_the_interpreters(launch: Any) -> None:
+    for shape, wide in product(SHAPES, SHAPES):
+        kind = tl.core.pointer_type(tl.float32)
+        data = np.arange(10_000, 10_000 + max(1, int(np.prod(shape))), dtype=np.uint64).reshape(shape or (1,))
+        address = tl.core.tensor(TensorHandle(data, kind),
+                                 tl.core.block_type(kind, list(shape)) if shape else kind)
+        add = quick_members()["__add__"](lambda *sides: RAW["__add__"](*sides, _semantic=launch))
+        for offset in (value(tl.int32, wide), value(tl.uint8, wide), 4):
+            said = seen(lambda *sides: RAW["__add__"](*sides, _semantic=launch), address, offset)
+            assert said == seen(add, address, offset) == seen(add, address, offset)
+        chosen = where(lambda *sides: type(launch).where(launch, *sides))
+        for x, y in ((value(tl.float32, shape), value(tl.float32, wide, 1)), (value(tl.int32, shape), 0),
+                     (0.5, value(tl.float32, shape)), (value(tl.float32, shape), value(tl.int32, wide))):
+            for condition in (value(tl.int1, wide), value(tl.int1, ())):
+                said = seen(lambda *sides: type(launch).where(launch, *sides), condition, x, y)
+                assert said == seen(chosen, condition, x, y) == seen(chosen, condition, x, y)
+    index = quick_members()["__getitem__"](lambda *sides: RAW["__getitem__"](*sides, _semantic=launch))
+    whole = slice(None)
+    asked = ((None, whole), (whole, None), (whole, None, whole), (None,), (whole, whole, whole), (0,))
+    for shape in SHAPES:
+        for slices in asked:
+            said = seen(lambda *sides: RAW["__getitem__"](*sides, _semantic=launch), value(tl.int32, shape),
+                        slices)
+            again = [seen(index, value(tl.int32, shape), slices) for _ in range(2)]
+            assert again == [said, said], (shape, slices)

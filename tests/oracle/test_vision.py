@@ -1,0 +1,227 @@
+"""Towers against transformers: rows of pictures, spellings of tensors, bits that depend on nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.fixtures.checkpoints import checkpoint
+from tests.fixtures.vision_checkpoints import (
+    VISION_CHECKPOINTS,
+    vision_checkpoint,
+    vision_reference,
+)
+from tests.oracle.model_driver import ModelDriver
+from tests.oracle.test_models_against_transformers import prompt
+from tests.support.pictures import drawn
+from weft.errors import CheckpointError
+from weft.families import read_architecture
+from weft.files import read_json
+from weft.images.lfm2_vl import prepare
+from weft.images.picture import Picture, Tile
+from weft.images.settings import ImageSettings, read_settings
+from weft.models.loading import LoadedModel, load_model
+from weft.models.vision import encoder
+from weft.models.vision.encoder import VisionEncoder, encode_whole
+from weft.planning.weights import count_weights, form_of
+
+SIZES = ((20, 20), (64, 64), (90, 41), (41, 90), (150, 17), (200, 120), (120, 200), (300, 90), (256, 256))
+"""(width, height): one tile of several grids; 2 to 4 tiles with a thumbnail."""
+TOLERANCE = 1e-4
+
+
+@functools.cache
+def loaded(name: str) -> LoadedModel:
+    return load_model(vision_checkpoint(name))
+
+
+def tower_of(model: LoadedModel) -> VisionEncoder:
+    assert model.model.vision is not None
+    return model.model.vision
+
+
+@functools.cache
+def settings_of(name: str) -> ImageSettings:
+    tower = read_architecture(read_json(vision_checkpoint(name) / "config.json")).vision
+    assert tower is not None
+    return read_settings(vision_checkpoint(name), tower)
+
+
+def picture(width: int, height: int, name: str = "lfm2_vl") -> Picture:
+    return prepare(drawn("photo", width, height, seed=width), settings_of(name))
+
+
+@torch.inference_mode()
+def of_transformers(seen: Picture, name: str) -> torch.Tensor:
+    """Its tower gets all tiles at once, padded to one length."""
+    settings = settings_of(name)
+    most = max(len(tile.patches) for tile in seen.tiles)
+    values = torch.zeros(len(seen.tiles), most, seen.tiles[0].patches.shape[1])
+    mask = torch.zeros(len(seen.tiles), most, dtype=torch.int32)
+    for number, tile in enumerate(seen.tiles):
+        count = len(tile.patches)
+        mean = torch.tensor(settings.mean * (values.shape[-1] // 3))
+        std = torch.tensor(settings.std * (values.shape[-1] // 3))
+        values[number, :count] = (torch.tensor(tile.patches) * settings.rescale_factor - mean) / std
+        mask[number, :count] = 1
+    shapes = torch.tensor([[tile.rows, tile.columns] for tile in seen.tiles])
+    output = vision_reference(name).get_image_features(pixel_values=values, spatial_shapes=shapes,
+                                                       pixel_attention_mask=mask, return_dict=True)
+    return torch.cat(output.pooler_output)
+
+
+def distance(rows: torch.Tensor, truth: torch.Tensor) -> float:
+    assert rows.shape == truth.shape
+    return float((rows.float() - truth).abs().max() / truth.abs().max())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", VISION_CHECKPOINTS)
+def test_rows_of_a_picture_equal_those_of_transformers(name: str, size: tuple[int, int]) -> None:
+    seen = picture(*size, name)
+    rows = encode_whole(tower_of(loaded(name)), seen)
+    assert rows.shape == (seen.rows, 64)
+    assert distance(rows, of_transformers(seen, name)) < TOLERANCE
+
+
+def test_the_sizes_have_tiles_and_grids_of_many_kinds() -> None:
+    counts = {len(picture(*size).tiles) for size in SIZES}
+    assert {1, 3, 5} <= counts
+    assert len({(tile.rows, tile.columns) for size in SIZES for tile in picture(*size).tiles}) > 5
+
+
+def _transposed(tile: Tile) -> Tile:
+    order = torch.arange(len(tile.patches)).view(tile.rows, tile.columns).t().flatten().numpy()
+    return dataclasses.replace(tile, patches=tile.patches[order])
+
+
+def _turned(tile: Tile) -> Tile:
+    return dataclasses.replace(tile, rows=tile.columns, columns=tile.rows)
+
+
+@pytest.mark.parametrize("change", [_transposed, _turned])
+def test_patches_in_another_order_are_noticed(change: Callable[[Tile], Tile]) -> None:
+    seen = picture(90, 41)
+    spoiled = dataclasses.replace(seen, tiles=tuple(map(change, seen.tiles)))
+    rows = encode_whole(tower_of(loaded("lfm2_vl")), spoiled)
+    assert distance(rows, of_transformers(seen, "lfm2_vl")) > 100 * TOLERANCE
+
+
+def test_tiles_in_another_order_are_noticed() -> None:
+    seen = picture(200, 120)
+    spoiled = dataclasses.replace(seen, tiles=(seen.tiles[1], seen.tiles[0], *seen.tiles[2:]))
+    rows = encode_whole(tower_of(loaded("lfm2_vl")), spoiled)
+    assert distance(rows, of_transformers(seen, "lfm2_vl")) > 100 * TOLERANCE
+
+
+def test_bits_are_the_same_whatever_is_encoded_between_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "PIECE_PATCHES", 16)
+    tower, one, other = tower_of(loaded("lfm2_vl")), picture(200, 120), picture(90, 41)
+    alone = encode_whole(tower, one)
+    pieces, between, count = tower.encode(one), tower.encode(other), 0
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            rows = end.value
+            break
+        count += 1
+        if next(between, "ended") == "ended":
+            between = tower.encode(other)
+    assert torch.equal(rows, alone)
+    assert count > 3 * 3 * len(one.tiles), "a layer of a tile is several pieces"
+    assert distance(rows, of_transformers(one, "lfm2_vl")) < TOLERANCE
+
+
+def test_bfloat16_is_near(tmp_path: Path) -> None:
+    rows = encode_whole(tower_of(load_model(vision_checkpoint("lfm2_vl"), "bfloat16")), picture(90, 41))
+    assert rows.dtype == torch.bfloat16
+    assert distance(rows, of_transformers(picture(90, 41), "lfm2_vl")) < 0.03
+
+
+def test_the_text_part_is_that_of_transformers() -> None:
+    tokens = prompt(37)
+    [logits] = ModelDriver(loaded("lfm2_vl").model, sequences=1, length=64).step((0, tokens))
+    with torch.inference_mode():
+        truth = vision_reference("lfm2_vl")(input_ids=torch.tensor([tokens])).logits[0]
+    assert float((logits - truth).abs().max()) < TOLERANCE
+
+
+SPELLINGS: dict[str, tuple[tuple[str, str], ...]] = {
+    "a release": (("model.vision_tower.", "model.vision_tower.vision_model."),),
+    "an older save": (("model.vision_tower.", "vision_tower.vision_model."),
+                      ("model.language_model.", "language_model.model."),
+                      ("model.multi_modal_projector.", "multi_modal_projector.")),
+    "a bare tower": (("model.vision_tower.", "model.vision_model."),),
+}
+
+
+def respelled(directory: Path, changes: tuple[tuple[str, str | None], ...]) -> Path:
+    """A copy whose tensors have other names; None leaves them out."""
+    shutil.copytree(vision_checkpoint("lfm2_vl"), directory, dirs_exist_ok=True)
+    tensors = load_file(directory / "model.safetensors")
+    for old, new in changes:
+        for name in [name for name in tensors if name.startswith(old)]:
+            tensor = tensors.pop(name)
+            if new is not None:
+                tensors[new + name.removeprefix(old)] = tensor
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spellings_of_releases_are_read(spelling: str, tmp_path: Path) -> None:
+    model = load_model(respelled(tmp_path, SPELLINGS[spelling]))
+    assert model.warnings == ()
+    seen = picture(90, 41)
+    assert torch.equal(encode_whole(tower_of(model), seen), encode_whole(tower_of(loaded("lfm2_vl")), seen))
+
+
+def test_a_text_part_alone_has_no_tower(tmp_path: Path) -> None:
+    alone = load_model(respelled(tmp_path / "files", (("model.vision_tower.", None),
+                                                      ("model.multi_modal_projector.", None))))
+    assert alone.model.vision is None
+    assert alone.model.architecture.vision is None
+    assert load_model(checkpoint("lfm2")).model.vision is None
+    directory = respelled(tmp_path / "config", ())
+    config = json.loads((directory / "config.json").read_text())
+    del config["vision_config"]
+    (directory / "config.json").write_text(json.dumps(config))
+    without = load_model(directory)
+    assert without.model.vision is None
+    assert any("Skipped the vision tower" in line for line in without.warnings)
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+    name = "model.vision_tower.encoder.layers.1.mlp.fc1.weight"
+    with pytest.raises(CheckpointError, match=f"tensor {name} of shape .* is missing"):
+        load_model(respelled(tmp_path, ((name, None),)))
+
+
+@pytest.mark.parametrize(("key", "value"), [("vision_feature_layer", -2), ("projector_hidden_act", "relu"),
+                                            ("downsample_factor", 3)])
+def test_what_is_not_served_is_named(tmp_path: Path, key: str, value: object) -> None:
+    directory = respelled(tmp_path, ())
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(CheckpointError, match=key):
+        load_model(directory)
+
+
+@pytest.mark.parametrize("name", VISION_CHECKPOINTS)
+def test_a_plan_counts_the_tower(name: str) -> None:
+    config = read_json(vision_checkpoint(name) / "config.json")
+    architecture = read_architecture(config)
+    plan = count_weights(architecture, architecture, 1, form_of(config, "float32", None))
+    assert plan.rank_bytes == loaded(name).weights_bytes
+    text = dataclasses.replace(architecture, vision=None)
+    assert plan.rank_bytes - plan.parts["vision"] == count_weights(text, text, 1, form_of(
+        config, "float32", None)).rank_bytes

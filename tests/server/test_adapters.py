@@ -1,0 +1,146 @@
+"""Adapters over HTTP: in each dialect by their names, loaded and unloaded by operators, found by no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fixtures.adapters import factors, written
+from tests.fixtures.checkpoints import checkpoint
+from tests.server.running import RunningServer, running_server
+
+OPERATOR = {"Authorization": "Bearer operator-key-of-a-test"}
+MESSAGES = [{"role": "user", "content": "The fox and the hare went out."}]
+
+
+def make_adapter(directory: Path, seed: int, *, rank: int = 4) -> Path:
+    tensors = {}
+    for layer in range(4):
+        tensors |= factors(f"model.layers.{layer}.mlp.down_proj", 64, 96, rank=rank, seed=seed + layer)
+    return written(directory, tensors, r=rank, lora_alpha=4 * rank)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[RunningServer]:
+    engine = {"model": str(checkpoint("qwen3_5")), "memory": "16MB", "threads": 1, "max_model_len": 512,
+              "lora": [f"first={make_adapter(home / 'first', 1)}"]}
+    with running_server("", engine=engine, server={"operator_key": ["operator-key-of-a-test"]}) as running:
+        yield running
+
+
+def complete(server: RunningServer, model: str, **more: Any) -> httpx.Response:
+    return server.post("/v1/completions", {
+        "model": model, "prompt": list(range(3, 203)), "max_tokens": 8, "temperature": 0, "ignore_eos": True,
+        "return_token_ids": True, **more})
+
+
+def tokens(server: RunningServer, model: str) -> tuple[list[int], int]:
+    """The answer, and how many prompt tokens were cached."""
+    answer = complete(server, model)
+    assert answer.is_success, answer.text
+    said = answer.json()
+    assert said["model"] == (model if model != "default" else said["model"])
+    return (list(said["choices"][0]["token_ids"]),
+            int(said["usage"]["prompt_tokens_details"]["cached_tokens"]))
+
+
+def load(server: RunningServer, name: str, path: Path, **more: Any) -> httpx.Response:
+    return server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path), **more},
+                       headers=OPERATOR)
+
+
+def test_a_name_picks_the_adapter_and_nothing_is_shared(server: RunningServer) -> None:
+    base, _ = tokens(server, "default")
+    adapted, cached = tokens(server, "first")
+    assert adapted != base
+    assert cached == 0
+    again, cached = tokens(server, "first")
+    assert again == adapted
+    assert cached > 0
+
+
+def test_models_lists_adapters_with_their_base(server: RunningServer) -> None:
+    cards = {card["id"]: card for card in server.get("/v1/models").json()["data"]}
+    [base] = [card["id"] for card in cards.values() if card["parent"] is None]
+    assert cards["first"]["parent"] == base
+    assert server.get("/v1/models/first").json()["parent"] == base
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_each_dialect_answers_with_the_adapter(server: RunningServer, path: str) -> None:
+    limits = {"/v1/responses": {"input": MESSAGES, "max_output_tokens": 16},
+              "/api/chat": {"messages": MESSAGES, "stream": False,
+                            "options": {"num_predict": 16, "temperature": 0}},
+              }.get(path, {"messages": MESSAGES, "max_tokens": 16})
+    answers = []
+    for model in ("default", "first"):
+        answer = server.post(path, {"model": model, "temperature": 0, **limits} if path != "/api/chat"
+                             else {"model": model, **limits})
+        assert answer.is_success, answer.text
+        said = answer.json()
+        answers.append(_text((said.get("choices") and said["choices"][0]["message"]["content"])
+                             or (said.get("output") and said["output"][-1]["content"][0]["text"])
+                             or said.get("content") or said.get("message")))
+    assert answers[0] != answers[1]
+
+
+def test_an_operator_loads_other_files_under_one_name_and_nothing_stale_is_found(server: RunningServer,
+                                                                                 home: Path) -> None:
+    """vllm 42125: a reused name answered from the prefix of the files before."""
+    path = make_adapter(home / "changing", 50)
+    assert load(server, "changing", path).status_code == 200
+    first, _ = tokens(server, "changing")
+    assert tokens(server, "changing")[1] > 0
+    make_adapter(path, 90)
+    assert load(server, "changing", path, load_inplace=True).status_code == 200
+    second, cached = tokens(server, "changing")
+    assert cached == 0
+    assert second != first
+    gone = server.post("/v1/unload_lora_adapter", {"lora_name": "changing"}, headers=OPERATOR)
+    assert gone.status_code == 200
+    assert complete(server, "changing").status_code == 404
+    assert server.post("/v1/unload_lora_adapter", {"lora_name": "changing"},
+                       headers=OPERATOR).status_code == 404
+
+
+def test_only_operators_change_the_names(server: RunningServer, home: Path) -> None:
+    asked = {"lora_name": "mine", "lora_path": str(home / "first")}
+    assert server.post("/v1/load_lora_adapter", asked).status_code in (401, 403)
+    assert server.post("/v1/unload_lora_adapter", {"lora_name": "first"}).status_code in (401, 403)
+    assert tokens(server, "first")[0], "the name is still there"
+
+
+def test_a_bad_adapter_is_refused_with_one_line_and_the_server_is_unhurt(server: RunningServer,
+                                                                        home: Path) -> None:
+    large = make_adapter(home / "large", 5, rank=100)
+    nothing = written(home / "nothing", factors("model.layers.0.mlp.middle_proj", 64, 96))
+    for path, words in ((home / "missing", "no such directory"), (large, "--max-lora-rank"),
+                        (nothing, "middle_proj")):
+        refused = load(server, "bad", path)
+        assert refused.status_code == 400, refused.text
+        message = refused.json()["error"]["message"]
+        assert words in message
+        assert "\n" not in message
+    assert complete(server, "bad").status_code == 404
+    assert tokens(server, "first")[0]
+
+
+def test_metrics_count_the_adapters(server: RunningServer) -> None:
+    tokens(server, "first")
+    text = server.get("/metrics", headers=OPERATOR).text
+    [line] = [line for line in text.splitlines() if line.startswith("weft:lora_adapters{")]
+    assert float(line.split()[-1]) >= 1

@@ -1,0 +1,176 @@
+"""Pictures over HTTP: each dialect's form, the same tokens as transformers, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from tests.fixtures.vision_checkpoints import vision_checkpoint, vision_reference
+from tests.oracle.test_vision import picture, settings_of
+from tests.server.running import RunningServer, running_server
+from tests.support.pictures import drawn, encoded
+from weft.images.decoding import ImageLimits
+from weft.images.worker import read_picture
+
+NEW_TOKENS = 12
+SIZE = (200, 120)
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def png(width: int, height: int) -> str:
+    """Base64."""
+    return base64.b64encode(encoded(drawn("photo", width, height, seed=width))).decode()
+
+
+URL = f"data:image/png;base64,{png(*SIZE)}"
+SHOWN = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
+ASKED = [{"role": "user", "content": [SHOWN, {"type": "text", "text": "the dog and the cat"}]}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    engine = {"model": str(vision_checkpoint("lfm2_vl")), "memory": "32MB", "threads": 1,
+              "max_model_len": 512}
+    with running_server("", engine=engine, server={
+            "chat_template": str(template), "images": 3, "image_side": 3000}) as running:
+        yield running
+
+
+def post(server: RunningServer, path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
+
+
+def chat(server: RunningServer, messages: list[Any], **more: Any) -> dict[str, Any]:
+    body = {"model": "default", "messages": messages, "max_tokens": NEW_TOKENS, "temperature": 0,
+            "ignore_eos": True, "return_token_ids": True, **more}
+    answer = post(server, "/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()  # type: ignore[no-any-return]
+
+
+@torch.inference_mode()
+def expected(prompt: list[int], size: tuple[int, int] = SIZE) -> list[int]:
+    """Greedy tokens by transformers, of its own tower's rows."""
+    model, settings, one = vision_reference("lfm2_vl"), settings_of("lfm2_vl"), picture(*size)
+    most = max(len(tile.patches) for tile in one.tiles)
+    values = torch.zeros(len(one.tiles), most, one.tiles[0].patches.shape[1])
+    mask = torch.zeros(len(one.tiles), most, dtype=torch.int32)
+    for number, tile in enumerate(one.tiles):
+        patches = torch.tensor(tile.patches) * settings.rescale_factor
+        values[number, :len(patches)] = (patches - settings.mean[0]) / settings.std[0]
+        mask[number, :len(patches)] = 1
+    shapes = torch.tensor([[tile.rows, tile.columns] for tile in one.tiles])
+    known = list(prompt)
+    for _ in range(NEW_TOKENS):
+        known.append(int(model(input_ids=torch.tensor([known]), pixel_values=values, spatial_shapes=shapes,
+                               pixel_attention_mask=mask, use_cache=False).logits[0, -1].argmax()))
+    return known[len(prompt):]
+
+
+def test_an_answer_about_a_picture_is_that_of_transformers(server: RunningServer) -> None:
+    first = chat(server, ASKED)
+    prompt = first["prompt_token_ids"]
+    assert first["choices"][0]["token_ids"] == expected(prompt)
+    rows = read_picture(URL, settings_of("lfm2_vl"), ImageLimits()).rows
+    assert first["usage"]["prompt_tokens"] == len(prompt) > rows > 30
+    again = chat(server, ASKED)
+    assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > rows
+    other = chat(server, [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(120, 200)}"}},
+        {"type": "text", "text": "the dog and the cat"}]}])
+    assert other["choices"][0]["token_ids"] == expected(other["prompt_token_ids"], (120, 200))
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] < 20
+
+
+def test_each_dialect_has_the_same_prompt(server: RunningServer) -> None:
+    count = chat(server, ASKED)["usage"]["prompt_tokens"]
+    text = "the dog and the cat"
+    responses = post(server, "/v1/responses", {"model": "default", "max_output_tokens": 4, "input": [
+        {"role": "user", "content": [{"type": "input_image", "image_url": URL},
+                                     {"type": "input_text", "text": text}]}]}).json()
+    assert responses["usage"]["input_tokens"] == count
+    source = {"type": "base64", "media_type": "image/png", "data": png(*SIZE)}
+    asked = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": [
+        {"type": "image", "source": source}, {"type": "text", "text": text}]}]}
+    usage = post(server, "/v1/messages", asked).json()["usage"]
+    assert sum(usage[name] for name in ("input_tokens", "cache_read_input_tokens",
+                                        "cache_creation_input_tokens")) == count
+    assert post(server, "/v1/messages/count_tokens", asked).json() == {"input_tokens": count}
+    shown = {"model": "default", "stream": False, "options": {"num_predict": 4}}
+    message = {"role": "user", "content": text, "images": [png(*SIZE)]}
+    assert post(server, "/api/chat", {**shown, "messages": [message]}).json()["prompt_eval_count"] == count
+    assert post(server, "/api/generate", {
+        **shown, "prompt": text, "images": message["images"]}).json()["prompt_eval_count"] == count
+    tokenized = post(server, "/tokenize", {"model": "default", "messages": ASKED}).json()
+    assert tokenized["count"] == count
+
+
+def test_a_conversation_goes_on_behind_its_picture(server: RunningServer) -> None:
+    first = chat(server, ASKED)
+    said = first["choices"][0]["message"]["content"]
+    longer = [*ASKED, {"role": "assistant", "content": said}, {"role": "user", "content": "and the bird?"}]
+    encoded_before = metric(server, "pictures_encoded_total")
+    answer = chat(server, longer, stream=False)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 60
+    assert metric(server, "pictures_encoded_total") == encoded_before
+    assert metric(server, "picture_rows_bytes") > 0
+
+
+def metric(server: RunningServer, name: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if name in line and line[0] != "#")
+
+
+def shows(url: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
+@pytest.mark.parametrize(("messages", "words"), [
+    (shows("https://example.com/cat.png"), "messages[0].content[0]: the picture is at 'https://example.com"),
+    (shows("file:///etc/passwd"), "pictures are read from data: URLs alone"),
+    (shows("data:image/png;base64,AAAA"), "in no known format"),
+    (shows("data:image/png;base64,%%%"), "the data: URL is no base64"),
+    (shows("data:image/png,abc"), "it must be data:image/TYPE;base64,DATA"),
+    (shows(f"data:image/png;base64,{png(*SIZE)[:400]}"), "the picture cannot be decoded"),
+    (shows(f"data:image/png;base64,{png(4000, 1)}"), "the limit is 3,000 on a side (limits.image_side)"),
+    (shows(7), "messages[0].content[0].image_url: expected an object with url"),
+    ([*ASKED, *ASKED, *ASKED, *ASKED], "the conversation has 4 pictures; the limit is 3 (limits.images)"),
+    ([{"role": "user", "content": [SHOWN, {"type": "text", "text": "what is <image>?"}]}],
+     "the chat template writes <image> 2 times for 1 pictures"),
+    ([{"role": "user", "content": [SHOWN, {"type": "text", "text": "word " * 600}]}], "--max-model-len")])
+def test_a_picture_that_cannot_be_served_is_one_line(server: RunningServer, messages: list[Any],
+                                                     words: str) -> None:
+    answer = post(server, "/v1/chat/completions", {"model": "default", "messages": messages, "max_tokens": 4})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+    assert chat(server, ASKED)["choices"][0]["token_ids"]
+
+
+def test_the_page_of_prefixes_shows_text_around_a_picture(server: RunningServer) -> None:
+    chat(server, ASKED)
+    assert json.loads(httpx.get(f"{server.url}/v1/cache").text)
+
+
+def test_the_python_api_reads_pictures(tmp_path: Path) -> None:
+    from weft import Engine
+
+    shutil.copytree(vision_checkpoint("lfm2_vl"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    with Engine(str(tmp_path), memory="32MB", threads=1, max_model_len=512) as engine:
+        reply = engine.chat(ASKED, max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
+        assert reply.tokens == expected(engine.render_chat(ASKED))
