@@ -175,8 +175,8 @@ def _by_library(x_RI: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor 
     """fp8 x fp8. Four rows of x: their scales are read 16 bytes at a time."""
     codes, scales = rounded(x_RI, fp8=True, multiple=4)
     rows, of_rows = plain(weight)
-    recipe = F.ScalingType.BlockWise1x128   # type: ignore[attr-defined]
-    out: torch.Tensor = F.scaled_mm(   # type: ignore[attr-defined]
+    recipe = F.ScalingType.BlockWise1x128
+    out: torch.Tensor = F.scaled_mm(
         codes.view(-1, weight.columns).view(torch.float8_e4m3fn), rows.t(), scales.t(), recipe, of_rows.t(),
         recipe, output_dtype=torch.bfloat16)
     out = out[: x_RI.shape[0]]
