@@ -11,6 +11,8 @@ from tests.gpu.tolerances import close
 from tests.ops.quantised import fp8_weight, noise, weight
 from tests.support import naive_ops
 from tests.support.naive_ops import moe as naive_moe
+from weft.models.runtime_form import RuntimeForm
+from weft.tensor.device import multiplies_fp8
 from weft.tensor.gpu import products
 from weft.tensor.gpu.products import ColumnSplits
 from weft.tensor.kernels import quantized_linear as triton
@@ -129,6 +131,83 @@ def test_a_product_with_fp8_is_that_of_its_widened_values(high: int, lanes: int,
     torch.testing.assert_close(many, want, atol=1e-5 * scale, rtol=1e-5)
     other = naive_ops.quantized_linear(x, fp8_weight(70, 200, high=64), bias)
     assert (want - other).abs().max() > 1e-2 * scale, "the control: other scales, another product"
+
+
+def rounding(high: int = 32) -> QuantizedWeight:
+    """In fp8, with inputs in fp8: three parts of columns, rows that fill no block."""
+    return replace(fp8_weight(80, 384, high=high), byte_inputs=True)
+
+
+@pytest.mark.parametrize(("high", "rows"), [(32, 1), (24, 19), (32, 70)])
+def test_fp8_by_fp8_is_the_sum_of_codes_by_parts(high: int, rows: int, device: torch.device) -> None:
+    made, bias = rounding(high), noise(5, 80)
+    assert made.form == "fp8 x fp8"
+    x = noise(rows, rows, 384) * torch.logspace(-3, 3, rows)[:, None]
+    want = byte_product(x, made, bias)
+    got = quantized_linear(x.to(device), on(made, device), bias.to(device)).cpu()
+    scale = want.abs().amax(1, keepdim=True)
+    assert ((got - want).abs() <= 2e-5 * scale).all()
+    exact = naive_ops.quantized_linear(x, replace(made, byte_inputs=False), bias)
+    assert 1e-3 < ((got - exact).abs() / scale).mean() < 0.02, "the control: inputs keep four bits"
+    alone = quantized_linear(x[-1:].to(device), on(made, device), bias.to(device)).cpu()
+    assert ((alone - got[-1:]).abs() <= 1e-6 * scale[-1:]).all(), "whatever the number of rows"
+
+
+def scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, recipe_a: object,
+              scale_b: torch.Tensor, recipe_b: object, *, output_dtype: torch.dtype) -> torch.Tensor:
+    """torch's, with what it asks of its arguments on a GPU (2.13, ``ScaledBlas.cpp``); the CPU has none."""
+    (rows, columns), width = a.shape, b.shape[1]
+    blocks = torch.nn.functional.ScalingType.BlockWise1x128   # type: ignore[attr-defined]
+    assert recipe_a == recipe_b == blocks
+    assert a.dtype == b.dtype == torch.float8_e4m3fn
+    assert (a.stride(1), b.stride(0), columns % 16, width % 16) == (1, 1, 0, 0)
+    for scale, own in ((scale_a, rows), (scale_b, width)):
+        assert (scale.dtype, scale.shape) == (torch.float32, (own, -(-columns // 128)))
+        assert scale.stride() == (1, own)
+    assert rows % 4 == 0
+    wide = [one.float() * scale.repeat_interleave(128, 1)[:, :columns]
+            for one, scale in ((a, scale_a), (b.t(), scale_b))]
+    return (wide[0] @ wide[1].T).to(output_dtype)
+
+
+@pytest.mark.parametrize("high", [32, 24])
+def test_many_rows_of_fp8_are_multiplied_by_torch_with_the_same_numbers(
+        high: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, bias = on(rounding(high), device), noise(5, 80).to(device)
+    codes, scales = triton.plain(made)
+    assert torch.equal(codes.float() * scales.t().repeat_interleave(128, 1), made.dense())
+    x = noise(3, 19, 384).to(device).bfloat16()
+    few = quantized_linear(x, made, bias)
+    asked: list[int] = []
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm",
+                        lambda *given, **more: (asked.append(1), scaled_mm(*given, **more))[1])
+    monkeypatch.setattr(triton, "DENSE_ROWS", 19)
+    many = quantized_linear(x, made, bias)
+    assert (asked, many.dtype, many.shape) == ([1], torch.bfloat16, (19, 80))
+    assert ((many - few).abs() <= 2.0**-6 * few.abs().amax(1, keepdim=True)).all()
+    quantized_linear(x[:18], made, bias)
+    quantized_linear(x, replace(made, byte_inputs=False), bias)   # the other path: widened weights
+    assert len(asked) == 1
+
+
+def test_matrices_that_torch_does_not_take_see_their_inputs_as_they_are(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all of them where torch has no such product."""
+    form = RuntimeForm(on_gpu_kernels=True, fp8_inputs=True)
+    for shape, called in (((80, 384), "fp8 x fp8"), ((70, 384), "fp8"), ((80, 200), "fp8"),
+                          ((2, 80, 384), "fp8")):
+        codes = Codes(8, torch.zeros(shape, dtype=torch.uint8), torch.ones(*shape[:-1], -(-shape[-1] // 128)),
+                      None, 128, fp8=True)
+        assert form.of_codes(codes).form == called
+        assert RuntimeForm(on_gpu_kernels=True).of_codes(codes).form == "fp8"
+    gpu_ = torch.device("cuda", 0)
+    for capability, cuda, multiplies in (((9, 0), "12.9", True), ((9, 0), "13.0", True),
+                                         ((9, 0), "12.8", False), ((10, 0), "13.0", False),
+                                         ((8, 9), "13.0", False), ((9, 0), None, False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, is_=capability: is_)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert multiplies_fp8(gpu_) is multiplies
+    assert not multiplies_fp8(torch.device("cpu"))
 
 
 def test_every_byte_of_fp8_is_its_number(device: torch.device) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
+import triton.language as tl
+from triton.runtime import interpreter
 
 from tests.fixtures.far_memory import far_memory
 from tests.unit.runner import dull_sampler
 from weft.request import SamplingParams
+from weft.runner import sampling_kernels
 from weft.runner.sampler import Sampler
+from weft.runner.sampling_kernels import CHOOSE
 from weft.tensor import gpu
 
 VOCAB = 4397
@@ -60,6 +66,34 @@ def test_the_kernel_draws_the_token_of_the_dull_twin(device: torch.device) -> No
     # The control: other numbers, other tokens.
     assert sum(a != b for a, b in zip(found, sampled(noisy(len(SAMPLINGS), seed=2), SAMPLINGS, device),
                                       strict=True)) > 8
+
+
+@pytest.mark.parametrize("temperature", [1.0, 100.0])
+def test_masses_are_added_up_inside_of_a_program(temperature: float, device: torch.device,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4,397 tokens with a mass a handful reach memory at the first level: one for each digit of a part."""
+    logits = noisy(1, seed=8)
+    logits -= logits.max() + 2
+    logits[0, 70] = 0.0
+    samplings = [SamplingParams(top_p=0.9, temperature=temperature)]
+
+    def first_additions() -> int:
+        """The finer levels add once in a part."""
+        added: list[int] = []
+        if gpu.INTERPRETED:
+            memory = interpreter._interpreter   # type: ignore[attr-defined]
+            patch.setattr(interpreter, "_interpreter", SimpleNamespace(
+                load=memory.load, store=memory.store,
+                atomic_rmw=lambda *of: (added.append(int(of[3].sum())), memory.atomic_rmw(*of))[1]))
+        assert sampled(logits, samplings, device) == wanted
+        return sum(added[:-2 * math.ceil(VOCAB / CHOOSE.width)])
+
+    wanted = by_torch(logits, samplings, device)
+    with monkeypatch.context() as patch:
+        assert first_additions() < 100
+    with monkeypatch.context() as patch:   # the control
+        patch.setattr(sampling_kernels, "WINDOW", tl.constexpr(0))
+        assert not gpu.INTERPRETED or first_additions() > 4000
 
 
 def test_a_row_draws_the_same_token_alone(device: torch.device) -> None:

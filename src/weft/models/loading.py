@@ -35,6 +35,7 @@ from weft.models.weights import OnProgress
 from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec
 from weft.tensor import gpu
+from weft.tensor.device import multiplies_fp8
 from weft.tensor.layout import DTYPES
 
 _NAMES_SHOWN = 4
@@ -85,8 +86,10 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     whole_spec = architecture.spec()
     architecture = architecture if share is None else share.architecture
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
+    place = device or torch.device("cpu")
     runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs, twelve_bit=twelve_bit,
-                          on_gpu_kernels=gpu.reaches(device or torch.device("cpu")))
+                          on_gpu_kernels=gpu.reaches(place),
+                          fp8_inputs=quantize_inputs and multiplies_fp8(place))
     started_s = time.perf_counter()
     with torch.inference_mode():
         check = TensorCheck(checkpoint, DTYPES[chosen], runtime, share)

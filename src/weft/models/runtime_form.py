@@ -7,7 +7,11 @@
     of Mamba-1
     codes of files   as they are              as they are    as they are                   int8 ones: w8a8
     fp8 of files     as it is on GPUs;        int8           int4                          w8a8
-                     else as float matrices
+                     else as float matrices;
+                     inputs too, see below
+
+Inputs of matrices in fp8 are rounded to fp8 where torch multiplies fp8 by blocks (``device.multiplies_fp8``)
+unless ``debug.quantize_inputs`` is off. Experts see theirs as they are.
 
 Never rounded: embeddings, norms, convolutions, routers and gates of one row, whatever a family reads with
 ``TensorSource.tensor``. A head tied to the embedding is rounded as a copy: every step reads all of the head
@@ -34,13 +38,15 @@ _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 class RuntimeForm:
     """``exact_inputs``: quantised layers see their inputs as they are. ``packs``: whether plain matrices may
     be put into another order. ``twelve_bit``: whether tiles of bfloat16 may be kept in 12 bits a weight.
-    ``on_gpu_kernels``: the Triton kernels will multiply."""
+    ``on_gpu_kernels``: the Triton kernels will multiply. ``fp8_inputs``: matrices in fp8 see inputs in
+    fp8."""
 
     quantize: QuantizeChoice = "none"
     exact_inputs: bool = False
     packs: bool = True
     twelve_bit: bool = True
     on_gpu_kernels: bool = False
+    fp8_inputs: bool = False
 
     @property
     def keeps_fp8(self) -> bool:
@@ -78,7 +84,8 @@ class RuntimeForm:
         return in_best_tiles(weight, twelve_bit=self.twelve_bit)
 
     def of_codes(self, codes: Codes) -> QuantizedWeight:
-        return in_tiles(codes, exact=self.exact_inputs, byte_inputs=self.quantize == "w8a8")
+        rounds = self.fp8_inputs if codes.fp8 else self.quantize == "w8a8"
+        return in_tiles(codes, exact=self.exact_inputs, byte_inputs=rounds)
 
     def note(self) -> str | None:
         """What the user ought to know of this machine and the form, a sentence."""

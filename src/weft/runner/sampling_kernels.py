@@ -19,8 +19,10 @@ gets worse. The threshold is the largest integer t for which
 Both sums grow with t, so t is found digit by digit (11, 11 and 9 bits). A launch adds every token that agrees
 with the digits so far to the histogram of its next digit. The next launch reads the digit off the running
 sums. Each of its programs does that alone, which is cheaper than a launch between them. Counts of top-k are
-taken inside a program, and merged by one addition for each digit that it has. Masses are added one by one:
-Triton has no histogram of weights.
+taken inside a program, and merged by one addition for each digit that it has. So are masses at the first
+level, where nearly all tokens of a part share some twenty digits: a program adds up those of the 32 worst
+digits that it has, which are four octaves of distances. Other tokens, and those of the finer levels, are
+added one by one, as few of them meet at an address.
 
 Masses are integers: exp(scaled) in units of 2^-44. Integer sums do not depend on the order of the atomic
 additions. So a token depends neither on the batch nor on the order of programs. 2^19 tokens of the largest
@@ -48,6 +50,8 @@ INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
 BUCKETS: tl.constexpr = tl.constexpr(2048)
 LEVELS: tl.constexpr = tl.constexpr(3)
 MASS_UNITS: tl.constexpr = tl.constexpr(float(1 << 44))
+WINDOW: tl.constexpr = tl.constexpr(32)
+"""Digits of the first level whose masses are added up inside a program: 8 are an octave of distances."""
 VOCABULARY_MAX = 1 << 19
 """Above it the sum of masses could leave an int64."""
 
@@ -147,6 +151,18 @@ def _part_best(logits, part_best, V, rows, logits_row, MASKED: tl.constexpr, BLO
     tl.store(part_best + at * tl.num_programs(1) + part, tl.max(x))
 
 
+@triton.jit
+def _add_masses(sums, digit, amount):
+    """Adds ``amount`` [BLOCK] to the ``sums`` of its WINDOW worst digits, one addition for each. Returns what
+    is left, 0 inside of the window."""
+    worst = tl.max(tl.where(amount > 0, digit, 0))
+    for step in range(WINDOW):
+        mass = tl.sum(tl.where(digit == worst - step, amount, 0))
+        if mass > 0:
+            tl.atomic_add(sums + worst - step, mass, sem="relaxed")
+    return tl.where(digit > worst - WINDOW, 0, amount)
+
+
 @triton.jit(do_not_specialize=["rows", "level"])
 def _histogram(logits, numbers, part_best, histograms, V, rows, logits_row, level, MASS: tl.constexpr,
                TOP_K: tl.constexpr, MASKED: tl.constexpr, PARTS_PADDED: tl.constexpr, BLOCK: tl.constexpr):
@@ -168,10 +184,11 @@ def _histogram(logits, numbers, part_best, histograms, V, rows, logits_row, leve
         matches = (begin + tl.arange(0, BLOCK) < V) & ((bits >> above) == (threshold >> above))
         if MASS:
             most = _most(numbers, histograms, at, rows, V, TOP_K, False)
-            amount = _mass(worse, bits, begin, most, float("-inf"), V, BLOCK)
-            matches = matches & (amount > 0)
-            of_digit = own + level * BUCKETS + tl.where(matches, (bits - threshold) >> shift, 0)
-            tl.atomic_add(of_digit, amount, mask=matches, sem="relaxed")
+            amount = tl.where(matches, _mass(worse, bits, begin, most, float("-inf"), V, BLOCK), 0)
+            digit = tl.where(matches, (bits - threshold) >> shift, 0)
+            if level == 0:
+                amount = _add_masses(own, digit, amount)
+            tl.atomic_add(own + level * BUCKETS + digit, amount, mask=amount > 0, sem="relaxed")
         else:
             # Counted inside the program: the first digits of all tokens are some twenty.
             digit = tl.where(matches, (bits - threshold) >> shift, 0)

@@ -128,6 +128,15 @@ def remarks(device: torch.device) -> list[str]:
     return said
 
 
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether torch multiplies fp8 by fp8 with a scale for 1 x 128 numbers: on Hopper alone, by cuBLAS of
+    CUDA 12.9 and newer."""
+    if device.type != "cuda" or not hasattr(torch.nn.functional, "scaled_mm"):
+        return False
+    release = [int(part) for part in (torch.version.cuda or "0.0").split(".")[:2]]
+    return torch.cuda.get_device_capability(device) == (9, 0) and release >= [12, 9]
+
+
 def free_bytes(device: torch.device) -> int:
     """Free memory of a GPU, after torch returned its cached blocks."""
     # The driver counts other processes' memory; torch does not.

@@ -75,17 +75,20 @@ def of_quantized_linear() -> list[Compilation]:
     return variants + _linear_of_fp8()
 
 
-def _linear_products(called: str, pointers: dict[str, str], stored: dict[str, Any]) -> list[Compilation]:
+def _linear_products(called: str, pointers: dict[str, str], stored: dict[str, Any], *,
+                     rounded: bool = False) -> list[Compilation]:
     """Of a square matrix of 4096 with few, some and many rows of x; the first is split."""
     variants = []
     for rows in (16, 256, 1000):
         block_rows, blocks, depth = linear.blocks_of(rows, float32=pointers["x"] == "*fp32")
         splits = linear.splits_of(rows, 4096, 4096)
-        out = {"out": "*fp32"} if splits.count > 1 else {}
+        out = {"x_scales": "*fp32" if rounded else pointers["x"]}
+        out |= {"out": "*fp32"} if splits.count > 1 else {}
         variants.append(compilation_of(
             f"quantized linear {called} {rows} rows", linear._product, pointers | out,
             {"COLUMNS": 4096, "BIAS": splits.count == 1, **stored, "SPLITS": splits.count,
-             "DEPTH": splits.depth, "BM": block_rows, "BN": blocks.width, "BK": depth}, blocks))
+             "DEPTH": splits.depth, "ROUNDED": rounded, "BM": block_rows, "BN": blocks.width, "BK": depth},
+            blocks))
     return variants
 
 
@@ -100,6 +103,12 @@ def _linear_of_fp8() -> list[Compilation]:
                                  stored | {"BN": linear.DENSE.width, "BK": linear._DENSE_COLUMNS},
                                  linear.DENSE)]
         listed += _linear_products(f"{called} bfloat16", pointers, stored)
+        if fp8 == FP8_HARDWARE:
+            listed += _linear_products("fp8 x fp8", pointers | {"x": "*u8"}, stored, rounded=True)
+            sizes = {name: stored[name] for name in ("GROUP", "GROUPS", "TILES", "LINES", "LANES")}
+            listed.append(compilation_of("fp8 by plain rows", linear._plain, {
+                "codes": "*u8", "scales": "*fp32", "out": "*u8", "out_scales": "*fp32"},
+                sizes | {"BN": linear.DENSE.width, "BK": PART}, linear.DENSE))
         variants += [replace(one, oldest=FP8_HARDWARE_OLDEST) if fp8 == FP8_HARDWARE else one
                      for one in listed]
     return variants
@@ -112,7 +121,11 @@ def of_byte_inputs() -> list[Compilation]:
     for name, dtype in TYPES.items():
         short = str(name).removeprefix("torch.")
         variants.append(compilation_of(f"w8a8 round {short}", w8a8._round, {
-            "x": dtype, "codes": "*i8", "scales": "*fp32"}, {"COLUMNS": 4096, "PLACES": PART}, w8a8.ROUND))
+            "x": dtype, "codes": "*i8", "scales": "*fp32"},
+            {"COLUMNS": 4096, "PLACES": PART, "FP8": False}, w8a8.ROUND))
+        variants.append(compilation_of(f"fp8 round {short}", w8a8._round, {
+            "x": dtype, "codes": "*u8", "scales": "*fp32"},
+            {"COLUMNS": 4096, "PLACES": PART, "FP8": True}, w8a8.ROUND))
         for rows in (16, 64):
             block_rows, blocks = w8a8.blocks_of(rows)
             variants.append(compilation_of(

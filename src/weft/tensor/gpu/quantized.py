@@ -45,9 +45,11 @@ def form(bits: int, rows: int, columns: int, group: int, *, zeros: bool = False,
 @triton.jit
 def load_right(codes, scales, zeros, first, begin, BITS: tl.constexpr, GROUP: tl.constexpr,
                GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr,
-               FP8: tl.constexpr, LANES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+               FP8: tl.constexpr, LANES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+               SCALED: tl.constexpr = True):
     """W^T [BK, BN] float32 of one matrix: rows from ``first`` (a multiple of 16) on, columns from ``begin``
-    (a multiple of BK) on; zeros beyond its edges. A matrix has TILES of 16 rows and LINES of 32 columns."""
+    (a multiple of BK) on; zeros beyond its edges. A matrix has TILES of 16 rows and LINES of 32 columns.
+    Without SCALED: its codes in fp8, as numbers."""
     STEP: tl.constexpr = 2 * BITS              # bytes of one column of 16 rows
     tile = first // 16 + tl.arange(0, BN // 16)
     piece = tl.arange(0, BK * STEP)
@@ -65,6 +67,8 @@ def load_right(codes, scales, zeros, first, begin, BITS: tl.constexpr, GROUP: tl
         wide = (x.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
     else:
         wide = widen(x, FP8, tl.float32)
+    if not SCALED:
+        return wide
     line = begin // 32 + tl.arange(0, BK // 32)
     row = first + tl.arange(0, BN)
     at = (row // 16)[None, :] * (GROUPS * LANES) + (line * 32 // GROUP)[:, None] * LANES

@@ -1,6 +1,7 @@
 """quantized_linear of weights with ``byte_inputs``, in Triton: the steps and the bits of the torch form.
 
-    _round     a program: (row of x, part)       128 columns -> int8 codes, and a scale: largest / 127
+    _round     a program: (row of x, part)       128 columns -> codes, and a scale: largest / 127
+                                                 (e4m3 for weights in fp8: / 448)
     _product   a program: (BN rows of the weight, BM rows of x)
                    part after part:  total += sum(int8 x int8, exact) * (weight's scale * x's scale)
 
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.launch import Blocks, dense_rows, launch
+from weft.tensor.gpu.pages import fp8_bits
 from weft.tensor.weights.quantized import PART, QuantizedWeight
 
 LEAST = tl.constexpr(1e-30)
@@ -22,9 +24,10 @@ ROUND = Blocks(PART, warps=1)
 _FEW_ROWS = 16
 
 
-@triton.jit
-def _round(x, codes, scales, x_row, parts, COLUMNS: tl.constexpr, PLACES: tl.constexpr):
-    """``codes`` int8 [R, parts, 128], ``scales`` float32 [R, parts]."""
+@triton.jit(do_not_specialize=["rows"])
+def _round(x, codes, scales, x_row, rows, parts, COLUMNS: tl.constexpr, PLACES: tl.constexpr,
+           FP8: tl.constexpr):
+    """``codes`` int8 [R, parts, 128], or with FP8 bytes of e4m3; ``scales`` float32 [parts, ``rows``]."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.arange(0, PLACES)
     column = part * PLACES + place
@@ -33,13 +36,16 @@ def _round(x, codes, scales, x_row, parts, COLUMNS: tl.constexpr, PLACES: tl.con
     broken = tl.sum(((wide != wide) | (tl.abs(wide) == float("inf"))).to(tl.int32), axis=0) > 0
     some = (broken == 0) & (reach >= LEAST)
     over = tl.where(some, reach, 1.0)
-    up = tl.div_rn(tl.full((), 127.0, tl.float32), over)
-    # Adding 1.5 x 2^23 leaves no bits for a fraction: to the nearest even.
-    nearest = (tl.where(some, wide, 0.0) * up + 12582912.0) - 12582912.0
-    scale = tl.where(some, tl.div_rn(reach, tl.full((), 127.0, tl.float32)), 0.0)
+    most = tl.full((), 448.0 if FP8 else 127.0, tl.float32)
+    exact = tl.where(some, wide, 0.0) * tl.div_rn(most, over)
     at = row * parts + part
-    tl.store(codes + at * PLACES + place, nearest.to(tl.int8))
-    tl.store(scales + at, tl.where(broken, float("nan"), scale))
+    if FP8:
+        tl.store(codes + at * PLACES + place, fp8_bits(exact))
+    else:
+        # Adding 1.5 x 2^23 leaves no bits for a fraction: to the nearest even.
+        tl.store(codes + at * PLACES + place, ((exact + 12582912.0) - 12582912.0).to(tl.int8))
+    scale = tl.where(some, tl.div_rn(reach, most), 0.0)
+    tl.store(scales + part * rows + row, tl.where(broken, float("nan"), scale))
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -63,7 +69,7 @@ def _product(x, x_scales, codes, scales, bias, out, rows, columns_out, parts, BI
         sums = tl.dot(left, tl.reshape(right, (PLACES, BN)), out_dtype=tl.int32)
         at = (column // 16) * (GROUPS * 16) + (part * PLACES // GROUP) * 16 + column % 16
         of_weight = tl.load(scales + at, mask=column < TILES * 16, other=0.0).to(tl.float32)
-        of_x = tl.load(x_scales + row * parts + part, mask=here, other=0.0)
+        of_x = tl.load(x_scales + part * rows + row, mask=here, other=0.0)
         total += sums.to(tl.float32) * (of_weight[None, :] * of_x[:, None])
     within = column < columns_out
     if BIAS:
@@ -77,15 +83,24 @@ def blocks_of(rows: int) -> tuple[int, Blocks]:
     return (16, Blocks(32, stages=4)) if rows <= _FEW_ROWS else (64, Blocks(64, stages=3))
 
 
+def rounded(x_RI: torch.Tensor, *, fp8: bool = False, multiple: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes int8 (or bytes of e4m3, uint8) [R, parts, 128], and scales float32 [parts, R]. R is made a
+    ``multiple``; what the rows behind have is not specified."""
+    rows, columns = x_RI.shape
+    parts, held = -(-columns // PART), -(-rows // multiple) * multiple
+    codes = torch.empty((held, parts, PART), dtype=torch.uint8 if fp8 else torch.int8, device=x_RI.device)
+    scales = torch.empty((parts, held), dtype=torch.float32, device=x_RI.device)
+    launch(_round, (rows, parts))(x_RI, codes, scales, x_RI.stride(0), held, parts, COLUMNS=columns,
+                                  PLACES=PART, FP8=fp8, num_warps=ROUND.warps, enable_fp_fusion=False)
+    return codes, scales
+
+
 def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     x_RI = dense_rows(x.reshape(-1, weight.columns))
     rows, parts = x_RI.shape[0], -(-weight.columns // PART)
     out = torch.empty((rows, weight.rows), dtype=x.dtype, device=x.device)
     if rows:
-        codes = torch.empty((rows, parts, PART), dtype=torch.int8, device=x.device)
-        scales = torch.empty((rows, parts), dtype=torch.float32, device=x.device)
-        launch(_round, (rows, parts))(x_RI, codes, scales, x_RI.stride(0), parts, COLUMNS=weight.columns,
-                                      PLACES=PART, num_warps=ROUND.warps, enable_fp_fusion=False)
+        codes, scales = rounded(x_RI)
         block_rows, blocks = blocks_of(rows)
         lines, tiles, groups = weight.codes.shape[-3] // 8, weight.codes.shape[-4], weight.scales.shape[-2]
         launch(_product, (triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows)))(

@@ -7,9 +7,16 @@ A decode is bound by reading every code once: 16 rows of x, many small programs,
 columns are split over programs too (``tensor.gpu.products``), and ``_add`` adds the parts. A prefill
 takes tiles large enough that dequantising is cheap beside the product. From DENSE_ROWS rows on, the whole
 matrix is dequantised first, and the product is that of torch's library: programs of 128 rows would
-dequantise each block eight times and more. x is never rounded, to int8 or to fp8.
+dequantise each block eight times and more. x is never rounded, but where the weight asks for it.
 
     _dense     a program: (BN rows, BK columns of the weight)      -> plain rows in the dtype of x
+    _plain     a program: (BN rows, 128 columns of the weight)     -> codes in fp8 by plain rows, and scales
+
+**fp8 x fp8** (a weight in fp8 with ``byte_inputs``). Each row of x is rounded to fp8 in parts of 128 columns,
+at every number of rows. So the numbers do not depend on the batch. Few rows: both codes as bfloat16, which
+holds them; a part's float32 sum times both scales. From DENSE_ROWS rows on: torch's ``scaled_mm``, whose
+scales are those of 1 x 128 blocks of x and of the weight. Tensor cores add up fp8 with fewer bits than
+float32, so the last bits differ between the two.
 """
 
 from __future__ import annotations
@@ -20,10 +27,11 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.launch import Blocks, dense_rows, launch
-from weft.tensor.gpu.products import ColumnSplits, column_splits, product, sum_of_splits
+from weft.tensor.gpu.pages import widen
+from weft.tensor.gpu.products import ColumnSplits, column_splits, only_if, product, sum_of_splits
 from weft.tensor.gpu.quantized import constants_of, load_right
-from weft.tensor.kernels.byte_inputs import byte_product
-from weft.tensor.weights.quantized import QuantizedWeight
+from weft.tensor.kernels.byte_inputs import byte_product, rounded
+from weft.tensor.weights.quantized import PART, QuantizedWeight
 
 _FEW_ROWS = 16
 _SPLIT_ROWS = 64
@@ -55,13 +63,14 @@ def splits_of(rows: int, weight_rows: int, columns: int) -> ColumnSplits:
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _product(x, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUMNS: tl.constexpr,
+def _product(x, x_scales, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUMNS: tl.constexpr,
              BIAS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
              TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr,
-             LANES: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, BK: tl.constexpr):
+             LANES: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr, ROUNDED: tl.constexpr,
+             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """``out`` [rows, columns_out] = ``x`` [rows, COLUMNS] @ W^T + bias (float32). With SPLITS: ``out`` is
-    float32 [SPLITS, rows, columns_out], each the sum over DEPTH columns, without bias."""
+    float32 [SPLITS, rows, columns_out], each the sum over DEPTH columns, without bias. ROUNDED: ``x`` has
+    codes in fp8 and ``x_scales`` float32 [parts of 128 columns, rows]; else ``x_scales`` is not read."""
     row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
     first = tl.program_id(0) * BN
     depth, here = tl.arange(0, BK), row < rows
@@ -75,8 +84,17 @@ def _product(x, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUM
         left = tl.load(x + row[:, None] * x_row + (begin + depth)[None, :],
                        mask=here[:, None] & (begin + depth < COLUMNS)[None, :], other=0.0)
         right = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, FP8,
-                           LANES, BN, BK)
-        acc += product(left, right.to(left.dtype))
+                           LANES, BN, BK, not ROUNDED)
+        if ROUNDED:
+            column = first + tl.arange(0, BN)
+            at = (column // 16) * (GROUPS * LANES) + (begin // GROUP) * LANES + column % LANES
+            held = begin < COLUMNS
+            of_weight = tl.load(scales + at, mask=column < only_if(held, TILES * 16), other=0.0)
+            of_x = tl.load(x_scales + (begin // 128) * rows + row, mask=row < only_if(held, rows), other=0.0)
+            sums = product(widen(left, FP8, tl.bfloat16), right.to(tl.bfloat16))
+            acc += sums * (of_x[:, None] * of_weight.to(tl.float32)[None, :])
+        else:
+            acc += product(left, right.to(left.dtype))
     column = first + tl.arange(0, BN)
     within = column < columns_out
     if BIAS:
@@ -111,6 +129,25 @@ def _dense(codes, scales, zeros, out, columns_out, rows_out, BITS: tl.constexpr,
              mask=(row < rows_out)[:, None] & (column < columns_out)[None, :])
 
 
+@triton.jit
+def _plain(codes, scales, out, out_scales, columns_out, rows_out, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+           TILES: tl.constexpr, LINES: tl.constexpr, LANES: tl.constexpr, BN: tl.constexpr,
+           BK: tl.constexpr):
+    """``out`` [rows_out, columns_out]: codes of 8 bits; ``out_scales`` float32 [columns_out / BK,
+    rows_out]."""
+    first, begin = tl.program_id(0) * BN, tl.program_id(1) * BK
+    tile, piece = first // 16 + tl.arange(0, BN // 16), tl.arange(0, BK * 16)
+    x = tl.load(codes + tile[:, None].to(tl.int64) * (LINES * 512) + begin * 16 + piece[None, :],
+                mask=(tile < TILES)[:, None] & (begin * 16 + piece < LINES * 512)[None, :], other=0)
+    x = tl.permute(tl.reshape(x, (BN // 16, BK // 4, 16, 4)), (0, 2, 1, 3))
+    row, column = first + tl.arange(0, BN), begin + tl.arange(0, BK)
+    tl.store(out + row[:, None].to(tl.int64) * columns_out + column[None, :], tl.reshape(x, (BN, BK)),
+             mask=(row < rows_out)[:, None] & (column < columns_out)[None, :])
+    at = (row // 16) * (GROUPS * LANES) + (begin // GROUP) * LANES + row % LANES
+    scale = tl.load(scales + at, mask=row < rows_out, other=0.0).to(tl.float32)
+    tl.store(out_scales + tl.program_id(1) * rows_out + row, scale, mask=row < rows_out)
+
+
 def dense(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
     """The values, [rows, columns]."""
     out = torch.empty((weight.rows, weight.columns), dtype=dtype, device=weight.device)
@@ -121,16 +158,46 @@ def dense(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
+def plain(weight: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a weight in fp8: codes [rows, columns], and scales float32 [parts of 128 columns, rows]."""
+    parts = triton.cdiv(weight.columns, PART)
+    out = torch.empty((weight.rows, weight.columns), dtype=torch.uint8, device=weight.device)
+    scales = torch.empty((parts, weight.rows), dtype=torch.float32, device=weight.device)
+    sizes = constants_of(weight)
+    launch(_plain, (triton.cdiv(weight.rows, DENSE.width), parts))(
+        weight.codes, weight.scales, out, scales, weight.columns, weight.rows,
+        **{name: sizes[name] for name in ("GROUP", "GROUPS", "TILES", "LINES", "LANES")}, BN=DENSE.width,
+        BK=PART, num_warps=DENSE.warps)
+    return out.view(torch.float8_e4m3fn), scales
+
+
+def _by_library(x_RI: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """fp8 x fp8. Four rows of x: their scales are read 16 bytes at a time."""
+    codes, scales = rounded(x_RI, fp8=True, multiple=4)
+    rows, of_rows = plain(weight)
+    recipe = F.ScalingType.BlockWise1x128
+    out: torch.Tensor = F.scaled_mm(
+        codes.view(-1, weight.columns).view(torch.float8_e4m3fn), rows.t(), scales.t(), recipe, of_rows.t(),
+        recipe, output_dtype=torch.bfloat16)
+    out = out[: x_RI.shape[0]]
+    return out.to(x_RI.dtype) if bias is None else (out + bias).to(x_RI.dtype)
+
+
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
                      ) -> torch.Tensor:
-    if weight.byte_inputs:
+    if weight.byte_inputs and not weight.fp8:
         return byte_product(x, weight, bias)
     x_RI = dense_rows(x.reshape(-1, weight.columns))
-    rows = x_RI.shape[0]
+    rows, left, x_scales = x_RI.shape[0], x_RI, x_RI
     if rows >= DENSE_ROWS:
+        if weight.byte_inputs:
+            return _by_library(x_RI, weight, bias).view(*x.shape[:-1], weight.rows)
         return F.linear(x, dense(weight, x.dtype), None if bias is None else bias.to(x.dtype))
     out = torch.empty((rows, weight.rows), dtype=x.dtype, device=x.device)
     if rows:
+        if weight.byte_inputs:
+            codes, x_scales = rounded(x_RI, fp8=True)
+            left = codes.view(rows, -1)
         block_rows, blocks, depth = blocks_of(rows, float32=x.dtype == torch.float32)
         splits = splits_of(rows, weight.rows, weight.columns)
         split, unused = splits.count > 1, weight.scales if bias is None else bias
@@ -138,11 +205,11 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
                            device=x.device) if split else out
         launch(_product, (triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows),
                           splits.count))(
-            x_RI, weight.codes, weight.scales, weight.codes if weight.zeros is None else weight.zeros,
-            unused, sums, rows, weight.rows, x_RI.stride(0), COLUMNS=weight.columns,
-            BIAS=bias is not None and not split, **constants_of(weight), SPLITS=splits.count,
-            DEPTH=splits.depth, BM=block_rows, BN=blocks.width, BK=depth, num_warps=blocks.warps,
-            num_stages=blocks.stages)
+            left, x_scales, weight.codes, weight.scales,
+            weight.codes if weight.zeros is None else weight.zeros, unused, sums, rows, weight.rows,
+            left.stride(0), COLUMNS=weight.columns, BIAS=bias is not None and not split,
+            **constants_of(weight), SPLITS=splits.count, DEPTH=splits.depth, ROUNDED=weight.byte_inputs,
+            BM=block_rows, BN=blocks.width, BK=depth, num_warps=blocks.warps, num_stages=blocks.stages)
         if split:
             launch(_add, (triton.cdiv(weight.rows, ADD.width), rows))(
                 sums, unused, out, sums.stride(0), weight.rows, SPLITS=splits.count, BIAS=bias is not None,

@@ -14,6 +14,8 @@ are int8 times int8 on every machine, with the same bits:
     x      each row in parts of 128 columns: codes -127..127, to nearest even, and a scale, largest / 127
     sum    of a part: a whole number below 2^24, which float32 holds exactly, in whatever order it is added
     y      sum * (scale of the weight * scale of x), part after part, then the bias: each step rounded
+
+Weights in fp8 with ``byte_inputs`` meet x in e4m3, largest / 448. The bits of their sums are the machine's.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 
     The C++ kernels round x to int8, with a scale per 32 columns, unless ``weight.exact`` is set or the CPU
     has no byte products. torch and Triton never round x. With ``weight.byte_inputs`` every form rounds x, by
-    parts of 128 columns.
+    parts of 128 columns, to int8 or to fp8 as the weight.
 
     Source: Dettmers et al., 2022 (products of rounded rows); the groups of 32 are those of ggml's q8_0.
     """
@@ -140,13 +142,14 @@ def _widened(x_RI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
 
 
 def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    codes_PRK, scales_PR = rounded_inputs(x.reshape(-1, weight.columns))
+    codes_PRK, scales_PR = rounded_inputs(x.reshape(-1, weight.columns), fp8=weight.fp8)
     out = scales_PR.new_empty(scales_PR.shape[1], weight.rows)
     step = max(TILE_ROWS, _BYTE_BLOCK_ELEMENTS // max(weight.columns, 1) // TILE_ROWS * TILE_ROWS)
     for first in range(0, weight.rows, step):
         last = min(first + step, weight.rows)
         block = weight.by_rows(first, last)
-        values = (block.codes[:last - first].float() - ZERO_POINT[8])[:, :weight.columns]
+        values = (block.codes.view(torch.float8_e4m3fn).float() if weight.fp8
+                  else block.codes.float() - ZERO_POINT[8])[:last - first, :weight.columns]
         values_NPK = in_parts(values)
         total = out[:, first:last].zero_()
         for part, (codes, scales) in enumerate(zip(codes_PRK, scales_PR, strict=True)):
@@ -156,16 +159,17 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
     return (out if bias is None else out.add_(bias)).to(x.dtype).view(*x.shape[:-1], weight.rows)
 
 
-def rounded_inputs(x_RI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rounded_inputs(x_RI: torch.Tensor, *, fp8: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [parts, R, 128] and scales [parts, R], both float32. A part with a non-finite number has codes 0
-    and a scale of NaN."""
+    and a scale of NaN. ``fp8``: codes are what e4m3 holds, not whole numbers."""
     x_PRK = in_parts(x_RI.float()).transpose(0, 1)
     reach = x_PRK.abs().amax(-1, keepdim=True)
     finite = reach.isfinite()      # the maximum of numbers with a NaN is NaN
     some = finite & (reach >= _LEAST)
-    up = torch.full_like(reach, 127).div_(reach)       # torch computes 127 / reach through 1 / reach
-    codes = torch.where(some, (x_PRK * up).round_(), 0)
-    scales = torch.where(some, reach / 127, torch.where(finite, 0.0, torch.nan))
+    most = 448 if fp8 else 127
+    exact = x_PRK * torch.full_like(reach, most).div_(reach)   # torch computes 127 / reach through 1 / reach
+    codes = torch.where(some, exact.to(torch.float8_e4m3fn).float() if fp8 else exact.round_(), 0)
+    scales = torch.where(some, reach / most, torch.where(finite, 0.0, torch.nan))
     return codes, scales.squeeze(-1)
 
 

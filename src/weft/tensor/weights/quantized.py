@@ -173,7 +173,8 @@ class QuantizedWeight:
     """``codes`` uint8 [..., tiles, lines x 8, 6 or 4, 16, 4]; ``scales`` float16 or float32 [..., tiles,
     groups, 16], or with fp8 also [..., tiles, groups, 1]; ``zeros`` uint8 of the same shape or None.
     ``exact``: inputs are never rounded to int8, whatever the kernels could do. ``byte_inputs``: inputs are
-    rounded to int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine.
+    rounded to int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine;
+    of a weight in fp8, they are rounded to fp8.
     ``fp8``: codes are bytes of e4m3; kernels of CPUs do not read them. ``minimums``: as the scales. Both may
     be bytes, times ``block_scales`` and ``block_minimums``, [..., tiles, blocks, 16], or divided by them
     (``BlockNumbers``). ``table``: as that of ``Codes``. Kernels of GPUs read no minimums, bytes, tables or
@@ -197,9 +198,9 @@ class QuantizedWeight:
 
     @property
     def form(self) -> str:
-        """``int8``, ``int6``, ``int4``, ``w8a8``, ``fp8``."""
+        """``int8``, ``int6``, ``int4``, ``w8a8``, ``fp8``, ``fp8 x fp8``."""
         if self.fp8:
-            return "fp8"
+            return "fp8 x fp8" if self.byte_inputs else "fp8"
         return "w8a8" if self.byte_inputs else f"int{self.bits}"
 
     @property
@@ -296,8 +297,8 @@ def _by_row(of_tiles: torch.Tensor, lanes: int) -> torch.Tensor:
 
 def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) -> QuantizedWeight:
     """The same values in the kernels' order. Scales become float16 if none of them changes by it.
-    ``byte_inputs`` is for int8 without zeros, with groups of one or more whole parts of 128 columns; other
-    weights ignore it."""
+    ``byte_inputs`` is for int8 without zeros, with groups of one or more whole parts of 128 columns. It is
+    for fp8 of whole tiles and whole parts too. Other weights ignore it, and so do experts in fp8."""
     rows, columns = codes.codes.shape[-2:]
     assert codes.group % LINE == 0 or codes.group == LINE // 2, f"groups of {codes.group} columns"
     group = min(codes.group, _up(columns, LINE))
@@ -316,10 +317,17 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
         zeros = None
     return QuantizedWeight(codes.bits, rows, columns, group, large_pages.copied(tiles), scales,
                            None if zeros is None else zeros.contiguous(), exact,
-                           byte_inputs and codes.bits == 8 and zeros is None and not codes.fp8
-                           and minimums is None and (group % PART == 0 or group >= columns), codes.fp8,
+                           byte_inputs and codes.bits == 8 and zeros is None and minimums is None
+                           and (group % PART == 0 or group >= columns)
+                           and (not codes.fp8 or _meets_fp8(codes)), codes.fp8,
                            minimums, block_scales, block_minimums,
                            isinstance(codes.scales, BlockNumbers) and codes.scales.divides, codes.table)
+
+
+def _meets_fp8(codes: Codes) -> bool:
+    """Whether torch's product of fp8 by blocks takes the matrix."""
+    rows, columns = codes.codes.shape[-2:]
+    return codes.codes.ndim == 2 and rows % TILE_ROWS == 0 and columns % PART == 0
 
 
 def _scales_by_tile(numbers: Numbers, groups: int, fp8: bool = False,
