@@ -31,7 +31,7 @@ def test_the_info_says_what_is_served_and_crosses_processes():
     assert (made.name, made.family) == ("granite", "granite_hybrid")
     assert (made.dtype, made.device) == ("float32", "cpu")
     assert made.layers == "2 mamba2, 2 attention"
-    assert made.max_model_len == 512
+    assert made.sizes.max_model_len == 512
     assert made.threads == 1 == torch.get_num_threads()
     assert made.weights_bytes > 100_000
     rows = {row.name: row.size_bytes for row in made.memory}
@@ -52,7 +52,7 @@ def test_progress_is_told_in_lines():
 
 def test_what_does_not_fit_is_shrunk_and_said():
     made = info(memory="700KB")
-    assert made.max_model_len < 4096
+    assert made.sizes.max_model_len < 4096
     assert any("--max-model-len 4096 shrunk to" in note for note in made.notes)
     assert info(memory="16MiB", max_model_len=256).notes == []
 

@@ -131,7 +131,7 @@ def test_pages_of_a_gpu_are_rows_in_the_same_bytes_and_have_a_store_of_their_own
     room = ArenaRoom(1 << 20, 1 << 20, "enough")
 
     def arena_on(device: str) -> ArenaPlan:
-        return plan_memory(EngineConfig(), spec, "bfloat16", room, torch.device(device))[0]
+        return plan_memory(EngineConfig(), spec, "bfloat16", room, torch.device(device), sees=False)[0]
 
     packed, rows = arena_on("cpu"), arena_on("cuda")
     assert (packed.kv_layout, rows.kv_layout) == ("vnni", "rows")

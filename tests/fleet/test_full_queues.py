@@ -77,7 +77,7 @@ def test_a_client_of_a_full_fleet_gets_503_with_retry_after(model_directory: Pat
     body = {"model": "default", "prompt": "sing", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with running_server("build_slow", engine={"model": str(model_directory), "max_num_seqs": 1,
                                               "max_queued_requests": 1},
-                        server={"replicas": 2}) as server:
+                        server={"replicas": "2"}) as server:
         streams = []
         for _ in range(4):  # a running and a waiting one on each replica
             stream = server._http.stream("POST", server.url + "/v1/completions", json=body)

@@ -53,7 +53,7 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model_directory: Path, token: Path) -> Iterator[RunningServer]:
     # The router of the default may send repeated prompts to one replica, which has their prefixes.
-    settings = {"replicas": 1, "restarts": 20, "stall_after": 5.0, "token": str(token),
+    settings = {"replicas": "1", "restarts": 20, "stall_after": 5.0, "token": str(token),
                 "router": "least-loaded", "listen_engines": f"127.0.0.1:{free_port()}"}
     with running_server("build_paced", engine={"model": str(model_directory)}, server=settings) as running:
         yield running

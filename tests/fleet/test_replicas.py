@@ -24,7 +24,7 @@ SUNG = {"model": "default", "prompt": "sing", "max_tokens": 1200, "temperature":
 @pytest.fixture(scope="module")
 def server(model_directory: Path) -> Iterator[RunningServer]:
     with running_server("build_paced", engine={"model": str(model_directory)},
-                        server={"replicas": 2, "restarts": 20, "router": "least-loaded"}) as running:
+                        server={"replicas": "2", "restarts": 20, "router": "least-loaded"}) as running:
         yield running
 
 

@@ -18,7 +18,7 @@ from tests.server.running import RunningServer, eventually, running_server
 @pytest.fixture(scope="module")
 def server(model_directory: Path) -> Iterator[RunningServer]:
     with running_server("build_cached", engine={"model": str(model_directory)},
-                        server={"replicas": 2, "restarts": 20}) as running:
+                        server={"replicas": "2", "restarts": 20}) as running:
         yield running
 
 

@@ -47,7 +47,7 @@ def answer(server: RunningServer, seed: int) -> list[str]:
 @pytest.fixture(scope="module")
 def half_stopped(model_directory: Path) -> Iterator[Stopped]:
     with (running_server("build_paced", engine={"model": str(model_directory)},
-                         server={"replicas": 2, "router": "least-loaded", "stall_after": 300.0}) as server,
+                         server={"replicas": "2", "router": "least-loaded", "stall_after": 300.0}) as server,
           ThreadPoolExecutor(ANSWERS) as threads):
         undisturbed = asyncio.run(sung(server, ANSWERS, max_tokens=LONG))
         engines = engine_pids(server)
@@ -68,7 +68,7 @@ async def test_the_router_leaves_a_slow_engine_alone(tmp_path: Path) -> None:
     """A step of the slow engine takes 50 ms, one of the other 1 ms. The router learns it from both engines'
     reports: before an engine has measured STEPS_MIN prefills, it counts as fast as the other."""
     directory = write_model_directory(tmp_path)
-    with running_server("build_uneven", engine={"model": str(directory)}, server={"replicas": 2}) as server:
+    with running_server("build_uneven", engine={"model": str(directory)}, server={"replicas": "2"}) as server:
         slow = engine_pids(server).index(int((directory / "slow").read_text()))
         texts: list[str] = []
         async with server.async_client() as client:

@@ -59,7 +59,7 @@ def test_keys_follow_from_the_token_and_differ_by_role() -> None:
 
 @pytest.mark.parametrize(("settings", "param"), [
     ({"listen_engines": "0.0.0.0:8100"}, "--token"), ({"listen_engines": "127.0.0.1:8100"}, "--token"),
-    ({"token": "file"}, "--listen-engines"), ({"replicas": 0}, "--replicas"),
+    ({"token": "file"}, "--listen-engines"), ({"replicas": "0"}, "--replicas"),
     ({"listen_engines": "8100", "token": "file"}, "--listen-engines"),
     ({"listen_engines": "host:99999", "token": "file"}, "--listen-engines")])
 def test_nothing_listens_for_engines_without_a_token(settings: dict[str, object], param: str) -> None:
