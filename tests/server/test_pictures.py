@@ -161,6 +161,10 @@ def test_a_picture_that_cannot_be_served_is_one_line(server: RunningServer, mess
     assert chat(server, ASKED)["choices"][0]["token_ids"]
 
 
+def test_the_room_for_pictures_is_said_at_the_start(server: RunningServer) -> None:
+    assert "rows of those that were encoded, at most" in server.output
+
+
 def test_the_page_of_prefixes_shows_text_around_a_picture(server: RunningServer) -> None:
     chat(server, ASKED)
     assert json.loads(httpx.get(f"{server.url}/v1/cache").text)

@@ -157,7 +157,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         name=name, directory=str(directory), family=loaded.spec.family, layers=layers_in_words(loaded.spec),
         vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,
         load_s=time.monotonic() - started, device=placed.device_name, threads=threads, kernels=kernels,
-        sizes=sizes, memory=memory_table(placed.spec, loaded, arena, sizes.max_model_len), notes=notes,
+        sizes=sizes, memory=memory_table(placed, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len), adapters=adapters,
         image_token=None if placed.pictures is None else placed.pictures.image_token)
@@ -473,8 +473,9 @@ def layers_in_words(spec: ModelSpec) -> str:
     return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in kinds.items())
 
 
-def memory_table(spec: ModelSpec, loaded: LoadedModel, arena: ArenaPlan,
-                  max_model_len: int) -> list[MemoryRow]:
+def memory_table(placed: _Placed, max_model_len: int) -> list[MemoryRow]:
+    spec, loaded, arena = placed.spec, placed.loaded, placed.arena
+    seen = [MemoryRow("pictures", placed.pictures_bytes, "rows of those that were encoded, at most")]
     kv_token_bytes = spec.kv_bytes_per_token(arena.kv_dtype)
     longest = pages_for(max_model_len) * arena.page_bytes + arena.slot_bytes
     kinds = " or ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in
@@ -495,5 +496,6 @@ def memory_table(spec: ModelSpec, loaded: LoadedModel, arena: ArenaPlan,
         MemoryRow("a sequence's state", arena.slot_bytes,
                   f"{len(spec.recurrent_layers)} recurrent layers, {spec.state_dtype}"),
         *compressed,
+        *(seen if placed.pictures_bytes else []),
         MemoryRow("longest sequence", longest, f"{max_model_len} tokens"),
     ]
