@@ -44,7 +44,7 @@ def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for() -> None:
     assert ran.returncode == 0, ran.stderr
     counts = [ran.stdout.count(f" sm_{capability} ") for capability in SHARED_MAX_BYTES]
     assert sum(counts) >= len(kernel_modules())
-    assert max(counts) - min(counts) <= 1
+    assert max(counts) - min(counts) <= 2   # a kernel of newer GPUs alone leaves an older one's turn out
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
@@ -54,7 +54,8 @@ def test_every_kernel_has_a_variant_for_every_gpu(capability: int) -> None:
     for module in kernel_modules():
         listed = compilations_of(module)
         chosen = variants_for(listed, capability)
-        assert {id(one.kernel) for one in chosen} == {id(one.kernel) for one in listed}, module.__name__
+        launched = {id(one.kernel) for one in listed if one.oldest <= capability}
+        assert {id(one.kernel) for one in chosen} == launched, module.__name__
         assert all(one.small_shared in (None, capability in SMALL_SHARED) for one in chosen)
 
 

@@ -137,8 +137,8 @@ def test_scales_that_rows_share_would_be_seen(monkeypatch: pytest.MonkeyPatch) -
     """The negative control of the test above: rows that are rounded together move one another."""
     alone = linear.rounded_inputs
 
-    def shared(x_RI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        codes, scales = alone(x_RI)
+    def shared(x_RI: torch.Tensor, **form: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        codes, scales = alone(x_RI, **form)
         widest = scales.amax(1, keepdim=True).expand_as(scales)
         return (codes * (scales / widest)[..., None]).round(), widest
 

@@ -94,11 +94,13 @@ def variants_for(listed: Sequence[Compilation], capability: int) -> list[Compila
 
 
 def in_turn(listed: Sequence[Compilation], capabilities: Iterator[int]) -> list[tuple[Compilation, int]]:
-    """Each kernel at its largest, for the next of ``capabilities``."""
+    """Each kernel at its largest, for the next of ``capabilities`` that launches it."""
     pairs = []
     for kernel in {id(one.kernel): one.kernel for one in listed}.values():
-        capability = next(capabilities)
-        largest = most_demanding(variants_for([one for one in listed if one.kernel is kernel], capability))
+        variants = [one for one in listed if one.kernel is kernel]
+        oldest = min(one.oldest for one in variants)
+        capability = max(next(capabilities), oldest)
+        largest = most_demanding(variants_for(variants, capability))
         pairs += [(one, capability) for one in largest]
     return pairs
 
