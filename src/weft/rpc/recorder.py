@@ -153,12 +153,7 @@ class _Ended:
 
     def line(self) -> dict[str, Any]:
         one, request = self.one, self.one.request
-        keys = request.prompt_tokens
-        if request.pictures:
-            from weft.pictures import request_keys  # with numpy, which text never needs
-
-            keys = request_keys(request)
-        tokens = [*keys, *one.tokens]
+        tokens = [*request.prompt_keys(), *one.tokens]
         computed = len(tokens) - bool(one.tokens)  # the last token is chosen and never computed
         fingerprint = self.fingerprints.of(tokens, request.salt, computed=computed)
         return sequence_line(
