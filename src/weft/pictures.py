@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import RequestError
-from weft.request import PlacedPicture
+from weft.request import PlacedPicture, Request
 
 Int32s = npt.NDArray[np.int32]
 
@@ -73,6 +73,15 @@ def prompt_keys(tokens: Int32s, pictures: Sequence[PlacedPicture]) -> Int32s:
         for first, count in picture.places:
             keys[first:first + count], rows = rows[:count], rows[count:]
             end = first + count
+    return keys
+
+
+def request_keys(request: Request) -> list[int]:
+    """The keys of its prompt."""
+    if not request.pictures:
+        return request.prompt_tokens
+    tokens = np.asarray(request.prompt_tokens, dtype=np.int32)
+    keys: list[int] = prompt_keys(tokens, request.pictures).tolist()
     return keys
 
 

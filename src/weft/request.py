@@ -242,17 +242,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         plain = self.adapter is None and not self.cache_salt.startswith("\0")
         return self.cache_salt if plain else salted(self.adapter, self.cache_salt)
 
-    def prompt_keys(self) -> list[int]:
-        """What stands for the prompt wherever prompts are compared (``weft.pictures``)."""
-        if not self.pictures:
-            return self.prompt_tokens
-        import numpy as np  # an HTTP process never needs it for text
-
-        from weft.pictures import prompt_keys
-
-        keys: list[int] = prompt_keys(np.asarray(self.prompt_tokens, np.int32), self.pictures).tolist()
-        return keys
-
     def check_length(self, limit: int, *, prompt_field: str = "prompt") -> None:
         """``limit``: the served context in tokens; ``prompt_field``: the field that the prompt came in.
         Raises RequestError for an empty one, ContextLengthError where no room is left for the answer."""

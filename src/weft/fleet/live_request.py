@@ -132,7 +132,11 @@ class LiveRequest:
         """What a router knows of it. The longest answer stands for all of n."""
         request = self.request
         longest = max((answer.tokens for answer in self._answers.values()), key=len, default=[])
-        keys = request.prompt_keys()
+        keys = request.prompt_tokens
+        if request.pictures:
+            from weft.pictures import request_keys  # with numpy, which text never needs
+
+            keys = request_keys(request)
         tokens = [*keys, *longest] if longest else keys
         return RoutedRequest(self.id, tokens, request.salt, self.open_count,
                              request.sampling.max_tokens, request.boundaries)

@@ -27,6 +27,7 @@ from typing import Any
 
 from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
+from weft.pictures import request_keys
 from weft.request import Request, TokenEvent
 from weft.schedule.plan import StepPlan, work_of
 from weft.sim.recording import Fingerprints, header_line, sequence_line, token_text
@@ -153,7 +154,7 @@ class _Ended:
 
     def line(self) -> dict[str, Any]:
         one, request = self.one, self.one.request
-        tokens = [*request.prompt_keys(), *one.tokens]
+        tokens = [*request_keys(request), *one.tokens]
         computed = len(tokens) - bool(one.tokens)  # the last token is chosen and never computed
         fingerprint = self.fingerprints.of(tokens, request.salt, computed=computed)
         return sequence_line(
