@@ -105,9 +105,6 @@ class BodyChecker:
         if answer.message:
             raise RequestError(answer.message, param=answer.param, code="invalid_json")
 
-    def close(self) -> None:
-        self._lane.end()
-
 
 class TokenizeBudget:
     """How many characters are tokenized at once, over all requests (law L11): it takes a second of a core for
