@@ -34,7 +34,7 @@ class PictureRows:
     """See ``weft.engine.pictures.PictureEncoder``, which it is."""
 
     def __init__(self, vision: VisionEncoder, image_token: int, row_bytes: int, device: torch.device) -> None:
-        self.vision = vision
+        self.vision: VisionEncoder | None = vision
         self.image_token = image_token
         self.row_bytes = row_bytes
         self._device = device
@@ -56,6 +56,7 @@ class PictureRows:
                                f"{[count for _, count in picture.places]}", param="pictures")
 
     def pieces(self, picture: PlacedPicture) -> Iterator[None]:
+        assert self.vision is not None, "a picture came while the engine slept"
         encoding = self.vision.encode(Picture.from_bytes(picture.data))
         while True:
             with torch.inference_mode(), current(self._device):
@@ -68,6 +69,16 @@ class PictureRows:
 
     def drop(self, digest: bytes) -> None:
         self._dropped.append((digest, self._rows[digest]))
+
+    def release(self, *, weights: bool) -> None:
+        """Gives all rows back at once, and the tower with ``weights``. No step is in flight, none is admitted
+        before ``vision`` is set again."""
+        self._rows.clear()
+        self._dropped.clear()
+        self._drops_by_step.clear()
+        self._places.clear()
+        if weights:
+            self.vision = None
 
     def begun(self, step: int) -> None:
         """Step ``step`` is the next that is applied after those in flight."""
