@@ -48,6 +48,11 @@ struct Partial {
   std::vector<RowState> states;
 };
 
+// The sum of a row's weights, that of its head's sink too: only the end of a row knows its maximum.
+WEFT_INLINE float with_sink(const AttentionArgs& args, int64_t head, const RowState& state) {
+  return args.sinks ? state.total + exp(splat(args.sinks[head] - state.most))[0] : state.total;
+}
+
 template <class Q>
 void finish_rows(const AttentionArgs& args, const Item& item, const float* acc, const RowState* states) {
   const int64_t heads = args.kv_heads * args.group;
@@ -55,7 +60,7 @@ void finish_rows(const AttentionArgs& args, const Item& item, const float* acc, 
     const Place at = place_of(args, item, r);
     Q* out = static_cast<Q*>(args.out) +
              ((at.run->offset + at.query) * heads + item.kv_head * args.group + at.head) * args.dim;
-    const float over = states[r].total == 0 ? 0.0f : 1.0f / states[r].total;
+    const float over = states[r].total == 0 ? 0.0f : 1.0f / with_sink(args, item.kv_head * args.group + at.head, states[r]);
     for (int64_t d = 0; d < args.dim; d += 16) store(out + d, load(acc + r * args.dim + d) * over);
   }
 }

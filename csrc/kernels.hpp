@@ -74,6 +74,7 @@ struct AttentionArgs {
   Dtype kv_dtype;
   TokenScales scales;
   int64_t window;          // the last so many tokens, 0 for all
+  const float* sinks;      // [q_heads]: a score that takes part in each sum and adds nothing; or null
 };
 
 // What a recurrent state is kept in (one of the first three dtypes), and the number of its layer.
@@ -235,7 +236,7 @@ struct ExpertTiles {
   int64_t form;          // of WeightForm
 };
 
-enum class Activation : int { silu = 0, gelu = 1, relu2 = 2 };
+enum class Activation : int { silu = 0, gelu = 1, relu2 = 2, clamped_swiglu = 3, gelu_tanh = 4 };
 
 struct MoeArgs {
   const void* x;           // [tokens, dim], x_stride apart
@@ -246,6 +247,7 @@ struct MoeArgs {
   const float* weights;    // [tokens, choices]
   Weight gate_up, down;    // of the first expert; the others lie behind. Widths are multiples of 16.
   const ExpertTiles *gate_up_tiles, *down_tiles;  // [experts], or null. Given, the weights are sizes alone, and any.
+  const float *gate_up_bias, *down_bias;  // [experts, rows of the matrix], or null
   Activation activation;
   bool gated, exact;
   void* out;               // [tokens, dim] dense, dtype of x

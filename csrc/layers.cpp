@@ -172,7 +172,7 @@ void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& p
                       pages.table, pages.table_stride, pages.k.dtype, pages.scales});
   kernels().attention({&asked, q, out, pages.k.data, pages.v.data, pages.k.slot_stride, pages.v.slot_stride, kv_heads,
                        heads / kv_heads, dim, pages.table, pages.table_stride, scale, pages.k.dtype, pages.scales,
-                       window});
+                       window, sinks});
   if (head_gated)
     kernels().sigmoid_gate({out, columns(projected, k_at + 2 * kv_width, 1), true, projected.tokens, heads, dim});
   if (gated) kernels().sigmoid_gate({out, columns(projected, q_width, dim), false, projected.tokens, heads, dim});

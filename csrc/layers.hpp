@@ -87,6 +87,7 @@ struct AttentionLayer {
   bool plus_one;
   float scale;
   int64_t window;                      // 0 for all
+  const float* sinks;                  // [heads] or null
 
   // out: [T, heads * dim] dense
   // KV of ``runs`` is written; what is made is the output of ``asked``, rows of theirs, and no other.

@@ -144,7 +144,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 14;
+  m.attr("INTERFACE") = 15;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -155,17 +155,18 @@ NB_MODULE(_native, m) {
   m.def("attention", [](const Runs& runs, const RowsTuple& q, Address out, Address k, Address v, int64_t k_page,
                         int64_t v_page, int64_t kv_heads, int64_t group, int64_t dim, Address page_table,
                         int64_t table_stride, float scale, int kv_dtype, Address scales, int64_t scale_page,
-                        int64_t scale_part, int64_t window) {
+                        int64_t scale_part, int64_t window, Address sinks) {
     nb::gil_scoped_release unlocked;
     kernels().attention({&runs, rows(q), at(out), at(k), at(v), k_page, v_page, kv_heads, group, dim,
                          at<const int32_t>(page_table), table_stride, scale, static_cast<Dtype>(kv_dtype),
-                         {at(scales), scale_page, scale_part}, window});
+                         {at(scales), scale_page, scale_part}, window, at<const float>(sinks)});
   });
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_([](int64_t heads, int64_t kv_heads, int64_t dim, bool gated, bool head_gated, bool norm_whole,
-                       const NormTuple& q_norm, const NormTuple& k_norm, bool plus_one, float scale, int64_t window) {
+                       const NormTuple& q_norm, const NormTuple& k_norm, bool plus_one, float scale, int64_t window,
+                       Address sinks) {
         return AttentionLayer{heads, kv_heads, dim, gated, head_gated, norm_whole, norm_weights(q_norm),
-                              norm_weights(k_norm), plus_one, scale, window};
+                              norm_weights(k_norm), plus_one, scale, window, at<const float>(sinks)};
       }))
       .def("run", [](const AttentionLayer& layer, const Runs& runs, const Runs& asked, const ProjectedTuple& inputs,
                      Address cos, Address sin, int64_t rotary_dim, const SlotsTuple& k, const SlotsTuple& v, Address page_table,
@@ -274,11 +275,13 @@ NB_MODULE(_native, m) {
   });
   m.def("moe", [](Address x, int64_t x_stride, int x_dtype, int64_t tokens, int64_t choices, int64_t experts, Address ids,
                   Address weights, const WeightTuple& gate_up, const WeightTuple& down, Address gate_up_tiles,
-                  Address down_tiles, int activation, bool gated, bool exact, Address out) {
+                  Address down_tiles, Address gate_up_bias, Address down_bias, int activation, bool gated, bool exact,
+                  Address out) {
     nb::gil_scoped_release unlocked;
     kernels().moe({at(x), x_stride, static_cast<Dtype>(x_dtype), tokens, choices, experts, at<const int64_t>(ids),
                    at<const float>(weights), weight_of(gate_up), weight_of(down), at<const ExpertTiles>(gate_up_tiles),
-                   at<const ExpertTiles>(down_tiles), static_cast<Activation>(activation), gated, exact, at(out)});
+                   at<const ExpertTiles>(down_tiles), at<const float>(gate_up_bias), at<const float>(down_bias),
+                   static_cast<Activation>(activation), gated, exact, at(out)});
   });
   // Units: 0 none, 1 AMX, 2 software.
   m.def("matrix_unit", [] { return static_cast<int>(matrix_unit()); });

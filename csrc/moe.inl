@@ -45,6 +45,7 @@ void moe_in(const MoeArgs& args) {
   });
   for_each_block(step.groups, width, [&](const ExpertRows& group, int64_t first, int64_t count) {
     const Weight weight = expert_of(args.gate_up, group.expert);
+    const float* const bias = args.gate_up_bias ? args.gate_up_bias + group.expert * args.gate_up.out : nullptr;
     alignas(64) float gate[kRowsTogether * kOutRows], up[kRowsTogether * kOutRows];
     for (int64_t row = 0; row < group.count; row += kRowsTogether) {
       const int64_t rows = group.count - row < kRowsTogether ? group.count - row : kRowsTogether;
@@ -53,8 +54,15 @@ void moe_in(const MoeArgs& args) {
       for (int64_t r = 0; r < rows; ++r) {
         float* const to = step.inner.data() + (group.first + row + r) * width + first;
         for (int64_t i = 0; i < count; i += 16) {
-          const f32x16 activated_gate = activated(load(gate + r * kOutRows + i), args.activation);
-          store(to + i, args.gated ? activated_gate * load(up + r * kOutRows + i) : activated_gate);
+          f32x16 of_gate = load(gate + r * kOutRows + i);
+          if (bias) of_gate += load(bias + first + i);
+          if (!args.gated) {
+            store(to + i, activated(of_gate, args.activation));
+            continue;
+          }
+          f32x16 of_up = load(up + r * kOutRows + i);
+          if (bias) of_up += load(bias + width + first + i);
+          store(to + i, activated(of_gate, of_up, args.activation));
         }
       }
     }
@@ -69,7 +77,8 @@ void moe_in(const MoeArgs& args) {
       const int64_t rows = group.count - row < kRowsTogether ? group.count - row : kRowsTogether;
       item_products(weight, first, count, step.core, group.first + row, rows, y);
       for (int64_t r = 0; r < rows; ++r)
-        write_row(step.expert_out.data() + (group.first + row + r) * dim + first, y + r * kOutRows, nullptr, count);
+        write_row(step.expert_out.data() + (group.first + row + r) * dim + first, y + r * kOutRows,
+                  args.down_bias ? args.down_bias + group.expert * dim + first : nullptr, count);
     }
   });
   Pool::instance().for_each(args.tokens, [&](int64_t token) {

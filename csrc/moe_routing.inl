@@ -9,8 +9,18 @@ WEFT_INLINE f32x16 activated(f32x16 x, Activation activation) {
     const f32x16 up = max(x, splat(0));
     return up * up;
   }
+  if (activation == Activation::gelu_tanh) return x / (1.0f + exp(x * (-1.5957691216057308f - 0.07135481282725557f * x * x)));
   for (int i = 0; i < 16; ++i) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118654752f));
   return x;
+}
+
+// What lies between the products of an expert with gates. Clamped, as in gpt-oss: (up + 1) gate sigmoid(1.702 gate).
+WEFT_INLINE f32x16 activated(f32x16 gate, f32x16 up, Activation activation) {
+  if (activation != Activation::clamped_swiglu) return activated(gate, activation) * up;
+  const f32x16 most = splat(7.0f);   // a NaN stays one
+  gate = select(gate > most, most, gate);
+  up = select(up > most, most, select(up < -most, -most, up));
+  return (up + 1.0f) * gate / (1.0f + exp(gate * -1.702f));
 }
 
 // ``weight`` is the first of a stack of ``experts`` that lie one after the other.

@@ -125,12 +125,22 @@ void tiled_moe(const MoeArgs& args) {
                 static_cast<size_t>(in) * sizeof(T));
   });
   expert_products(step, step.x, args.gate_up, args.gate_up_tiles, step.projected, args.x_dtype);
+  const auto expert_of_pair = [&](int64_t pair) { return args.ids[step.pairs[static_cast<size_t>(pair)]]; };
   pool.for_each(pairs, static_cast<double>(width), [&](int64_t pair) {
     const T* const from = step.projected.data() + pair * stride;
+    const float* const bias = args.gate_up_bias ? args.gate_up_bias + expert_of_pair(pair) * stride : nullptr;
+    const auto with_bias = [&](int64_t i, int64_t left) {
+      const f32x16 value = load_some(from + i, left);
+      return bias ? rounded<T>(value + load_some(bias + i, left)) : value;
+    };
     for (int64_t i = 0; i < width; i += 16) {
-      const f32x16 gate = rounded<T>(activated(load_some(from + i, width - i), args.activation));
-      store_some(step.inner.data() + pair * width + i,
-                 args.gated ? gate * load_some(from + width + i, width - i) : gate, width - i);
+      const int64_t left = width - i;
+      const f32x16 gate = with_bias(i, left);
+      T* const to = step.inner.data() + pair * width + i;
+      if (args.activation == Activation::clamped_swiglu)
+        store_some(to, activated(gate, with_bias(width + i, left), args.activation), left);
+      else if (args.gated) store_some(to, rounded<T>(activated(gate, args.activation)) * with_bias(width + i, left), left);
+      else store_some(to, rounded<T>(activated(gate, args.activation)), left);
     }
   });
   expert_products(step, step.inner, args.down, args.down_tiles, step.expert_out, args.x_dtype);
@@ -140,7 +150,10 @@ void tiled_moe(const MoeArgs& args) {
       f32x16 sum = splat(0);
       for (int64_t choice = 0; choice < args.choices; ++choice) {
         const int64_t pair = token * args.choices + choice, from = step.place[static_cast<size_t>(pair)];
-        if (from != kPad) sum += load_some(step.expert_out.data() + from * dim + d, dim - d) * args.weights[pair];
+        if (from == kPad) continue;
+        f32x16 value = load_some(step.expert_out.data() + from * dim + d, dim - d);
+        if (args.down_bias) value = rounded<T>(value + load_some(args.down_bias + args.ids[pair] * dim + d, dim - d));
+        sum += value * args.weights[pair];
       }
       store_some(out + d, sum, dim - d);
     }

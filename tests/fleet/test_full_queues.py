@@ -14,7 +14,7 @@ from weft.config import EngineConfig
 from weft.errors import QueueFullError, RequestError, WeftError
 from weft.fleet.placement import Placement
 from weft.request import Request, SamplingParams
-from weft.router.blind import LeastLoaded
+from weft.router.protocol import LeastLoaded
 
 
 class Engine:

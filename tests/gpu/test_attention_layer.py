@@ -22,6 +22,7 @@ LAYERS = {
     "norms by head, bf16": (Attention(2, 1, 16, 0.25, ROPE, qk_norm=True), torch.bfloat16),
     "head gates, norms over all heads, int8": (
         Attention(6, 2, 16, 0.25, ROPE, qk_norm=True, head_gated=True, norm_whole=True), torch.int8),
+    "sinks": (Attention(6, 2, 16, 0.25, ROPE, sinks=True), torch.float32),
     "no rotary, no norms, fp8 with scales": (Attention(4, 2, 16, 0.25, None), torch.float8_e4m3fn),
 }
 
@@ -47,7 +48,8 @@ def one_step(shape: Attention, pages_dtype: torch.dtype, kernels: gpu.Choice,
     angles = noise(tokens, 4, seed=6).repeat(1, 2).to(device)
     inputs = StepInputs(torch.zeros(tokens, dtype=torch.int64, device=device),
                         positions_of(runs).to(device), on_device(runs, device))
-    core = AttentionCore(shape, norms[0], norms[1], 1e-6, plus_one=True)
+    core = AttentionCore(shape, norms[0], norms[1], 1e-6, plus_one=True,
+                         sinks=noise(shape.heads, seed=8).to(device) if shape.sinks else None)
     cache = LayerCache(k=pages.k, v=pages.v, token_scales=pages.scales, head_scales=scales)
     made = attention_layer(noise(tokens, width, seed=7).to(device, model), core, inputs, cache,
                            (angles.cos(), angles.sin()))

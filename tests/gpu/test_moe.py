@@ -15,7 +15,7 @@ from weft.tensor.gpu.products import ColumnSplits
 from weft.tensor.gpu.runs import GRID_YZ_MAX
 from weft.tensor.kernels import moe as triton
 from weft.tensor.ops.elementwise import Activation
-from weft.tensor.ops.moe import moe
+from weft.tensor.ops.moe import ExpertBiases, moe
 from weft.tensor.weights.quantized import QuantizedWeight, in_tiles, rounded
 from weft.units import PAD
 
@@ -58,6 +58,21 @@ def test_experts_of_any_size_equal_their_formula(sizes: tuple[int, ...], activat
     scale = {"atol": 5e-2 if dtype == torch.bfloat16 else 2e-5, "rtol": 4 * close(dtype)["rtol"]}
     torch.testing.assert_close(got, want, **scale)
     assert got.dtype == dtype
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_biases_and_the_clamped_activation(tokens: int, device: torch.device) -> None:
+    """With columns in one part and, for a token alone, in several."""
+    made = case(tokens, 4, 2, 256, 24)
+    made["x"] *= 4
+    biases = ExpertBiases(torch.randn(4, 48, generator=torch.Generator().manual_seed(1)) * 3,
+                          torch.randn(4, 256, generator=torch.Generator().manual_seed(2)))
+    parts = [made[name] for name in ("x", "ids", "weights", "up", "down")]
+    want = naive_moe(*parts, activation="clamped_swiglu", biases=biases)
+    on = ExpertBiases(biases.gate_up_EJ.to(device), biases.down_ED.to(device))
+    got = moe(*(x.to(device) for x in parts), activation="clamped_swiglu", biases=on).cpu()
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    assert (got - call(made, device, "clamped_swiglu")).abs().max() > 0.1   # the control: without biases
 
 
 def test_a_choice_of_pad_is_skipped_and_an_expert_that_nobody_chose_is_not_read(device: torch.device) -> None:

@@ -51,6 +51,21 @@ def test_a_mixed_batch_with_taps_equals_one_query_at_a_time(dtype: torch.dtype, 
     assert torch.equal(mine.cpu().contiguous().view(torch.uint8), twin.contiguous().view(torch.uint8))
 
 
+def test_sinks_take_part_in_sums(device: torch.device) -> None:
+    runs = make_runs(*MIXED)
+    q, k, v = (noise(tokens_in(runs), heads, 8, seed=seed) for seed, heads in ((3, 6), (4, 2), (5, 2)))
+    sinks, twin = torch.tensor([-2.0, 0.0, 1.0, 3.0, 0.5, 2.0]), rings(torch.float32, 20)
+    mine, plain = strided_on(twin, device), strided_on(twin, device)
+    want = naive_window_attention(q, k, v, twin, runs, 0.3, sinks_H=sinks)
+    on = [x.to(device) for x in (q, k, v)]
+    got = window_attention(*on, mine, on_device(runs, device), 0.3, sinks_H=sinks.to(device)).cpu()
+    without = window_attention(*on, plain, on_device(runs, device), 0.3).cpu()
+    live = [token for run in range(runs.run_count) if run != 2
+            for token in range(*span(runs, run).indices(1000))]
+    torch.testing.assert_close(got[live], want[live], **close(torch.float32))
+    assert (got[live] - without[live]).abs().max() > 0.1
+
+
 def test_a_sequence_in_pieces_equals_one_run(device: torch.device) -> None:
     q, k, v = noise(3, 90, 2, 8, seed=2).to(device).unbind(0)
     made, left = [], []

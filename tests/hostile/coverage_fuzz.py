@@ -25,8 +25,14 @@ except ImportError:
 with atheris.instrument_imports(include=["weft.server.protocol", "weft.text", "weft.families"]):
     from weft.errors import WeftError
     from weft.families import read_spec
-    from weft.server.body_worker import value_count
-    from weft.server.protocol import ChatBody, CompletionBody, grammar_of, parse_body, sampling_params
+    from weft.server.protocol import (
+        ChatBody,
+        CompletionBody,
+        grammar_of,
+        parse_body,
+        sampling_params,
+        value_count,
+    )
     from weft.text.grammar_limits import check_shape
     from weft.text.grammar_worker import lark_of
     from weft.text.tools.definitions import read_choice, read_tools

@@ -137,6 +137,22 @@ def test_a_window_over_pages_equals_one_query_at_a_time(window: int, gather_byte
         assert (got - paged_attention(queries(runs), *caches, runs, 0.3)).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("window", [None, 7, 40])
+@pytest.mark.parametrize("gather_bytes", [3000, 2 << 20])
+def test_sinks_take_part_in_sums_and_add_nothing(window: int | None, gather_bytes: int,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
+    runs = make_runs(MIXED[0], [*MIXED[1], Run(90, 100)], pages=60)
+    caches, q = filled_caches(runs, 60), queries(runs, 6)
+    for sinks in (torch.tensor([-3.0, 0.0, 0.5, 2.0, 4.0, 1.0]), torch.full((6,), -80.0)):
+        got = paged_attention(q, *caches, runs, 0.3, window, sinks_H=sinks)
+        want = naive_paged_attention(q, *caches, runs, 0.3, window, sinks_H=sinks)
+        torch.testing.assert_close(got, want, **CLOSE)
+        plain = paged_attention(q, *caches, runs, 0.3, window)
+        # The control, both ways: a sink is seen, and one far below all scores is none.
+        assert bool((got - plain).abs().max() > 1e-2) == bool(sinks[0] > -80)
+
+
 def test_a_window_reads_only_its_pages() -> None:
     """What lies wholly behind the window may be anything: it is not gathered."""
     runs = make_runs([Run(200)], [Run(150, 20)], pages=60)

@@ -252,6 +252,22 @@ def test_a_window_of_any_width_over_pages_of_nan_equals_the_twin(dtype: torch.dt
 
 
 @each_dtype
+@pytest.mark.parametrize("window", [None, 70])
+def test_sinks_are_those_of_the_twin_and_none_has_plain_bits(dtype: torch.dtype, window: int | None) -> None:
+    """Contexts of several parts, of decodes that share pages, of rows that see nothing."""
+    runs = make_runs([Run(7), PAD_ROW, Run(200), Run(1500)], [Run(0, 65), Run(40, 90), Run(63, 2)], pages=130)
+    k, v = pages(runs, 130, 2, 32, dtype)
+    q, sinks = noise(3, tokens_in(runs), 4, 32, dtype=dtype), torch.tensor([-1.0, 0.5, 3.0, 90.0])
+    want = naive_ops.paged_attention(q, k, v, runs, 0.1, window, sinks_H=sinks)
+    plain = native_ops.paged_attention(q, k, v, runs, 0.1, window)
+    for got in in_each_set(lambda: native_ops.paged_attention(q, k, v, runs, 0.1, window, sinks_H=sinks)):
+        torch.testing.assert_close(got, want, **CLOSE[dtype])
+        assert (got - plain).abs().max() > 0.05
+    far = native_ops.paged_attention(q, k, v, runs, 0.1, window, sinks_H=torch.full((4,), -300.0))
+    assert torch.equal(far, plain)
+
+
+@each_dtype
 def test_a_row_whose_first_scores_are_far_below_zero_is_divided_by_what_it_saw(dtype: torch.dtype) -> None:
     """Its first tile of pages lies before its window: what a softmax has seen of nothing is not zero."""
     runs = make_runs([], [Run(0, 200)], pages=14)

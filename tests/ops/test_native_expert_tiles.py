@@ -14,7 +14,7 @@ from tests.support import naive_ops
 from weft.tensor import native
 from weft.tensor.op import UNFIT
 from weft.tensor.ops.elementwise import Activation
-from weft.tensor.ops.moe import moe
+from weft.tensor.ops.moe import ExpertBiases, moe
 from weft.tensor.weights.tiles import ExpertTiles, InTiles, TiledWeight
 from weft.units import PAD
 
@@ -72,7 +72,8 @@ def routed(tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor,
 
 @each_form
 @pytest.mark.parametrize(("gated", "activation", "inner"),
-                         [(True, "silu", 64), (True, "gelu", 40), (False, "relu2", 72)])
+                         [(True, "silu", 64), (True, "gelu", 40), (False, "relu2", 72),
+                          (True, "gelu_tanh", 48), (True, "clamped_swiglu", 40)])
 def test_a_step_is_that_of_the_naive_twin(form: str, gated: bool, activation: Activation, inner: int,
                                           way: str) -> None:
     if not supported(form, way):
@@ -87,6 +88,26 @@ def test_a_step_is_that_of_the_naive_twin(form: str, gated: bool, activation: Ac
         assert got.dtype == x.dtype
         scale = float(truth.abs().max())
         torch.testing.assert_close(got.double() / scale, truth / scale, **CLOSE[x.dtype])
+
+
+@each_form
+@pytest.mark.parametrize(("gated", "activation"), [(True, "clamped_swiglu"), (True, "silu"), (False, "gelu")])
+def test_biases_are_those_of_each_expert(form: str, gated: bool, activation: Activation, way: str) -> None:
+    if not supported(form, way):
+        return
+    inner = 48
+    gate_up = experts(form, EXPERTS, (2 if gated else 1) * inner, WIDTH, seed=1)
+    down = experts(form, EXPERTS, WIDTH, inner, seed=2)
+    biases = ExpertBiases(noise(3, EXPERTS, (2 if gated else 1) * inner) * 8, noise(6, EXPERTS, WIDTH) * 4)
+    x, ids, weights = routed(40, FORMS[form][0])
+    truth = naive_ops.moe(x.double(), ids, weights, gate_up, down, activation=activation, gated=gated,
+                          biases=biases)
+    got = moe.native(x, ids, weights, gate_up, down, activation=activation, gated=gated, biases=biases)
+    assert isinstance(got, torch.Tensor)
+    scale = float(truth.abs().max())
+    torch.testing.assert_close(got.double() / scale, truth / scale, **CLOSE[x.dtype])
+    plain = moe(x, ids, weights, gate_up, down, activation=activation, gated=gated)
+    assert (got - plain).abs().max() > 0.05 * scale
 
 
 @each_form

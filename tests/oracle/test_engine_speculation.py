@@ -31,7 +31,7 @@ SAMPLINGS = (SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=T
 ON_THE_KERNELS = ("qwen3", "qwen3_5", "lfm2", "granite", "mamba", "mamba2", "nemotron_h",
                   "olmo_hybrid")
 """Every product, attention and recurrence is C++."""
-IN_TORCH = ("qwen3_next", "jamba", "falcon_h1", "zamba2", "kimi_linear", "ling", "lfm3", "bamba",
+IN_TORCH = ("qwen3_next", "jamba", "falcon_h1", "zamba2", "kimi_linear", "ling", "gpt_oss", "lfm3", "bamba",
             "qwen3_window", "granite_moe", "lfm2_moe", "nemotron_h_moe")
 """Something is torch's: a router, a latent or a ring of KV, a width that is no multiple of 16."""
 

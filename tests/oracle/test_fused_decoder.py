@@ -20,7 +20,7 @@ from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.weights import tiles as tiled
 
 STACKED = ("qwen3", "qwen3_tied", "qwen3_5", "lfm2", "lfm2_bias", "granite", "llama3")
-APART = ("olmo3", "falcon_h1", "qwen3_next", "zamba2", "kimi_linear", "ling")
+APART = ("olmo3", "falcon_h1", "qwen3_next", "zamba2", "kimi_linear", "ling", "gpt_oss")
 """Norms behind a block, blocks beside each other, experts, a shared block, other mixers."""
 
 

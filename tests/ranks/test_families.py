@@ -12,7 +12,7 @@ from tests.support.refused_growth import refuse_growth
 from weft.assemble import assembly
 from weft.ranks.peers import Peers
 
-FAMILIES = ("qwen3_5", "lfm2", "granite_moe", "kimi_linear", "ling", "zamba2", "jamba")
+FAMILIES = ("qwen3_5", "lfm2", "granite_moe", "kimi_linear", "ling", "zamba2", "jamba", "gpt_oss")
 """One of each mixer; ``test_every_family`` has the others, without processes."""
 TOLERANCE = 1e-5
 

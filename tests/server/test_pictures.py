@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import httpx
 import pytest
 
 from tests.fixtures.vision_checkpoints import greedy_of_pixels, prepared, vision_checkpoint, vision_settings
-from tests.server.running import RunningServer, running_server
+from tests.server.running import RunningServer, eventually, running_server
 from tests.support.pictures import drawn, encoded
 from weft.images.decoding import ImageLimits
 from weft.images.worker import read_picture
@@ -25,6 +24,7 @@ TEMPLATE = (
     "{% for part in m.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+OPERATOR = {"Authorization": "Bearer boss"}
 
 
 def png(width: int, height: int) -> str:
@@ -47,7 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     engine = {"model": str(vision_checkpoint("lfm2_vl")), "memory": "32MB", "threads": 1,
               "max_model_len": 512}
     with running_server("", engine=engine, server={
-            "chat_template": str(template), "images": 3, "image_side": 3000}) as running:
+            "chat_template": str(template), "images": 3, "image_side": 3000, "show_text": True,
+            "operator_key": ["boss"]}) as running:
         yield running
 
 
@@ -120,7 +121,7 @@ def test_a_conversation_goes_on_behind_its_picture(server: RunningServer) -> Non
 
 
 def metric(server: RunningServer, name: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{server.url}/metrics", headers=OPERATOR).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if name in line and line[0] != "#")
 
 
@@ -154,8 +155,25 @@ def test_the_room_for_pictures_is_said_at_the_start(server: RunningServer) -> No
 
 
 def test_the_page_of_prefixes_shows_text_around_a_picture(server: RunningServer) -> None:
-    chat(server, ASKED)
-    assert json.loads(httpx.get(f"{server.url}/v1/cache").text)
+    """Rows of pictures are negative keys there, and no tokenizer decodes those."""
+    for _ in range(2):
+        chat(server, ASKED)
+
+    def texts() -> list[str]:
+        shape = httpx.get(f"{server.url}/v1/cache", headers=OPERATOR).json()["tree"]
+        return [prefix["text"] for prefix in shape["prefixes"]]
+
+    assert eventually(lambda: "<|img_row_1_col_2|>" in texts()), texts()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_server_that_slept_reads_the_same_picture_again(server: RunningServer, level: int) -> None:
+    first = chat(server, ASKED)["choices"][0]["token_ids"]
+    assert httpx.post(f"{server.url}/sleep?level={level}", headers=OPERATOR, timeout=60).status_code == 200
+    assert httpx.post(f"{server.url}/wake_up", headers=OPERATOR, timeout=60).status_code == 200
+    again = chat(server, ASKED)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert again["choices"][0]["token_ids"] == first
 
 
 def test_the_python_api_reads_pictures(tmp_path: Path) -> None:

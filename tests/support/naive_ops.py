@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.elementwise import Activation, activate
-from weft.tensor.ops.moe import ExpertWeights
+from weft.tensor.ops.moe import ExpertBiases, ExpertWeights
 from weft.tensor.rounding import rounded
 from weft.tensor.weights.quantized import LINE, PART, ZERO_POINT, QuantizedWeight
 from weft.units import PAD, PAGE_TOKENS
@@ -101,7 +101,7 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
 
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True) -> torch.Tensor:
+        gated: bool = True, biases: ExpertBiases | None = None) -> torch.Tensor:
     gate_up, down = (weights if isinstance(weights, torch.Tensor) else weights.dense()
                      for weights in (gate_up_EJD, down_EDI))
     out = torch.zeros(x_TD.shape, dtype=torch.float64)
@@ -111,12 +111,19 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
             if expert == PAD:
                 continue
             inner = gate_up[expert].double() @ x_TD[token].double()
-            if gated:
+            if biases is not None:
+                inner = inner + biases.gate_up_EJ[expert]
+            if activation == "clamped_swiglu":
+                gate, up = inner[:len(inner) // 2].clamp(max=7), inner[len(inner) // 2:].clamp(-7, 7)
+                inner = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+            elif gated:
                 gate, up = inner.chunk(2)
                 inner = activate(gate, activation) * up
             else:
                 inner = activate(inner, activation)
             expert_out = down[expert].double() @ inner
+            if biases is not None:
+                expert_out = expert_out + biases.down_ED[expert]
             out[token] += expert_weights_TX[token, choice].double() * expert_out
     return out.to(x_TD.dtype)
 
@@ -159,8 +166,8 @@ def _stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                    scale: float, window: int | None = None,
-                    scales: torch.Tensor | None = None) -> torch.Tensor:
+                    scale: float, window: int | None = None, scales: torch.Tensor | None = None,
+                    sinks_H: torch.Tensor | None = None) -> torch.Tensor:
     tokens, heads, dim = q_THD.shape
     group = heads // cache_k.shape[1]
     out = torch.zeros(tokens, heads, dim, dtype=torch.float64)
@@ -175,7 +182,9 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
             k_SHD = torch.stack([k for k, _ in fetched]).repeat_interleave(group, dim=1)
             v_SHD = torch.stack([v for _, v in fetched]).repeat_interleave(group, dim=1)
             scores_SH = (k_SHD * q_THD[token].double()).sum(-1) * scale
-            out[token] = (scores_SH.softmax(dim=0)[..., None] * v_SHD).sum(0)
+            if sinks_H is not None:
+                scores_SH = torch.cat((scores_SH, sinks_H.double()[None]))
+            out[token] = (scores_SH.softmax(dim=0)[:len(v_SHD), :, None] * v_SHD).sum(0)
     return out.to(q_THD.dtype)
 
 
@@ -232,7 +241,8 @@ def _fetch_row(cache: torch.Tensor, scales: torch.Tensor | None, runs: Runs, run
 
 
 def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
-                     ring_S2HWD: torch.Tensor, runs: Runs, scale: float) -> torch.Tensor:
+                     ring_S2HWD: torch.Tensor, runs: Runs, scale: float,
+                     sinks_H: torch.Tensor | None = None) -> torch.Tensor:
     group, window = q_THD.shape[1] // k_THD.shape[1], ring_S2HWD.shape[3]
     out = torch.zeros(q_THD.shape, dtype=torch.float64)
     for run in range(runs.run_count):
@@ -247,7 +257,10 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
             ring[1, :, position % window] = v_THD[token].to(ring.dtype)
             seen = [p % window for p in range(max(first, position - window + 1), position + 1)]
             k_HSD, v_HSD = (part[:, seen].double().repeat_interleave(group, dim=0) for part in ring)
-            weights_HS = ((k_HSD * q_THD[token, :, None].double()).sum(-1) * scale).softmax(dim=-1)
+            scores_HS = (k_HSD * q_THD[token, :, None].double()).sum(-1) * scale
+            if sinks_H is not None:
+                scores_HS = torch.cat((scores_HS, sinks_H.double()[:, None]), dim=1)
+            weights_HS = scores_HS.softmax(dim=-1)[:, :len(seen)]
             out[token] = (weights_HS[..., None] * v_HSD).sum(1)
             if index + 1 in taps and taps[index + 1] != PAD:
                 ring_S2HWD[taps[index + 1]] = ring

@@ -80,7 +80,6 @@ if TYPE_CHECKING:
     from weft.ranks.executor import RankedExecutor
     from weft.ranks.peers import Peers
     from weft.runner.graphs import Capture
-    from weft.runner.pictures import PictureRows
     from weft.runner.torch_executor import TorchExecutor
 
 OnProgress = Callable[[str], None]
@@ -146,7 +145,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       snapshots=snapshots, overlap=overlap, max_step_s=max_step_s(config, device),
                       pair_tokens=2 * cost.quadratic, adapters=_adapter_pool(config, placed.executor),
-                      encoder=placed.pictures, pictures_bytes=placed.pictures_bytes,
+                      encoder=placed.own.pictures, pictures_bytes=placed.pictures_bytes,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     notes += load_adapters(core, adapters, tell)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
@@ -160,7 +159,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         sizes=sizes, memory=memory_table(placed, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len), adapters=adapters,
-        image_token=None if placed.pictures is None else placed.pictures.image_token)
+        image_token=None if placed.own.pictures is None else placed.own.pictures.image_token)
     return Assembled(core, info)
 
 
@@ -239,7 +238,6 @@ class _Placed:
     executor: TorchExecutor | RankedExecutor
     device_name: str
     notes: list[str]
-    pictures: PictureRows | None
     pictures_bytes: int
 
 
@@ -258,8 +256,8 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
             else ram_room(config, spec, kv_dtype))
     if ranks is not None:
         room = ranks.common_room(room, loaded)
-    sees = ranks is None and loaded.model.vision is not None
-    arena, pictures_bytes, memory_note = plan_memory(config, spec, kv_dtype, room, device, sees=sees)
+    arena, pictures_bytes, memory_note = plan_memory(config, spec, kv_dtype, room, device,
+                                                     sees=loaded.model.vision is not None)
     sizes = replace(fit_sizes(config, spec, arena), grid_tokens=grid_tokens(spec, device))
     tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
     if ranks is not None:
@@ -273,7 +271,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]
     own.warm()
     return _Placed(loaded, spec, arena, sizes, own, executor, describe(device), notes,
-                   own.pictures if sees else None, pictures_bytes)
+                   pictures_bytes)
 
 
 def overlaps(config: EngineConfig, device: torch.device) -> bool:

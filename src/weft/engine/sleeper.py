@@ -52,6 +52,7 @@ class Sleeper:
         core.write_all(STORE_SLEEP_S)
         flushed = Flushed(core.memory.usage().cached_bytes, core.memory.cached_tokens)
         core.memory.lose()
+        core.pictures.forget()
         level = max(level, self.state.level)
         if level == 2:
             core.adapters.forget()

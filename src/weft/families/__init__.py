@@ -14,6 +14,7 @@
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
     kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
+    gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
     bamba             bamba            Mamba-2 + attention            dense
     falcon_h1         falcon_h1        Mamba-2 beside attention       dense
@@ -39,7 +40,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UnknownArchitectureError
-from weft.families import attention, delta, lfm2, mamba
+from weft.families import attention, delta, gpt_oss, lfm2, mamba
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import Family
@@ -97,7 +98,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, lfm2, mamba)
+    family for module in (attention, delta, gpt_oss, lfm2, mamba)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

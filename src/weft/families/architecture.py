@@ -57,6 +57,7 @@ class Attention:
     the query projection makes too; ``head_gated``: by sigmoid of one number per head, of a projection of its
     own. ``qk_norm``: queries and keys pass an RMS norm before rotary, per head or (``norm_whole``) over all
     heads. ``window``: a token sees itself and the ``window - 1`` tokens before it; None: all of them.
+    ``sinks``: each head has a learned score that takes part in the softmax's sum and adds nothing (gpt-oss).
     ``kv_copies``: ranks that hold the same KV heads, where there are fewer heads than ranks."""
 
     heads: int
@@ -70,6 +71,7 @@ class Attention:
     window: int | None = None
     head_gated: bool = False
     norm_whole: bool = False
+    sinks: bool = False
     kv_copies: int = 1
 
     @property
@@ -273,8 +275,8 @@ Mixer = (Attention | LatentAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1 
          | SharedBlock)
 
 
-Activation = Literal["silu", "gelu", "relu2"]
-"""``relu2``: the square of relu."""
+Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
+"""``relu2``: the square of relu. ``clamped_swiglu``: of gpt-oss's experts, gate and up together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +300,8 @@ class Experts:
     added to choose, and not to weigh. ``scale`` multiplies the weights. ``groups``: experts come in so many
     groups, of which the ``groups_chosen`` with the best two scores in sum are chosen from. ``latent_width``:
     routed experts work on a projection of this width (0: on the stream itself). ``own_count``: most experts
-    that a rank holds where ranks divide them (0: all)."""
+    that a rank holds where ranks divide them (0: all). ``bias``: the router and both products of an expert
+    have one."""
 
     count: int
     per_token: int
@@ -316,6 +319,7 @@ class Experts:
     gated: bool = True
     latent_width: int = 0
     own_count: int = 0
+    bias: bool = False
 
     @property
     def shared(self) -> Dense:

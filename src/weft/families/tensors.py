@@ -144,6 +144,8 @@ def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None
     if shape.qk_norm:
         table |= _norm("q_norm", queries if shape.norm_whole else shape.head_dim, norms[0])
         table |= _norm("k_norm", keys if shape.norm_whole else shape.head_dim, norms[1])
+    if shape.sinks:
+        table |= _exact("sinks", dims=(Units(shape.heads),))
     return table | _product("out", queries, (out, hidden), bias=shape.bias)
 
 
@@ -364,16 +366,25 @@ def dense(shape: shapes.Dense, hidden: int, *, names: Names = GATED, whole: bool
 
 
 def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router: str = "gate.weight",
-            choice_bias: str = "gate.e_score_correction_bias",
-            stacks: tuple[str, str] | None = None) -> Table:
+            choice_bias: str = "gate.e_score_correction_bias", stacks: tuple[str, str] | None = None,
+            paired: bool = False, transposed: bool = False) -> Table:
     """The routed experts as one tensor each way, whatever they are stored as (``stacks``: what those are
-    called), and what belongs to them beside the expert that every token passes."""
+    called), and what belongs to them beside the expert that every token passes. ``paired``: rows of gate and
+    up take turns. ``transposed``: each matrix is stored as [columns, rows]."""
     count: Dim = Numbered("experts", shape.count) if shape.own_count else shape.count
     into, down = stacks or ("experts.gate_up_proj" if shape.gated else "experts.up_proj", "experts.down_proj")
     fused = expert(shape, hidden, names=("into", "down"))
-    table: Table = {"router": (Tensor(router, (shape.count, hidden), "plain"),),
-                    "into": (Tensor(into, (count, *fused["into"][0].dims)),),
-                    "down": (Tensor(down, (count, *fused["down"][0].dims)),)}
+    dims = {role: one.dims for role, [one] in fused.items()}
+    if paired:
+        dims["into"] = (2 * shape.width if shape.own_count else Units(shape.width, 2), dims["into"][1])
+    table: Table = {"router": (Tensor(router, (shape.count, hidden), "plain"),)}
+    for role, name in (("into", into), ("down", down)):
+        table[role] = (Tensor(name, (count, *(dims[role][::-1] if transposed else dims[role]))),)
+        if shape.bias:
+            of_first = role == "down" and not shape.own_count
+            table[f"{role}.bias"] = (Tensor(f"{name}_bias", (count, dims[role][0]), "float32", of_first),)
+    if shape.bias:
+        table["router.bias"] = (Tensor(router.replace("weight", "bias"), (shape.count,), "plain"),)
     if shape.choice_bias:
         table["choice_bias"] = (Tensor(choice_bias, (shape.count,), "float32"),)
     if shape.shared_gate:

@@ -27,8 +27,7 @@ from weft.fleet.placement import Placement
 from weft.fleet.places import divide_machine, start_at_once
 from weft.fleet.replica import Replica, first_error
 from weft.info import ModelInfo
-from weft.router.blind import LeastLoaded
-from weft.router.protocol import Router
+from weft.router.protocol import LeastLoaded, Router
 from weft.rpc.client import ANYWHERE, ASSEMBLE, STALL_AFTER_S, EngineClient, follow_snapshots
 from weft.rpc.messages import RecordingTarget
 from weft.snapshot_report import SnapshotReport

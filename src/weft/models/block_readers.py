@@ -33,14 +33,12 @@ from weft.models.blocks.recurrent import RecurrentBlock
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.sharded_model import RankedModel
-from weft.models.weights import TensorSource
-from weft.tensor.ops.moe import ExpertWeights
+from weft.models.weights import Order, TensorSource
+from weft.tensor.ops.moe import ExpertBiases, ExpertWeights
 from weft.tensor.ops.recurrent_layers import GATED_DELTA, MAMBA2, GatedDeltaWeights, Mamba2Weights
 
 LATENT_NORM_EPS = 1e-6
 """Of the norms inside latent attention, whatever config.json says for the others."""
-Order = Callable[[torch.Tensor], torch.Tensor]
-"""Rows [rows, anything] as they are stored -> as a block has them."""
 
 
 class TableReader:
@@ -65,7 +63,7 @@ class TableReader:
     def plain(self, role: str, dtype: torch.dtype | None = None) -> Linear:
         """A product with a matrix that is never quantised: a router, a gate."""
         [tensor] = self.table[role]
-        product = Linear(self.tensor(role, dtype))
+        product = Linear(self.tensor(role, dtype), self.get(f"{role}.bias"))
         full, shape = self.declared(tensor)
         self.source.note(full, product, *shape)
         return product
@@ -191,7 +189,7 @@ class BlockReader:
         if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
             qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
             shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
-        return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm)
+        return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm, read.get("sinks"))
 
     def latent_attention(self, shape: shapes.LatentAttention, name: str) -> LatentAttentionBlock:
         read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)
@@ -324,13 +322,21 @@ class BlockReader:
         return DenseBlock(shape, read.linear("into"), read.linear("down"))
 
     def experts(self, shape: Experts, name: str, *, router_dtype: torch.dtype | None = None,
-                **names: Any) -> ExpertsBlock:
-        """Without the expert that every token passes. ``names``: as ``tensors.experts`` takes them."""
-        read = self.table(tensors.experts(shape, self.hidden, **names), name)
-        into, down = self._routed(shape, read, names.get("names", GATED))
+                paired: bool = False, **names: Any) -> ExpertsBlock:
+        """Without the expert that every token passes. ``names`` and ``paired``: as ``tensors.experts`` takes
+        them; experts in pairs are stored transposed, but in blocks of codes."""
+        transposed = paired and self.source.stored_rows(f"{name}.experts.gate_up_proj") > 0
+        read = self.table(tensors.experts(shape, self.hidden, paired=paired, transposed=transposed, **names),
+                          name)
+        order = _gate_first if paired else None
+        into, down = self._routed(shape, read, names.get("names", GATED), transposed, order)
         block = ExpertsBlock(shape, read.plain("router", router_dtype), into, down,
                              choice_bias=read.get("choice_bias"))
-        self._note_experts(shape, read, block, names.get("names", GATED))
+        if shape.bias:
+            of_into, of_down = read.tensor("into.bias"), read.tensor("down.bias")
+            block.biases = ExpertBiases(of_into if order is None else order(of_into), of_down)
+        if not paired:   # adapters of experts are not served here, and refused as unknown modules
+            self._note_experts(shape, read, block, names.get("names", GATED))
         if shape.shared_gate:
             block.shared_gate = read.plain("shared_gate")
         if shape.latent_width:
@@ -359,7 +365,8 @@ class BlockReader:
                                 experts=range(number, number + 1), role=role)
                 first += rows
 
-    def _routed(self, shape: Experts, read: TableReader, names: Names) -> tuple[ExpertWeights, ExpertWeights]:
+    def _routed(self, shape: Experts, read: TableReader, names: Names, transposed: bool,
+                order: Order | None) -> tuple[ExpertWeights, ExpertWeights]:
         """What goes into all experts, and what comes out."""
         # Hub releases store each expert by itself (experts.3.gate_proj.weight); transformers may save them
         # as two tensors of all experts (experts.gate_up_proj).
@@ -367,8 +374,10 @@ class BlockReader:
         for role in ("into", "down"):
             [stack] = read.table[role]
             if source.has(f"{read.name}.{stack.name}"):
-                full, (count, rows, columns) = read.declared(stack)
-                weights.append(source.all_experts(full, count, rows, columns))
+                full, (count, *sides) = read.declared(stack)
+                rows, columns = reversed(sides) if transposed else sides
+                weights.append(source.all_experts(full, count, rows, columns, transposed=transposed,
+                                                  order=order if role == "into" else None))
                 continue
             table, parts = tensors.expert(shape, self.hidden, names=names)[role], []
             for expert in source.own_experts(shape.count):
@@ -378,3 +387,8 @@ class BlockReader:
             weights.append(source.experts([[full for full, _ in part] for part in parts], rows, columns))
         into, down = weights
         return into, down
+
+
+def _gate_first(rows: torch.Tensor) -> torch.Tensor:
+    """[experts, rows, ...] whose rows of gate and up take turns -> all rows of the gate, then all of up."""
+    return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)

@@ -277,6 +277,7 @@ NAMES: dict[str, Names] = {
     "lfm2": replace(_LFM, spelled={**_LFM.spelled, shapes.Attention: {
         "out": "out_proj", "norms": ("q_layernorm", "k_layernorm")}}),
     "lfm3": _LFM,
+    "gpt_oss": Names(_MAMBA, spelled={shapes.Experts: {"router": "router.weight", "paired": True}}),
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
     "kimi_linear": _KIMI, "ling": _KIMI,
     "granite_hybrid": Names(_MAMBA, feed_of=_granite_feed),

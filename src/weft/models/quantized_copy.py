@@ -36,7 +36,7 @@ from weft.models.families import build
 from weft.models.reader import TensorCheck
 from weft.models.safetensors_header import StoredTensor, read_header
 from weft.models.stored_values import MappedFiles
-from weft.models.weights import Part
+from weft.models.weights import Order, Part
 from weft.spec import DTypeName
 from weft.tensor.ops.moe import ExpertWeights
 from weft.tensor.weights.quantized import GROUPS, ZERO_POINT, floats_of, rounded
@@ -137,7 +137,8 @@ class _Recorder(TensorCheck):
         self.matrices |= {self.checkpoint.prefix + name for group in names for name in group}
         return super().experts(names, rows, columns)
 
-    def all_experts(self, name: str, count: int, rows: int, columns: int) -> ExpertWeights:
+    def all_experts(self, name: str, count: int, rows: int, columns: int, *, transposed: bool = False,
+                    order: Order | None = None) -> ExpertWeights:
         raise CheckpointError(f"{name} holds all experts of a layer; weft quantize reads them one by one, "
                               "as transformers' save_pretrained stores them", param="SOURCE")
 

@@ -44,8 +44,10 @@ from weft.tensor.weights.tiles import ExpertTiles, InTiles, TwelveBitWeight
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) as weights are read."""
 
-Part = tuple[str, int] | tuple[str, int, Callable[[torch.Tensor], torch.Tensor]]
-"""(name, rows) of a matrix, or with the order that its rows are put into: a function of [rows, anything]."""
+Order = Callable[[torch.Tensor], torch.Tensor]
+"""Rows [rows, anything] as they are stored -> as a block has them."""
+Part = tuple[str, int] | tuple[str, int, Order]
+"""(name, rows) of a matrix, or with the order that its rows are put into."""
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
 
 
@@ -260,16 +262,22 @@ class TensorSource(ABC):
                 each.append(self.runtime.rounded(self._rows([(name, rows) for name in group], (columns,))))
         return self._counted(stacked(each))
 
-    def all_experts(self, name: str, count: int, rows: int, columns: int) -> ExpertWeights:
-        """The same of one stored tensor [count, rows, columns]."""
+    def all_experts(self, name: str, count: int, rows: int, columns: int, *, transposed: bool = False,
+                    order: Order | None = None) -> ExpertWeights:
+        """The same of one stored tensor [count, rows, columns], or [count, columns, rows] if it is
+        ``transposed``. ``order`` puts its rows in another order: a function of [count, rows, anything]."""
         if self._grouping(name, columns) is not None:
-            return self._counted(self.runtime.of_codes(self._codes((name, rows), columns, count)))
+            codes = self._codes((name, rows), columns, count)
+            return self._counted(self.runtime.of_codes(codes if order is None else codes.reordered(order)))
         tiles = self.runtime.tiles_experts(self.device, self.dtype, count * rows, columns)
-        packed = self._packed_experts(name, count, rows, columns) if tiles else None
+        as_stored = not transposed and order is None
+        packed = self._packed_experts(name, count, rows, columns) if tiles and as_stored else None
         if packed is not None:
             return self._counted_experts(packed)
-        out = self._empty((count, rows, columns), None)
+        out = self._empty((count, columns, rows) if transposed else (count, rows, columns), None)
         self._fill(out, self.checkpoint.prefix + name)
+        out = out.transpose(1, 2).contiguous() if transposed else out
+        out = out if order is None else order(out)
         if tiles:
             return self._counted_experts([self.runtime.of_expert(one, count) for one in out])
         if self.runtime.quantize == "none":

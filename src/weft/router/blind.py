@@ -1,12 +1,11 @@
-"""Routers that look at no cache: least loaded, round robin, and a hash of the beginning of the prompt.
+"""Further routers that look at no cache: round robin, and a hash of the beginning of the prompt.
 
-    least-loaded    the fewest sequences in flight, then the fewest tokens, then the lowest number
     round-robin     the next one
     prefix-hash     by the first tokens of the prompt; another one where that replica has too much in flight
 
-Sequences come first because each one adds a row to every step. The hash is rendezvous hashing: if a replica
-leaves, only its own prefixes move. A replica with more than LOAD_SHARE_MAX of the mean load is passed over,
-so a prefix that all prompts have spreads. ROUTERS has these and ``seconds`` by the names of ``debug.router``.
+The hash is rendezvous hashing: if a replica leaves, only its own prefixes move. A replica with more than
+LOAD_SHARE_MAX of the mean load is passed over, so a prefix that all prompts have spreads. ROUTERS has all by
+the names of ``debug.router``.
 """
 
 from __future__ import annotations
@@ -14,20 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.errors import ConfigError
-from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, Router, Wants
+from weft.router.protocol import LeastLoaded, ReplicaLoad, Route, RoutedRequest, Router, Wants, least_loaded
 from weft.units import PAGE_TOKENS
 
 PREFIX_TOKENS = 2048
 LOAD_SHARE_MAX = 1.25
 _WORD = (1 << 64) - 1
 _MIX = 0xBF58476D1CE4E5B9
-
-
-class LeastLoaded(Router):
-    """A ``Router``."""
-
-    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
-        return Route(least_loaded(candidates).replica)
 
 
 class RoundRobin(Router):
@@ -63,10 +55,6 @@ class PrefixHash(Router):
         open_loads = [load for load in candidates if load.sequences + request.sequences <= limit]
         return Route(max(open_loads or [least_loaded(candidates)],
                           key=lambda load: _weight(prefix, load.replica)).replica)
-
-
-def least_loaded(candidates: Sequence[ReplicaLoad]) -> ReplicaLoad:
-    return min(candidates, key=lambda load: (load.sequences, load.known_tokens, load.replica))
 
 
 def _weight(prefix: int, replica: int) -> int:

@@ -122,3 +122,15 @@ class Router(Protocol):
     def counts(self) -> dict[int, RouterCounts]:
         """By replica; empty for a router that predicts nothing."""
         return {}
+
+
+class LeastLoaded(Router):
+    """The fewest sequences in flight, as each one adds a row to every step; then the fewest tokens, then the
+    lowest number."""
+
+    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
+        return Route(least_loaded(candidates).replica)
+
+
+def least_loaded(candidates: Sequence[ReplicaLoad]) -> ReplicaLoad:
+    return min(candidates, key=lambda load: (load.sequences, load.known_tokens, load.replica))

@@ -27,6 +27,7 @@ from typing import Any
 
 from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
+from weft.pictures import request_keys
 from weft.request import Request, TokenEvent
 from weft.schedule.plan import StepPlan, work_of
 from weft.sim.recording import Fingerprints, header_line, sequence_line, token_text
@@ -153,12 +154,7 @@ class _Ended:
 
     def line(self) -> dict[str, Any]:
         one, request = self.one, self.one.request
-        keys = request.prompt_tokens
-        if request.pictures:
-            from weft.pictures import request_keys  # with numpy, which text never needs
-
-            keys = request_keys(request)
-        tokens = [*keys, *one.tokens]
+        tokens = [*request_keys(request), *one.tokens]
         computed = len(tokens) - bool(one.tokens)  # the last token is chosen and never computed
         fingerprint = self.fingerprints.of(tokens, request.salt, computed=computed)
         return sequence_line(

@@ -42,6 +42,7 @@ from weft.units import PAD
 Int64s = npt.NDArray[np.int64]
 _PLAIN = Turns(())
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Encoded:
     """``rows_RD`` of one picture; ``grids``: (rows, columns) of the text that each tile fills."""
@@ -55,7 +56,7 @@ class PictureRows:
 
     def __init__(self, vision: VisionEncoder, tower: VisionTower, row_bytes: int, device: torch.device,
                  rows_max: int) -> None:
-        self.vision = vision
+        self.vision: VisionEncoder | None = vision
         self.image_token = tower.image_token_id
         self.row_bytes = row_bytes
         self.deltas_R = (torch.zeros(rows_max + 1, dtype=torch.int64, device=device)
@@ -83,6 +84,7 @@ class PictureRows:
                                f"{[count for _, count in picture.places]}", param="pictures")
 
     def pieces(self, picture: PlacedPicture) -> Iterator[None]:
+        assert self.vision is not None, "a picture came while the engine slept"
         seen = Picture.from_bytes(picture.data)
         grids = tuple((tile.rows // self._factor, tile.columns // self._factor) for tile in seen.tiles)
         encoding = self.vision.encode(seen)
@@ -97,6 +99,16 @@ class PictureRows:
 
     def drop(self, digest: bytes) -> None:
         self._dropped.append((digest, self._rows[digest]))
+
+    def release(self, *, weights: bool) -> None:
+        """Gives all rows back at once, and the tower with ``weights``. No step is in flight, none is admitted
+        before ``vision`` is set again."""
+        self._rows.clear()
+        self._dropped.clear()
+        self._drops_by_step.clear()
+        self._places.clear()
+        if weights:
+            self.vision = None
 
     def begun(self, step: int) -> None:
         """Step ``step`` is the next that is applied after those in flight."""

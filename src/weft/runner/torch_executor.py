@@ -345,6 +345,8 @@ class TorchExecutor:
         self._caches, self._head = [], None
         self._room = None
         self.arena.release()
+        if self.pictures is not None:
+            self.pictures.release(weights=level == 2)
         if level == 2:
             if self._on_host is not None:
                 self._on_host.drop()
@@ -397,7 +399,7 @@ class TorchExecutor:
                                   "dtype are others now. Put the old one back, or start the engine anew",
                                   param="model")
         self.model, self._kv_scales = loaded.model, loaded.kv_scales
-        if self.pictures is not None and loaded.model.vision is not None:
+        if self.pictures is not None:
             self.pictures.vision = loaded.model.vision
 
     def close(self) -> None:

@@ -62,9 +62,6 @@ class PictureReader:
             raise RequestError(f"{image.where}: the picture ended the process that read it",
                                param=image.where, code="invalid_image") from None
 
-    def close(self) -> None:
-        self._lane.end()
-
 
 def _started(function: JobFunction, start: bytes) -> BoundedWorker:
     worker = BoundedWorker(function, start)

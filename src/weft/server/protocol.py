@@ -14,6 +14,11 @@ request are a context variable: bodies are parsed far from the answer, large one
 are plain words are told, and few of them: they come from a client.
 
 ``null`` always means "not given". Refusals are 400 and not 501: clients of the field retry a 5xx.
+
+A regular expression and ``json.loads`` hold the interpreter's lock for as long as a body is long. In the
+server's process they would hold up every client, so a large body goes through a worker first:
+
+    body --cut strings--> "{}[]:," alone --count--> too many? --json.loads--> a key twice? too deep?
 """
 
 from __future__ import annotations
@@ -21,8 +26,10 @@ from __future__ import annotations
 import asyncio
 import difflib
 import functools
+import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -32,9 +39,8 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import Grammar, SamplingParams
-from weft.server.body_worker import LARGE_BODY_BYTES, DuplicateKeyError, refuse_duplicates
 from weft.text.chat import ChatMessage
-from weft.text.grammars import KINDS, WHITESPACE, grammar_from, json_grammar
+from weft.text.grammars import KINDS, from_response_format, from_structured_outputs, grammar_from
 
 COMPLETION_TOKENS_DEFAULT = 16
 Int = Annotated[int, msgspec.Meta(ge=-2**63, le=2**63 - 1)]
@@ -43,6 +49,10 @@ Priority = Annotated[int, msgspec.Meta(ge=-2**31, le=2**31 - 1)]
 Salt = Annotated[str, msgspec.Meta(max_length=1024)]
 """Kept for as long as the cache has something under it (law L11)."""
 AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
+
+LARGE_BODY_BYTES = 1 << 20
+"""Above this size a worker looks through a body before it is parsed."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -227,7 +237,7 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw)
         if len(raw) <= LARGE_BODY_BYTES:  # BodyChecker has done so for a larger one
-            refuse_duplicates(raw)
+            _refuse_duplicates(raw)
     except RecursionError:
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
     except DuplicateKeyError as error:
@@ -238,6 +248,62 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_kind(value)}; it must be an object", code="invalid_json")
     return value
+
+
+class BodyVerdict(msgspec.Struct):
+    """``message`` is empty for a body that may be parsed. ``is_too_large``: it has too many values."""
+
+    message: str = ""
+    param: str | None = None
+    is_too_large: bool = False
+
+
+class DuplicateKeyError(ValueError):
+    """A key twice has two meanings, for this server and for a filter in front of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the body has the key {name!r} twice in one object")
+        self.name = name
+
+
+def _refuse_duplicates(raw: bytes) -> None:
+    """Raises DuplicateKeyError; ValueError and RecursionError for what is not JSON."""
+    json.loads(raw, object_pairs_hook=_names_differ)
+
+
+def _names_differ(pairs: list[tuple[str, Any]]) -> None:
+    """Builds nothing."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise DuplicateKeyError(Counter(names).most_common(1)[0][0][:100])
+
+
+def value_count(raw: bytes) -> int:
+    """At least the objects, arrays and elements of a JSON text, without parsing it: a comma separates two
+    values, and a bracket opens one."""
+    bare = _STRING.sub(b"", raw)
+    return bare.count(b",") + bare.count(b"{") + bare.count(b"[")
+
+
+def _verdict(raw: bytes, values_max: int) -> BodyVerdict:
+    count = value_count(raw)
+    if count > values_max:
+        return BodyVerdict(f"the body has {count} JSON values; the limit is {values_max} "
+                           "(limits.max_json_values)",
+                       None, is_too_large=True)
+    try:
+        _refuse_duplicates(raw)
+    except DuplicateKeyError as error:
+        return BodyVerdict(str(error), error.name)
+    except (RecursionError, ValueError):
+        pass  # the parser in the server says what is wrong, in its words
+    return BodyVerdict()
+
+
+def prepare_worker(start: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
+    """What a worker of bodies runs (``weft.text.workers``)."""
+    values_max = int.from_bytes(start, "little")
+    return b"", lambda raw: msgspec.msgpack.encode(_verdict(raw, values_max))
 
 
 def _json_fault(raw: bytes, fault: str) -> str:
@@ -353,18 +419,13 @@ def _kind(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-_KINDS = (*KINDS, "json_object")
-_UNSERVED = ("structural_tag", "disable_additional_properties")
-_ANY_OBJECT = {"type": "object"}
-
-
 def grammar_of(body: SamplingFields) -> Grammar | None:
     """Raises RequestError that names the field. What a grammar itself says is judged by the engine."""
     asked: list[tuple[str, Grammar]] = []
     if body.response_format is not None and body.response_format.get("type") != "text":
-        asked.append(("response_format", _response_format(body.response_format)))
+        asked.append(("response_format", from_response_format(body.response_format)))
     if body.structured_outputs:
-        asked.append(("structured_outputs", _structured_outputs(body.structured_outputs)))
+        asked.append(("structured_outputs", from_structured_outputs(body.structured_outputs)))
     for kind in KINDS:
         name, value = f"guided_{kind}", getattr(body, f"guided_{kind}")
         if value is not None:
@@ -373,40 +434,6 @@ def grammar_of(body: SamplingFields) -> Grammar | None:
         raise RequestError(f"{asked[0][0]} and {asked[1][0]} both say what the answer must match; one can",
                            param=asked[1][0])
     return asked[0][1] if asked else None
-
-
-def _response_format(value: dict[str, Any]) -> Grammar:
-    kind = value.get("type")
-    if kind == "json_object":
-        return json_grammar(_ANY_OBJECT, field="response_format")
-    if kind != "json_schema":
-        raise RequestError(f"response_format.type is {kind!r}; it is text, json_object or json_schema",
-                           param="response_format.type")
-    inner = value.get("json_schema")
-    schema = inner.get("schema") if isinstance(inner, dict) else None
-    if schema is None:
-        raise RequestError("response_format.json_schema.schema is missing",
-                           param="response_format.json_schema.schema")
-    return json_grammar(schema, field="response_format.json_schema.schema")
-
-
-def _structured_outputs(value: dict[str, Any]) -> Grammar:
-    for name in _UNSERVED:
-        if value.get(name):
-            raise RequestError(f"structured_outputs.{name} is not supported",
-                               param=f"structured_outputs.{name}", code="unsupported_parameter")
-    given = [kind for kind in _KINDS if value.get(kind) not in (None, False)]
-    if len(given) != 1:
-        said = f"has {' and '.join(given)}" if given else "asks for nothing"
-        raise RequestError(f"structured_outputs {said}; it takes one of {', '.join(_KINDS)}",
-                           param="structured_outputs")
-    kind = given[0]
-    whitespace: str | None = value.get("whitespace_pattern") or WHITESPACE
-    if value.get("disable_any_whitespace"):
-        whitespace = None
-    if kind == "json_object":
-        kind, value = "json", {"json": _ANY_OBJECT}
-    return grammar_from(kind, value[kind], f"structured_outputs.{kind}", whitespace=whitespace)
 
 
 HEADER = "x-weft-ignored"

@@ -31,11 +31,10 @@ from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
-from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics
-from weft.server.protocol import did_you_mean
+from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tracing import RequestTracer
@@ -45,12 +44,12 @@ from weft.text.chat_request import (
     ConversationFields,
     EncodedChat,
     KnownPrefix,
+    TemplateSandbox,
     encode_prompt,
     read_chat,
     show_pictures,
 )
 from weft.text.dialect import Dialect
-from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from weft.text.worker_main import JobFunction
@@ -87,7 +86,7 @@ class TooManyValuesError(RequestError):
 
 class BodyChecker:
     def __init__(self, values_max: int) -> None:
-        function, start = JobFunction("weft.server.body_worker:prepare"), values_max.to_bytes(8, "little")
+        function, start = JobFunction("weft.server.protocol:prepare_worker"), values_max.to_bytes(8, "little")
         self._lane = WorkerLane(lambda: BoundedWorker(function, start), _SECONDS)
 
     async def check(self, raw: bytes) -> None:
@@ -105,9 +104,6 @@ class BodyChecker:
             raise TooManyValuesError(answer.message, param="limits.max_json_values", code="too_many_values")
         if answer.message:
             raise RequestError(answer.message, param=answer.param, code="invalid_json")
-
-    def close(self) -> None:
-        self._lane.end()
 
 
 class TokenizeBudget:

@@ -139,14 +139,7 @@ class Keys:
         self._operators = [Tenant(_digest(key), Quotas(), salts_its_own=tenant_by_key)
                            for key in operator_keys]
         self._operator_digests = [_digest(key) for key in operator_keys]
-
-    @property
-    def has_clients(self) -> bool:
-        return bool(self._clients)
-
-    @property
-    def has_operators(self) -> bool:
-        return bool(self._operators)
+        self.has_clients, self.has_operators = bool(self._clients), bool(self._operators)
 
     def tenant_of(self, owner: str) -> Tenant | None:
         """The key that ``Tenant.owner`` names; None if the server no longer has it."""

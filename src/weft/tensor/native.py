@@ -26,7 +26,7 @@ from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.replay_log import Replay
 from weft.units import PAD
 
-INTERFACE = 14
+INTERFACE = 15
 """The version of the calling convention; equals INTERFACE in csrc/module.cpp."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
 """Rebuilds the kernels, run in the checkout."""
@@ -228,6 +228,11 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
             return False
         dense *= size
     return True
+
+
+def address_of(x: torch.Tensor | None) -> int:
+    """0 for null."""
+    return 0 if x is None else x.data_ptr()
 
 
 def token_scales(scales: torch.Tensor | None) -> tuple[int, int, int]:

@@ -49,12 +49,12 @@ def _paged_of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[
     product, precision = product_of(query, page)
     pages, constants = page_signature(page)
     gates = {"gate": kind, "gate_stride": "i32", "head_gate": "constexpr", "head_gate_stride": "i32",
-             "value_scale": "constexpr"}
+             "value_scale": "constexpr", "sinks": "*fp32" if dim == 64 else "constexpr"}
     common = {"q": kind, "q_token": "i32", "q_head": "i32", **pages, "table": "*i32", "table_stride": "i32",
               "qk_scale": "fp32", "out": kind, **gates}
     shape = {"HEADS": 16, "GROUP": 4, "WINDOW": window, "D": dim, "BLOCK_D": block_dim(dim),
              "FP8": fp8, "PRODUCT": product, "PRECISION": precision}
-    constants |= {"head_gate": None, "value_scale": None}
+    constants |= {"head_gate": None, "value_scale": None} | ({} if dim == 64 else {"sinks": None})
     split_args = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
     listed = split_args | {"items": "*i32"}
     chunks = {"starts": "*i64", "offsets": "*i32", "chunk_run": "*i32", "chunk_first": "*i32",
@@ -74,8 +74,9 @@ def _paged_of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[
     if page == torch.bfloat16:
         used = {key: shape[key] for key in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
         variants.append(_paged_compilation(f"combine {name}", combine, {"out": kind, **gates, **split_args}, {
-            "head_gate": None, "value_scale": None, **used, "PAGES": decode["PAGES"], "SPLITS_MAX": 32,
-            "SPLIT_PAGES": 8, "AT_ONCE": COMBINED_AT_ONCE}, {"num_warps": 2, "num_stages": 2}))
+            "head_gate": None, "value_scale": None, **({} if dim == 64 else {"sinks": None}), **used,
+            "PAGES": decode["PAGES"], "SPLITS_MAX": 32, "SPLIT_PAGES": 8, "AT_ONCE": COMBINED_AT_ONCE},
+            {"num_warps": 2, "num_stages": 2}))
     return variants
 
 
@@ -120,7 +121,8 @@ def of_window_attention() -> list[Compilation]:
 
 def _ring_of(dtype: torch.dtype, dim: int) -> list[Compilation]:
     product, precision = product_of(torch.bfloat16, dtype)
-    queries = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "qk_scale": "fp32", "out": "*bf16"}
+    queries = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "qk_scale": "fp32", "out": "*bf16",
+               "sinks": "*fp32" if dim == 128 else "constexpr"}
     common = {"k": "*bf16", "k_token": "i32", "k_head": "i32", "v": "*bf16", "v_token": "i32",
               "v_head": "i32", "ring": "*" + TRITON_TYPES[dtype], "slot_stride": "i64", "starts": "*i64",
               "slots": "*i64", "fresh": "*i32"}
@@ -139,6 +141,8 @@ def _ring_of(dtype: torch.dtype, dim: int) -> list[Compilation]:
              {"PLACES": ring.UPDATE_BLOCK, "num_warps": 4, "num_stages": 2})):
         options = {key: blocks.pop(key) for key in ("num_warps", "num_stages")}
         constants = {**shape, **blocks}
+        if dim != 128 and "sinks" in kernel.arg_names:
+            constants["sinks"] = None
         used = {key: value for key, value in signature.items() if key in kernel.arg_names}
         variants.append(Compilation(f"window_attention {name} {dim}", kernel,
                                     used | dict.fromkeys(constants, "constexpr"), constants,

@@ -162,7 +162,7 @@ def of_moe() -> list[Compilation]:
                 blocks = moe.product_blocks(rows, down)
                 depth = 768 if down else 2048
                 constants = {"COLUMNS": 2048 if down else 768, "DEPTH": depth, "CHOICES": 8,
-                             "GATED": not down, "ACTIVATION": "silu", "DOWN": down, "BM": rows,
+                             "GATED": not down, "ACTIVATION": "silu", "DOWN": down, "bias": None, "BM": rows,
                              "BN": blocks.width, "BK": moe.depth_of(name.itemsize), "SPLITS": 1,
                              "PART": depth}
                 called = f"moe {'down' if down else 'up'} {short} {rows} rows"
@@ -187,11 +187,12 @@ def _moe_of_splits() -> list[Compilation]:
     """A step of few tokens with an eighth of experts of 768: 96 results over 2048 channels."""
     blocks = moe.product_blocks(moe.TILE_ROWS_MIN, down=False)
     splits = moe.up_splits(1, moe.TILE_ROWS_MIN, 8, 96, 2048, moe.depth_of(2))
-    shape = {"COLUMNS": 96, "GATED": True, "ACTIVATION": "silu", "SPLITS": splits.count,
+    shape = {"COLUMNS": 96, "GATED": True, "ACTIVATION": "clamped_swiglu", "SPLITS": splits.count,
              "BM": moe.TILE_ROWS_MIN}
     constants = shape | {"DEPTH": 2048, "PART": splits.depth, "CHOICES": 8, "DOWN": False, "BN": blocks.width,
                          "BK": moe.depth_of(2)}
-    pointers = {"x": "*bf16", "out": "*fp32", "order": "*i32", "tiles": "*i32", "partials": "*fp32"}
+    pointers = {"x": "*bf16", "out": "*fp32", "order": "*i32", "tiles": "*i32", "partials": "*fp32",
+                "bias": "*fp32"}
     plain = pointers | dict.fromkeys(("weight", "scales", "zeros"), "*bf16")
     return [compilation_of("moe up bfloat16 split", moe._product, plain, constants | moe.VALUES, blocks),
             compilation_of("moe up bfloat16 split int4", moe._product,

@@ -47,7 +47,8 @@ class Rig(LateExecutor):
                  cache: bool = False, snapshots: SnapshotPolicy = AUTO, overlap: bool = False,
                  store: Store | None = None, buffer_bytes: int = 1 << 24, token_s: float = 1.0,
                  drafter: Drafter | None = None, exact: bool = True,
-                 encoder: PictureEncoder | None = None, pictures_bytes: int = 0) -> None:
+                 encoder: PictureEncoder | None = None, pictures_bytes: int = 0,
+                 max_step_s: float | None = None) -> None:
         """``store``: prefixes beyond memory, computed at ``token_s`` seconds a token at first; not ``exact``:
         also what was compressed once. ``tamper`` changes what the device gets."""
         super().__init__()
@@ -73,7 +74,7 @@ class Rig(LateExecutor):
                                executor=self, clock=self.clock, seed=seed, eos_ids=(EOS,),
                                snapshots=snapshots, overlap=overlap, store=self.tier,
                                pause=self.clock.advance, drafter=drafter, encoder=encoder,
-                               pictures_bytes=pictures_bytes)
+                               pictures_bytes=pictures_bytes, max_step_s=max_step_s)
         self.answers: dict[tuple[str, int], Answer] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:

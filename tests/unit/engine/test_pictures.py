@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.digests import digest_of
 from tests.support.scripted import hashed_token, reference_tokens
 from tests.unit.engine.rig import EOS, VOCAB_SIZE, Rig
+from weft.engine.sleeper import Sleeper
 from weft.engine.submission import split_seed
 from weft.errors import EngineUnavailableError, QueueFullError, RequestError
 from weft.pictures import LEAD_TOKENS, prompt_keys, token_count
@@ -199,6 +200,35 @@ def test_a_cancelled_sequence_gives_its_rows_up(steps: int) -> None:
     rig.run()
     assert rig.answers["b", 0].reason == "length"
     assert encoder.resident == {other.digest}
+
+
+def test_an_engine_asleep_holds_no_rows() -> None:
+    rig, encoder = seeing()
+    rig.submit("a", prompt(60, one := picture("a", 20, 10)), pictures=[one])
+    rig.run()
+    assert encoder.resident == {one.digest}
+    Sleeper(rig.core).sleep()
+    assert not encoder.resident
+    assert rig.core.pictures.stats().bytes == 0
+    Sleeper(rig.core).wake_up()
+    rig.submit("b", prompt(60, one), pictures=[one])
+    assert rig.run()["b", 0].tokens == rig.answers["a", 0].tokens
+
+
+def test_decodes_wait_for_half_of_the_longest_step_at_most() -> None:
+    """A picture of 40 pieces of a tenth of a second, beside a sequence that decodes: steps may take 2 s."""
+    rig, encoder = seeing(max_step_s=2.0)
+    encoder.pieces_each, encoder.piece_s = 40, lambda: rig.clock.advance(0.1)
+    rig.submit("text", prompt(10), max_tokens=30)
+    rig.step()
+    rig.submit("a", prompt(60, one := picture("a", 20, 10)), pictures=[one])
+    gaps = []
+    while not encoder.resident:
+        start_s = rig.clock()
+        rig.step()
+        gaps.append(rig.clock() - start_s)
+    assert len(gaps) >= 4, "the picture held the decodes up"
+    assert max(gaps) <= 2.0 + 0.1 + 1e-9, "a step of the rig takes one second, and a piece ends"
 
 
 @pytest.mark.parametrize(("pictures", "words"), [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -115,6 +116,19 @@ LING_3_FLASH: Config = {
     "rope_theta": 6000000.0, "routed_scaling_factor": 2.5, "short_conv_kernel_size": 4,
     "tie_word_embeddings": False, "topk_group": 4, "v_head_dim": 128, "vocab_size": 157184}
 
+GPT_OSS_20B: Config = {
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "dtype": "bfloat16",
+    "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+    "initial_context_length": 4096, "intermediate_size": 2880,
+    "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(24)],
+    "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64,
+    "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+                     "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False},
+    "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+    "vocab_size": 201088}
+
 LFM2_8B_A1B: Config = {
     "architectures": ["Lfm2MoeForCausalLM"], "conv_L_cache": 3, "conv_bias": False, "dtype": "bfloat16",
     "hidden_size": 2048, "intermediate_size": 7168,
@@ -140,14 +154,16 @@ LFM3_1_7B: Config = {
 RELEASES_MORE = {
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
-    "ling": LING_3_FLASH,
+    "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
 
 SMALLER_MORE: dict[str, Config] = {
     "llama": {"num_hidden_layers": 2}, "mistral": {"num_hidden_layers": 2},
     "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "olmo_hybrid": {}, "lfm2_moe": {}, "lfm3": {},
     "olmo3": {"num_hidden_layers": 4, "layer_types": OLMO_3_7B["layer_types"][:4]}, "kimi_linear": {},
-    "ling": {"num_hidden_layers": 6, "num_experts": 64}}
+    "ling": {"num_hidden_layers": 6, "num_experts": 64},
+    "gpt_oss": {"num_hidden_layers": 2, "num_local_experts": 8,
+                "layer_types": GPT_OSS_20B["layer_types"][:2]}}
 """As many layers as show each kind: names repeat after that."""
 
 
@@ -277,6 +293,24 @@ def test_lfm3_is_read_as_released() -> None:
     assert read_architecture(silent) == model
 
 
+def test_gpt_oss_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(GPT_OSS_20B)
+    window, full = model.mixers[:2]
+    assert isinstance(window, Attention)
+    assert isinstance(full, Attention)
+    assert (window.window, full.window, window.sinks, window.bias) == (128, None, True, True)
+    assert window.rope == full.rope == Rope(150_000.0, 64, "yarn", 32.0, 4096, truncate=False,
+                                            attention_factor=0.1 * math.log(32) + 1)
+    assert set(model.feed_forwards) == {Experts(32, 4, 2880, True, activation="clamped_swiglu", bias=True)}
+    with pytest.raises(CheckpointError, match="no window"):
+        read_architecture(GPT_OSS_20B | {"sliding_window": None})
+    silent = {key: GPT_OSS_20B[key] for key in ("model_type", "vocab_size", "hidden_size",
+                                                "num_hidden_layers", "num_attention_heads",
+                                                "num_key_value_heads", "dtype", "num_local_experts",
+                                                "num_experts_per_tok")}
+    assert read_architecture(silent) == model
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
              for name, spec in ((name, read_spec(config)) for name, config in RELEASES_MORE.items())}
@@ -286,6 +320,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "olmo_hybrid": (122880, 24 * (30 * 96 * 192 * 4 + 11520 * 3 * 2)),
         "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
+        "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
         "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
         "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2)}
 
@@ -323,6 +358,9 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("ling", {"kda_lower_bound": 0.5}, ["kda_lower_bound", "0.5", "below 0"]),
     ("ling", {"score_function": "softmax"}, ["score_function", "softmax", "sigmoid"]),
     ("ling", {"num_expert_group": 7}, ["num_expert_group", "7", "512"]),
+    ("gpt_oss", {"swiglu_limit": 8.0}, ["swiglu_limit", "8.0", "7.0"]),
+    ("gpt_oss", {"swiglu_alpha": 1.0}, ["swiglu_alpha", "1.0", "1.702"]),
+    ("gpt_oss", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),
     ("lfm2_moe", {"layer_types": None}, ["layer_types"]),
     ("lfm3", {"layer_types": ["mamba"] * 24}, ["layer_types", "mamba", "conv"]),
 ])

@@ -13,8 +13,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.fixtures.checkpoints import checkpoint, copy_checkpoint
+from tests.fixtures.checkpoints import checkpoint, copy_checkpoint, load_reference, make_checkpoint
 from tests.fixtures.quantised_forms import FORMS, Tensors, mxfp4, write
+from tests.oracle.model_driver import ModelDriver
 from tests.support.library_values import DIRECTORY
 from tests.unit.models.test_forms import experts_stacked
 from tests.unit.models.test_quantised_forms import CLOSE, Q_PROJ, load, logits
@@ -91,6 +92,39 @@ def test_experts_in_the_layout_of_gpt_oss_have_the_logits_of_their_values(tmp_pa
     assert isinstance(block, ExpertsBlock)
     assert isinstance(truth, ExpertsBlock)
     assert torch.equal(block.gate_up.dense(), truth.gate_up.dense())       # type: ignore[union-attr, operator]
+
+
+def test_a_checkpoint_of_gpt_oss_has_the_logits_of_transformers_over_its_values(tmp_path: Path) -> None:
+    """Blocks as released: rows of gate and up take turns, each matrix has its rows first. Values as
+    transformers saves them: transposed."""
+    quantised = make_checkpoint(tmp_path / "q", "gpt_oss", intermediate_size=64)
+    plain = copy_checkpoint(quantised, tmp_path / "p")
+    config = json.loads((quantised / "config.json").read_text())
+    (quantised / "config.json").write_text(json.dumps(config | {"quantization_config": {
+        "quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}))
+    stored = load_file(quantised / "model.safetensors")
+    values = dict(stored)
+    for name in [name for name in stored if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        made, exact = mxfp4("_blocks", "_scales")(name, stored.pop(name).transpose(1, 2).contiguous())
+        values[name] = exact.transpose(1, 2)
+        stored |= made | {f"{name}_blocks": made[f"{name}_blocks"].unflatten(-1, (-1, 16))}
+    for path, held in ((quantised, stored), (plain, values)):
+        save_file({name: tensor.contiguous() for name, tensor in held.items()}, path / "model.safetensors")
+    loaded = load(quantised)
+    assert "int4" in loaded.weights_form
+    assert not loaded.warnings
+    tokens = list(range(3, 43))
+    with torch.inference_mode():
+        truth = load_reference(plain)(torch.tensor([tokens])).logits[0]
+    [coded], [floats] = (ModelDriver(each.model, sequences=1, length=64).step((0, tokens))
+                         for each in (loaded, load(plain)))
+    torch.testing.assert_close(floats, truth, rtol=0, atol=1e-4)
+    torch.testing.assert_close(coded, truth, rtol=0, atol=1e-3)
+    other = {**values, "model.layers.0.mlp.experts.gate_up_proj": values[
+        "model.layers.0.mlp.experts.gate_up_proj"].flip(-1)}   # the control: rows in another order
+    save_file({name: tensor.contiguous() for name, tensor in other.items()}, plain / "model.safetensors")
+    [wrong] = ModelDriver(load(plain).model, sequences=1, length=64).step((0, tokens))
+    assert (wrong - truth).abs().max() > 0.01
 
 
 def test_settings_of_modelopt_are_found_in_their_own_file(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from weft.errors import ConfigError
-from weft.router.blind import ROUTERS, LeastLoaded, PrefixHash, RoundRobin, make_router
-from weft.router.protocol import ReplicaLoad, RoutedRequest
+from weft.router.blind import ROUTERS, PrefixHash, RoundRobin, make_router
+from weft.router.protocol import LeastLoaded, ReplicaLoad, RoutedRequest
 
 REQUEST = RoutedRequest("a", [1, 2, 3])
 

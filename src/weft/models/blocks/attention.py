@@ -51,6 +51,8 @@ class AttentionBlock:
     out: Linear
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    sinks: torch.Tensor | None = None
+    """float32 [heads], if ``shape.sinks``."""
 
     core: AttentionCore = field(init=False)
     fused: FusedBlock | None = field(init=False, repr=False)
@@ -59,7 +61,7 @@ class AttentionBlock:
         q_norm, k_norm = self.q_norm, self.k_norm
         self.core = AttentionCore(
             self.shape, None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
-            0.0 if q_norm is None else q_norm.eps, q_norm is not None and q_norm.plus_one)
+            0.0 if q_norm is None else q_norm.eps, q_norm is not None and q_norm.plus_one, self.sinks)
         self.fused = fused_block_of(self.qkv, self.out)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,

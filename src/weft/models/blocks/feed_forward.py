@@ -23,6 +23,7 @@ from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.ops.elementwise import activate, silu_mul, staged
 from weft.tensor.ops.moe import (
     ChoiceRule,
+    ExpertBiases,
     ExpertWeights,
     activated,
     add_gated,
@@ -89,6 +90,7 @@ class ExpertsBlock:
     shared: Projection | None = None
     shared_gate: Linear | None = None
     choice_bias: torch.Tensor | None = None
+    biases: ExpertBiases | None = None
     latent_in: Linear | None = None
     latent_out: Linear | None = None
     own: range | None = None
@@ -130,7 +132,7 @@ class ExpertsBlock:
             for group, _ in own:
                 ids_TX[group.rows] = PAD
         y_TD = moe(x_TD, ids_TX, weights_TX, self.gate_up, self.down, activation=self.shape.activation,
-                   gated=self.shape.gated)
+                   gated=self.shape.gated, biases=self.biases)
         for group, change in own:
             expert = partial(self._adapted_expert, change)
             y_TD[group.rows] = by_expert(x_TD[group.rows], all_ids_TX[group.rows], weights_TX[group.rows],
@@ -139,8 +141,11 @@ class ExpertsBlock:
 
     def _adapted_expert(self, change: ExpertsChange, x: torch.Tensor, number: int) -> torch.Tensor:
         inner = change.product("into", number, x, rows_alone(x, self.gate_up, number))
+        if self.biases is not None:
+            inner = inner + self.biases.gate_up_EJ[number].to(inner.dtype)
         inner = activated(inner, self.shape.activation, gated=self.shape.gated)
-        return change.product("down", number, inner, rows_alone(inner, self.down, number))
+        y = change.product("down", number, inner, rows_alone(inner, self.down, number))
+        return y if self.biases is None else y + self.biases.down_ED[number].to(y.dtype)
 
     @property
     def router_device(self) -> torch.device:

@@ -24,21 +24,23 @@ COMBINED_AT_ONCE = 16
 @dataclass(frozen=True, slots=True)
 class Gates:
     """The factors of an output: ``gate_TC`` [T, heads x D] and ``head_gate_TH`` [T, heads], both through a
-    sigmoid, and ``value_scale_H`` [kv_heads]."""
+    sigmoid, and ``value_scale_H`` [kv_heads]; and ``sinks_H`` [heads], which take part in its sum."""
 
     gate_TC: torch.Tensor | None = None
     head_gate_TH: torch.Tensor | None = None
     value_scale_H: torch.Tensor | None = None
+    sinks_H: torch.Tensor | None = None
 
 
 def gates_of(gates: Gates | None) -> tuple[torch.Tensor | None, int, torch.Tensor | None, int,
-                                           torch.Tensor | None]:
+                                           torch.Tensor | None, torch.Tensor | None]:
     if gates is None:
-        return None, 0, None, 0, None
+        return None, 0, None, 0, None, None
     for gate in (gates.gate_TC, gates.head_gate_TH):
         assert gate is None or gate.stride(1) == 1 or gate.shape[1] == 1
     return (gates.gate_TC, 0 if gates.gate_TC is None else gates.gate_TC.stride(0), gates.head_gate_TH,
-            0 if gates.head_gate_TH is None else gates.head_gate_TH.stride(0), gates.value_scale_H)
+            0 if gates.head_gate_TH is None else gates.head_gate_TH.stride(0), gates.value_scale_H,
+            gates.sinks_H)
 
 
 @triton.jit
@@ -74,6 +76,13 @@ def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, la
 
 
 @triton.jit
+def with_sinks(total, top, sinks, head, row_mask):
+    """``total`` [M], the sums of weights relative to ``top``, with the sink of each row's head."""
+    sink = tl.load(sinks + head, mask=row_mask, other=0.0) * 1.4426950408889634
+    return total + tl.exp2(sink - top)
+
+
+@triton.jit
 def finish(x, token, head, row_mask, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
            HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Gate and store float32 [M, BLOCK_D], the rows of tokens ``token`` and heads ``head`` in
@@ -105,8 +114,8 @@ def kv_splits_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl
 
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["context"])
-def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, context, partial, logs, splits,
-             HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
+def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, sinks, context, partial, logs,
+             splits, HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
              BLOCK_D: tl.constexpr, PAGES: tl.constexpr, SPLITS_MAX: tl.constexpr, SPLIT_PAGES: tl.constexpr,
              AT_ONCE: tl.constexpr):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -124,6 +133,8 @@ def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, co
     log_all = tl.load(logs + at + every, mask=every < live, other=float("-inf"))
     highest = tl.max(log_all, 0)
     total = tl.sum(tl.exp2(log_all - highest), 0)
+    if sinks is not None:
+        total = with_sinks(total, highest, sinks, head, True)
     weighted = tl.zeros((BLOCK_D,), tl.float32)
     d = tl.arange(0, BLOCK_D)
     for begin in range(0, live, AT_ONCE):

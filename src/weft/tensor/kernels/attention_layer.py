@@ -58,7 +58,7 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
         q_norm = k_norm = None
     q_THD = _place_all(q_TC, k_TC, v_TC, q_norm, k_norm, core, inputs, cache, cos_sin)
     gates = Gates(gate_TC if shape.gated else None, head_gate_TH if shape.head_gated else None,
-                  None if scales is None else scales[1])
+                  None if scales is None else scales[1], core.sinks)
     return attend(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window, cache.token_scales,
                   gates).flatten(1)
 

@@ -41,7 +41,7 @@ from weft.tensor.gpu.products import ColumnSplits, column_splits, product, sum_o
 from weft.tensor.gpu.quantized import constants_of, load_right
 from weft.tensor.op import UNFIT, Unfit
 from weft.tensor.ops.elementwise import Activation
-from weft.tensor.ops.moe import ExpertWeights, count_of, in_tiles, inner_of
+from weft.tensor.ops.moe import ExpertBiases, ExpertWeights, count_of, in_tiles, inner_of
 from weft.tensor.weights.quantized import QuantizedWeight
 
 COMBINE = Blocks(512)
@@ -99,8 +99,19 @@ def _activated(x, ACTIVATION: tl.constexpr):
         return x / (1.0 + tl.exp(-x))
     elif ACTIVATION == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        return x / (1.0 + tl.exp(x * (-1.5957691216057308 - 0.07135481282725557 * x * x)))
     else:
         return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+
+
+@triton.jit
+def _gated(gate, up, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "clamped_swiglu":
+        gate, up = tl.minimum(gate, 7.0), tl.minimum(tl.maximum(up, -7.0), 7.0)
+        return (up + 1.0) * gate / (1.0 + tl.exp(gate * -1.702))
+    else:
+        return _activated(gate, ACTIVATION) * up
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -172,17 +183,18 @@ def _align(ids, counts, order, tiles, pairs, parts, tile_count, EXPERTS: tl.cons
 
 
 @triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["order", "tiles"])
-def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, split_stride, COLUMNS: tl.constexpr,
-             DEPTH: tl.constexpr, CHOICES: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
-             DOWN: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-             TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr,
+def _product(x, weight, scales, zeros, bias, out, order, tiles, x_row, out_row, split_stride,
+             COLUMNS: tl.constexpr, DEPTH: tl.constexpr, CHOICES: tl.constexpr, GATED: tl.constexpr,
+             ACTIVATION: tl.constexpr, DOWN: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+             GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr,
+             FP8: tl.constexpr,
              LANES: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr,
              BN: tl.constexpr, BK: tl.constexpr):
     """``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
     (pair // CHOICES), rows of ``out`` are sorted pairs, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows
     of x are sorted pairs, rows of ``out`` are pairs in the router's order. BITS 0: weights are values; else
     codes (``tensor.gpu.quantized``). SPLITS (of Up): ``out`` is float32 [SPLITS, sorted pairs, (2) COLUMNS],
-    each the sum over PART columns of x, not activated."""
+    each the sum over PART columns of x, not activated and without ``bias``."""
     tile, block = tl.program_id(0), tl.program_id(1)
     rows = tl.load(tiles + tile * 3 + 2)
     if rows == 0:
@@ -227,19 +239,25 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, split_
                                    TILES, LINES, ZEROS, FP8, LANES, BN, BK).to(left.dtype)
         acc += product(left, right)
     place = target[:, None] * out_row + column[None, :]
+    if bias is not None and SPLITS == 1:
+        bias += expert * ((2 if GATED else 1) * COLUMNS) + column
+        if GATED:
+            gate_acc += tl.load(bias, mask=within, other=0.0)[None, :]
+            bias += COLUMNS
+        acc += tl.load(bias, mask=within, other=0.0)[None, :]
     if SPLITS > 1:
         if GATED:
             tl.store(out + place, gate_acc, mask=here[:, None] & within[None, :])
             place += COLUMNS
     elif GATED:
-        acc = _activated(gate_acc, ACTIVATION) * acc
+        acc = _gated(gate_acc, acc, ACTIVATION)
     elif not DOWN:
         acc = _activated(acc, ACTIVATION)
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=here[:, None] & within[None, :])
 
 
 @triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["tiles"])
-def _add(partials, out, tiles, split_stride, COLUMNS: tl.constexpr, GATED: tl.constexpr,
+def _add(partials, bias, out, tiles, split_stride, COLUMNS: tl.constexpr, GATED: tl.constexpr,
          ACTIVATION: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """``out`` [sorted pairs, COLUMNS]: the sums of the splits, activated."""
     tile, column = tl.program_id(0), tl.program_id(1) * BN + tl.arange(0, BN)
@@ -250,9 +268,18 @@ def _add(partials, out, tiles, split_stride, COLUMNS: tl.constexpr, GATED: tl.co
     place = (tl.load(tiles + tile * 3 + 1) + row).to(tl.int64)[:, None]
     mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     at = place * ((2 if GATED else 1) * COLUMNS) + column[None, :]
-    total = _activated(sum_of_splits(partials, split_stride, at, mask, SPLITS), ACTIVATION)
+    total = sum_of_splits(partials, split_stride, at, mask, SPLITS)
+    inside = column < COLUMNS
+    if bias is not None:
+        bias += tl.load(tiles + tile * 3).to(tl.int64) * ((2 if GATED else 1) * COLUMNS) + column
+        total += tl.load(bias, mask=inside, other=0.0)[None, :]
     if GATED:
-        total *= sum_of_splits(partials, split_stride, at + COLUMNS, mask, SPLITS)
+        up = sum_of_splits(partials, split_stride, at + COLUMNS, mask, SPLITS)
+        if bias is not None:
+            up += tl.load(bias + COLUMNS, mask=inside, other=0.0)[None, :]
+        total = _gated(total, up, ACTIVATION)
+    else:
+        total = _activated(total, ACTIVATION)
     tl.store(out + place * COLUMNS + column[None, :], total.to(out.dtype.element_ty), mask=mask)
 
 
@@ -274,7 +301,7 @@ def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.con
 
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True) -> torch.Tensor | Unfit:
+        gated: bool = True, biases: ExpertBiases | None = None) -> torch.Tensor | Unfit:
     if not in_tiles(gate_up_EJD, down_EDI):
         return UNFIT
     (tokens, width), choices = x_TD.shape, expert_ids_TX.shape[1]
@@ -296,20 +323,21 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     splits = up_splits(tokens, rows, choices, inner, width, depth_of(x_TD.itemsize))
     sums = torch.empty((splits.count, pairs, (2 if gated else 1) * inner), dtype=torch.float32,
                        device=x_TD.device) if splits.count > 1 else between[None]
-    for down, weight, source, target, columns, parts in (
-            (False, gate_up_EJD, x_TD, sums, inner, splits),
-            (True, down_EDI, between, pair_out[None], width, ColumnSplits(1, inner))):
+    of_up, of_down = (None, None) if biases is None else (biases.gate_up_EJ, biases.down_ED)
+    for down, weight, bias, source, target, columns, parts in (
+            (False, gate_up_EJD, of_up, x_TD, sums, inner, splits),
+            (True, down_EDI, of_down, between, pair_out[None], width, ColumnSplits(1, inner))):
         blocks = product_blocks(rows, down)
         held, scales, zeros, constants = _parts(weight)
         launch(_product, (len(tiles), triton.cdiv(columns, blocks.width), parts.count))(
-            source, held, scales, zeros, target, order, tiles, source.stride(0), target.stride(1),
+            source, held, scales, zeros, bias, target, order, tiles, source.stride(0), target.stride(1),
             target.stride(0), COLUMNS=columns, DEPTH=source.shape[1], GATED=gated and not down, DOWN=down,
             **constants, SPLITS=parts.count, PART=parts.depth, **common, BN=blocks.width,
             num_warps=blocks.warps, num_stages=blocks.stages)
         if parts.count > 1:
             launch(_add, (len(tiles), triton.cdiv(columns, ADD.width)))(
-                sums, between, tiles, sums.stride(0), COLUMNS=columns, GATED=gated, ACTIVATION=activation,
-                SPLITS=parts.count, BM=rows, BN=ADD.width, num_warps=ADD.warps)
+                sums, bias, between, tiles, sums.stride(0), COLUMNS=columns, GATED=gated,
+                ACTIVATION=activation, SPLITS=parts.count, BM=rows, BN=ADD.width, num_warps=ADD.warps)
     launch(_combine, (tokens, triton.cdiv(width, COMBINE.width)))(
         pair_out, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices,
         BN=COMBINE.width, num_warps=COMBINE.warps)

@@ -46,6 +46,7 @@ from weft.tensor.gpu.softmax import (
     gates_of,
     kv_splits_of,
     softmax_step,
+    with_sinks,
 )
 from weft.tensor.inputs import Runs
 from weft.tensor.kernels.write_kv import pages_of
@@ -64,11 +65,12 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                    scale: float, window: int | None = None,
-                    scales: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+                    scale: float, window: int | None = None, scales: torch.Tensor | None = None,
+                    sinks_H: torch.Tensor | None = None) -> torch.Tensor | Unfit:
     if q_THD.dtype not in _DTYPES or q_THD.shape[2] > DIM_MAX:
         return UNFIT
-    return attend(q_THD, cache_k, cache_v, runs, scale, window, scales)
+    return attend(q_THD, cache_k, cache_v, runs, scale, window, scales,
+                  None if sinks_H is None else Gates(sinks_H=sinks_H))
 
 
 def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs, scale: float,
@@ -88,7 +90,8 @@ def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, ru
               table.stride(0), scale * math.log2(math.e), out_THD, *gates_of(gates))
     if runs.decode_count:
         _launch_decode(common, runs, constants, cache_k.itemsize, kv_heads)
-    if runs.decode_count < runs.run_count and prefill_backend.takes(q_THD, cache_k, runs):
+    plain = gates is None or gates.sinks_H is None
+    if runs.decode_count < runs.run_count and plain and prefill_backend.takes(q_THD, cache_k, runs):
         attended_NHD = prefill_backend.attend(q_THD, cache_k, cache_v, runs, scale, window)
         out_THD[runs.offsets[runs.decode_count]:] = _gated(attended_NHD, gates)
     elif runs.decode_count < runs.run_count:
@@ -139,7 +142,7 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
         *common, runs.context_R, items, partial, logs, splits, **constants, **cuts, **blocks)
     if splits > 1:
         used = {name: constants[name] for name in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
-        out_THD, *gates = common[-6:]
+        out_THD, *gates = common[-7:]
         launch(combine, (rows, heads))(
             out_THD, *gates, runs.context_R, partial, logs, splits, **used, PAGES=blocks["PAGES"],
             **cuts, AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
@@ -215,9 +218,9 @@ def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scal
 
 @triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
 def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part, table,
-            table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale, context,
-            items, partial, logs, splits, HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
-            D: tl.constexpr, BLOCK_D: tl.constexpr, FP8: tl.constexpr,
+            table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale, sinks,
+            context, items, partial, logs, splits, HEADS: tl.constexpr, GROUP: tl.constexpr,
+            WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, FP8: tl.constexpr,
             PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr,
             SPLIT_PAGES: tl.constexpr, PAGES: tl.constexpr, ROWS: tl.constexpr):
     kv_head = tl.program_id(1)
@@ -259,6 +262,8 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
             top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
                                      v_stride, k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D,
                                      BLOCK_D, PAGES, FP8, PRODUCT, PRECISION)
+        if sinks is not None and partial is None:
+            total = with_sinks(total, top, sinks, head, m < GROUP)
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]   # zeros for a PAD row, which is in no list
         if partial is None:
             finish(acc, token, head, m < GROUP, out, gate, gate_stride, head_gate, head_gate_stride,
@@ -272,7 +277,7 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
 @triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=CHUNKS)
 def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part,
              table, table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
-             starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, HEADS: tl.constexpr,
+             sinks, starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, HEADS: tl.constexpr,
              GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
              FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
              TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
@@ -317,5 +322,7 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
         top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride, v_stride,
                                   k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D, BLOCK_D, PAGES,
                                   FP8, PRODUCT, PRECISION)
+    if sinks is not None:
+        total = with_sinks(total, top, sinks, head, row_mask)
     finish(acc / total[:, None], token, head, row_mask, out, gate, gate_stride, head_gate, head_gate_stride,
            value_scale, HEADS, GROUP, D, BLOCK_D)

@@ -27,7 +27,7 @@ from weft.tensor import native
 from weft.tensor.gpu.launch import dense_rows, launch
 from weft.tensor.gpu.pages import as_bits, block_dim, fp8_kind, product_of, small_shared, widen
 from weft.tensor.gpu.runs import device_runs
-from weft.tensor.gpu.softmax import finish, softmax_step
+from weft.tensor.gpu.softmax import finish, softmax_step, with_sinks
 from weft.tensor.inputs import Runs
 from weft.tensor.kernels.write_kv import stored
 from weft.units import CHUNK_TOKENS, ceil_div
@@ -42,7 +42,8 @@ FAR = tl.constexpr(1 << 30)
 
 
 def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
-                     ring_S2HWD: torch.Tensor, runs: Runs, scale: float) -> torch.Tensor:
+                     ring_S2HWD: torch.Tensor, runs: Runs, scale: float,
+                     sinks_H: torch.Tensor | None = None) -> torch.Tensor:
     q_THD, k_THD, v_THD = dense_rows(q_THD), dense_rows(k_THD), dense_rows(v_THD)
     heads, dim = q_THD.shape[1:]
     kv_heads, window = ring_S2HWD.shape[2:4]
@@ -53,7 +54,7 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
              "FP8": fp8_kind(ring_S2HWD.dtype, q_THD.device)}
     common = (k_THD, k_THD.stride(0), k_THD.stride(1), v_THD, v_THD.stride(0), v_THD.stride(1), bits,
               native.slot_stride(ring_S2HWD), runs.starts_R, runs.slots_R, known.fresh_R)
-    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD)
+    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD, sinks_H)
     sizes = {"HEADS": heads, "GROUP": heads // kv_heads, "PRODUCT": product, "PRECISION": precision}
     if runs.decode_count:
         launch(_decode, (runs.decode_count, kv_heads))(
@@ -95,8 +96,8 @@ def _rows(x, at, row_mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit(do_not_specialize_on_alignment=MOVING)
-def _decode(q, q_token, q_head, qk_scale, out, k, k_token, k_head, v, v_token, v_head, ring, slot_stride,
-            starts, slots, fresh, KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
+def _decode(q, q_token, q_head, qk_scale, out, sinks, k, k_token, k_head, v, v_token, v_head, ring,
+            slot_stride, starts, slots, fresh, KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
             BLOCK_D: tl.constexpr, FP8: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
             PRODUCT: tl.constexpr, PRECISION: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr):
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -132,6 +133,8 @@ def _decode(q, q_token, q_head, qk_scale, out, k, k_token, k_head, v, v_token, v
         top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc,
                                         tl.where(place_mask | own, held, FAR), last, qk_scale, True, 0,
                                         PRODUCT, PRECISION)
+    if sinks is not None:
+        total = with_sinks(total, top, sinks, head, m < GROUP)
     finish(acc / total[:, None], token, head, m < GROUP, out, None, 0, None, 0, None, HEADS, GROUP, D,
            BLOCK_D)
     if slot >= 0:
@@ -147,9 +150,10 @@ def _decode(q, q_token, q_head, qk_scale, out, k, k_token, k_head, v, v_token, v
 
 
 @triton.jit(do_not_specialize_on_alignment=MOVING)
-def _attend(q, q_token, q_head, qk_scale, out, k, k_token, k_head, v, v_token, v_head, ring, slot_stride,
-            starts, slots, fresh, offsets, chunk_run, chunk_first, chunk_tokens, KV_HEADS: tl.constexpr,
-            WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, FP8: tl.constexpr,
+def _attend(q, q_token, q_head, qk_scale, out, sinks, k, k_token, k_head, v, v_token, v_head, ring,
+            slot_stride, starts, slots, fresh, offsets, chunk_run, chunk_first, chunk_tokens,
+            KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+            FP8: tl.constexpr,
             HEADS: tl.constexpr, GROUP: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
             TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PLACES: tl.constexpr):
     kv_head, chunk = tl.program_id(1), tl.program_id(2)
@@ -193,6 +197,8 @@ def _attend(q, q_token, q_head, qk_scale, out, k, k_token, k_head, v, v_token, v
         scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
         top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc,
                                         position, last, qk_scale, True, WINDOW, PRODUCT, PRECISION)
+    if sinks is not None:
+        total = with_sinks(total, top, sinks, head, row_mask)
     finish(acc / total[:, None], token, head, row_mask, out, None, 0, None, 0, None, HEADS, GROUP, D, BLOCK_D)
 
 

@@ -34,6 +34,8 @@ class AttentionCore:
     k_norm: torch.Tensor | None
     norm_eps: float
     plus_one: bool
+    sinks: torch.Tensor | None = None
+    """float32 [heads]: scores that take part in each sum and add nothing."""
     bound: Any = field(default=None, repr=False, compare=False)
     """The C++ object, after the first step."""
 
@@ -57,7 +59,7 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
     if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
         q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)
-    o_THD = _attend(q_THD, k_THD, v_THD, core.shape, inputs, cache)
+    o_THD = _attend(q_THD, k_THD, v_THD, core, inputs, cache)
     if head_gate_TH is not None:
         o_THD = o_THD * torch.sigmoid(head_gate_TH)[..., None]
     o_TC = o_THD.flatten(1)
@@ -79,20 +81,21 @@ def write_projected(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
     write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
 
 
-def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, shape: Attention,
+def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core: AttentionCore,
             inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
-    scales = cache.head_scales
+    shape, scales = core.shape, cache.head_scales
     if scales is not None:
         k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]
         q_THD = by_kv_head(q_THD, scales[0])
     if shape.ring:
-        o_THD = window_attention(q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale)
+        o_THD = window_attention(q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale,
+                                 core.sinks)
     else:
         assert cache.k is not None, "an attention layer without pages"
         assert cache.v is not None, "an attention layer without pages"
         write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
         o_THD = paged_attention(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window,
-                                cache.token_scales)
+                                cache.token_scales, core.sinks)
     return o_THD if scales is None else by_kv_head(o_THD, scales[1])
 
 
@@ -195,4 +198,4 @@ def _bind(core: AttentionCore) -> Any:
     assert (norms[0][0] == 0) == (norms[1][0] == 0), "norms of q and k come together"
     return native.extension().AttentionLayer(
         shape.heads, shape.kv_heads, shape.head_dim, shape.gated, shape.head_gated, shape.norm_whole, *norms,
-        core.plus_one, shape.scale, shape.window or 0)
+        core.plus_one, shape.scale, shape.window or 0, native.address_of(core.sinks))

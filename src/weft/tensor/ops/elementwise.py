@@ -12,16 +12,20 @@ from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.op import UNFIT, Unfit, op
 
-Activation = Literal["silu", "gelu", "relu2"]
+Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
 """By the name in an ``Architecture``."""
 
 
 def activate(x: torch.Tensor, name: Activation) -> torch.Tensor:
-    """Elementwise, in the dtype of ``x``: silu, gelu (the exact one, by erf), or the square of relu."""
+    """Elementwise, in the dtype of ``x``: silu, gelu (the exact one by erf, or by tanh), the square of
+    relu."""
     if name == "silu":
         return F.silu(x)
     if name == "gelu":
         return F.gelu(x)
+    if name == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    assert name == "relu2", f"{name} is of two inputs"
     return F.relu(x).square()
 
 

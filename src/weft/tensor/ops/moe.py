@@ -37,11 +37,21 @@ from weft.units import PAD
 ExpertWeights = torch.Tensor | QuantizedWeight | ExpertTiles
 """The matrices of experts: values [experts, rows, columns], quantised and stacked alike, or in tiles."""
 
-_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2}
+_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2, "clamped_swiglu": 3, "gelu_tanh": 4}
+CLAMP, GAIN = 7.0, 1.702
+"""Of ``clamped_swiglu``."""
 _FLOAT_FORMS: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
 """Dtype -> its number among the forms of weights in csrc/kernels.hpp."""
 _FEW_ROWS = 8
 """Most rows per expert, on average, for which the kernel is faster with float weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """float32, [experts, rows of the matrix] each: what the two products of an expert add."""
+
+    gate_up_EJ: torch.Tensor
+    down_ED: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +125,26 @@ def _by_sigmoid(scores_TE: torch.Tensor, rule: ChoiceRule,
 @op("weft.tensor.kernels.moe")
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True) -> torch.Tensor:
+        gated: bool = True, biases: ExpertBiases | None = None) -> torch.Tensor:
     """``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
     ``activation`` in the place of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
 
     ``x_TD`` [T, D]; ``expert_ids_TX`` int64 [T, X] (PAD: that choice is skipped) and ``expert_weights_TX``
     [T, X], both from the router; ``gate_up_EJD`` [E, 2 I, D], the gate's rows first ([E, I, D] without
     gates); ``down_EDI`` [E, D, I]; either may be quantised. Returns [T, D] in the dtype of ``x_TD``; the
-    choices of a token are added in float32. Experts without a token are not computed.
+    choices of a token are added in float32. Experts without a token are not computed. ``biases``: added to
+    each product. ``clamped_swiglu`` stands for both factors: (up + 1) gate sigmoid(1.702 gate), gate and up
+    clamped to 7, up also to -7.
 
-    Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next.
+    Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next;
+    ``GptOssExperts`` for biases and the clamp.
     """
     def expert(rows: torch.Tensor, number: int) -> torch.Tensor:
-        inner = activated(product(rows, gate_up_EJD, number), activation, gated=gated)
-        return product(inner, down_EDI, number)
+        inner = product(rows, gate_up_EJD, number)
+        if biases is not None:
+            inner = inner + biases.gate_up_EJ[number].to(inner.dtype)
+        y = product(activated(inner, activation, gated=gated), down_EDI, number)
+        return y if biases is None else y + biases.down_ED[number].to(y.dtype)
 
     return by_expert(x_TD, expert_ids_TX, expert_weights_TX, count_of(gate_up_EJD), expert)
 
@@ -138,6 +154,9 @@ def activated(inner: torch.Tensor, activation: Activation, *, gated: bool) -> to
     if not gated:
         return activate(inner, activation)
     gate, up = inner.chunk(2, dim=-1)
+    if activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+        return (up + 1) * (gate * torch.sigmoid(gate * GAIN))
     return activate(gate, activation) * up
 
 
@@ -173,7 +192,7 @@ def by_expert(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX
 @moe.in_cpp
 def _moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
          gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-         gated: bool = True) -> torch.Tensor | Unfit:
+         gated: bool = True, biases: ExpertBiases | None = None) -> torch.Tensor | Unfit:
     if not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
         return UNFIT
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
@@ -186,6 +205,8 @@ def _moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: tor
     out_TD = x_TD.new_empty(x_TD.shape)
     native.extension().moe(x_TD.data_ptr(), x_TD.stride(0), native.DTYPES[x_TD.dtype], *ids.shape,
                            count_of(gate_up_EJD), ids.data_ptr(), weights.data_ptr(), gate_up, down, *tables,
+                           native.address_of(None if biases is None else biases.gate_up_EJ),
+                           native.address_of(None if biases is None else biases.down_ED),
                            _ACTIVATIONS[activation], gated, exact, out_TD.data_ptr())
     return out_TD
 

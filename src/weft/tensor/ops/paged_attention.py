@@ -51,8 +51,8 @@ class Group:
 
 @op("weft.tensor.kernels.paged_attention")
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                    scale: float, window: int | None = None,
-                    scales: torch.Tensor | None = None) -> torch.Tensor:
+                    scale: float, window: int | None = None, scales: torch.Tensor | None = None,
+                    sinks_H: torch.Tensor | None = None) -> torch.Tensor:
     """softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence. With a
     ``window`` it sees the last ``window`` of them, itself included.
 
@@ -63,6 +63,10 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
 
     Of a row of ``page_table_RP`` only the pages of its context are used, and of the last page only the
     written places. Unwritten memory, NaN included, does not reach the output (L6). PAD rows return zeros.
+
+    ``sinks_H`` float32 [heads]: a score of each head that takes part in the softmax's sum, with no value.
+
+    Source of the sinks: transformers ``GptOssAttention``; Xiao et al., 2023.
     """
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     page_bytes = cache_k[0].numel() * cache_k.itemsize if cache_k.shape[0] else 1
@@ -73,7 +77,7 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
     if empty_rows is not None:
         out_THD.index_fill_(0, empty_rows, 0.0)
     for group in groups:
-        _attend_group(q_THD, cache_k, cache_v, scales, group, scale, out_THD)
+        _attend_group(q_THD, cache_k, cache_v, scales, group, scale, out_THD, sinks_H)
     for run in range(runs.decode_count, runs.run_count):
         begin, length = runs.offsets[run], runs.lengths[run]
         if runs.starts[run] == PAD:
@@ -83,14 +87,15 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
         first = first_page(runs.starts[run], window)
         pages = runs.page_table_RP[run, first : pages_for(context)].long()
         out_THD[begin : begin + length] = _attend_run(q_THD[begin : begin + length], cache_k, cache_v, scales,
-                                                      pages, context - first * PAGE_TOKENS, scale, window)
+                                                      pages, context - first * PAGE_TOKENS, scale, window,
+                                                      sinks_H)
     return out_THD
 
 
 @paged_attention.in_cpp
 def _paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                     scale: float, window: int | None = None,
-                     scales: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+                     scale: float, window: int | None = None, scales: torch.Tensor | None = None,
+                     sinks_H: torch.Tensor | None = None) -> torch.Tensor | Unfit:
     if not (native.fits(q_THD) and cache_k.dtype in native.KV_DTYPES and q_THD.stride(-1) == 1
             and q_THD.shape[2] % native.LANES == 0 and q_THD.shape[2] <= DIM_MAX):
         return UNFIT
@@ -104,7 +109,7 @@ def _paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.
         cache_v.data_ptr(), native.slot_stride(cache_k), native.slot_stride(cache_v), kv_heads,
         heads // kv_heads, dim, table_address, table_stride, scale,
         native.KV_DTYPES[cache_k.dtype], *native.token_scales(scales),
-        window or 0)
+        window or 0, native.address_of(sinks_H))
     return out_THD
 
 
@@ -157,7 +162,8 @@ def group_decodes(runs: Runs, page_bytes: int,
 
 
 def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
-                  scales: torch.Tensor | None, group: Group, scale: float, out_THD: torch.Tensor) -> None:
+                  scales: torch.Tensor | None, group: Group, scale: float, out_THD: torch.Tensor,
+                  sinks_H: torch.Tensor | None) -> None:
     rows, page_count = group.pages_NP.shape
     kv_heads, dim = cache_k.shape[1], q_THD.shape[2]
     heads = q_THD.shape[1] // kv_heads
@@ -182,7 +188,7 @@ def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Ten
     if group.left_NS is not None:
         head = scores_BGS.view(rows, kv_heads * heads, context)[:, :, :PAGE_TOKENS]
         head.masked_fill_(group.left_NS[:, None], float("-inf"))
-    weights_BGS = torch.softmax(scores_BGS, dim=-1)
+    weights_BGS = softmax_with(sinks_H, scores_BGS)
     if scales is not None:
         v_scale_NHS = _token_scales(scales[:, 1], group.pages_NP)
         if group.read_min < context:
@@ -261,7 +267,7 @@ def _split_pairs(pairs: torch.Tensor, first: torch.Tensor, second: torch.Tensor)
 
 def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
                 scales: torch.Tensor | None, pages: torch.Tensor, context: int, scale: float,
-                window: int | None) -> torch.Tensor:
+                window: int | None, sinks_H: torch.Tensor | None) -> torch.Tensor:
     """All queries of one prefill run over its context: [L, heads, D] float32. ``pages`` and ``context`` begin
     with the first page that any query reads."""
     length, q_heads, dim = q_LHD.shape
@@ -282,7 +288,7 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
     # memory.
     k_HGSD = k_HSD[:, None, :context].expand(kv_heads, group, context, dim)
     v_HGSD = v_HSD[:, None, :context].expand(kv_heads, group, context, dim)
-    if length == context and (window is None or window >= context):
+    if sinks_H is None and length == context and (window is None or window >= context):
         attended = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, is_causal=True, scale=scale)
     else:
         places = torch.arange(context, device=q_LHD.device)
@@ -290,5 +296,34 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
         seen = places <= queries_L1
         if window is not None:
             seen &= places > queries_L1 - window
-        attended = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, attn_mask=seen, scale=scale)
+        attended = attended_with(sinks_H, q_HGLD, k_HGSD, v_HGSD, seen, scale)
     return attended.permute(2, 0, 1, 3).reshape(length, q_heads, dim)
+
+
+def softmax_with(sinks_H: torch.Tensor | None, scores_BGS: torch.Tensor) -> torch.Tensor:
+    """Softmax over the last dim of ``scores_BGS`` [n x kv_heads, G, S], the sinks in its sums."""
+    if sinks_H is None:
+        return torch.softmax(scores_BGS, dim=-1)
+    heads_BG1 = sinks_H.view(-1, scores_BGS.shape[1], 1)
+    heads_BG1 = heads_BG1.repeat(scores_BGS.shape[0] // len(heads_BG1), 1, 1)
+    # e^x / (sum + e^sink) is e^x / sum times the logistic of what is between them: no column beside S.
+    rest_BG1 = torch.sigmoid(torch.logsumexp(scores_BGS, dim=-1, keepdim=True) - heads_BG1)
+    return torch.softmax(scores_BGS, dim=-1) * rest_BG1
+
+
+def attended_with(sinks_H: torch.Tensor | None, q_HGLD: torch.Tensor, k_HGSD: torch.Tensor,
+                  v_HGSD: torch.Tensor, seen_LS: torch.Tensor, scale: float) -> torch.Tensor:
+    """One fused attention call, the sinks in its sums: [kv_heads, G, L, D]. A sink is one more key, whose
+    product with a query is the sink through one more dim, and whose value is zero."""
+    if sinks_H is None:
+        return F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, attn_mask=seen_LS, scale=scale)
+    kv_heads, group, length, dim = q_HGLD.shape
+    own_HGL1 = (sinks_H / scale).view(kv_heads, group, 1, 1).expand(-1, -1, length, -1)
+    q_HGLD = torch.cat((q_HGLD, own_HGL1), dim=-1)
+    key_HSD, value_HSD = (F.pad(x_HGSD[:, 0], (0, 1, 0, 1)) for x_HGSD in (k_HGSD, v_HGSD))
+    key_HSD[:, -1, -1] = 1.0
+    wide = (kv_heads, group, *key_HSD.shape[1:])
+    attended = F.scaled_dot_product_attention(
+        q_HGLD, key_HSD[:, None].expand(wide), value_HSD[:, None].expand(wide),
+        attn_mask=F.pad(seen_LS, (0, 1), value=True), scale=scale)
+    return attended[..., :dim]

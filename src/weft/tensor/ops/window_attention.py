@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from weft.tensor.few_bits import as_bytes, narrowed
 from weft.tensor.inputs import Runs
 from weft.tensor.op import recurrent_op
+from weft.tensor.ops.paged_attention import attended_with, softmax_with
 from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import StateRows, decode_blocks, prefill_rows
 from weft.units import PAD
@@ -45,7 +45,8 @@ class DecodePlaces:
 
 @recurrent_op("weft.tensor.kernels.window_attention")
 def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
-                     ring_S2HWD: torch.Tensor, runs: Runs, scale: float) -> torch.Tensor:
+                     ring_S2HWD: torch.Tensor, runs: Runs, scale: float,
+                     sinks_H: torch.Tensor | None = None) -> torch.Tensor:
     """softmax(scale * Q K^T) V; the token at position p sees positions (p - W, p] of its own sequence.
 
     ``q_THD`` [T, heads, D] with heads = G x kv_heads, query head h reading KV head h // G; ``k_THD`` and
@@ -54,7 +55,7 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
 
     ``ring_S2HWD`` [S, 2, kv_heads, W, D]: keys in [:, 0], values in [:, 1]; position p is at place p mod W.
     A fresh run sees nothing before its start and leaves zeros at unwritten places; any other run finds all
-    positions from 0 on. Runs with slot PAD see only themselves.
+    positions from 0 on. Runs with slot PAD see only themselves. ``sinks_H``: as of ``paged_attention``.
 
     Source: Beltagy et al., "Longformer" (2020), the causal window of Mistral 7B (2023).
     """
@@ -64,14 +65,15 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
     kv_2THD, ring_S2HWD = as_bytes(narrowed(torch.stack((k_THD, v_THD)), dtype)), as_bytes(ring_S2HWD)
     n = runs.decode_count
     if n:
-        _decode(q_THD[:n], kv_2THD[:, :n].transpose(0, 1), ring_S2HWD, dtype, runs, scale, out_THD[:n])
+        _decode(q_THD[:n], kv_2THD[:, :n].transpose(0, 1), ring_S2HWD, dtype, runs, scale, out_THD[:n],
+                sinks_H)
     if n < runs.run_count:
-        _prefill(q_THD, kv_2THD, ring_S2HWD, dtype, runs, scale, out_THD)
+        _prefill(q_THD, kv_2THD, ring_S2HWD, dtype, runs, scale, out_THD, sinks_H)
     return out_THD
 
 
 def _decode(q_RHD: torch.Tensor, kv_R2HD: torch.Tensor, ring_S2HWD: torch.Tensor, dtype: torch.dtype,
-            runs: Runs, scale: float, out_RHD: torch.Tensor) -> None:
+            runs: Runs, scale: float, out_RHD: torch.Tensor, sinks_H: torch.Tensor | None) -> None:
     _, _, kv_heads, window, dim = ring_S2HWD.shape
     blocks = decode_blocks(runs, ring_S2HWD)
     key = f"window_attention.{window}.{len(blocks)}"
@@ -91,7 +93,7 @@ def _decode(q_RHD: torch.Tensor, kv_R2HD: torch.Tensor, ring_S2HWD: torch.Tensor
             scores_BGW.view(count, -1, window).masked_fill_(where.unread_RW[:, None], float("-inf"))
             # 0 x NaN is NaN: a weight of 0 does not hide an unwritten place.
             v_BWD.view(count, kv_heads, window, dim).masked_fill_(where.unread_RW[:, None, :, None], 0.0)
-        attended = torch.bmm(torch.softmax(scores_BGW, dim=-1), v_BWD)
+        attended = torch.bmm(softmax_with(sinks_H, scores_BGW), v_BWD)
         out_RHD[rows.span] = attended.view(count, -1, dim).to(out_RHD.dtype)
         # After the read: a fresh slot becomes zeros with the new token in it.
         if where.fresh_slots.numel():
@@ -125,7 +127,7 @@ def _first_known(runs: Runs, run: int) -> int:
 
 
 def _prefill(q_THD: torch.Tensor, kv_2THD: torch.Tensor, ring_S2HWD: torch.Tensor, dtype: torch.dtype,
-             runs: Runs, scale: float, out_THD: torch.Tensor) -> None:
+             runs: Runs, scale: float, out_THD: torch.Tensor, sinks_H: torch.Tensor | None) -> None:
     window = ring_S2HWD.shape[3]
     chosen = range(runs.decode_count, runs.run_count)
     rows = prefill_rows(runs, chosen, "state_rows.prefill")
@@ -137,7 +139,7 @@ def _prefill(q_THD: torch.Tensor, kv_2THD: torch.Tensor, ring_S2HWD: torch.Tenso
         before = torch.arange(max(_first_known(runs, run), start - window + 1), start, device=own.device)
         known = torch.cat((rings[row][:, :, before % window], own), dim=2)
         _attend(q_THD[begin : begin + length], known.view(dtype), start, window, scale,
-                out_THD[begin : begin + length])
+                out_THD[begin : begin + length], sinks_H)
         for tap in runs.taps:
             if tap.run == run and tap.slot != PAD:
                 # On a copy: the ring itself goes on with the run.
@@ -156,7 +158,7 @@ def _written(ring_2HWD: torch.Tensor, own_2HLD: torch.Tensor, start: int) -> tor
 
 
 def _attend(q_LHD: torch.Tensor, known_2HSD: torch.Tensor, start: int, window: int, scale: float,
-            out_LHD: torch.Tensor) -> None:
+            out_LHD: torch.Tensor, sinks_H: torch.Tensor | None) -> None:
     """Queries of one run; ``known`` ends with the run's own tokens."""
     length, heads, dim = q_LHD.shape
     _, kv_heads, count, _ = known_2HSD.shape
@@ -172,7 +174,6 @@ def _attend(q_LHD: torch.Tensor, known_2HSD: torch.Tensor, start: int, window: i
         key_S = torch.arange(low, high, device=wide.device)
         query_L1 = torch.arange(lead + first, lead + last, device=wide.device)[:, None]
         seen = (key_S <= query_L1) & (key_S > query_L1 - window)
-        attended = F.scaled_dot_product_attention(q_HGLD[:, :, first:last], k_HGSD, v_HGSD, attn_mask=seen,
-                                              scale=scale)
+        attended = attended_with(sinks_H, q_HGLD[:, :, first:last], k_HGSD, v_HGSD, seen, scale)
         out_LHD[first:last] = attended.permute(2, 0, 1, 3).reshape(last - first, heads, dim).to(out_LHD.dtype)
         first = last
