@@ -210,7 +210,7 @@ def test_several_pictures_are_asked_about_with_the_client_of_openai(name: str, t
             assert answer.usage.prompt_tokens_details is not None
             cached.append(answer.usage.prompt_tokens_details.cached_tokens)
         assert cached[0] == 0
-        assert (cached[1] or 0) > 64
+        assert (cached[1] or 0) >= 64, "rows of the first picture are among them"
         with pytest.raises(openai.BadRequestError, match=r"messages\[0\].content\[0\].*video"):
             client.chat.completions.create(model="default", max_tokens=1, messages=[
                 {"role": "user", "content": [{"type": "video_url",  # type: ignore[list-item,misc]
