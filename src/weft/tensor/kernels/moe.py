@@ -183,13 +183,12 @@ def _align(ids, counts, order, tiles, pairs, parts, tile_count, EXPERTS: tl.cons
 
 
 @triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["order", "tiles"])
-def _product(x, weight, scales, zeros, bias, out, order, tiles, x_row, out_row, split_stride,
-             COLUMNS: tl.constexpr, DEPTH: tl.constexpr, CHOICES: tl.constexpr, GATED: tl.constexpr,
-             ACTIVATION: tl.constexpr, DOWN: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-             GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr,
-             FP8: tl.constexpr,
-             LANES: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, BK: tl.constexpr):
+def _product(x, weight, scales, zeros, bias, out, order, tiles, x_row, out_row, split_stride, COLUMNS:
+             tl.constexpr, DEPTH: tl.constexpr, CHOICES: tl.constexpr, GATED: tl.constexpr, ACTIVATION:
+             tl.constexpr, DOWN: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS:
+             tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr,
+             LANES: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr, BN:
+             tl.constexpr, BK: tl.constexpr):
     """``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
     (pair // CHOICES), rows of ``out`` are sorted pairs, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows
     of x are sorted pairs, rows of ``out`` are pairs in the router's order. BITS 0: weights are values; else
