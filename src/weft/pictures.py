@@ -14,9 +14,9 @@ each token that is missing before it.
 
 Text behind a picture has its own ids. It can only match where everything before it does.
 
-Some models *turn* by other positions than those of the prompt (M-RoPE): the rows of a picture stand at one
-time, each at its row and column, and text goes on behind the longer side of the grid. ``Turns`` has them, out
-of the places of a prompt's pictures alone: never of what was computed or cached before.
+Some models *turn* by other positions than those of the prompt (M-RoPE). The rows of a picture stand at one
+time, each at its row and column. Text goes on behind the longer side of the grid. ``Turns`` has them, out of
+the places of a prompt's pictures alone: never of what was computed or cached before.
 
     prompt   0  1  2   3   4   5   6   7   8   9
              a  b <im><im><im><im><im><im>  c  d        a grid of 2 rows, 3 columns

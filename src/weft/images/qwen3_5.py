@@ -7,7 +7,10 @@
 Patches of 16 pixels stand row by row, and 2 x 2 of them become a row. Templates write the tokens around a
 picture themselves, ``<|vision_start|>`` and ``<|vision_end|>``, so its text is its rows alone.
 
-Sizes are those of transformers' ``Qwen2VLImageProcessor``, pixels too (``resizing``).
+Sizes are those of transformers' ``Qwen2VLImageProcessor``, pixels too (``resizing``). It repeats a patch for
+each of two frames and puts neighbours side by side. Here the tower does both.
+
+Rejected: tiles for large pictures, as LFM2-VL has them. The model saw whole pictures when it was trained.
 """
 
 from __future__ import annotations
