@@ -13,6 +13,16 @@ equality is never by a short hash alone). In a prompt that begins with a picture
 each token that is missing before it.
 
 Text behind a picture has its own ids. It can only match where everything before it does.
+
+Some models *turn* by other positions than those of the prompt (M-RoPE). The rows of a picture stand at one
+time, each at its row and column. Text goes on behind the longer side of the grid. ``Turns`` has them, out of
+the places of a prompt's pictures alone: never of what was computed or cached before.
+
+    prompt   0  1  2   3   4   5   6   7   8   9
+             a  b <im><im><im><im><im><im>  c  d        a grid of 2 rows, 3 columns
+    time     0  1  2   2   2   2   2   2   5  6
+    row      0  1  2   2   2   3   3   3   5  6         delta: -3
+    column   0  1  2   3   4   2   3   4   5  6
 """
 
 from __future__ import annotations
@@ -27,6 +37,7 @@ from weft.errors import RequestError
 from weft.request import PlacedPicture, Request
 
 Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
 
 DIGEST_BYTES = 32
 LEAD_TOKENS = 7
@@ -88,6 +99,39 @@ def request_keys(request: Request) -> list[int]:
 def _stream(seed: bytes, count: int) -> Int32s:
     """``count`` negative numbers."""
     return np.frombuffer(hashlib.shake_256(seed).digest(4 * count), dtype="<i4").astype(np.int32) | _SIGN
+
+
+class Turns:
+    """``spans``: (first position, rows, columns) of each place of a prompt's pictures, ascending. ``delta``:
+    what text behind the last picture adds to its position.
+
+    Source: ``get_rope_index`` of transformers' ``qwen3_5``."""
+
+    __slots__ = ("_known_3P", "delta")
+
+    def __init__(self, spans: Sequence[tuple[int, int, int]]) -> None:
+        at = position = 0
+        parts = [np.empty((3, 0), np.int64)]
+        for first, rows, columns in spans:
+            text = np.arange(position, position + first - at)
+            position += len(text)
+            row, column = np.divmod(np.arange(rows * columns), columns)
+            parts += [np.stack((text, text, text)),
+                      position + np.stack((np.zeros_like(row), row, column))]
+            at, position = first + rows * columns, position + max(rows, columns)
+        self._known_3P: Int64s = np.concatenate(parts, 1, dtype=np.int64)
+        self.delta = position - at
+
+    def plain(self, start: int) -> bool:
+        """Whether time, row and column are one from ``start`` on."""
+        known: int = self._known_3P.shape[1]
+        return start >= known
+
+    def at(self, start: int, end: int) -> Int64s:
+        """[3, end - start]: time, row and column of the positions from ``start`` on."""
+        known_3N = self._known_3P[:, start:end]
+        behind = np.arange(start + known_3N.shape[1], end, dtype=np.int64) + self.delta
+        return np.concatenate((known_3N, np.broadcast_to(behind, (3, len(behind)))), 1)
 
 
 def token_count(keys: Sequence[int]) -> int:

@@ -155,6 +155,27 @@ def test_a_directory_is_planned_from_its_config_alone(
     assert data(capsys, "weft-recall", "--memory", "64MiB")["family"] == "qwen3_5"
 
 
+@pytest.mark.parametrize("name", ["lfm2_vl", "qwen3_5_vl"])
+def test_a_tower_that_is_not_on_disk_is_not_counted(
+        capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    from tests.fixtures.vision_checkpoints import vision_checkpoint
+    shutil.copytree(vision_checkpoint(name), tmp_path, dirs_exist_ok=True)
+    asked = (str(tmp_path), "--arena", "1GiB")
+    whole = data(capsys, *asked)["weights"]
+    file = tmp_path / "model.safetensors"
+    save_file({tensor: values for tensor, values in load_file(file).items()
+               if not any(part in tensor for part in ("visual", "vision", "projector"))}, file)
+    alone = data(capsys, *asked)["weights"]
+    assert alone["parts"].keys() ^ whole["parts"].keys() == {"vision"}
+    assert whole["bytes"] - alone["bytes"] == whole["parts"]["vision"] > 0
+    file.unlink()
+    assert data(capsys, *asked)["weights"] == whole, "of config.json alone"
+
+
 def test_a_quantised_checkpoint_is_planned_in_its_form(
         capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     quantized = {"quant_method": "fp8", "weight_block_size": [128, 128]}

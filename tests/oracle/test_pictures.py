@@ -1,6 +1,7 @@
 """Prompts with pictures through the engine, against transformers: the same tokens whatever else happens.
 
-The truth is transformers' whole model on pixels. ``seeing`` is a prompt of text, a picture, and more text.
+The truth is transformers' whole model on pixels, for each tower. ``seeing`` is a prompt of text, pictures and
+more text. Qwen3.5 turns by the places of pictures (M-RoPE), so the same compositions prove its positions.
 """
 
 from __future__ import annotations
@@ -9,148 +10,211 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
-from tests.fixtures.vision_checkpoints import vision_reference
+from tests.fixtures.vision_checkpoints import SEEING, greedy_of_pixels, prepared
 from tests.oracle.serving import Serving, Truth, assert_equal_to_truth, distance
 from tests.oracle.test_engine_store import disk_store
-from tests.oracle.test_vision import loaded, picture, settings_of
+from tests.oracle.test_vision import loaded
 from tests.server.scripted_engine import _FreeRows
+from weft.pictures import Turns
 from weft.request import PlacedPicture, SamplingParams
+from weft.runner.graphs import EagerCapture
 from weft.runner.pictures import PictureRows
 from weft.schedule.plan import StepPlan
 from weft.speculation.speculator import Speculator
 from weft.tensor.inputs import EmbeddedRows
 
-NAME = "lfm2_vl"
 STEPS = 24
 TOLERANCE = 1e-4
-FAMILY = "lfm2"
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
+BIG, TALL, SMALL, FLAT = (200, 120), (120, 200), (64, 64), (41, 90)
+TURNING = tuple(name for name in SEEING if name.startswith("qwen"))
+of_each = pytest.mark.parametrize("name", SEEING)
+of_turning = pytest.mark.parametrize("name", TURNING)
 
 
 class Seeing(NamedTuple):
+    name: str
     tokens: list[int]
     pictures: list[PlacedPicture]
     truth: Truth
 
 
-def image_token() -> int:
-    vision = loaded(NAME).model.architecture.vision
-    assert vision is not None
-    return vision.image_token_id
-
-
 @functools.cache
-def seeing(before: int, size: tuple[int, int], behind: int, *, seed: int = 0) -> Seeing:
-    """``before`` and ``behind``: tokens of text around the picture's tiles, which stand one token apart."""
-    one = picture(*size)
+def seeing(name: str, before: int, sizes: tuple[tuple[int, int], ...], behind: int, *,
+           seed: int = 0) -> Seeing:
+    """``before`` and ``behind``: tokens of text around the pictures, whose tiles have a token of text behind
+    each; with -1 the last has none."""
+    vision = loaded(name).model.architecture.vision
+    assert vision is not None
     generator = torch.Generator().manual_seed(seed)
 
     def text(count: int) -> list[int]:
-        return torch.randint(3, 400, (count,), generator=generator).tolist()
-    tokens, places = text(before), []
-    for rows in (part for part in one.text if isinstance(part, int)):
-        places.append((len(tokens), rows))
-        tokens += [*[image_token()] * rows, *text(1)]
-    tokens += text(behind)
-    placed = PlacedPicture(digest=one.digest, places=places, data=one.to_bytes())
-    return Seeing(tokens, [placed], _truth(tokens, size))
+        return torch.randint(3, 390, (count,), generator=generator).tolist()
+    tokens, placed = text(before), []
+    shown = [prepared(name, *size) for size in sizes]
+    for one in shown:
+        places = []
+        for rows in (part for part in one.text if isinstance(part, int)):
+            places.append((len(tokens), rows))
+            tokens += [*[vision.image_token_id] * rows, *text(1)]
+        placed.append(PlacedPicture(digest=one.digest, places=places, data=one.to_bytes()))
+    tokens = tokens[:behind] if behind < 0 else tokens + text(behind)
+    return Seeing(name, tokens, placed, Truth(tokens, *greedy_of_pixels(name, tokens, shown, STEPS)))
 
 
-@torch.inference_mode()
-def _truth(tokens: list[int], size: tuple[int, int]) -> Truth:
-    model, settings, one = vision_reference(NAME), settings_of(NAME), picture(*size)
-    most = max(len(tile.patches) for tile in one.tiles)
-    values = torch.zeros(len(one.tiles), most, one.tiles[0].patches.shape[1])
-    mask = torch.zeros(len(one.tiles), most, dtype=torch.int32)
-    for number, tile in enumerate(one.tiles):
-        patches = torch.tensor(tile.patches) * settings.rescale_factor
-        values[number, :len(patches)] = (patches - settings.mean[0]) / settings.std[0]
-        mask[number, :len(patches)] = 1
-    shapes = torch.tensor([[tile.rows, tile.columns] for tile in one.tiles])
-    known, rows = list(tokens), []
-    for _ in range(STEPS):
-        logits = model(input_ids=torch.tensor([known]), pixel_values=values, spatial_shapes=shapes,
-                       pixel_attention_mask=mask, use_cache=False).logits[0].float()
-        rows.append(logits[-1])
-        known.append(int(logits[-1].argmax()))
-    return Truth(tokens, known[len(tokens):], torch.stack(rows), logits[:len(tokens)])
+def serving(name: str, **named: object) -> Serving:
+    return Serving("", model=loaded(name), **named)  # type: ignore[arg-type]
 
 
-def serving(**named: object) -> Serving:
-    return Serving(FAMILY, model=loaded(NAME), **named)
+@functools.cache
+def cases(name: str) -> list[Seeing]:
+    return [seeing(name, 70, (BIG,), 9, seed=1), seeing(name, 3, (SMALL,), 60, seed=2),
+            seeing(name, 130, (FLAT,), -1, seed=3), seeing(name, 20, (FLAT, TALL, FLAT), 12, seed=6)]
 
 
-CASES = [seeing(70, (200, 120), 9, seed=1), seeing(3, (64, 64), 60, seed=2), seeing(130, (41, 90), 1, seed=3)]
+def answers(engine: Serving, asked: list[Seeing], **named: object) -> list[Truth]:
+    results = engine.run([case.tokens for case in asked], SAMPLING,
+                         pictures=[case.pictures for case in asked], **named)  # type: ignore[arg-type]
+    assert_equal_to_truth(results, [case.truth for case in asked])
+    return results  # type: ignore[return-value]
 
 
-def answers(engine: Serving, cases: list[Seeing], **named: object) -> list[Truth]:
-    results = engine.run([case.tokens for case in cases], SAMPLING,
-                         pictures=[case.pictures for case in cases], **named)
-    assert_equal_to_truth(results, [case.truth for case in cases])
-    return results
-
-
+@of_each
 @pytest.mark.parametrize("step_tokens", [1024, 100, 65])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_an_answer_about_a_picture_is_that_of_transformers(step_tokens: int, overlap: bool) -> None:
-    """Chunks end before, inside of and behind pictures (imp #1184: a second chunk began at image row 0)."""
-    engine = serving(step_tokens=step_tokens, overlap=overlap)
-    answers(engine, CASES, stagger_steps=2)
-    assert len({case.truth.tokens[0] for case in CASES}) > 1
+def test_an_answer_about_a_picture_is_that_of_transformers(name: str, step_tokens: int,
+                                                           overlap: bool) -> None:
+    """Chunks end before, inside of and behind pictures (imp #1184: a second chunk began at image row 0;
+    mlx-vlm #1621: at position 0)."""
+    engine = serving(name, step_tokens=step_tokens, overlap=overlap)
+    answers(engine, cases(name), stagger_steps=2)
+    assert len({case.truth.tokens[0] for case in cases(name)}) > 1
 
 
-def test_hits_skip_the_picture_only_if_it_is_the_same() -> None:
+@of_each
+def test_an_answer_through_graphs_is_that_of_transformers(name: str) -> None:
+    answers(serving(name, capture=EagerCapture(), remote=True), cases(name), stagger_steps=2)
+
+
+@of_each
+def test_hits_skip_the_picture_only_if_it_is_the_same(name: str) -> None:
     """fastllm #750: the picture was skipped on a hit of the text. vllm #43587: no hits with pictures."""
-    first, other = seeing(70, (200, 120), 9, seed=1), seeing(70, (120, 200), 9, seed=1)
+    first, other = seeing(name, 70, (BIG,), 9, seed=1), seeing(name, 70, (TALL,), 9, seed=1)
     assert first.tokens[:70] == other.tokens[:70]
-    engine = serving(cache=True)
+    engine = serving(name, cache=True)
     for case, least, most in ((first, 0, 0), (first, len(first.tokens) - 64, len(first.tokens)),
                               (other, 0, 63), (first, len(first.tokens) - 64, len(first.tokens))):
         [answer] = answers(engine, [case])
-        assert least <= answer.cached_tokens <= most
+        assert least <= answer.cached_tokens <= most  # type: ignore[attr-defined]
     assert engine.core.pictures.stats().encoded == 2
 
 
-def test_preemptions_compute_a_picture_again() -> None:
-    cases = [*CASES, seeing(20, (90, 41), 30, seed=4), seeing(40, (64, 64), 90, seed=5)]
-    arena = serving().arena
-    engine = serving(memory_bytes=16 * arena.frame_bytes, max_model_len=300, cache=True)
-    results = answers(engine, cases * 2)
-    assert sum(answer.preemptions for answer in results) > 0
+@of_each
+def test_preemptions_compute_a_picture_again(name: str) -> None:
+    asked = [*cases(name)[:3], seeing(name, 20, ((90, 41),), 30, seed=4),
+             seeing(name, 40, (SMALL,), 90, seed=5)]
+    arena = serving(name).arena
+    frames = 4 if name in TURNING else 16
+    engine = serving(name, memory_bytes=frames * arena.frame_bytes, max_model_len=300, cache=True)
+    results = answers(engine, asked * 2)
+    assert sum(answer.preemptions for answer in results) > 0  # type: ignore[attr-defined]
 
 
-def test_speculation_changes_no_token_of_an_answer_about_a_picture() -> None:
+@of_each
+def test_speculation_changes_no_token_of_an_answer_about_a_picture(name: str) -> None:
     """vllm #54498: slots of drafts were wrong with pictures."""
     drafter = Speculator(("prediction", "suffix", "tree"), costs=_FreeRows())
-    engine = serving(cache=True, drafter=drafter)
+    engine = serving(name, cache=True, drafter=drafter)
     drafter._tree = engine.core.memory.prefix_tree
-    for case in CASES * 2:
+    for case in cases(name)[:3] * 2:
         answers(engine, [case], predictions=[case.truth.tokens])
     assert sum(one.accepted for one in engine.core.stats().speculation.sources.values()) > STEPS
 
 
-def test_a_stored_prefix_with_a_picture_is_read_again(tmp_path: Path) -> None:
+@of_each
+def test_a_stored_prefix_with_a_picture_is_read_again(name: str, tmp_path: Path) -> None:
     for wanted in (False, True):
-        engine = serving(cache=True, store=lambda one: disk_store(tmp_path, one))
-        [answer] = answers(engine, [CASES[0]])
-        assert (answer.cached_tokens > 120) == wanted
+        engine = serving(name, cache=True, store=lambda one: disk_store(tmp_path, one))
+        [answer] = answers(engine, [cases(name)[0]])
+        assert (answer.cached_tokens > 120) == wanted  # type: ignore[attr-defined]
         engine.core.close()
 
 
-def test_rows_by_the_place_in_a_chunk_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: imp #1184 put back."""
-    right = PictureRows.of_step
+def off(name: str, case: Seeing, *, step_tokens: int = 1024, cache: bool = False) -> float:
+    """How far an engine's logits are from the truth, the second time that it is asked."""
+    engine = serving(name, step_tokens=step_tokens, cache=cache)
+    for _ in range(1 + cache):
+        [answer] = engine.run([case.tokens], SAMPLING, pictures=[case.pictures])
+    return float(distance(answer, case.truth))
+
+
+@of_each
+def test_rows_by_the_place_in_a_chunk_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: imp #1184 put back. Every chunk begins at row 0 of the picture."""
+    right, case = PictureRows.of_step, seeing(name, 40, (BIG,), 40, seed=7)
 
     def wrong(self: PictureRows, plan: StepPlan) -> EmbeddedRows | None:
         embedded = right(self, plan)
         if embedded is None:
             return None
-        first = next(iter(self._places.values()))[0][1]
-        return EmbeddedRows(embedded.index_N, first[:1].expand_as(embedded.rows_ND))
+        rows = torch.cat([rows for _, rows in next(iter(self._places.values()))])
+        return EmbeddedRows(embedded.index_N, rows[:len(embedded.index_N)])
     monkeypatch.setattr(PictureRows, "of_step", wrong)
-    engine = serving(step_tokens=65)
-    [answer] = engine.run([CASES[0].tokens], SAMPLING, pictures=[CASES[0].pictures])
-    assert distance(answer, CASES[0].truth) > 100 * TOLERANCE
+    assert off(name, case) < TOLERANCE, "one chunk is right: the control spoils second ones alone"
+    assert off(name, case, step_tokens=65) > 100 * TOLERANCE
+
+
+@of_turning
+def test_positions_that_begin_again_in_a_chunk_are_noticed(name: str,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: mlx-vlm #1621 put back. A second chunk turns from position 0 on."""
+    right = Turns.at
+
+    def wrong(self: Turns, start: int, end: int) -> npt.NDArray[np.int64]:
+        return right(self, 0, end - start) if end - start > 1 else right(self, start, end)
+    monkeypatch.setattr(Turns, "at", wrong)
+    case = cases(name)[0]
+    assert off(name, case) < TOLERANCE
+    assert off(name, case, step_tokens=65) > 100 * TOLERANCE
+
+
+@of_turning
+def test_a_delta_that_a_hit_loses_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: mlx-vlm #1621 put back. Behind a hit positions are the cache's length."""
+    right = PictureRows.apply
+
+    def wrong(self: PictureRows, plan: StepPlan) -> None:
+        right(self, plan)
+        for admission in plan.admissions:
+            if int(plan.starts[plan.rows.tolist().index(admission.row)]):
+                self._turns.pop(admission.row, None)
+    monkeypatch.setattr(PictureRows, "apply", wrong)
+    case = cases(name)[0]
+    assert off(name, case) < TOLERANCE
+    assert off(name, case, cache=True) > 100 * TOLERANCE
+
+
+@of_turning
+def test_plain_positions_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PictureRows, "turn", lambda self, rows: False)
+    assert off(name, cases(name)[0]) > 100 * TOLERANCE
+
+
+def test_turns_are_those_of_transformers() -> None:
+    spans = [(2, 2, 3), (9, 4, 2), (17, 1, 5)]
+    turns, count = Turns(spans), 26
+    known = turns.at(0, count)
+    text = [at for at in range(count) if not any(first <= at < first + rows * columns
+                                                 for first, rows, columns in spans)]
+    assert (known[:, text] == known[0, text]).all()
+    assert known[:, 2:8].tolist() == [[2] * 6, [2, 2, 2, 3, 3, 3], [2, 3, 4, 2, 3, 4]]
+    assert known[0].tolist() == [0, 1, *[2] * 6, 5, *[6] * 8, *[10] * 5, *range(15, 19)]
+    assert turns.delta == known[0, -1] + 1 - count
+    for start in range(count):
+        assert (turns.at(start, count) == known[:, start:]).all()
+        assert turns.plain(start) == (start >= 22)

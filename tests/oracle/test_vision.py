@@ -16,18 +16,17 @@ from safetensors.torch import load_file, save_file
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.vision_checkpoints import (
     VISION_CHECKPOINTS,
+    prepared,
+    reference_rows,
     vision_checkpoint,
     vision_reference,
 )
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import prompt
-from tests.support.pictures import drawn
 from weft.errors import CheckpointError
 from weft.families import read_architecture
 from weft.files import read_json
-from weft.images.lfm2_vl import prepare
 from weft.images.picture import Picture, Tile
-from weft.images.settings import ImageSettings, read_settings
 from weft.models.loading import LoadedModel, load_model
 from weft.models.vision import encoder
 from weft.models.vision.encoder import VisionEncoder, encode_whole
@@ -48,34 +47,8 @@ def tower_of(model: LoadedModel) -> VisionEncoder:
     return model.model.vision
 
 
-@functools.cache
-def settings_of(name: str) -> ImageSettings:
-    tower = read_architecture(read_json(vision_checkpoint(name) / "config.json")).vision
-    assert tower is not None
-    return read_settings(vision_checkpoint(name), tower)
-
-
 def picture(width: int, height: int, name: str = "lfm2_vl") -> Picture:
-    return prepare(drawn("photo", width, height, seed=width), settings_of(name))
-
-
-@torch.inference_mode()
-def of_transformers(seen: Picture, name: str) -> torch.Tensor:
-    """Its tower gets all tiles at once, padded to one length."""
-    settings = settings_of(name)
-    most = max(len(tile.patches) for tile in seen.tiles)
-    values = torch.zeros(len(seen.tiles), most, seen.tiles[0].patches.shape[1])
-    mask = torch.zeros(len(seen.tiles), most, dtype=torch.int32)
-    for number, tile in enumerate(seen.tiles):
-        count = len(tile.patches)
-        mean = torch.tensor(settings.mean * (values.shape[-1] // 3))
-        std = torch.tensor(settings.std * (values.shape[-1] // 3))
-        values[number, :count] = (torch.tensor(tile.patches) * settings.rescale_factor - mean) / std
-        mask[number, :count] = 1
-    shapes = torch.tensor([[tile.rows, tile.columns] for tile in seen.tiles])
-    output = vision_reference(name).get_image_features(pixel_values=values, spatial_shapes=shapes,
-                                                       pixel_attention_mask=mask, return_dict=True)
-    return torch.cat(output.pooler_output)
+    return prepared(name, width, height)
 
 
 def distance(rows: torch.Tensor, truth: torch.Tensor) -> float:
@@ -89,7 +62,7 @@ def test_rows_of_a_picture_equal_those_of_transformers(name: str, size: tuple[in
     seen = picture(*size, name)
     rows = encode_whole(tower_of(loaded(name)), seen)
     assert rows.shape == (seen.rows, 64)
-    assert distance(rows, of_transformers(seen, name)) < TOLERANCE
+    assert distance(rows, reference_rows(name, seen)) < TOLERANCE
 
 
 def test_the_sizes_have_tiles_and_grids_of_many_kinds() -> None:
@@ -112,14 +85,14 @@ def test_patches_in_another_order_are_noticed(change: Callable[[Tile], Tile]) ->
     seen = picture(90, 41)
     spoiled = dataclasses.replace(seen, tiles=tuple(map(change, seen.tiles)))
     rows = encode_whole(tower_of(loaded("lfm2_vl")), spoiled)
-    assert distance(rows, of_transformers(seen, "lfm2_vl")) > 100 * TOLERANCE
+    assert distance(rows, reference_rows("lfm2_vl", seen)) > 100 * TOLERANCE
 
 
 def test_tiles_in_another_order_are_noticed() -> None:
     seen = picture(200, 120)
     spoiled = dataclasses.replace(seen, tiles=(seen.tiles[1], seen.tiles[0], *seen.tiles[2:]))
     rows = encode_whole(tower_of(loaded("lfm2_vl")), spoiled)
-    assert distance(rows, of_transformers(seen, "lfm2_vl")) > 100 * TOLERANCE
+    assert distance(rows, reference_rows("lfm2_vl", seen)) > 100 * TOLERANCE
 
 
 def test_bits_are_the_same_whatever_is_encoded_between_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,13 +111,13 @@ def test_bits_are_the_same_whatever_is_encoded_between_the_pieces(monkeypatch: p
             between = tower.encode(other)
     assert torch.equal(rows, alone)
     assert count > 3 * 3 * len(one.tiles), "a layer of a tile is several pieces"
-    assert distance(rows, of_transformers(one, "lfm2_vl")) < TOLERANCE
+    assert distance(rows, reference_rows("lfm2_vl", one)) < TOLERANCE
 
 
 def test_bfloat16_is_near(tmp_path: Path) -> None:
     rows = encode_whole(tower_of(load_model(vision_checkpoint("lfm2_vl"), "bfloat16")), picture(90, 41))
     assert rows.dtype == torch.bfloat16
-    assert distance(rows, of_transformers(picture(90, 41), "lfm2_vl")) < 0.03
+    assert distance(rows, reference_rows("lfm2_vl", picture(90, 41))) < 0.03
 
 
 def test_the_text_part_is_that_of_transformers() -> None:

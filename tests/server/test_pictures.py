@@ -10,10 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 
-from tests.fixtures.vision_checkpoints import vision_checkpoint, vision_reference
-from tests.oracle.test_vision import picture, settings_of
+from tests.fixtures.vision_checkpoints import greedy_of_pixels, prepared, vision_checkpoint, vision_settings
 from tests.server.running import RunningServer, eventually, running_server
 from tests.support.pictures import drawn, encoded
 from weft.images.decoding import ImageLimits
@@ -37,6 +35,9 @@ def png(width: int, height: int) -> str:
 URL = f"data:image/png;base64,{png(*SIZE)}"
 SHOWN = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
 ASKED = [{"role": "user", "content": [SHOWN, {"type": "text", "text": "the dog and the cat"}]}]
+
+
+QWEN_TEMPLATE = TEMPLATE.replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
 
 
 @pytest.fixture(scope="module")
@@ -63,30 +64,17 @@ def chat(server: RunningServer, messages: list[Any], **more: Any) -> dict[str, A
     return answer.json()  # type: ignore[no-any-return]
 
 
-@torch.inference_mode()
-def expected(prompt: list[int], size: tuple[int, int] = SIZE) -> list[int]:
-    """Greedy tokens by transformers, of its own tower's rows."""
-    model, settings, one = vision_reference("lfm2_vl"), settings_of("lfm2_vl"), picture(*size)
-    most = max(len(tile.patches) for tile in one.tiles)
-    values = torch.zeros(len(one.tiles), most, one.tiles[0].patches.shape[1])
-    mask = torch.zeros(len(one.tiles), most, dtype=torch.int32)
-    for number, tile in enumerate(one.tiles):
-        patches = torch.tensor(tile.patches) * settings.rescale_factor
-        values[number, :len(patches)] = (patches - settings.mean[0]) / settings.std[0]
-        mask[number, :len(patches)] = 1
-    shapes = torch.tensor([[tile.rows, tile.columns] for tile in one.tiles])
-    known = list(prompt)
-    for _ in range(NEW_TOKENS):
-        known.append(int(model(input_ids=torch.tensor([known]), pixel_values=values, spatial_shapes=shapes,
-                               pixel_attention_mask=mask, use_cache=False).logits[0, -1].argmax()))
-    return known[len(prompt):]
+def expected(prompt: list[int], *sizes: tuple[int, int], name: str = "lfm2_vl") -> list[int]:
+    """Greedy tokens by transformers, of pixels."""
+    pictures = [prepared(name, *size) for size in sizes or (SIZE,)]
+    return greedy_of_pixels(name, prompt, pictures, NEW_TOKENS).tokens
 
 
 def test_an_answer_about_a_picture_is_that_of_transformers(server: RunningServer) -> None:
     first = chat(server, ASKED)
     prompt = first["prompt_token_ids"]
     assert first["choices"][0]["token_ids"] == expected(prompt)
-    rows = read_picture(URL, settings_of("lfm2_vl"), ImageLimits()).rows
+    rows = read_picture(URL, vision_settings("lfm2_vl"), ImageLimits()).rows
     assert first["usage"]["prompt_tokens"] == len(prompt) > rows > 30
     again = chat(server, ASKED)
     assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
@@ -196,3 +184,37 @@ def test_the_python_api_reads_pictures(tmp_path: Path) -> None:
     with Engine(str(tmp_path), memory="32MB", threads=1, max_model_len=512) as engine:
         reply = engine.chat(ASKED, max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
         assert reply.tokens == expected(engine.render_chat(ASKED))
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_vl", "qwen3_5_moe_vl"])
+def test_several_pictures_are_asked_about_with_the_client_of_openai(name: str, tmp_path: Path) -> None:
+    import openai
+
+    template = tmp_path / "chat.jinja"
+    template.write_text(QWEN_TEMPLATE)
+    other = f"data:image/png;base64,{png(90, 41)}"
+    shown: list[Any] = [{"role": "user", "content": [
+        {"type": "text", "text": "compare"}, SHOWN, {"type": "image_url", "image_url": {"url": other}},
+        {"type": "text", "text": "the dog and the cat"}]}]
+    engine = {"model": str(vision_checkpoint(name)), "memory": "32MB", "threads": 1, "max_model_len": 512}
+    with running_server("", engine=engine, server={"chat_template": str(template)}) as running, \
+            openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as client:
+        cached = []
+        for _ in range(2):
+            answer = client.chat.completions.create(
+                model="default", messages=shown, max_tokens=NEW_TOKENS, temperature=0,
+                extra_body={"ignore_eos": True, "return_token_ids": True})
+            assert answer.choices[0].token_ids == expected(  # type: ignore[attr-defined]
+                answer.prompt_token_ids, SIZE, (90, 41), name=name)  # type: ignore[attr-defined]
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+        assert cached[0] == 0
+        assert (cached[1] or 0) >= 64, "rows of the first picture are among them"
+        with pytest.raises(openai.BadRequestError, match=r"messages\[0\].content\[0\].*video"):
+            client.chat.completions.create(model="default", max_tokens=1, messages=[
+                {"role": "user", "content": [{"type": "video_url",  # type: ignore[list-item,misc]
+                                              "video_url": {"url": "data:video/mp4;base64,AA=="}}]}])
+        with pytest.raises(openai.BadRequestError, match="too long and narrow"):
+            client.chat.completions.create(model="default", max_tokens=1, messages=shows(
+                f"data:image/png;base64,{png(1000, 2)}"))  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""Makes ``tests/fixtures/library_pictures.npz``: what transformers' processor of LFM2-VL makes of drawn
-pictures.
+"""Makes ``tests/fixtures/library_pictures.npz``: what transformers' processors of LFM2-VL and Qwen3.5 make of
+drawn pictures.
 
     python -m tests.support.library_pictures      where transformers' processor runs: it needs torchvision
 
@@ -40,6 +40,20 @@ def cases() -> list[dict[str, Any]]:
     return plain + [{"kind": "photo", "size": OTHER_SIZE, "settings": one} for one in OTHERS]
 
 
+QWEN_SIZES = ((1, 1), (17, 300), (300, 17), (256, 256), (640, 480), (1000, 400), (723, 724), (2000, 1400),
+              (2600, 13), (15, 3000), (4000, 3000), (5000, 4200))
+"""Small ones grow to 65,536 pixels; the last is shrunk to 16,777,216; two are at the longest shape."""
+QWEN_OTHERS: tuple[dict[str, Any], ...] = (
+    {"size": {"shortest_edge": 4096, "longest_edge": 100_000}},
+    {"size": {"shortest_edge": 3_000_000, "longest_edge": 4_000_000}}, {"resample": 2})
+
+
+def qwen_cases() -> list[dict[str, Any]]:
+    plain = [{"kind": KIND_OF[index % 4], "size": size, "settings": {}}
+             for index, size in enumerate(QWEN_SIZES)]
+    return plain + [{"kind": "photo", "size": OTHER_SIZE, "settings": one} for one in QWEN_OTHERS]
+
+
 def places(values: int, tile: int) -> np.ndarray:
     """Where a tile of so many values is compared."""
     return np.random.default_rng(tile).integers(0, values, PLACES)
@@ -69,7 +83,31 @@ def main() -> None:
             values = output["pixel_values"][tile][:tall * wide].numpy().reshape(-1)
             exact = np.round((values * 0.5 + 0.5) * 255).astype(np.uint8)
             samples[f"{number}.{tile}"] = exact[places(exact.size, tile)]
-    np.savez_compressed(FILE, rows=np.frombuffer(json.dumps(rows).encode(), np.uint8), **samples)
+    qwen_rows, qwen_samples = of_qwen()
+    np.savez_compressed(FILE, rows=np.frombuffer(json.dumps(rows).encode(), np.uint8),
+                        qwen_rows=np.frombuffer(json.dumps(qwen_rows).encode(), np.uint8),
+                        **samples, **qwen_samples)
+
+
+def of_qwen() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+
+    rows, samples = [], {}
+    release: dict[str, Any] = {"size": {"shortest_edge": 1 << 16, "longest_edge": 1 << 24}, "patch_size": 16,
+                               "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    for number, case in enumerate(qwen_cases()):
+        output = Qwen2VLImageProcessor(**{**release, **case["settings"]})(
+            [drawn(case["kind"], *case["size"], seed=number)], return_tensors="pt",
+            input_data_format="channels_last")
+        [[_, tall, wide]] = output["image_grid_thw"].tolist()
+        # Neighbours, channels, frames -> patches row by row, red, green and blue of each pixel.
+        values = output["pixel_values"].numpy().reshape(tall // 2, wide // 2, 2, 2, 3, 2, 256)
+        assert (values[..., 0, :] == values[..., 1, :]).all()
+        patches = values[..., 0, :].transpose(0, 2, 1, 3, 5, 4).reshape(-1)
+        exact = np.round((patches * 0.5 + 0.5) * 255).astype(np.uint8)
+        rows.append({**case, "grid": [tall, wide]})
+        samples[f"qwen.{number}"] = exact[places(exact.size, number)]
+    return rows, samples
 
 
 if __name__ == "__main__":

@@ -194,7 +194,22 @@ def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, An
         raise CheckpointError(f"{file}: not readable as JSON: {error}", param="model") from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{file}: a JSON object is needed", param="model")
-    return directory.name if Path(model).expanduser().is_dir() else model, config
+    return (directory.name if Path(model).expanduser().is_dir() else model,
+            _without_missing_tower(directory, config))
+
+
+def _without_missing_tower(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``config`` of its text alone, if the weights lie beside it and have no tower."""
+    if not isinstance(config.get("vision_config"), Mapping):
+        return config
+    from weft.families import read_architecture
+    from weft.families.tensors import tower_prefix
+    from weft.models.safetensors_header import stored_names
+
+    names, tower = stored_names(directory), read_architecture(config).vision
+    if not names or tower is None or tower_prefix(names, tower) is not None:
+        return config
+    return {key: value for key, value in config.items() if key != "vision_config"}
 
 
 def _embedded(name: str) -> Path | None:

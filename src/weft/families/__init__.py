@@ -8,7 +8,7 @@
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
     lfm2              lfm2             short convolution + attention  dense
     lfm2_moe          lfm2             short convolution + attention  dense in the first layers, then experts
-    lfm2_vl           lfm2             as lfm2, with a vision tower
+    lfm2_vl           lfm2             as lfm2, with a vision tower (those of Qwen3.5: ``towers``)
     lfm3              lfm3             short conv. + attention, windows dense
     olmo3             olmo3            attention, some with a window  dense
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense

@@ -373,6 +373,11 @@ class Architecture:
     def layer_count(self) -> int:
         return len(self.mixers)
 
+    @property
+    def turn_sections(self) -> tuple[int, ...]:
+        """Of a model that turns by the places of pictures; see ``VisionTower.sections``."""
+        return () if self.vision is None else self.vision.sections
+
     def spec(self, *, mtp: bool = False) -> ModelSpec:
         """``mtp``: with the layer of the head, behind all others."""
         assert self.mtp is not None or not mtp, f"{self.family} has no head for multi-token prediction"

@@ -18,10 +18,11 @@ from weft.families.architecture import Architecture, Attention, Dense, Experts, 
 from weft.families.attention import qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.reading import Family, build_architecture, every_nth_attention, layer_kinds, read_attention
+from weft.families.towers import read_qwen3_5_tower
 
 
 def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
-    """Qwen3-Next and Qwen3.5 differ in how tensors are stored, not in geometry."""
+    """Qwen3-Next and Qwen3.5 differ in how tensors are stored, not in geometry. Qwen3.5 may see."""
     kinds = layer_kinds(keys, every_nth_attention(keys))
     attention = read_attention(keys, qk_norm=True, gated=True, partial=0.25, head_dim=256)
     if not keys.boolean("attn_output_gate", True):
@@ -34,10 +35,11 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     if delta.v_heads % delta.k_heads:
         fail("linear_num_value_heads", delta.v_heads,
              f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
-    return build_architecture(
+    architecture = build_architecture(
         family, keys, [attention if kind == "attention" else delta for kind in kinds],
         [qwen_feed_forward(keys, layer, shared=True) for layer in range(len(kinds))],
         tied=keys.outer_boolean("tie_word_embeddings", False), mtp=_mtp(keys, attention))
+    return replace(architecture, vision=read_qwen3_5_tower(keys) if family == "qwen3_5" else None)
 
 
 def _mtp(keys: ConfigKeys, attention: Attention) -> shapes.MtpLayer | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from weft.families.architecture import Architecture, Attention, Dense, Experts, Mixer, ShortConv
 from weft.families.config_keys import ConfigKeys, fail, read_rope
@@ -17,7 +16,7 @@ from weft.families.reading import (
     read_attention,
     windowed,
 )
-from weft.families.vision import GeluKind, Projector, VisionTower
+from weft.families.towers import read_siglip2
 
 
 def read_lfm2(family: str, keys: ConfigKeys) -> Architecture:
@@ -78,46 +77,7 @@ def read_lfm2_vl(family: str, keys: ConfigKeys) -> Architecture:
     architecture = readers[text](family, keys)
     tied = keys.outer_boolean("tie_embedding", keys.outer_boolean("tie_word_embeddings",
                                                                   architecture.tied_embeddings))
-    return dataclasses.replace(architecture, tied_embeddings=tied, vision=_read_siglip2(keys.outer))
-
-
-def _read_siglip2(outer: ConfigKeys) -> VisionTower | None:
-    """The defaults are those of transformers' Siglip2VisionConfig and Lfm2VlConfig."""
-    keys = outer.inner("vision_config")
-    if keys is None:
-        return None
-    for name, value, served in (
-            ("vision_config.model_type", keys.get("model_type", "siglip2_vision_model"),
-             "siglip2_vision_model"),
-            ("vision_config.num_channels", keys.get("num_channels", 3), 3),
-            ("vision_feature_layer", outer.get("vision_feature_layer", -1), -1)):
-        if value != served:
-            fail(name, value, f"only {served} is served")
-    hidden, heads = keys.integer("hidden_size", 768), keys.integer("num_attention_heads", 12)
-    if hidden % heads:
-        fail("vision_config.num_attention_heads", heads, f"it must divide hidden_size {hidden}")
-    positions = keys.integer("num_patches", 256)
-    if math.isqrt(positions) ** 2 != positions:
-        fail("vision_config.num_patches", positions, "positions must be a square grid")
-    projector = Projector(
-        width=outer.integer("projector_hidden_size", 2560),
-        activation=_gelu("projector_hidden_act", outer.get("projector_hidden_act", "gelu")),
-        bias=outer.boolean("projector_bias", True), norm=outer.boolean("projector_use_layernorm", True),
-        downsample_factor=outer.integer("downsample_factor", 2))
-    return VisionTower(
-        hidden_size=hidden, layer_count=keys.integer("num_hidden_layers", 12), heads=heads,
-        width=keys.integer("intermediate_size", 3072), patch_size=keys.integer("patch_size", 16),
-        positions=positions, eps=keys.number("layer_norm_eps", 1e-6),
-        activation=_gelu("vision_config.hidden_act", keys.get("hidden_act", "gelu_pytorch_tanh")),
-        projector=projector,
-        image_token_id=outer.integer("image_token_id", outer.get("image_token_index", 396), least=0))
-
-
-def _gelu(name: str, value: object) -> GeluKind:
-    kinds: dict[object, GeluKind] = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-    if value not in kinds:
-        fail(name, value, f"{' and '.join(map(str, kinds))} are served")
-    return kinds[value]
+    return dataclasses.replace(architecture, tied_embeddings=tied, vision=read_siglip2(keys.outer))
 
 
 def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:

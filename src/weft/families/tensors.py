@@ -20,13 +20,13 @@ pass their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from weft.families import architecture as shapes
 from weft.families.sharding import RankPlace, ShardSpan
-from weft.families.vision import VisionTower
+from weft.families.vision import TowerKind, VisionTower
 
 Form = Literal["matrix", "plain", "float32"]
 """A product of the stream, in the model's dtype or quantised; norms, convolutions, routers and biases, which
@@ -269,31 +269,74 @@ def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
     return table
 
 
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _TowerNames:
+    """What the tensors of a tower are called; ``qkv``: one name where they are one tensor."""
+
+    qkv: Names
+    out: str
+    feed: Names
+    norms: Names
+    patches: str
+    positions: str
+    norm: str
+    projector: Names
+    prefixes: Names
+
+
+_TOWERS: dict[TowerKind, _TowerNames] = {
+    "siglip2": _TowerNames(
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.out_proj",
+        ("mlp.fc1", "mlp.fc2"), ("layer_norm1", "layer_norm2"), "embeddings.patch_embedding",
+        "embeddings.position_embedding", "post_layernorm", ("linear_1", "linear_2"),
+        tuple(f"{wrapper}{name}" for wrapper in ("model.", "")
+              for name in ("vision_tower.vision_model", "vision_tower", "vision_model"))),
+    "qwen3_5": _TowerNames(
+        ("attn.qkv",), "attn.proj", ("mlp.linear_fc1", "mlp.linear_fc2"), ("norm1", "norm2"),
+        "patch_embed.proj", "pos_embed", "merger.norm", ("merger.linear_fc1", "merger.linear_fc2"),
+        ("model.visual", "visual"))}
+
+
+def tower_prefix(names: Container[str], tower: VisionTower) -> str | None:
+    """Where the tensors of ``tower`` lie among those of a checkpoint. None without any: some conversions hold
+    the text part alone."""
+    known = _TOWERS[tower.kind]
+    return next((prefix for prefix in known.prefixes if f"{prefix}.{known.patches}.weight" in names), None)
+
+
 def vision_layer(tower: VisionTower) -> Table:
-    """One layer of a SigLIP2 tower. Ranks do not divide it, and nothing of it is quantised here."""
-    hidden = tower.hidden_size
-    return _plain(_product("qkv", hidden, *((f"self_attn.{one}_proj", hidden) for one in "qkv"), bias=True)
-                  | _product("out", hidden, ("self_attn.out_proj", hidden), bias=True)
-                  | _product("into", hidden, ("mlp.fc1", tower.width), bias=True)
-                  | _product("down", tower.width, ("mlp.fc2", hidden), bias=True)
-                  | _layer_norm("norm", hidden, "layer_norm1")
-                  | _layer_norm("feed_norm", hidden, "layer_norm2"))
+    """One layer of a tower. Ranks do not divide it, and nothing of it is quantised here."""
+    hidden, names = tower.hidden_size, _TOWERS[tower.kind]
+    each = 3 * hidden // len(names.qkv)
+    return _plain(_product("qkv", hidden, *((name, each) for name in names.qkv), bias=True)
+                  | _product("out", hidden, (names.out, hidden), bias=True)
+                  | _product("into", hidden, (names.feed[0], tower.width), bias=True)
+                  | _product("down", tower.width, (names.feed[1], hidden), bias=True)
+                  | _layer_norm("norm", hidden, names.norms[0])
+                  | _layer_norm("feed_norm", hidden, names.norms[1]))
 
 
 def vision_ends(tower: VisionTower) -> Table:
-    """Of a SigLIP2 tower, what stands before and behind its layers."""
-    hidden = tower.hidden_size
-    return _plain(_product("patches", tower.patch_values, ("embeddings.patch_embedding", hidden), bias=True)
-                  | {"positions": (Tensor("embeddings.position_embedding.weight",
-                                          (tower.positions, hidden)),)}
-                  | _layer_norm("norm", hidden, "post_layernorm"))
+    """Of a tower, what stands before and behind its layers. Patches of several frames are stored as a
+    convolution has them."""
+    hidden, names = tower.hidden_size, _TOWERS[tower.kind]
+    table = _product("patches", tower.patch_values, (names.patches, hidden), bias=True)
+    if tower.frames > 1:
+        side = tower.patch_size
+        table["patches"] = (Tensor(f"{names.patches}.weight",
+                                   (hidden, tower.channels, tower.frames, side, side)),)
+    return _plain(table | {"positions": (Tensor(f"{names.positions}.weight", (tower.positions, hidden)),)}
+                  | _layer_norm("norm", hidden, names.norm))
 
 
 def vision_projector(tower: VisionTower, text_hidden: int) -> Table:
     """From neighbours of the tower to a row of the text."""
-    shape, joined = tower.projector, tower.joined_width
-    table = (_product("into", joined, ("linear_1", shape.width), bias=shape.bias)
-             | _product("down", shape.width, ("linear_2", text_hidden), bias=shape.bias))
+    shape, joined, (into, down) = tower.projector, tower.joined_width, _TOWERS[tower.kind].projector
+    table = (_product("into", joined, (into, shape.width), bias=shape.bias)
+             | _product("down", shape.width, (down, text_hidden), bias=shape.bias))
     return _plain(table | (_layer_norm("norm", joined, "layer_norm") if shape.norm else {}))
 
 
@@ -307,7 +350,6 @@ def _plain(table: Table) -> Table:
             for role, stored in table.items()}
 
 
-Names = tuple[str, ...]
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
 
 

@@ -4,11 +4,16 @@
                                      -->  projector: ``downsample_factor`` squared neighbours become one row
     rows     [n / factor squared, hidden of the text]  stand in the prompt where image tokens stand
 
-``Architecture.vision`` has it, None for a model of text alone. The tower is SigLIP2's in its NaFlex form:
-patches of any grid, positions that are interpolated to it. Pure data, no torch. Rejected: towers without
-fields of their own (the raw ``vision_config``), for the reason that ``architecture`` gives.
+``Architecture.vision`` has it, None for a model of text alone. Two kinds of towers are known:
 
-Sources: transformers ``siglip2`` and ``lfm2_vl``.
+    siglip2    SigLIP2's in its NaFlex form: positions of a table, interpolated to the grid
+    qwen3_5    the same with angles beside: queries and keys turn by the row and the column of their patch
+
+Behind a tower with ``sections`` the text's layers turn by three positions: see ``turn_axes``. Pure data, no
+torch. Rejected: towers without fields of their own (the raw ``vision_config``), for the reason that
+``architecture`` gives.
+
+Sources: transformers ``siglip2``, ``lfm2_vl``, ``qwen3_5`` and ``qwen3_5_moe``.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from typing import Literal
 
 GeluKind = Literal["gelu", "gelu_tanh"]
 """With the error function, or with the usual approximation by tanh."""
+TowerKind = Literal["siglip2", "qwen3_5"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,9 @@ class Projector:
 @dataclass(frozen=True, slots=True)
 class VisionTower:
     """``positions``: entries of the position table, a square grid. ``image_token_id``: the token that stands
-    for one row in the prompts of other engines."""
+    for one row in the prompts of other engines. ``frames``: of a patch; a picture is as many equal ones.
+    ``theta``: base of the angles of rows and columns. ``sections``: how many frequencies of the text turn by
+    time, row and column; () where pictures stand at plain positions."""
 
     hidden_size: int
     layer_count: int
@@ -49,13 +57,27 @@ class VisionTower:
     projector: Projector
     image_token_id: int
     channels: int = 3
+    kind: TowerKind = "siglip2"
+    frames: int = 1
+    theta: float = 10_000.0
+    sections: tuple[int, ...] = ()
 
     @property
     def patch_values(self) -> int:
-        """Numbers of one patch."""
+        """Numbers of one patch of one frame."""
         return self.patch_size * self.patch_size * self.channels
 
     @property
     def joined_width(self) -> int:
         """Width of the neighbours that become one row."""
         return self.hidden_size * self.projector.downsample_factor ** 2
+
+
+def turn_axes(sections: tuple[int, ...], frequencies: int) -> list[int]:
+    """Which of time 0, row 1 and column 2 each frequency of the text turns by: they take turns, and time has
+    those behind the others' last."""
+    axes = [0] * frequencies
+    for axis, count in enumerate(sections[1:], start=1):
+        for place in range(axis, min(3 * count, frequencies), 3):
+            axes[place] = axis
+    return axes

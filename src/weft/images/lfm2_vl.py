@@ -17,10 +17,9 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from weft.errors import RequestError
 from weft.images.picture import Picture, Pixels, TextPart, Tile, digest_of, patches_of
-from weft.images.resizing import resize
-from weft.images.settings import ImageSettings
+from weft.images.resizing import fitted, resize
+from weft.images.settings import ImageSettings, check_patches
 
 IMAGE_START, IMAGE_END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 
@@ -32,7 +31,7 @@ def prepare(rgb: Pixels, settings: ImageSettings) -> Picture:
     """
     height, width, _ = rgb.shape
     whole_height, whole_width = resized(height, width, settings)
-    _check_patches(height, width, whole_height * whole_width, settings)
+    check_patches(height, width, whole_height * whole_width, settings)
     parts: list[tuple[str, Pixels]] = []
     columns, rows = grid(height, width, settings) if is_large(height, width, settings) else (1, 1)
     if columns * rows > 1:
@@ -54,17 +53,7 @@ def resized(height: int, width: int, settings: ImageSettings) -> tuple[int, int]
     """(height, width) of the whole picture: the aspect ratio as near as multiples of ``grain`` allow, and
     rows within the bounds of the settings."""
     grain = settings.grain
-    least, most = settings.min_tokens * grain**2, settings.max_tokens * grain**2
-    near_height = max(grain, round(height / grain) * grain)
-    near_width = max(grain, round(width / grain) * grain)
-    if near_height * near_width > most:
-        shrink = math.sqrt((height * width) / most)
-        return (max(grain, math.floor(height / shrink / grain) * grain),
-                max(grain, math.floor(width / shrink / grain) * grain))
-    if near_height * near_width < least:
-        grow = math.sqrt(least / (height * width))
-        return math.ceil(height * grow / grain) * grain, math.ceil(width * grow / grain) * grain
-    return near_height, near_width
+    return fitted(height, width, grain, *settings.pixel_bounds, smallest=grain)
 
 
 def is_large(height: int, width: int, settings: ImageSettings) -> bool:
@@ -74,7 +63,7 @@ def is_large(height: int, width: int, settings: ImageSettings) -> bool:
     grain = settings.grain
     near_height = max(settings.patch_size, round(height / grain) * grain)
     near_width = max(settings.patch_size, round(width / grain) * grain)
-    return near_height * near_width > settings.max_tokens * grain**2 * settings.pixels_tolerance
+    return near_height * near_width > settings.pixel_bounds[1] * settings.pixels_tolerance
 
 
 def grid(height: int, width: int, settings: ImageSettings) -> tuple[int, int]:
@@ -108,11 +97,3 @@ def _text(names: list[str], tiles: tuple[Tile, ...], settings: ImageSettings) ->
             parts.append(name)
         parts.append(count)
     return (*parts, IMAGE_END)
-
-
-def _check_patches(height: int, width: int, pixels: int, settings: ImageSettings) -> None:
-    patches = pixels // settings.patch_size**2
-    if patches > settings.max_patches:
-        raise RequestError(f"the picture is {width:,} x {height:,} pixels, too long and narrow: it makes "
-                           f"{patches:,} patches, and the model takes {settings.max_patches:,}",
-                           param="image")

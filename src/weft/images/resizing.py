@@ -41,6 +41,23 @@ def resize(rgb: Pixels, width: int, height: int, filter_name: str) -> Pixels:
     return rgb if rgb.shape[0] == height else _resized_rows(rgb, height, filter_name)
 
 
+def fitted(height: int, width: int, grain: int, least: int, most: int, *,
+           smallest: int = 0) -> tuple[int, int]:
+    """(height, width) in multiples of ``grain``, of ``least`` to ``most`` pixels, the aspect ratio as near as
+    that allows. ``smallest``: of a side, before pixels are counted. Source: ``smart_resize`` of transformers'
+    ``qwen2_vl`` and ``lfm2_vl``."""
+    near_height = max(smallest, round(height / grain) * grain)
+    near_width = max(smallest, round(width / grain) * grain)
+    if near_height * near_width > most:
+        shrink = math.sqrt((height * width) / most)
+        return (max(grain, math.floor(height / shrink / grain) * grain),
+                max(grain, math.floor(width / shrink / grain) * grain))
+    if near_height * near_width < least:
+        grow = math.sqrt(least / (height * width))
+        return math.ceil(height * grow / grain) * grain, math.ceil(width * grow / grain) * grain
+    return near_height, near_width
+
+
 def _triangle(x: Floats) -> Floats:
     values: Floats = np.maximum(1 - np.abs(x), 0)
     return values

@@ -1,8 +1,10 @@
 """How a checkpoint wants its pictures: the settings of its image processor, read once and checked.
 
     processor_config.json      {"image_processor": {...}, "use_image_special_tokens": true}   newer saves
-    preprocessor_config.json   {"do_image_splitting": true, "tile_size": 512, ...}            releases
-                               neither: the defaults of transformers' Lfm2VlImageProcessor
+    preprocessor_config.json   {"do_image_splitting": true, "tile_size": 512, ...}            LFM2-VL
+                               {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}   Qwen3.5
+                               neither: the defaults of transformers' Lfm2VlImageProcessor, and what the
+                               releases of Qwen3.5 have
 
 The nested settings win over the file beside, as transformers has it. What the tower's geometry says as well
 (the side of a patch, how many patches become a row) must agree with config.json: rows would be counted wrong
@@ -21,8 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.errors import CheckpointError
-from weft.families.vision import VisionTower
+from weft.errors import CheckpointError, RequestError
+from weft.families.vision import TowerKind, VisionTower
 from weft.files import read_json
 
 _NESTED, _BESIDE = "processor_config.json", "preprocessor_config.json"
@@ -30,12 +32,15 @@ RESAMPLINGS = {2: "bilinear", 3: "bicubic"}
 """Numbers of ``resample``, which are Pillow's."""
 TILES_MAX = 256
 TOKENS_MAX = 1 << 16
+PIXELS_MAX = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
     """Names and defaults are those of transformers' ``Lfm2VlImageProcessor``. ``mean`` and ``std`` are of
-    values in 0..1, after ``rescale_factor``; a picture is normalised with them by the tower."""
+    values in 0..1, after ``rescale_factor``; a picture is normalised with them by the tower. ``kind``: of the
+    tower. ``min_pixels``, ``max_pixels``: of a picture that is one tile whatever its size, as those of
+    Qwen3.5 are; of others ``min_tokens`` and ``max_tokens`` say it."""
 
     split: bool = True
     min_tiles: int = 2
@@ -52,6 +57,16 @@ class ImageSettings:
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     special_tokens: bool = True
+    kind: TowerKind = "siglip2"
+    min_pixels: int = 0
+    max_pixels: int = 0
+
+    @property
+    def pixel_bounds(self) -> tuple[int, int]:
+        """The least and the most of a whole picture after resizing."""
+        if self.max_pixels:
+            return self.min_pixels, self.max_pixels
+        return self.min_tokens * self.grain**2, self.max_tokens * self.grain**2
 
     @property
     def grain(self) -> int:
@@ -67,7 +82,7 @@ class ImageSettings:
     def max_patches(self) -> int:
         """Of one tile or thumbnail."""
         tile = (self.tile_size // self.patch_size) ** 2 if self.split else 0
-        return max(self.max_tokens * self.downsample_factor ** 2, tile)
+        return max(self.pixel_bounds[1] // self.patch_size**2, tile)
 
     def digest(self) -> bytes:
         """32 bytes over all fields."""
@@ -87,8 +102,9 @@ def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
         keys = _Keys(inner, nested)
     else:
         keys = _Keys(read_json(beside) if beside.exists() else {}, beside)
+    if tower.kind == "qwen3_5":
+        return _read_qwen3_5(keys, tower)
     default = ImageSettings()
-    identity = not keys.boolean("do_normalize", True)
     settings = ImageSettings(
         split=keys.boolean("do_image_splitting", default.split),
         min_tiles=keys.integer("min_tiles", default.min_tiles, TILES_MAX),
@@ -100,14 +116,57 @@ def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
         downsample_factor=keys.integer("downsample_factor", default.downsample_factor, 64),
         tile_size=keys.integer("tile_size", default.tile_size, 1 << 14),
         pixels_tolerance=keys.number("max_pixels_tolerance", default.pixels_tolerance),
-        resample=keys.integer("resample", default.resample, 3, least=2),
-        rescale_factor=keys.number("rescale_factor", default.rescale_factor)
-        if keys.boolean("do_rescale", True) else 1.0,
-        mean=(0.0, 0.0, 0.0) if identity else keys.channels("image_mean", default.mean),
-        std=(1.0, 1.0, 1.0) if identity else keys.channels("image_std", default.std),
-        special_tokens=_Keys(outer, nested).boolean("use_image_special_tokens", True))
+        special_tokens=_Keys(outer, nested).boolean("use_image_special_tokens", True),
+        **_of_pixels(keys, default.resample))
     _check(settings, tower, keys)
     return settings
+
+
+def _read_qwen3_5(keys: _Keys, tower: VisionTower) -> ImageSettings:
+    """Silence means what the releases say. ``min_pixels`` and ``max_pixels`` win over ``size``, as
+    transformers has it."""
+    size = keys.inner("size")
+    settings = ImageSettings(
+        kind=tower.kind, split=False, thumbnail=False, special_tokens=False,
+        min_pixels=keys.integer("min_pixels", size.integer("shortest_edge", 1 << 16, PIXELS_MAX), PIXELS_MAX),
+        max_pixels=keys.integer("max_pixels", size.integer("longest_edge", 1 << 24, PIXELS_MAX), PIXELS_MAX),
+        patch_size=keys.integer("patch_size", tower.patch_size, 1024),
+        downsample_factor=keys.integer("merge_size", tower.projector.downsample_factor, 64),
+        **_of_pixels(keys, 3))
+    frames = keys.integer("temporal_patch_size", tower.frames, 64)
+    for key, value, known in (("patch_size", settings.patch_size, tower.patch_size),
+                              ("merge_size", settings.downsample_factor, tower.projector.downsample_factor),
+                              ("temporal_patch_size", frames, tower.frames)):
+        if value != known:
+            keys.fail(key, value, f"config.json has {known}")
+    if not keys.boolean("do_resize", True):
+        keys.fail("do_resize", False, "pictures are resized to what the tower takes")
+    least, most = settings.pixel_bounds
+    if not settings.grain**2 <= least <= most:
+        keys.fail("size", {"shortest_edge": least, "longest_edge": most},
+                  f"pixels must be from {settings.grain**2} on, the least first")
+    if 0.0 in settings.std:
+        keys.fail("image_std", settings.std, "pixels are divided by it")
+    return settings
+
+
+def _of_pixels(keys: _Keys, resample: int) -> dict[str, Any]:
+    """What every processor says of values."""
+    identity, default = not keys.boolean("do_normalize", True), ImageSettings()
+    return {"resample": keys.integer("resample", resample, 3, least=2),
+            "rescale_factor": (keys.number("rescale_factor", default.rescale_factor)
+                               if keys.boolean("do_rescale", True) else 1.0),
+            "mean": (0.0, 0.0, 0.0) if identity else keys.channels("image_mean", default.mean),
+            "std": (1.0, 1.0, 1.0) if identity else keys.channels("image_std", default.std)}
+
+
+def check_patches(height: int, width: int, pixels: int, settings: ImageSettings) -> None:
+    """Raises RequestError for a picture of ``width`` x ``height`` that becomes too many ``pixels``."""
+    patches = pixels // settings.patch_size**2
+    if patches > settings.max_patches:
+        raise RequestError(f"the picture is {width:,} x {height:,} pixels, too long and narrow: it makes "
+                           f"{patches:,} patches, and the model takes {settings.max_patches:,}",
+                           param="image")
 
 
 def _check(settings: ImageSettings, tower: VisionTower, keys: _Keys) -> None:
@@ -135,6 +194,12 @@ class _Keys:
 
     def fail(self, key: str, value: object, reason: str) -> None:
         raise CheckpointError(f"{self._file}: {key} is {value!r:.100}: {reason}", param="model")
+
+    def inner(self, key: str) -> _Keys:
+        value = self._config.get(key) or {}
+        if not isinstance(value, Mapping):
+            self.fail(key, value, "it must be an object")
+        return _Keys(value, self._file)
 
     def integer(self, key: str, default: int, most: int, *, least: int = 1) -> int:
         value = default if self._config.get(key) is None else self._config[key]

@@ -17,13 +17,16 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.families import read_architecture
+from weft.families.vision import TowerKind
 from weft.files import read_json
+from weft.images import lfm2_vl, qwen3_5
 from weft.images.decoding import ImageLimits, decode
-from weft.images.lfm2_vl import prepare as patches_of
-from weft.images.picture import Picture
+from weft.images.picture import Picture, Pixels
 from weft.images.settings import ImageSettings, read_settings
 
 _ACCEPTED, _REFUSED = b"+", b"-"
+PREPARE: dict[TowerKind, Callable[[Pixels, ImageSettings], Picture]] = {
+    "siglip2": lfm2_vl.prepare, "qwen3_5": qwen3_5.prepare}
 
 
 class PictureStart(msgspec.Struct):
@@ -40,7 +43,7 @@ def settings_of(directory: Path) -> ImageSettings:
 
 def read_picture(url: str, settings: ImageSettings, limits: ImageLimits) -> Picture:
     """Raises RequestError."""
-    return patches_of(decode(data_of(url, limits), limits), settings)
+    return PREPARE[settings.kind](decode(data_of(url, limits), limits), settings)
 
 
 def data_of(url: str, limits: ImageLimits) -> bytes:

@@ -70,7 +70,7 @@ class CausalModel:
         self._headed_XV: torch.Tensor | None = None
         self._last_mixer = max(i for i, layer in enumerate(layers) if layer.mixer is not None)
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
-        self._rotary = {rope: RotaryTable(rope, embedding.device)
+        self._rotary = {rope: RotaryTable(rope, embedding.device, architecture.turn_sections)
                         for rope in dict.fromkeys(self._ropes) if rope is not None}
         self._fused = None if architecture.residual_float32 else FusedDecoder(
             layers, self._ropes, final_norm, architecture.residual_multiplier)
@@ -80,7 +80,7 @@ class CausalModel:
         the pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``."""
         whole = inputs if inputs.asked is None else replace(inputs, asked=None)
         rotated: dict[Rope | None, CosSin | None] = {None: None}
-        rotated.update((rope, table.at(inputs.positions_T)) for rope, table in self._rotary.items())
+        rotated.update((rope, table.at(inputs.turned)) for rope, table in self._rotary.items())
         self.adapters.step = inputs.adapters
         x_TD = self._embedded.rows_at(inputs.tokens_T)
         if self.adapted_table is not None:

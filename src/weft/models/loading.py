@@ -20,6 +20,7 @@ import torch
 from weft.config import DTypeChoice, QuantizeChoice
 from weft.errors import CheckpointError
 from weft.families import named_dtype, read_architecture
+from weft.families.tensors import tower_prefix
 from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, unused_warning
 from weft.models.decoder import CausalModel
 from weft.models.families import build
@@ -30,7 +31,7 @@ from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankGroup, RankShare
 from weft.models.stored_values import check_copies
-from weft.models.vision.loading import load_vision, tower_prefix
+from weft.models.vision.loading import load_vision
 from weft.models.weights import OnProgress
 from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec
@@ -80,7 +81,9 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     name = named_dtype(checkpoint.config) if dtype == "auto" else dtype
     chosen: DTypeName = name or _NAME_OF_STORED.get(checkpoint.stored_dtype, "float32")
     architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
-    if ranks is not None or tower_prefix(checkpoint) is None:     # ranks serve text alone
+    tower = architecture.vision
+    if tower is not None and (ranks is not None or tower_prefix(checkpoint.tensors, tower) is None):
+        # ranks serve text alone
         architecture = dataclasses.replace(architecture, vision=None)
     share = None if ranks is None else ranks.share(architecture)
     whole_spec = architecture.spec()

@@ -89,14 +89,14 @@ class MtpHead:
         block = self.layer.mixer.block if isinstance(self.layer.mixer, Summed) else self.layer.mixer
         assert isinstance(block, AttentionBlock)
         assert self.layer.mixer_norm is not None
-        cos_sin = None if self.rotary is None else self.rotary.at(inputs.positions_T)
+        cos_sin = None if self.rotary is None else self.rotary.at(inputs.turned)
         write_projected(block.qkv(self.layer.mixer_norm(joined_TD)), block.core, inputs, cache, cos_sin)
 
     def draft(self, joined_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         """The whole layer: -> hidden [T, D]. Writes keys and values. ``caches``: of this layer alone, the
         same list in each step. Valid until the next call."""
         rope, layer, cache = self.attention.rope, self.layer, caches[0]
-        cos_sin = None if self.rotary is None else self.rotary.at(inputs.positions_T)
+        cos_sin = None if self.rotary is None else self.rotary.at(inputs.turned)
         hidden_TD = self._fused.run(joined_TD, inputs, caches, {rope: cos_sin})
         if hidden_TD is not None:
             return hidden_TD
@@ -148,7 +148,8 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
         shape.attention, embedding, architecture.embedding_multiplier,
         read.norm(names[0]), read.norm(names[1]), source.linear([(names[2], hidden)], 2 * hidden), layer,
         read.norm(names[3]), _first_tokens(trunk.head),
-        None if rope is None else RotaryTable(rope, trunk.embedding.device), vocabulary)
+        None if rope is None else RotaryTable(rope, trunk.embedding.device, architecture.turn_sections),
+        vocabulary)
 
 
 def load_mtp(architecture: Architecture, weights: DraftWeights, trunk: CausalModel,
@@ -180,12 +181,13 @@ def _first_tokens(head: Linear) -> Linear:
     return head
 
 
-def only_decodes(starts: list[int], table_RP: torch.Tensor) -> StepInputs:
-    """One token at each of ``starts``, of sequences with the pages of ``table_RP``."""
+def only_decodes(starts: list[int], table_RP: torch.Tensor, turns: torch.Tensor | None) -> StepInputs:
+    """One token at each of ``starts``, of sequences with the pages of ``table_RP``. ``turns``: as in
+    ``StepInputs``."""
     count, device = len(starts), table_RP.device
     starts_R = torch.tensor(starts, dtype=torch.int64, device=device)
     runs = Runs(offsets=list(range(count)), starts=starts, lengths=[1] * count, slots=[-1] * count,
                 fresh=[False] * count, decode_count=count, starts_R=starts_R,
                 slots_R=torch.full((count,), -1, dtype=torch.int64, device=device), context_R=starts_R + 1,
                 page_table_RP=table_RP)
-    return StepInputs(starts_R, starts_R, runs)
+    return StepInputs(starts_R, starts_R, runs, turns=turns)

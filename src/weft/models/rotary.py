@@ -3,6 +3,9 @@
 The angles are computed in float32 from the positions, as transformers does, so that the numbers agree to the
 last bit. Beside kernels of C++ a step of decodes gathers its rows from a table of the first positions.
 
+Where a token has three positions (time, row and column of a picture), each frequency turns by one of them.
+For tokens of text the three are equal: then every bit is that of plain positions.
+
 Sources: RoPE (Su et al., 2021); linear interpolation (Chen et al., 2023); YaRN (Peng et al., 2023,
 "NTK-by-parts", equations 17-22); llama3 scaling (the Llama 3.1 release's reference code).
 """
@@ -17,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from weft.families.architecture import Rope
+from weft.families.vision import turn_axes
 from weft.tensor import native
 
 TABLE_BYTES_MAX = 16 << 20
@@ -27,20 +31,24 @@ _POSITIONS_FIRST = 1024
 
 
 class RotaryTable:
-    """cos and sin for the layers of one model, on ``device`` (the CPU by default)."""
+    """cos and sin for the layers of one model, on ``device`` (the CPU by default). ``sections``: see
+    ``families.vision.turn_axes``."""
 
-    def __init__(self, rope: Rope, device: torch.device | None = None) -> None:
+    def __init__(self, rope: Rope, device: torch.device | None = None,
+                 sections: tuple[int, ...] = ()) -> None:
         # Worked out on the CPU wherever they go: everywhere the same bits.
         self.frequencies = inverse_frequencies(rope).to(device or torch.device("cpu"))
+        self._axis_of_F = torch.tensor(turn_axes(sections, len(self.frequencies)), device=device)
         self.attention_factor = rope.attention_factor
         self.rotary_dim = rope.rotary_dim
         self._gathered = _Gathered(self) if self.frequencies.device.type == "cpu" else None
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] -> cos, sin float32 [T, rotary_dim]; both halves carry the same angles. PAD positions
-        give finite values. Valid until the next call."""
+        give finite values. Valid until the next call. [3, T]: time, row and column."""
         # For one row per sequence the operators cost the host more than their arithmetic.
-        if self._gathered is not None and positions_T.shape[0] <= DECODES_MAX and native.in_use():
+        if (self._gathered is not None and positions_T.ndim == 1 and positions_T.shape[0] <= DECODES_MAX
+                and native.in_use()):
             gathered = self._gathered.at(positions_T)
             if gathered is not None:
                 return gathered
@@ -48,7 +56,10 @@ class RotaryTable:
 
     def computed(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``at``, without a table."""
-        angles = positions_T.to(torch.float32)[:, None] * self.frequencies
+        if positions_T.ndim == 2:
+            angles = positions_T.to(torch.float32).index_select(0, self._axis_of_F).t() * self.frequencies
+        else:
+            angles = positions_T.to(torch.float32)[:, None] * self.frequencies
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos(), angles.sin()
         if self.attention_factor != 1.0:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from weft.errors import CheckpointError
-from weft.files import inside, parse_json
+from weft.files import INDEX_BYTES_MAX, inside, parse_json, read_json
 
 _LENGTH_BYTES = 8
 _HEADER_BYTES_MAX = 100_000_000
@@ -68,6 +68,16 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         _not_safetensors(path, f"its header cannot be read ({error})")
     _refuse_overlap(path, tensors)
     return tensors
+
+
+def stored_names(directory: Path) -> set[str]:
+    """Of the tensors of a checkpoint in ``directory``, of which headers and index alone are read; empty where
+    there are none. Raises CheckpointError."""
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")
+        return set(listed) if isinstance(listed, dict) else set()
+    return {name for file in directory.glob("*.safetensors") for name in read_header(file)}
 
 
 def _refuse_overlap(path: Path, tensors: dict[str, StoredTensor]) -> None:

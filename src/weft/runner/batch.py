@@ -35,7 +35,7 @@ from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
 from weft.runner.mixed_graphs import MixedBlock, MixedShape, fill_tables
-from weft.runner.pictures import PictureRows
+from weft.runner.pictures import PictureRows, padded
 from weft.runner.rows import Rows
 from weft.runner.sampler import Sampler, TokenChoice
 from weft.runner.staging import Staged
@@ -105,7 +105,8 @@ class _StagedRuns:
 
     ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T,
     row [X each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens
-    behind those of each run in the plan's ``prompt_logprob_runs``. ``embedded``: rows of pictures."""
+    behind those of each run in the plan's ``prompt_logprob_runs``. ``embedded``: rows of pictures;
+    ``turns``: by which positions tokens turn where a row has pictures."""
 
     plan: StepPlan
     padding: _Padding
@@ -121,6 +122,7 @@ class _StagedRuns:
     runs_table: tuple[Staged, int] | None
     following: tuple[Staged, ...]
     embedded: EmbeddedRows | None = None
+    turns: Staged | None = None
 
     @property
     def pads(self) -> int:
@@ -171,6 +173,9 @@ class BatchBuilder:
         if self._steady is not None:
             if self._steady.step < 0:
                 self._steady.adapters = StepAdapters.of(self.adapters_of(plan), plan.lengths.tolist())
+                rows_R = plan.rows.tolist()
+                if self.pictures is not None and self.pictures.turn(rows_R):
+                    self._steady.turn_by(self.pictures.deltas(rows_R))
             self._steady.advance(plan)
             sampler.stage(staging, self._steady.rows, self._steady.contexts)
         else:
@@ -205,7 +210,7 @@ class BatchBuilder:
             return [""] * plan.run_count
         return [self._adapters.get(row, "") for row in plan.rows.tolist()]
 
-    def _padding(self, plan: StepPlan, embedded: EmbeddedRows | None) -> _Padding:
+    def _padding(self, plan: StepPlan, text_only: bool) -> _Padding:
         decodes = plan.decode_count
         if self._adapters and any(self.adapters_of(plan)):
             pass   # a recorded graph knows no adapters
@@ -213,7 +218,7 @@ class BatchBuilder:
             width = next((width for width in self.decode_widths if width >= decodes), 0)
             if width:
                 return _Padding(width - decodes, graphed=True)
-        elif self.mixed_shapes and embedded is None and (
+        elif self.mixed_shapes and text_only and (
                 plan.verify_runs.stop == plan.run_count if plan.verify_count else plan.mtp_drafts is None):
             prompts = plan.lengths[decodes:].tolist()
             shape = next((shape for shape in self.mixed_shapes if shape.holds(
@@ -227,8 +232,12 @@ class BatchBuilder:
         if not plan.run_count:
             return None
         embedded = None if self.pictures is None else self.pictures.of_step(plan)
-        decodes, padding = plan.decode_count, self._padding(plan, embedded)
+        turned = self.pictures is not None and self.pictures.turn(plan.rows.tolist())
+        decodes, padding = plan.decode_count, self._padding(plan, embedded is None and not turned)
         pads, behind_runs = padding.rows, padding.runs
+        turns = None
+        if turned and self.pictures is not None and (not padding.graphed or plan.mtp_drafts is not None):
+            turns = self.rows.staging.add(padded(self.pictures.turns_of_step(plan), decodes, pads))
         if embedded is not None and pads:   # prefills stand behind the decodes
             embedded = EmbeddedRows(embedded.index_N + pads, embedded.rows_ND)
         assert (plan.lengths[:decodes] == 1).all(), "a decode run has one token"
@@ -273,6 +282,7 @@ class BatchBuilder:
             plan, padding, offsets, lengths, fresh, taps, flat,
             unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
             sample_positions=positions, runs_table=runs_table, embedded=embedded,
+            turns=turns,
             following=tuple(self.rows.staging.add(self._following(plan, run))
                             for run in plan.prompt_logprob_runs))
 
@@ -342,7 +352,8 @@ class BatchBuilder:
             fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self.rows.chosen)
             tokens_T = torch.cat((fed, tokens_T[decodes:]))
         return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count),
-                          self._step_adapters(staged), staged.embedded)
+                          self._step_adapters(staged), staged.embedded,
+                          None if staged.turns is None else staged.turns.device)
 
     def _step_adapters(self, staged: _StagedRuns) -> StepAdapters | None:
         digests, decodes = self.adapters_of(staged.plan), staged.plan.decode_count

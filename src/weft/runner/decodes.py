@@ -51,6 +51,9 @@ class SteadyDecodes:
         self.step = -1
         """Of the plan that the inputs are of."""
         self._host_starts: Sequence[int] = ()
+        self._deltas: Int64s | None = None
+        self._turns: Int64s = self._starts
+        self._turns_T: torch.Tensor | None = None
         self.adapters: StepAdapters | None = None
         """Whose the rows are: they stay, and so does this."""
 
@@ -64,6 +67,11 @@ class SteadyDecodes:
         # A copy of the rows' table, by run: `HostRows` writes both, or drops this.
         self._table[self._run_of_row[writes[0]], writes[1]] = writes[2]
 
+    def turn_by(self, deltas: Int64s) -> None:
+        """[R]: what each run adds to its position before it turns (``weft.pictures.Turns``)."""
+        self._deltas, self._turns = deltas, np.empty_like(self._starts)
+        self._turns_T = torch.from_numpy(self._turns)
+
     def advance(self, plan: StepPlan) -> None:
         """Tokens and positions are those of ``plan``: ``contexts`` (int64 [R]) too, the position of the token
         to be chosen."""
@@ -71,6 +79,8 @@ class SteadyDecodes:
         self._host_starts = plan.starts.tolist()
         self._starts[:] = plan.starts
         np.add(self._starts, 1, out=self.contexts)
+        if self._deltas is not None:
+            np.add(self._starts, self._deltas, out=self._turns)
         self._tokens[:] = plan.tokens
 
     def inputs(self) -> StepInputs:
@@ -83,7 +93,8 @@ class SteadyDecodes:
             self._pages, self._page_table_RP = pages, self._table_RP[:, :pages]
         runs = Runs(self._offsets, list(self._host_starts), self._lengths, self._slots, self._fresh,
                     len(self._offsets), self._starts_R, self._slots_R, self._context_R, self._page_table_RP)
-        return StepInputs(self._tokens_T, self._starts_R, runs, adapters=self.adapters)
+        return StepInputs(self._tokens_T, self._starts_R, runs, adapters=self.adapters,
+                          turns=self._turns_T)
 
 
 def _what_stays(plan: StepPlan) -> tuple[object, ...]:

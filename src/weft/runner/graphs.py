@@ -210,13 +210,15 @@ class Recordings(Generic[Key]):
 
 class DecodeGraphs:
     """``table``: the rows' page table, int32 [rows + 1, pages], its last row PAD for ever; ``chosen``: the
-    last token of each row, int64 [rows + 1]. ``widths``: ascending."""
+    last token of each row, int64 [rows + 1]. ``widths``: ascending. ``deltas``: what each row adds to its
+    position before it turns, int64 [rows + 1], None where that is nothing."""
 
     def __init__(self, table: torch.Tensor, chosen: torch.Tensor, widths: Sequence[int],
-                 capture: Capture) -> None:
+                 capture: Capture, deltas: torch.Tensor | None = None) -> None:
         self.widths = tuple(widths)
         self._table = table
         self._chosen = chosen
+        self._deltas = deltas
         self._reads_host = capture.reads_host
         self._static = torch.zeros(BLOCK_FIELDS * stride_of(max(widths, default=0)), dtype=torch.int64,
                                    device=table.device)
@@ -305,7 +307,8 @@ class DecodeGraphs:
                 context_R=context_R, page_table_RP=self._table.index_select(0, rows_R), padded=True,
                 memo=dict(memo))
             fed_T = known_tokens(tokens_T, rows_R, self._chosen)
-            return forward(StepInputs(fed_T, positions_T, runs), caches)
+            turns = None if self._deltas is None else positions_T + self._deltas.index_select(0, rows_R)
+            return forward(StepInputs(fed_T, positions_T, runs, turns=turns), caches)
 
         return run
 

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from weft.models.mtp import MtpHead, only_decodes
+from weft.runner.pictures import PictureRows
 from weft.schedule.plan import HeadDraft, StepPlan, StepResult
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD, PAGE_TOKENS
@@ -79,10 +80,12 @@ class _Ends:
 class HeadRunner:
     """``table``: int32 [rows + 1, pages], of the rows. ``cache``: the views of the head's layer.
     ``pages_per_frame``: of the arena. ``known``: by row, the prompt of its sequence and the answer before a
-    preemption."""
+    preemption. ``pictures``: those of the rows."""
 
-    def __init__(self, head: MtpHead, table: torch.Tensor, cache: LayerCache, pages_per_frame: int) -> None:
+    def __init__(self, head: MtpHead, table: torch.Tensor, cache: LayerCache, pages_per_frame: int,
+                 pictures: PictureRows | None = None) -> None:
         self._head = head
+        self._pictures = pictures
         self._table = table
         self._caches = [cache]
         self._zeroed = [view for view in (cache.k, cache.v, cache.token_scales) if view is not None]
@@ -116,7 +119,8 @@ class HeadRunner:
         if plan.prefills or not plan.mtp_drafts:
             self._head.write(joined_TD, inputs, self._caches[0])
             joined_XD = joined_TD.index_select(0, ends.rows_X)
-            inputs_X = only_decodes(ends.starts, self._pages(plan, ends, 0))
+            inputs_X = only_decodes(ends.starts, self._pages(plan, ends, 0),
+                                    self._turns(plan, ends.runs, ends.starts))
             hidden_XD = (self._head.draft(joined_XD, inputs_X, self._caches)
                          if plan.mtp_drafts and ends.runs else joined_XD)
         else:
@@ -151,8 +155,13 @@ class HeadRunner:
                     x.index_select(0, index) for x in (best_X, hidden_XD, pages_XP))
                 runs, starts = [runs[at] for at in going_on], [starts[at] for at in going_on]
             joined_XD = self._head.joined(hidden_XD, best_X)
-            hidden_XD = self._head.draft(joined_XD, only_decodes(starts, pages_XP), self._caches)
+            hidden_XD = self._head.draft(
+                joined_XD, only_decodes(starts, pages_XP, self._turns(plan, runs, starts)), self._caches)
         return {run: HeadDraft(tuple(tokens[run]), tuple(chances[run])) for run in tokens}
+
+    def _turns(self, plan: StepPlan, runs: list[int], starts: list[int]) -> torch.Tensor | None:
+        """By which positions tokens at ``starts`` of ``runs`` turn, None for ``starts`` themselves."""
+        return None if self._pictures is None else self._pictures.turns_at(plan.rows[runs].tolist(), starts)
 
     def _pages(self, plan: StepPlan, ends: _Ends, further: int) -> torch.Tensor:
         """The page tables of the runs of ``ends``, up to the page ``further`` positions behind the last."""

@@ -3,9 +3,13 @@
     PictureQueue (weft.engine.pictures) --pieces--> rows of a digest [R, D]
     admission: row 3 of the batch has picture d at positions 17..272
     a step with run [0, 64) of row 3  --> index in the step 17..63 <- rows 0..46 of d
+                                      --> turns 0..16, then by the grid of d (``weft.pictures.Turns``)
 
-Rows are addressed by the position in the prompt alone. So the edges of chunks, hits, preemptions and
-resumptions are no cases of their own.
+Rows are addressed by the position in the prompt alone, and turns are worked out of the places of the pictures
+alone. So the edges of chunks, hits, preemptions and resumptions are no cases of their own.
+
+Decodes stand behind every picture: their turn is their position and one number of their row. Graphs read it
+from ``deltas_R``.
 
 The engine drops rows while a step may be in flight that admits a sequence with them: such a sequence was
 cancelled, and what it computes is cached all the same. So rows go only when a step that began later is
@@ -14,35 +18,59 @@ applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.errors import RequestError
+from weft.families.vision import VisionTower
 from weft.images.picture import Picture
 from weft.models.decoder import CausalModel
 from weft.models.vision.encoder import VisionEncoder
+from weft.pictures import Turns
 from weft.request import PlacedPicture
 from weft.runner.kv_scales import Model
 from weft.schedule.plan import StepPlan
 from weft.spec import ITEM_BYTES
 from weft.tensor.device import current
 from weft.tensor.inputs import EmbeddedRows
+from weft.units import PAD
+
+Int64s = npt.NDArray[np.int64]
+_PLAIN = Turns(())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Encoded:
+    """``rows_RD`` of one picture; ``grids``: (rows, columns) of the text that each tile fills."""
+
+    rows_RD: torch.Tensor
+    grids: tuple[tuple[int, int], ...]
 
 
 class PictureRows:
-    """See ``weft.engine.pictures.PictureEncoder``, which it is."""
+    """See ``weft.engine.pictures.PictureEncoder``, which it is. ``rows_max``: of the batch."""
 
-    def __init__(self, vision: VisionEncoder, image_token: int, row_bytes: int, device: torch.device) -> None:
+    def __init__(self, vision: VisionEncoder, tower: VisionTower, row_bytes: int, device: torch.device,
+                 rows_max: int) -> None:
         self.vision: VisionEncoder | None = vision
-        self.image_token = image_token
+        self.image_token = tower.image_token_id
         self.row_bytes = row_bytes
+        self.deltas_R = (torch.zeros(rows_max + 1, dtype=torch.int64, device=device)
+                         if tower.sections else None)
+        """By row of the batch; None for a model whose positions are plain."""
+        self._factor = tower.projector.downsample_factor
         self._device = device
-        self._rows: dict[bytes, torch.Tensor] = {}
-        self._dropped: list[tuple[bytes, torch.Tensor]] = []
-        self._drops_by_step: dict[int, list[tuple[bytes, torch.Tensor]]] = {}
+        self._rows: dict[bytes, _Encoded] = {}
+        self._dropped: list[tuple[bytes, _Encoded]] = []
+        self._drops_by_step: dict[int, list[tuple[bytes, _Encoded]]] = {}
         self._places: dict[int, list[tuple[int, torch.Tensor]]] = {}
         """By row of the batch: (first position, rows [n, D]) of each place."""
+        self._turns: dict[int, Turns] = {}
+        """By row of the batch, of those that turn otherwise."""
 
     # ------------------------------------------------------------------ the engine's side
 
@@ -57,13 +85,15 @@ class PictureRows:
 
     def pieces(self, picture: PlacedPicture) -> Iterator[None]:
         assert self.vision is not None, "a picture came while the engine slept"
-        encoding = self.vision.encode(Picture.from_bytes(picture.data))
+        seen = Picture.from_bytes(picture.data)
+        grids = tuple((tile.rows // self._factor, tile.columns // self._factor) for tile in seen.tiles)
+        encoding = self.vision.encode(seen)
         while True:
             with torch.inference_mode(), current(self._device):
                 try:
                     next(encoding)
                 except StopIteration as end:
-                    self._rows[picture.digest] = end.value
+                    self._rows[picture.digest] = _Encoded(end.value, grids)
                     return
             yield
 
@@ -91,9 +121,14 @@ class PictureRows:
         """The rows of the batch that ``plan`` clears and fills."""
         for row in plan.rows_cleared:
             self._places.pop(row, None)
+            if self._turns.pop(row, None) is not None and self.deltas_R is not None:
+                self.deltas_R[row] = 0
         for admission in plan.admissions:
             if admission.pictures:
                 self._places[admission.row] = list(self._placed(admission.pictures))
+                if self.deltas_R is not None:
+                    turns = self._turns[admission.row] = Turns(self._spans(admission.pictures))
+                    self.deltas_R[admission.row] = turns.delta
         for digest, rows in self._drops_by_step.pop(plan.step, ()):
             if self._rows.get(digest) is rows:   # else it was encoded again
                 del self._rows[digest]
@@ -114,19 +149,56 @@ class PictureRows:
             return None
         return EmbeddedRows(torch.cat(indices).to(self._device), torch.cat(parts))
 
+    def turn(self, rows: Sequence[int]) -> bool:
+        """Whether some of ``rows`` of the batch turn otherwise than by their positions."""
+        return bool(self._turns) and any(row in self._turns for row in rows)
+
+    def turns_of_step(self, plan: StepPlan) -> Int64s:
+        """By which positions the tokens of ``plan`` turn, without padding: [T], and [3, T] where a picture is
+        among them."""
+        parts, plain = [], True
+        for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(),
+                                      strict=True):
+            turns = self._turns.get(row, _PLAIN)
+            parts.append(turns.at(start, start + length))
+            plain = plain and turns.plain(start)
+        turned_3T = np.concatenate(parts, 1, dtype=np.int64)
+        return turned_3T[0] if plain else turned_3T
+
+    def turns_at(self, rows: Sequence[int], positions: Sequence[int]) -> torch.Tensor | None:
+        """By which positions single tokens of ``rows`` turn: [3, X], None where they are the positions."""
+        if not self.turn(rows):
+            return None
+        turned_3X = np.concatenate([self._turns.get(row, _PLAIN).at(position, position + 1)
+                                    for row, position in zip(rows, positions, strict=True)], 1)
+        return torch.from_numpy(turned_3X).to(self._device)
+
+    def deltas(self, rows: Sequence[int]) -> Int64s:
+        """What decodes of ``rows`` add to their positions."""
+        return np.array([self._turns.get(row, _PLAIN).delta for row in rows], np.int64)
+
+    def _spans(self, pictures: tuple[PlacedPicture, ...]) -> list[tuple[int, int, int]]:
+        return [(first, *grid) for picture in pictures
+                for (first, _), grid in zip(picture.places, self._rows[picture.digest].grids, strict=True)]
+
     def _placed(self, pictures: tuple[PlacedPicture, ...]) -> Iterator[tuple[int, torch.Tensor]]:
         for picture in pictures:
-            rows_ND = self._rows[picture.digest]
+            rows_ND = self._rows[picture.digest].rows_RD
             for first, count in picture.places:
                 yield first, rows_ND[:count]
                 rows_ND = rows_ND[count:]
 
 
-def picture_rows(model: Model, device: torch.device) -> PictureRows | None:
+def padded(turns: Int64s, decodes: int, pads: int) -> Int64s:
+    """``turns`` of a step with ``pads`` rows of PAD behind its decodes."""
+    return np.insert(turns, [decodes] * pads, PAD, axis=-1) if pads else turns
+
+
+def picture_rows(model: Model, device: torch.device, rows_max: int) -> PictureRows | None:
     """None where ``model`` reads text only."""
     if not isinstance(model, CausalModel) or model.vision is None:
         return None
     architecture = model.architecture
     assert architecture.vision is not None
-    return PictureRows(model.vision, architecture.vision.image_token_id,
-                       architecture.hidden_size * ITEM_BYTES[architecture.dtype], device)
+    return PictureRows(model.vision, architecture.vision,
+                       architecture.hidden_size * ITEM_BYTES[architecture.dtype], device, rows_max)

@@ -99,13 +99,14 @@ class TorchExecutor:
         rows = rows_on(device, rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
                        step_tokens_max=sizes.step_tokens_max)
         self.batches = BatchBuilder(rows, step_tokens_max=sizes.step_tokens_max, pad_decode_to=pad_decode_to)
+        self.pictures = self.batches.pictures = picture_rows(model, device, sizes.rows_max)
         self.graphs = None if capture is None else DecodeGraphs(
-            rows.table, rows.chosen, decode_widths(sizes.rows_max), capture)
+            rows.table, rows.chosen, decode_widths(sizes.rows_max), capture,
+            None if self.pictures is None else self.pictures.deltas_R)
         self.mixed_graphs = None if capture is None or capture.reads_host else MixedGraphs(
             rows.table, rows.chosen, recorded_shapes(
                 sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max), verify_runs=verify_runs),
             capture)
-        self.pictures = self.batches.pictures = picture_rows(model, device)
         self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device)
         with current(device):
             self.sampler.warm()
@@ -223,7 +224,7 @@ class TorchExecutor:
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
             self._head = HeadRunner(head, self.batches.rows.table, self._caches[-1],
-                                    self.arena.plan.pages_per_frame)
+                                    self.arena.plan.pages_per_frame, self.pictures)
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
                   began_s: float) -> LaunchedStep:

@@ -91,7 +91,9 @@ class EmbeddedRows:
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """``asked``: None for all rows. A model's last mixer reads all rows and writes all their KV and states,
-    but returns output for these rows alone. ``adapters``: whose the rows are, None for the base model's."""
+    but returns output for these rows alone. ``adapters``: whose the rows are, None for the base model's.
+    ``turns``: the positions by which rotary layers turn, int64 [T] or [3, T] (time, row and column), None
+    where they are ``positions_T``. KV is always written by ``positions_T``."""
 
     tokens_T: torch.Tensor      # int64; 0 for PAD rows
     positions_T: torch.Tensor   # int64; PAD for PAD rows
@@ -99,6 +101,12 @@ class StepInputs:
     asked: OutputRows | None = None
     adapters: StepAdapters | None = None
     embedded: EmbeddedRows | None = None
+    turns: torch.Tensor | None = None
+
+    @property
+    def turned(self) -> torch.Tensor:
+        """What rotary tables are asked with."""
+        return self.positions_T if self.turns is None else self.turns
 
     def asked_of(self, x_TC: torch.Tensor) -> torch.Tensor:
         """The rows of ``x_TC`` [T, C] named by ``asked`` -> [X, C]; all rows where it is None."""

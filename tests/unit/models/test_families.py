@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -104,14 +105,16 @@ def test_qwen3_next_is_read_as_released() -> None:
     assert set(model.feed_forwards) == {Experts(512, 10, 512, True, shared_width=512, shared_gate=True)}
 
 
-def test_qwen3_5_is_the_text_part_of_its_wrapper() -> None:
+def test_qwen3_5_is_the_text_part_of_its_wrapper_and_its_tower() -> None:
     model = read_architecture(QWEN3_5_27B)
     assert model.family == "qwen3_5"
     assert (model.layer_count, model.hidden_size, model.dtype) == (64, 5120, "bfloat16")
     assert model.mixers[0] == GatedDelta(16, 48, 128, 128, 4)
     assert model.mixers[3] == Attention(24, 4, 256, 256**-0.5, Rope(1e7, 64), qk_norm=True, gated=True)
     assert set(model.feed_forwards) == {Dense(17408)}
-    assert read_architecture(QWEN3_5_27B["text_config"]) == model
+    assert model.vision is not None
+    assert (model.vision.heads, model.vision.joined_width, model.turn_sections) == (16, 4608, (11, 11, 10))
+    assert read_architecture(QWEN3_5_27B["text_config"]) == dataclasses.replace(model, vision=None)
     assert read_architecture(changed(QWEN3_5_27B, tie_word_embeddings=True)).tied_embeddings
 
 

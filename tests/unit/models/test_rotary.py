@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import Qwen3_5TextConfig, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 from tests.unit.models.test_families import QWEN3_8B, changed
 from weft.families import read_architecture
-from weft.families.architecture import Attention
+from weft.families.architecture import Attention, Rope
 from weft.models.rotary import RotaryTable
 
 SCALINGS: dict[str, dict[str, Any] | None] = {
@@ -67,3 +68,19 @@ def test_what_is_gathered_is_what_is_computed_to_the_last_bit(kind: str) -> None
     shifted = table.computed(positions + 1)
     assert not torch.equal(table.at(positions)[0], shifted[0]), "the control"
     assert all(part.isfinite().all() for part in table.at(torch.tensor([-1, 5])))
+
+
+def test_text_turns_by_three_equal_positions_as_by_one() -> None:
+    """To the last bit; a picture's rows turn by three, as transformers' Qwen3.5 has it."""
+    config = Qwen3_5TextConfig(head_dim=64, rope_parameters={
+        "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5, "mrope_section": [6, 6, 4]})
+    table = RotaryTable(Rope(theta=1e6, rotary_dim=32), sections=(6, 6, 4))
+    positions = torch.tensor([0, 1, 7, 300, 5000])
+    for mine, other in zip(table.at(positions.expand(3, -1)), table.at(positions), strict=True):
+        assert torch.equal(mine, other)
+    places = torch.stack((positions, positions + 3, positions + 9))
+    theirs = Qwen3_5TextRotaryEmbedding(config)(torch.zeros(1), places[:, None])
+    for mine, other in zip(table.at(places), theirs, strict=True):
+        assert torch.allclose(mine, other[0], atol=1e-6)
+    wrong, _ = table.at(places[[0, 2, 1]])
+    assert not torch.allclose(wrong, theirs[0][0], atol=1e-2), "the control: rows and columns changed places"

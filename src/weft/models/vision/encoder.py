@@ -8,8 +8,8 @@ Between two pieces nothing is held but the generator, so a step of decodes goes 
 tile is computed by itself, and its pieces are cut by its own patches alone. So a picture's rows have the same
 bits whatever else runs, and whenever its pieces are asked for.
 
-The next tower is a file beside ``siglip2``: a class with ``encode``, over the parts here, and a row in
-``loading``.
+The next tower is a file beside ``siglip2`` and ``qwen3_5`` that says what the place of a patch is, with rows
+in ``loading`` and ``families.tensors``. A tower of other layers is a class with ``encode``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
     model.vision_tower.vision_model.…   releases of LFM2-VL         model.multi_modal_projector.…
     model.vision_tower.…                what transformers saves     the same
     vision_tower.…, vision_model.…      older saves                 multi_modal_projector.…
+    model.visual.…, visual.…            Qwen3.5                     the same prefix: its projector is merger.…
 
 A checkpoint whose config.json tells of a tower may hold its text part alone, as some conversions do: it has
 no tower then, which is a sentence at start and no error. Under tensor parallelism no rank reads the tower.
@@ -10,28 +11,28 @@ no tower then, which is a sentence at start and no error. Under tensor paralleli
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from weft.families.architecture import Architecture
+from weft.families.tensors import tower_prefix
+from weft.families.vision import TowerKind, VisionTower
 from weft.images.settings import read_settings
+from weft.models.block_readers import TableReader
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
 from weft.models.vision.encoder import VisionEncoder
-from weft.models.vision.siglip2 import build_siglip2
+from weft.models.vision.qwen3_5 import TurnedPlaces
+from weft.models.vision.siglip2 import InterpolatedPlaces
+from weft.models.vision.tower import PatchPlaces, build_tower
 
-_TOWERS = tuple(f"{wrapper}{name}" for wrapper in ("model.", "")
-                for name in ("vision_tower.vision_model", "vision_tower", "vision_model"))
 _PROJECTORS = ("model.multi_modal_projector", "multi_modal_projector")
-_FIRST = "embeddings.patch_embedding.weight"
-
-
-def tower_prefix(checkpoint: CheckpointFiles) -> str | None:
-    """Where the tower's tensors lie, None without any."""
-    return next((name for name in _TOWERS if f"{name}.{_FIRST}" in checkpoint.tensors), None)
+_PLACES: dict[TowerKind, Callable[[VisionTower, TableReader], PatchPlaces]] = {
+    "siglip2": InterpolatedPlaces.of, "qwen3_5": TurnedPlaces.of}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,16 @@ def load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype: 
 
     Raises CheckpointError as ``load_model`` does, and for settings of pictures that do not fit the tower.
     """
-    tower, prefix = architecture.vision, tower_prefix(checkpoint)
+    tower = architecture.vision
     if tower is None:
         return None
+    prefix = tower_prefix(checkpoint.tensors, tower)
     assert prefix is not None
     settings = read_settings(checkpoint.directory, tower)
-    projector = next((name for name in _PROJECTORS if f"{name}.linear_1.weight" in checkpoint.tensors),
-                     _PROJECTORS[0])
-    build = partial(build_siglip2, tower, architecture.hidden_size, settings, vision=prefix,
-                    projector=projector)
+    projector = prefix if tower.kind == "qwen3_5" else next(
+        (name for name in _PROJECTORS if f"{name}.linear_1.weight" in checkpoint.tensors), _PROJECTORS[0])
+    build = partial(build_tower, tower, architecture.hidden_size, settings, vision=prefix,
+                    projector=projector, places_of=_PLACES[tower.kind])
     whole = replace(checkpoint, prefix="")
     with torch.inference_mode():
         check = TensorCheck(whole, dtype, RuntimeForm(twelve_bit=False))

@@ -1,0 +1,111 @@
+"""The vision towers of multimodal configurations: ``vision_config`` to a ``VisionTower``.
+
+    lfm2_vl                  siglip2_vision_model               projector_* in the wrapper
+    qwen3_5, qwen3_5_moe     qwen3_5_vision                     mrope_section in the text's rotary settings
+
+A wrapper without ``vision_config`` is of its text part alone. Defaults are those of transformers'
+configuration classes. Pure: no I/O, no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from weft.families.config_keys import ConfigKeys, fail
+from weft.families.vision import GeluKind, Projector, VisionTower
+
+QWEN_MODELS = ("qwen3_5_vision", "qwen3_5_moe_vision", "qwen3_5", "qwen3_5_moe")
+"""Spellings of one tower: releases name it as the wrapper."""
+MERGER_EPS = 1e-6
+"""Of every norm of that tower, which config.json does not name."""
+
+
+def read_siglip2(outer: ConfigKeys) -> VisionTower | None:
+    """The defaults are those of transformers' Siglip2VisionConfig and Lfm2VlConfig."""
+    keys = outer.inner("vision_config")
+    if keys is None:
+        return None
+    for name, value, served in (
+            ("vision_config.model_type", keys.get("model_type", "siglip2_vision_model"),
+             "siglip2_vision_model"),
+            ("vision_config.num_channels", keys.get("num_channels", 3), 3),
+            ("vision_feature_layer", outer.get("vision_feature_layer", -1), -1)):
+        if value != served:
+            fail(name, value, f"only {served} is served")
+    hidden, heads = keys.integer("hidden_size", 768), keys.integer("num_attention_heads", 12)
+    positions = keys.integer("num_patches", 256)
+    _check(hidden, ("num_attention_heads", heads), ("num_patches", positions))
+    projector = Projector(
+        width=outer.integer("projector_hidden_size", 2560),
+        activation=_gelu("projector_hidden_act", outer.get("projector_hidden_act", "gelu")),
+        bias=outer.boolean("projector_bias", True), norm=outer.boolean("projector_use_layernorm", True),
+        downsample_factor=outer.integer("downsample_factor", 2))
+    return VisionTower(
+        hidden_size=hidden, layer_count=keys.integer("num_hidden_layers", 12), heads=heads,
+        width=keys.integer("intermediate_size", 3072), patch_size=keys.integer("patch_size", 16),
+        positions=positions, eps=keys.number("layer_norm_eps", 1e-6),
+        activation=_gelu("vision_config.hidden_act", keys.get("hidden_act", "gelu_pytorch_tanh")),
+        projector=projector,
+        image_token_id=outer.integer("image_token_id", outer.get("image_token_index", 396), least=0))
+
+
+def read_qwen3_5_tower(keys: ConfigKeys) -> VisionTower | None:
+    """``keys``: of the text part. A norm of each patch, then four neighbours side by side, then two products:
+    the patch merger is a projector whose norm stands before the tower's neighbours are joined."""
+    outer, vision = keys.outer, keys.outer.inner("vision_config")
+    if vision is None:
+        return None
+    name = vision.get("model_type", QWEN_MODELS[0])
+    if name not in QWEN_MODELS:
+        fail("vision_config.model_type", name, f"the towers served here are {', '.join(QWEN_MODELS[:2])}")
+    for key, served in (("in_channels", 3), ("temporal_patch_size", 2), ("deepstack_visual_indexes", [])):
+        if vision.get(key, served) != served:
+            fail(f"vision_config.{key}", vision.get(key), f"only {served} is served")
+    hidden, heads = vision.integer("hidden_size", 1152), vision.integer("num_heads", 16)
+    positions = vision.integer("num_position_embeddings", 2304)
+    _check(hidden, ("num_heads", heads), ("num_position_embeddings", positions))
+    if hidden % (4 * heads):
+        fail("vision_config.num_heads", heads,
+             f"the {hidden // heads} dims of a head turn by rows and columns: they must be a multiple of 4")
+    factor = vision.integer("spatial_merge_size", 2)
+    return VisionTower(
+        hidden_size=hidden, layer_count=vision.integer("depth", 27), heads=heads,
+        width=vision.integer("intermediate_size", 4304), patch_size=vision.integer("patch_size", 16),
+        positions=positions, eps=MERGER_EPS,
+        activation=_gelu("vision_config.hidden_act", vision.get("hidden_act", "gelu_pytorch_tanh")),
+        projector=Projector(hidden * factor**2, "gelu", bias=True, norm=False, downsample_factor=factor),
+        image_token_id=outer.integer("image_token_id", 248_056, least=0), kind="qwen3_5", frames=2,
+        theta=_theta(vision), sections=_sections(keys))
+
+
+def _theta(vision: ConfigKeys) -> float:
+    stated = vision.get("rope_parameters") or {}
+    return ConfigKeys(stated, fallback={}).number("rope_theta", 10_000.0)
+
+
+def _sections(keys: ConfigKeys) -> tuple[int, ...]:
+    stated = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+    inner = ConfigKeys(stated if isinstance(stated, Mapping) else {}, fallback={})
+    sections = inner.get("mrope_section", [11, 11, 10])
+    if not (isinstance(sections, list | tuple) and len(sections) == 3
+            and all(isinstance(one, int) and 0 <= one <= 1024 for one in sections)):
+        fail("rope_parameters.mrope_section", sections, "it must be three counts: of time, rows and columns")
+    if not inner.boolean("mrope_interleaved", True):
+        fail("rope_parameters.mrope_interleaved", False, "only interleaved sections are served")
+    return tuple(sections)
+
+
+def _check(hidden: int, heads: tuple[str, int], positions: tuple[str, int]) -> None:
+    """By the names of their keys."""
+    if hidden % heads[1]:
+        fail(f"vision_config.{heads[0]}", heads[1], f"it must divide hidden_size {hidden}")
+    if math.isqrt(positions[1]) ** 2 != positions[1]:
+        fail(f"vision_config.{positions[0]}", positions[1], "positions must be a square grid")
+
+
+def _gelu(name: str, value: object) -> GeluKind:
+    kinds: dict[object, GeluKind] = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+    if value not in kinds:
+        fail(name, value, f"{' and '.join(map(str, kinds))} are served")
+    return kinds[value]

@@ -1,0 +1,66 @@
+"""Places of patches in Qwen3.5's tower: a table between corners, and angles of rows and columns.
+
+    added     table [side, side, C], bilinear, its corners on the grid's corners: no antialiasing
+    angles    row r    r f0, r f1, ... \\ a quarter of the head's dims each, and the same again: dim i turns
+              col c    c f0, c f1, ... /  with dim i + half
+    numbers   red 16 x 16 twice | green twice | blue twice      a picture is two equal frames
+
+The patch merger behind the tower has its norm before the neighbours are joined. So it is the tower's last
+norm with a projector that has none.
+
+Sources: transformers ``qwen3_5`` (``Qwen3_5VisionModel``) and ``vision_utils``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from weft.families.vision import VisionTower
+from weft.models.block_readers import TableReader
+
+
+class TurnedPlaces:
+    """``PatchPlaces`` of ``table`` [positions, C]. ``head_dim``: of queries and keys; ``theta``: the base of
+    their angles."""
+
+    def __init__(self, table: torch.Tensor, head_dim: int, theta: float, frames: int, channels: int) -> None:
+        self._table = table
+        self._frames = frames
+        self._channels = channels
+        quarter = head_dim // 4
+        # Worked out on the CPU wherever they go: everywhere the same bits.
+        exponents = torch.arange(0, 2 * quarter, 2, dtype=torch.float32) / (2 * quarter)
+        self._frequencies = 1.0 / theta**exponents
+
+    @classmethod
+    def of(cls, tower: VisionTower, ends: TableReader) -> TurnedPlaces:
+        return cls(ends.tensor("positions"), tower.hidden_size // tower.heads, tower.theta, tower.frames,
+                   tower.channels)
+
+    def numbers(self, pixels: torch.Tensor) -> torch.Tensor:
+        by_channel = pixels.view(len(pixels), -1, self._channels).transpose(1, 2)
+        return by_channel[:, :, None].expand(-1, -1, self._frames, -1).flatten(1)
+
+    def added(self, rows: int, columns: int) -> torch.Tensor:
+        side, device = round(len(self._table) ** 0.5), self._table.device
+        table = self._table.float().view(side, side, -1)
+        first_R, second_R, share_R = _between(rows, side, device)
+        by_row = table[first_R] * (1 - share_R[:, None, None]) + table[second_R] * share_R[:, None, None]
+        first_C, second_C, share_C = _between(columns, side, device)
+        grid = by_row[:, first_C] * (1 - share_C[:, None]) + by_row[:, second_C] * share_C[:, None]
+        return grid.flatten(0, 1).to(self._table.dtype)
+
+    def angles(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        by_row = torch.arange(rows).float()[:, None, None] * self._frequencies
+        by_column = torch.arange(columns).float()[:, None] * self._frequencies
+        half = torch.cat((by_row.expand(-1, columns, -1), by_column.expand(rows, -1, -1)), -1).flatten(0, 1)
+        whole = torch.cat((half, half), -1)
+        device = self._table.device
+        return whole.cos().to(device), whole.sin().to(device)
+
+
+def _between(count: int, side: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """For each of ``count`` places: the entries of the table on both sides of it, and the second's share."""
+    at = torch.arange(count, dtype=torch.float32, device=device) * (side - 1) / max(count - 1, 1)
+    first = at.floor()
+    return first.long(), (first.long() + 1).clamp(max=side - 1), at - first
