@@ -194,6 +194,8 @@ class ChatTemplate:
         reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
         if reasoning is not None:
             turn["reasoning"] = turn["reasoning_content"] = reasoning
+            if not turn.get("content"):   # gpt-oss's template refuses both in one turn
+                turn["thinking"] = reasoning
         return turn
 
 

@@ -14,6 +14,8 @@ An answer is a stream of blocks: stretches of reasoning, of text, and calls of t
 A block begins with the first piece of its kind and ends when another one begins, or with the answer. All APIs
 are written from these events, and a whole answer is the blocks of the same events.
 
+Answers that are messages in channels are told apart by ``weft.text.channels``.
+
 *What the answer must match.* Required tool calls and structured output are both grammars. With optional tools
 and a schema, the answer is either. If the model reasons, its reasoning comes first: free text up to its end
 marker.
@@ -31,6 +33,7 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import Grammar
+from weft.text import channels
 from weft.text.grammars import NO_FORCING, behind_reasoning
 from weft.text.reasoning import (
     ReasoningFormat,
@@ -157,8 +160,10 @@ class AnswerReader:
 
     def __init__(self, reasoning: ReasoningSplitter | None, calls: ToolCallReader | None,
                  last_calls: LastCalls | None, has_end: Callable[[Sequence[int]], bool],
-                 custom: frozenset[str], *, shows_reasoning: bool) -> None:
+                 custom: frozenset[str], *, shows_reasoning: bool,
+                 messages: channels.MessageReader | None = None) -> None:
         self._reasoning = reasoning
+        self._messages = messages
         self._custom = custom
         self._calls = calls
         self._last_calls = last_calls
@@ -179,6 +184,9 @@ class AnswerReader:
     def read(self, text: str, tokens: Sequence[int], finish_reason: str | None) -> list[BlockEvent]:
         """The events of a piece of the answer; with a ``finish_reason``, of its last one."""
         last = finish_reason is not None
+        if self._messages is not None:
+            self._read_messages(self._messages, text, tokens, finish_reason)
+            return self._writer.take()
         reasoning, content = "", text
         if self._reasoning is not None:
             was_over = self._reasoning.over
@@ -197,6 +205,24 @@ class AnswerReader:
             self._write([] if self._calls is None else self._calls.finish())
             self._writer.stop(is_cut=finish_reason == "length")
         return self._writer.take()
+
+    def _read_messages(self, messages: channels.MessageReader, text: str, tokens: Sequence[int],
+                       finish_reason: str | None) -> None:
+        undecided, parts = messages.is_undecided, messages.push(text)
+        if messages.has_thought:
+            spent = len(tokens) if messages.kind == "reasoning" else self._tokens_to_end(tokens)
+            self.reasoning_tokens += self._undecided_tokens + spent
+        still = undecided and messages.is_undecided
+        self._undecided_tokens = self._undecided_tokens + len(tokens) if still else 0
+        if finish_reason is not None:
+            parts += messages.finish(is_cut=finish_reason == "length")
+        for part in parts:
+            if isinstance(part, channels.Thought):
+                self._think(part.text)
+            else:
+                self._write([part])
+        if finish_reason is not None:
+            self._writer.stop(is_cut=finish_reason == "length")
 
     def finish_reason(self, reason: str | None) -> str | None:
         """``tool_calls`` for an answer that ends with calls; after its last piece was read."""
@@ -266,24 +292,31 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     _tools: tuple[Tool, ...]
     _single: bool
     _tokenizer: Tokenizer
+    _in_channels: bool = False
+    _header: str | None = None
+    """Of a message that the prompt has begun."""
 
     def reader(self, *, eager: bool, shows_reasoning: bool = True) -> AnswerReader:
         """``eager``: for a stream, see ``ToolCallReader``."""
-        splitter = calls = last_calls = None
-        if self._reasoning is not None:
-            splitter = ReasoningSplitter(self._reasoning, inside=self._inside)
+        splitter = calls = last_calls = messages = None
         custom = frozenset(tool.name for tool in self._tools if tool.is_custom)
-        if self._calls is not None:
+        if self._in_channels:
+            messages = channels.MessageReader(
+                self._header, takes_calls=self._calls is not None, thinks=self._reasoning is not None,
+                single=self._single, eager=eager and not custom)
+        elif self._reasoning is not None:
+            splitter = ReasoningSplitter(self._reasoning, inside=self._inside)
+        if self._calls is not None and messages is None:
             calls = ToolCallReader(self._calls, self._tools, eager=eager and not custom, single=self._single)
             if splitter is not None:
                 whole = ToolCallReader(self._calls, self._tools, eager=False, single=self._single)
                 last_calls = LastCalls(self._calls, whole)
         return AnswerReader(splitter, calls, last_calls, self._has_end, custom,
-                            shows_reasoning=shows_reasoning)
+                            shows_reasoning=shows_reasoning, messages=messages)
 
     def _has_end(self, tokens: Sequence[int]) -> bool:
-        assert self._reasoning is not None
-        return self._reasoning.end in self._tokenizer.decode(tokens, skip_special_tokens=False)
+        end = channels.END if self._reasoning is None else self._reasoning.end
+        return end in self._tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 class TemplateText(Protocol):
@@ -307,6 +340,8 @@ class Dialect:
             reasoning_parser, source, lambda text: tokenizer.added_id(text) is not None)
         self.tools = tool_format(tool_parser, source)
         self.template_takes_tools = template is not None and template.reads_tools
+        self.in_channels = channels.NAME in (
+            self.reasoning and self.reasoning.name, self.tools and self.tools.name)
 
     def plan(self, prompt: str, *, tools: Sequence[Tool] = (), choice: ToolChoice = _NO_CALLS,
              several_calls: bool = True, grammar: Grammar | None = None,
@@ -315,6 +350,8 @@ class Dialect:
         in it, if it is; ``grammar`` the structured output it asks for. Raises RequestError where that cannot
         be combined, or not be done with this model."""
         calls = self._check_tools(tools, choice)
+        if self.in_channels:
+            return self._plan_channels(calls, tools, choice, several_calls, grammar, prompt)
         wanted = self._grammar(calls, tools, choice, several_calls, grammar)
         row = self.reasoning
         inside = row is not None and begins_inside(row, prompt, continued)
@@ -325,6 +362,30 @@ class Dialect:
         ids = (self._tokenizer.added_id(marker) for marker in markers)
         return AnswerPlan(wanted, frozenset(token for token in ids if token is not None), row, inside, calls,
                           tuple(tools), not several_calls, self._tokenizer)
+
+    def _plan_channels(self, calls: ToolFormat | None, tools: Sequence[Tool], choice: ToolChoice,
+                       several: bool, grammar: Grammar | None, prompt: str) -> AnswerPlan:
+        token_of, header, asked = self._tokenizer.added_id, channels.open_header(prompt), choice.among(tools)
+        is_free = choice.mode == "auto" and grammar is None
+        limited = len(asked) < len(tools) or any(tool.strict for tool in asked)
+        called = None
+        if calls is not None and (not is_free or limited):
+            self._check_required(choice, grammar)
+            # Each call is a message of its own, and its end is the end of the answer.
+            called = calls_grammar(calls, asked, several=False, token_of=token_of, field="tools")
+        wanted = None
+        if called is not None or grammar is not None:
+            wanted = channels.channel_grammar(called, grammar, free=is_free, begun=header is not None,
+                                              token_of=token_of)
+        ids = (token_of(marker) for marker in channels.MARKERS)
+        return AnswerPlan(wanted, frozenset(token for token in ids if token is not None), self.reasoning,
+                          False, calls, tuple(tools), not several, self._tokenizer, True, header)
+
+    @staticmethod
+    def _check_required(choice: ToolChoice, grammar: Grammar | None) -> None:
+        if choice.mode != "auto" and grammar is not None:
+            raise RequestError(f"{grammar.field} cannot be combined with a tool_choice that asks for a call: "
+                               "the answer is one or the other", param="tool_choice")
 
     def _closed(self, row: ReasoningFormat, prompt: str, continued: str | None) -> bool:
         """The prompt shows that the reasoning is over, or that it is left out."""
@@ -357,9 +418,7 @@ class Dialect:
             if len(asked) < len(tools) or any(tool.strict for tool in asked):
                 return strict_grammar(calls, asked, several=several, token_of=token_of, field="tools")
             return None
-        if grammar is not None:
-            raise RequestError(f"{grammar.field} cannot be combined with a tool_choice that asks for a call: "
-                               "the answer is one or the other", param="tool_choice")
+        self._check_required(choice, grammar)
         return calls_grammar(calls, asked, several=several and choice.mode == "required", token_of=token_of,
                            field="tools")
 

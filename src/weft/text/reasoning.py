@@ -32,12 +32,14 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """``opened``: answers begin inside the reasoning, even if the prompt does not show it."""
+    """``opened``: answers begin inside the reasoning, even if the prompt does not show it. ``signs``: what
+    tells the format, where that is not its markers. ``harmony`` is read by ``weft.text.channels``."""
 
     name: str
     start: str
     end: str
     opened: bool = False
+    signs: tuple[str, ...] = ()
 
 
 FORMATS: tuple[ReasoningFormat, ...] = (
@@ -47,6 +49,8 @@ FORMATS: tuple[ReasoningFormat, ...] = (
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+    ReasoningFormat("harmony", "<|channel|>analysis<|message|>", "<|end|>",
+                    signs=("<|channel|>", "<|message|>")),
 )
 NAMES = tuple(row.name for row in FORMATS)
 
@@ -60,9 +64,14 @@ def reasoning_format(name: str, template: str, has_token: Callable[[str], bool])
     if name != AUTO:
         return next(row for row in FORMATS if row.name == name)
     candidates = [row for row in FORMATS if not row.opened]
-    written = (row for row in candidates if row.start in template or row.end in template)
-    known = (row for row in candidates if has_token(row.start) and has_token(row.end))
+    written = (row for row in candidates if _is_in(template, row))
+    known = (row for row in candidates if all(map(has_token, row.signs or (row.start, row.end))))
     return next(written, None) or next(known, None)
+
+
+def _is_in(template: str, row: ReasoningFormat) -> bool:
+    return (all(sign in template for sign in row.signs) if row.signs
+            else row.start in template or row.end in template)
 
 
 def check_reasoning_parser(name: str) -> None:

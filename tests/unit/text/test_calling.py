@@ -11,9 +11,11 @@ import pytest
 
 from tests.fixtures.constrained import tokenizer, write
 from weft.errors import RequestError
+from weft.text.channels import MessageReader
 from weft.text.tools.calling import calls_grammar, strict_grammar
 from weft.text.tools.definitions import ToolChoice, read_choice, read_tools
 from weft.text.tools.formats import FORMATS
+from weft.text.tools.json_calls import CallDelta
 from weft.text.tools.reader import ToolCallReader
 
 SCHEMA = {
@@ -35,11 +37,15 @@ BY_NAME = {row.name: row for row in FORMATS}
 
 
 def read_back(row: Any, text: str) -> tuple[str, list[tuple[str, Any]]]:
-    reader = ToolCallReader(row, TOOLS, eager=False)
-    parsed = [*reader.push(text), *reader.finish()]
+    if row.name == "harmony":
+        messages = MessageReader(None, takes_calls=True, thinks=True, single=False, eager=False)
+        parsed = [*messages.push(text), *messages.finish(is_cut=False)]
+    else:
+        reader = ToolCallReader(row, TOOLS, eager=False)
+        parsed = [*reader.push(text), *reader.finish()]
     content = "".join(part for part in parsed if isinstance(part, str))
     return content, [(part.name or "", json.loads(part.arguments))
-                     for part in parsed if not isinstance(part, str)]
+                     for part in parsed if isinstance(part, CallDelta)]
 
 
 @pytest.mark.parametrize("with_markers", [True, False])

@@ -126,6 +126,10 @@ FORMATS: tuple[ToolFormat, ...] = (
         "llama3_json", (Envelope("<|python_tag|>", None, _JSON), Envelope("", None, (("{", "json"),))),
         Writing("json", between="; ", key="parameters"),
         signs=(("<|python_tag|>",), ('"parameters":', "<|start_header_id|>"))),
+    ToolFormat(   # read by ``weft.text.channels``: each call is a message
+        "harmony", (), Writing("headed"), signs=(("<|channel|>", "<|message|>"),),
+        head=Head("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),
+        new_id=lambda random_hex, name, number: name),
 )
 NAMES = tuple(row.name for row in FORMATS)
 
