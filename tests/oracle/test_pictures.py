@@ -26,7 +26,6 @@ from weft.runner.graphs import EagerCapture
 from weft.runner.pictures import PictureRows
 from weft.schedule.plan import StepPlan
 from weft.speculation.speculator import Speculator
-from weft.tensor.inputs import EmbeddedRows
 
 STEPS = 24
 TOLERANCE = 1e-4
@@ -158,12 +157,12 @@ def test_rows_by_the_place_in_a_chunk_are_noticed(name: str, monkeypatch: pytest
     """The control: imp #1184 put back. Every chunk begins at row 0 of the picture."""
     right, case = PictureRows.of_step, seeing(name, 40, (BIG,), 40, seed=7)
 
-    def wrong(self: PictureRows, plan: StepPlan) -> EmbeddedRows | None:
+    def wrong(self: PictureRows, plan: StepPlan) -> tuple[npt.NDArray[np.int64], torch.Tensor] | None:
         embedded = right(self, plan)
         if embedded is None:
             return None
         rows = torch.cat([rows for _, rows in next(iter(self._places.values()))])
-        return EmbeddedRows(embedded.index_N, rows[:len(embedded.index_N)])
+        return embedded[0], rows[:len(embedded[0])]
     monkeypatch.setattr(PictureRows, "of_step", wrong)
     assert off(name, case) < TOLERANCE, "one chunk is right: the control spoils second ones alone"
     assert off(name, case, step_tokens=65) > 100 * TOLERANCE

@@ -121,7 +121,7 @@ class _StagedRuns:
     sample_positions: Int64s
     runs_table: tuple[Staged, int] | None
     following: tuple[Staged, ...]
-    embedded: EmbeddedRows | None = None
+    embedded: tuple[Staged, torch.Tensor] | None = None
     turns: Staged | None = None
 
     @property
@@ -238,8 +238,6 @@ class BatchBuilder:
         turns = None
         if turned and self.pictures is not None and (not padding.graphed or plan.mtp_drafts is not None):
             turns = self.rows.staging.add(padded(self.pictures.turns_of_step(plan), decodes, pads))
-        if embedded is not None and pads:   # prefills stand behind the decodes
-            embedded = EmbeddedRows(embedded.index_N + pads, embedded.rows_ND)
         assert (plan.lengths[:decodes] == 1).all(), "a decode run has one token"
         lengths = _with_pads(plan.lengths.astype(np.int64), decodes, pads, 1, behind_runs, 0)
         if behind_runs:
@@ -281,7 +279,9 @@ class BatchBuilder:
         return _StagedRuns(
             plan, padding, offsets, lengths, fresh, taps, flat,
             unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
-            sample_positions=positions, runs_table=runs_table, embedded=embedded,
+            sample_positions=positions, runs_table=runs_table,
+            # prefills stand behind the decodes
+            embedded=None if embedded is None else (self.rows.staging.add(embedded[0] + pads), embedded[1]),
             turns=turns,
             following=tuple(self.rows.staging.add(self._following(plan, run))
                             for run in plan.prompt_logprob_runs))
@@ -352,7 +352,7 @@ class BatchBuilder:
             fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self.rows.chosen)
             tokens_T = torch.cat((fed, tokens_T[decodes:]))
         return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count),
-                          self._step_adapters(staged), staged.embedded,
+                          self._step_adapters(staged), _embedded(staged),
                           None if staged.turns is None else staged.turns.device)
 
     def _step_adapters(self, staged: _StagedRuns) -> StepAdapters | None:
@@ -394,6 +394,13 @@ def _sampled(plan: StepPlan) -> tuple[Int64s, Int64s]:
     counts = np.where(in_verify_run, plan.lengths[runs], 1)
     ends = np.repeat(counts.cumsum(), counts)
     return np.repeat(runs, counts), ends - 1 - np.arange(len(ends))
+
+
+def _embedded(staged: _StagedRuns) -> EmbeddedRows | None:
+    if staged.embedded is None:
+        return None
+    index, rows_ND = staged.embedded
+    return EmbeddedRows(index.device, rows_ND)
 
 
 def _log(staged: _StagedRuns) -> ReplayLog | None:

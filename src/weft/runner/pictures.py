@@ -36,7 +36,6 @@ from weft.runner.kv_scales import Model
 from weft.schedule.plan import StepPlan
 from weft.spec import ITEM_BYTES
 from weft.tensor.device import current
-from weft.tensor.inputs import EmbeddedRows
 from weft.units import PAD
 
 Int64s = npt.NDArray[np.int64]
@@ -133,8 +132,8 @@ class PictureRows:
             if self._rows.get(digest) is rows:   # else it was encoded again
                 del self._rows[digest]
 
-    def of_step(self, plan: StepPlan) -> EmbeddedRows | None:
-        """What ``plan`` computes of pictures: indices in its tokens, without padding."""
+    def of_step(self, plan: StepPlan) -> tuple[Int64s, torch.Tensor] | None:
+        """What ``plan`` computes of pictures: indices in its tokens, without padding [N], and rows [N, D]."""
         indices, parts = [], []
         if self._places:
             offsets = plan.lengths.cumsum() - plan.lengths
@@ -143,11 +142,9 @@ class PictureRows:
                 for first, rows_ND in self._places.get(int(plan.rows[run]), ()):
                     low, high = max(first, start), min(first + len(rows_ND), end)
                     if low < high:
-                        indices.append(torch.arange(low, high) + (int(offsets[run]) - start))
+                        indices.append(np.arange(low, high, dtype=np.int64) + (int(offsets[run]) - start))
                         parts.append(rows_ND[low - first:high - first])
-        if not indices:
-            return None
-        return EmbeddedRows(torch.cat(indices).to(self._device), torch.cat(parts))
+        return (np.concatenate(indices), torch.cat(parts)) if indices else None
 
     def turn(self, rows: Sequence[int]) -> bool:
         """Whether some of ``rows`` of the batch turn otherwise than by their positions."""

@@ -30,7 +30,7 @@ class TurnedPlaces:
         quarter = head_dim // 4
         # Worked out on the CPU wherever they go: everywhere the same bits.
         exponents = torch.arange(0, 2 * quarter, 2, dtype=torch.float32) / (2 * quarter)
-        self._frequencies = 1.0 / theta**exponents
+        self._frequencies = (1.0 / theta**exponents).to(table.device)
 
     @classmethod
     def of(cls, tower: VisionTower, ends: TableReader) -> TurnedPlaces:
@@ -51,12 +51,12 @@ class TurnedPlaces:
         return grid.flatten(0, 1).to(self._table.dtype)
 
     def angles(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        by_row = torch.arange(rows).float()[:, None, None] * self._frequencies
-        by_column = torch.arange(columns).float()[:, None] * self._frequencies
+        device = self._table.device
+        by_row = torch.arange(rows, device=device).float()[:, None, None] * self._frequencies
+        by_column = torch.arange(columns, device=device).float()[:, None] * self._frequencies
         half = torch.cat((by_row.expand(-1, columns, -1), by_column.expand(rows, -1, -1)), -1).flatten(0, 1)
         whole = torch.cat((half, half), -1)
-        device = self._table.device
-        return whole.cos().to(device), whole.sin().to(device)
+        return whole.cos(), whole.sin()
 
 
 def _between(count: int, side: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

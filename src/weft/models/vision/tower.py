@@ -29,8 +29,9 @@ from weft.images.picture import Picture, Tile
 from weft.images.settings import ImageSettings
 from weft.models.block_readers import TableReader
 from weft.models.blocks.linear import Linear
-from weft.models.vision.encoder import LayerNorm, TileAttention, gelu, piece_slices
+from weft.models.vision.encoder import PIECE_PATCHES, LayerNorm, TileAttention, gelu, piece_slices
 from weft.models.weights import TensorSource
+from weft.tensor.gpu.host_memory import ring_for
 from weft.tensor.ops.elementwise import rotary
 
 LAYERS: dict[TowerKind, str] = {"siglip2": "encoder.layers", "qwen3_5": "blocks"}
@@ -110,6 +111,7 @@ class TowerEncoder:
         scale = 1 / settings.rescale_factor
         self._mean = torch.tensor(settings.mean, device=device).mul(scale).repeat(each)
         self._std = torch.tensor(settings.std, device=device).mul(scale).repeat(each)
+        self._ring = ring_for(device, buffer_bytes=PIECE_PATCHES * tower.patch_values, least_bytes=0)
 
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Generator[None, None, torch.Tensor]:
@@ -117,7 +119,7 @@ class TowerEncoder:
         for tile in picture.tiles:
             added_PC, angles = self._of(tile.rows, tile.columns)
             x_PC = torch.empty_like(added_PC)
-            for piece in piece_slices(len(x_PC), x_PC.device):
+            for piece in piece_slices(len(x_PC), torch.device("cpu")):   # of little pinned memory on a GPU
                 x_PC[piece] = self._embedded(tile, piece) + added_PC[piece]
                 yield
             for layer in self._layers:
@@ -131,8 +133,10 @@ class TowerEncoder:
 
     def _embedded(self, tile: Tile, piece: slice) -> torch.Tensor:
         """[patches, C]."""
-        pixels = torch.tensor(tile.patches[piece], device=self._mean.device).float()
-        normal = pixels.sub_(self._mean).div_(self._std).to(self._norm.weight.dtype)
+        pixels = torch.tensor(tile.patches[piece])
+        if self._ring is not None:   # a copy from ordinary memory would make the host wait
+            pixels = self._ring.to_device(pixels)
+        normal = pixels.float().sub_(self._mean).div_(self._std).to(self._norm.weight.dtype)
         return self._patches(self._places.numbers(normal))
 
     def _of(self, rows: int, columns: int) -> tuple[torch.Tensor, Angles | None]:
@@ -156,8 +160,10 @@ class TowerEncoder:
             qkv[piece] = layer.qkv(layer.norm(x_PC[piece]))
             if angles is not None:
                 turned_N3HK = qkv[piece].view(-1, 3, heads, width // heads)
-                turned_N3HK[:, 0], turned_N3HK[:, 1] = rotary(turned_N3HK[:, 0], turned_N3HK[:, 1],
-                                                              *(part[piece] for part in angles))
+                # On a GPU in torch: the start compiles no kernels for towers.
+                turn = rotary if x_PC.is_cpu else rotary.torch
+                turned_N3HK[:, 0], turned_N3HK[:, 1] = turn(turned_N3HK[:, 0], turned_N3HK[:, 1],
+                                                            *(part[piece] for part in angles))
             yield
         queries, keys, values = qkv.view(count, 3, heads, width // heads).permute(1, 2, 0, 3).unbind(0)
         attend = TileAttention(keys, values)

@@ -237,6 +237,10 @@ class PinnedRing:
             buffer.close()
 
 
-def ring_for(device: torch.device) -> PinnedRing | None:
+def ring_for(device: torch.device, *, buffer_bytes: int = BUFFER_BYTES,
+             least_bytes: int = LEAST_BYTES) -> PinnedRing | None:
     """None where ``device`` reads the host's memory itself."""
-    return PinnedRing(device, CudaPin(device), CudaUploads()) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    return PinnedRing(device, CudaPin(device), CudaUploads(), buffer_bytes=buffer_bytes,
+                      least_bytes=least_bytes)

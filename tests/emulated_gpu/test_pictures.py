@@ -1,0 +1,48 @@
+"""Prompts with pictures on the emulated GPU: graphs, chunks, hits; transformers' tokens, no report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.emulated_gpu import emulated
+from tests.emulated_gpu.engines import started
+from tests.emulated_gpu.sample import sample
+from tests.fixtures.vision_checkpoints import SEEING, vision_checkpoint
+from tests.oracle.test_pictures import BIG, SMALL, seeing
+from weft.engine.engine import EngineCore
+from weft.request import PlacedPicture, Request, SamplingParams
+
+STEPS = 6
+GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
+WAYS: dict[str, dict[str, Any]] = {
+    "graphs": {}, "without graphs": {"cuda_graphs": "off"}, "without overlap": {"overlap": "off"}}
+Prompt = tuple[list[int], list[PlacedPicture]]
+
+
+def said(core: EngineCore, prompts: list[Prompt], name: str) -> list[list[int]]:
+    tokens: dict[str, list[int]] = {f"{name}{at}": [] for at in range(len(prompts))}
+    for request, (prompt, pictures) in zip(tokens, prompts, strict=True):
+        core.submit(Request(request_id=request, prompt_tokens=prompt, sampling=GREEDY, pictures=pictures))
+    while core.has_work:
+        for event in core.step():
+            tokens[event.request_id] += event.tokens
+        if core.failure is not None:
+            raise core.failure
+    return list(tokens.values())
+
+
+@pytest.mark.parametrize("way", sample(WAYS, 1))
+@pytest.mark.parametrize("name", sample(SEEING[1:], 1))
+def test_answers_about_pictures_are_those_of_transformers(name: str, way: str) -> None:
+    """Text decodes beside them; the second time prefixes are hit, and the batch's rows change hands."""
+    cases = [seeing(name, 20, (SMALL,), 12, seed=2), seeing(name, 40, (BIG,), 40, seed=7)]
+    prompts = [*((case.tokens, case.pictures) for case in cases), (cases[0].tokens[:15], [])]
+    with emulated() as card, started(card, f"{vision_checkpoint(name)}", **WAYS[way]) as engine:
+        first = said(engine.core, prompts, "first")
+        second = said(engine.core, prompts[::-1], "second")
+        assert bool(card.replays) == (way != "without graphs")
+    assert not card.reports, [str(report) for report in card.reports]
+    assert first[:2] == [case.truth.tokens[:STEPS] for case in cases]
+    assert second == first[::-1]
