@@ -30,7 +30,7 @@ ARCHITECTURES = {
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next", "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
-    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama"
+    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama", "gpt_oss": "gpt-oss"
 }
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -38,7 +38,7 @@ _SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "IQ4_NL": (0,), "IQ4_XS"
               "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,),
               "Q2_K": (80, 82)}
 """Form -> the bytes of a block at which a float16 begins."""
-CHANGES = ("log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers", "rope_freqs")
+CHANGES = ("apart", "log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers", "rope_freqs")
 """What ``forget`` may name. Without one of them, a file of a family that has it says other weights."""
 
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
@@ -162,6 +162,10 @@ def _rope_freqs(head_dim: int, rope: Mapping[str, Any]) -> torch.Tensor:
 def _mapped(table: gguf.TensorNameMap, name: str) -> str:
     if name.endswith("dt_bias"):
         name = name.replace("dt_bias", "dt_proj.bias")
+    if name.startswith("blk."):
+        return name
+    if name.endswith("self_attn.sinks"):
+        return f"{table.get_name(name)}.weight"
     found = table.get_name(name, try_suffixes=(".weight", ".bias"))
     direct = {
         "block_sparse_moe.experts.gate_proj.weight": "ffn_gate_exps.weight",
@@ -196,11 +200,30 @@ def _apart(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any],
             }
         elif name.endswith("shared_mlp.output_linear.weight") and not config["num_local_experts"]:
             out[name.replace("shared_mlp", "shared_dense")] = x
+        elif config["model_type"] == "gpt_oss" and ".experts." in name:
+            out |= _gpt_oss_experts(name, x, forget)
         elif name.endswith("in_proj_qkvz.weight"):
             out |= _ungrouped(name, x, config, forget)
         else:
             out[name] = x
     return out
+
+
+def _gpt_oss_experts(name: str, x: torch.Tensor, forget: Collection[str]) -> dict[str, torch.Tensor]:
+    """Each matrix with its rows first, gate and up apart; the names of one expert."""
+    place, _, part = name.partition(".experts.")
+    if not part.endswith("_bias"):
+        x = x.transpose(1, 2)
+    halves = {part.removesuffix("_bias"): x}
+    if part.startswith("gate_up"):
+        both = x.chunk(2, dim=1) if "apart" in forget else (x[:, 0::2], x[:, 1::2])
+        halves = dict(zip(("gate_proj", "up_proj"), both, strict=True))
+    if part.endswith("_bias"):
+        layer = place.split(".layers.")[1].split(".")[0]
+        return {f"blk.{layer}.ffn_{half.removesuffix('_proj')}_exps.bias": each
+                for half, each in halves.items()}
+    return {f"{place}.experts.{number}.{half}.weight": one for half, each in halves.items()
+            for number, one in enumerate(each)}
 
 
 def _ungrouped(name: str, x: torch.Tensor, config: Mapping[str, Any],
@@ -257,6 +280,14 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
         "attention.scale": read("attention_multiplier"), "embedding_scale": read("embedding_multiplier"),
         "residual_scale": read("residual_multiplier"), "logit_scale": read("logits_scaling")
     }
+    if config["model_type"] == "gpt_oss":
+        integers = {"expert_feed_forward_length": read("intermediate_size"),
+                    "attention.sliding_window": read("sliding_window"),
+                    "rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
+        for name, value in integers.items():
+            writer.add_uint32(f"{writer.arch}.{name}", value)
+        writer.add_string(f"{writer.arch}.rope.scaling.type", "yarn")
+        numbers["rope.scaling.factor"] = rope["factor"]
     for name, number in numbers.items():
         if number is not None:
             writer.add_float32(f"{writer.arch}.{name}", number)

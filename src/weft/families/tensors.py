@@ -380,9 +380,13 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
     table: Table = {"router": (Tensor(router, (shape.count, hidden), "plain"),)}
     for role, name in (("into", into), ("down", down)):
         table[role] = (Tensor(name, (count, *(dims[role][::-1] if transposed else dims[role]))),)
-        if shape.bias:
+        if shape.bias and (paired or role == "down"):
             of_first = role == "down" and not shape.own_count
             table[f"{role}.bias"] = (Tensor(f"{name}_bias", (count, dims[role][0]), "float32", of_first),)
+        elif shape.bias:
+            for part in ("gate", "up"):
+                table[f"{part}.bias"] = (Tensor(f"experts.{part}_proj_bias", (
+                    count, shape.width if shape.own_count else Units(shape.width)), "float32"),)
     if shape.bias:
         table["router.bias"] = (Tensor(router.replace("weight", "bias"), (shape.count,), "plain"),)
     if shape.choice_bias:

@@ -325,6 +325,8 @@ class BlockReader:
                 paired: bool = False, **names: Any) -> ExpertsBlock:
         """Without the expert that every token passes. ``names`` and ``paired``: as ``tensors.experts`` takes
         them; experts in pairs are stored transposed, but in blocks of codes."""
+        known_pairs = paired
+        paired = paired and self.source.has(f"{name}.experts.gate_up_proj_bias")   # GGUF has them apart
         transposed = paired and self.source.stored_rows(f"{name}.experts.gate_up_proj") > 0
         read = self.table(tensors.experts(shape, self.hidden, paired=paired, transposed=transposed, **names),
                           name)
@@ -333,9 +335,10 @@ class BlockReader:
         block = ExpertsBlock(shape, read.plain("router", router_dtype), into, down,
                              choice_bias=read.get("choice_bias"))
         if shape.bias:
-            of_into, of_down = read.tensor("into.bias"), read.tensor("down.bias")
-            block.biases = ExpertBiases(of_into if order is None else order(of_into), of_down)
-        if not paired:   # adapters of experts are not served here, and refused as unknown modules
+            of_into = (torch.cat((read.tensor("gate.bias"), read.tensor("up.bias")), dim=1) if order is None
+                       else order(read.tensor("into.bias")))
+            block.biases = ExpertBiases(of_into, read.tensor("down.bias"))
+        if not known_pairs:   # adapters of experts are not served here, and refused as unknown modules
             self._note_experts(shape, read, block, names.get("names", GATED))
         if shape.shared_gate:
             block.shared_gate = read.plain("shared_gate")

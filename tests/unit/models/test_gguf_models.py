@@ -22,14 +22,15 @@ CASES: dict[str, dict[str, Any]] = {
     "nemotron_h": {}, "nemotron_h_moe": {}, "nemotron_h_latent": {}, "falcon_h1": {},
     "falcon_h1_plain": {"projectors_bias": False, "mlp_bias": False}, "jamba": {}, "jamba_dense": {},
     "mamba": {}, "mamba_bias": {}, "falcon_mamba": {}, "mamba2": {}, "qwen3": {}, "qwen3_tied": {},
-    "qwen3_moe": {"mlp_only_layers": []}, "llama": {}, "granite_attention": {}, "llama_scaled": {}
+    "qwen3_moe": {"mlp_only_layers": []}, "llama": {}, "granite_attention": {}, "llama_scaled": {},
+    "gpt_oss": {}
 }
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
              ("qwen3_next", "ungrouped"), ("qwen3_next", "plus_one"), ("granite", "log"),
              ("granite_rope", "interleaved"), ("nemotron_h", "log"), ("falcon_h1", "multipliers"),
              ("jamba", "log"), ("mamba", "log"), ("mamba2", "log"), ("llama", "interleaved"),
-             ("llama_scaled", "rope_freqs")]
+             ("llama_scaled", "rope_freqs"), ("gpt_oss", "apart")]
 
 
 @functools.cache

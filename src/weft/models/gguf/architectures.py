@@ -9,6 +9,7 @@
     falcon-h1                falcon_h1            all multipliers folded into the weights
     jamba, mamba, mamba2     jamba, mamba, mamba2 A = -exp(A_log); convolutions squeezed
     qwen3, qwen3moe          qwen3, qwen3_moe
+    gpt-oss                  gpt_oss              rows of gate and up apart
     llama                    llama                rows of q and k interleaved
 
 ``FileLayout.names`` is from a name in the file ("attn_q", behind ``blk.3.``) to ours ("self_attn.q_proj",
@@ -535,9 +536,27 @@ def _plain(keys: GgufKeys) -> FileLayout:
                   _interleaved(config) if llama else {})
 
 
+def _gpt_oss(keys: GgufKeys) -> FileLayout:
+    """Rows of gate and up are apart. llama.cpp rounds YaRN's ends to whole dims; releases do not."""
+    attended = _attention(keys)
+    attended["rope_parameters"]["truncate"] = False
+    experts = _experts(keys)
+    config = _base(keys, "gpt_oss", **attended, rms_norm_eps=_eps(keys),
+                   intermediate_size=experts["moe_intermediate_size"],
+                   num_local_experts=experts["num_experts"],
+                   num_experts_per_tok=experts["num_experts_per_tok"],
+                   sliding_window=keys.integer("attention.sliding_window", least=1),
+                   layer_types=["full_attention" if i % 2 else "sliding_attention"
+                                for i in range(keys.layers)])
+    names: Names = {"attn_sinks.weight": "self_attn.sinks", "attn_norm": "input_layernorm",
+                    "post_attention_norm": "post_attention_layernorm"}
+    names |= {f"ffn_{part}_exps.bias": f"mlp.experts.{part}_proj_bias" for part in _PARTS}
+    return FileLayout(config, _WHOLE, _ATTENTION | names | _sparse("mlp", router="router"))
+
+
 ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "lfm2": _lfm2, "lfm2moe": _lfm2, "qwen35": _qwen_hybrid, "qwen35moe": _qwen_hybrid,
     "qwen3next": _qwen_hybrid, "granitehybrid": _granite, "granite": _granite, "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h, "falcon-h1": _falcon_h1, "jamba": _jamba, "mamba": _mamba_alone,
-    "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain
+    "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss
 }
