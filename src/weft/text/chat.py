@@ -285,9 +285,9 @@ def _part_text(here: str, part: Any) -> str | None:
     if kind == "image" and not part.keys() - {"type", "cache_control"}:
         return None
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        taken = ("this server takes text only" if "image" in str(kind)
-                 else "text is read, and pictures where the model sees")
-        raise RequestError(f"{here} has type {kind!r}; {taken}", param=here)
+        readable = ("this server takes text only" if "image" in str(kind)
+                    else "text is read, and pictures where the model sees")
+        raise RequestError(f"{here} has type {kind!r}; {readable}", param=here)
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise RequestError(f"{here}.text: expected str, got {type(text).__name__}", param=f"{here}.text")
