@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from tests.fixtures.checkpoints import asked
 from tests.fixtures.drafters import KINDS, AnswerDrafter, Kind
 from tests.oracle.serving import Answer, Serving, directory
 from tests.oracle.test_engine_prefix_cache import text
@@ -62,7 +63,7 @@ class Speculating:
         return self.serving.run(prompts, sampling, **options)
 
 
-@pytest.mark.parametrize("family", [*ON_THE_KERNELS, *IN_TORCH])
+@pytest.mark.parametrize("family", asked(*ON_THE_KERNELS, *IN_TORCH))
 def test_drafts_change_no_token_and_on_the_kernels_no_bit(family: str) -> None:
     prompts = [text(length, length) for length in LENGTHS]
     plain, speculating = Serving(family, model=in_tiles(family)), Speculating(family)
