@@ -164,11 +164,11 @@ def test_it_is_an_error_to_ask_for_what_is_not_installed(monkeypatch: pytest.Mon
     prefill_backend.choose("weft", None)
 
 
-@pytest.mark.parametrize(("capability", "there"), [
+@pytest.mark.parametrize(("capability", "named"), [
     (None, "no GPU"), ((8, 0), "capability 8.0"), ((10, 0), "capability 10.0")])
 def test_a_gpu_on_which_its_tiles_follow_the_batch_is_an_error(
-        flashinfer: type[Paged], capability: tuple[int, int] | None, there: str) -> None:
-    with pytest.raises(ConfigError, match=rf"takes capability 9\.0, and there is .*{there}"):
+        flashinfer: type[Paged], capability: tuple[int, int] | None, named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"takes capability 9\.0, and here is .*{named}"):
         prefill_backend.choose("flashinfer", capability)
 
 

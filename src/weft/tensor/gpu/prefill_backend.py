@@ -62,9 +62,9 @@ def choose(choice: Choice, capability: tuple[int, int] | None) -> None:
     if choice == "weft":
         return
     if capability != _CAPABILITY:
-        there = "no GPU" if capability is None else f"a GPU of capability {capability[0]}.{capability[1]}"
-        raise ConfigError(f"debug.attention_backend is flashinfer, which takes capability 9.0, and there is "
-                          f"{there}: tokens would depend on the batch; use debug.attention_backend weft",
+        own = "no GPU" if capability is None else f"a GPU of capability {capability[0]}.{capability[1]}"
+        raise ConfigError("debug.attention_backend is flashinfer, which takes capability 9.0, and here is "
+                          f"{own}: tokens would depend on the batch; use debug.attention_backend weft",
                           param="debug.attention_backend")
     if not installed():
         raise ConfigError("debug.attention_backend is flashinfer, which is not installed; pip install "
