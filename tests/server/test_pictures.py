@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import shutil
+import warnings
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 from PIL import Image
 
 from tests.fixtures.vision_checkpoints import greedy_of_pixels, prepared, vision_checkpoint, vision_settings
+from tests.hostile.test_browser import CHROMIUM
+from tests.server.browser import Browser
 from tests.server.running import RunningServer, eventually, running_server
 from tests.support.pictures import drawn, encoded
 from weft.errors import RequestError
@@ -282,3 +286,69 @@ def test_several_pictures_are_asked_about_with_the_client_of_openai(name: str, t
         with pytest.raises(openai.BadRequestError, match="too long and narrow"):
             client.chat.completions.create(model="default", max_tokens=1, messages=shows(
                 f"data:image/png;base64,{png(1000, 2)}"))  # type: ignore[arg-type]
+
+
+GIVES = """(async (how, width, height) => {
+  const canvas = Object.assign(document.createElement('canvas'), {width, height});
+  const ink = canvas.getContext('2d');
+  ink.fillStyle = 'teal'; ink.fillRect(0, 0, width, height);
+  ink.fillStyle = 'gold'; ink.fillRect(width / 4, height / 4, width / 2, height / 2);
+  const blob = await new Promise((done) => canvas.toBlob(done, 'image/png'));
+  const data = new DataTransfer();
+  data.items.add(new File([blob], how + '.png', {type: 'image/png'}));
+  const form = document.getElementById('ask-form'), file = document.getElementById('picture-file');
+  if (how === 'dropped') {
+    form.dispatchEvent(new DragEvent('dragover', {dataTransfer: data, bubbles: true, cancelable: true}));
+    form.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true}));
+  } else if (how === 'pasted') {
+    document.getElementById('ask').dispatchEvent(
+      new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true}));
+  } else {
+    file.files = data.files;
+    file.dispatchEvent(new Event('change'));
+  }
+})"""
+ANSWERS = "[...document.querySelectorAll('#talk .answer')].map((one) => one.textContent)"
+
+
+def test_the_page_asks_about_a_dropped_a_pasted_and_a_chosen_picture(server: RunningServer,
+                                                                     tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        warnings.warn("no Chromium: pictures of the page were not tried in a browser", stacklevel=1)
+        files = resources.files("weft.server") / "page_files"
+        assert "startPictures()" in (files / "ask.js").read_text("utf-8")
+        return
+    browser = Browser(CHROMIUM, tmp_path)
+    try:
+        browser.open(server.url)
+        browser.run("sessionStorage.setItem('weft-key', 'boss')")
+        browser.open(f"{server.url}/?again")
+        browser.wait_for("document.getElementById('picture').checkVisibility()")
+        for number, how in enumerate(("dropped", "pasted", "chosen")):
+            browser.run(f"{GIVES}('{how}', 160, {100 + 20 * number})")
+            browser.wait_for(f"document.querySelectorAll('#pictures img[alt=\"{how}.png\"]').length === 1")
+        browser.wait_for("[...document.querySelectorAll('#pictures img')].every((one) => one.naturalWidth)")
+        browser.click("#pictures button")   # leaves the first one out
+        assert browser.run("document.querySelectorAll('#pictures img').length") == 2
+        before = metric(server, "pictures_encoded_total")
+        browser.run("document.getElementById('max-tokens').value = '8';"
+                    "document.getElementById('ask').focus()")
+        browser.type("what is it?")
+        browser.press("Enter", 13)
+        browser.wait_for("/prompt tokens/.test(document.getElementById('talk').textContent)")
+        assert browser.run("document.querySelectorAll('#talk .row img').length") == 2
+        assert browser.run("document.querySelectorAll('#pictures img').length") == 0
+        assert browser.run("document.querySelectorAll('#talk .failed').length") == 0
+        assert metric(server, "pictures_encoded_total") == before + 2
+        browser.wait_for("/^Pictures: rows of .* of 3.8 MiB; /.test("
+                         "document.getElementById('picture-rows').textContent)")
+        browser.run("document.getElementById('ask').focus()")
+        browser.type("and now?")   # the pictures are a part of the conversation
+        browser.press("Enter", 13)
+        browser.wait_for(f"{ANSWERS}.length === 2 && document.getElementById('stop').hidden")
+        assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
+        assert metric(server, "pictures_encoded_total") == before + 2
+        browser.screenshot(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 10_000
+    finally:
+        browser.close()

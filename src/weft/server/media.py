@@ -197,8 +197,8 @@ class _CheckedDial(httpcore.AsyncNetworkBackend):
 
 
 def _addresses(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in answers))
 
 
 def _reason(error: Exception) -> str:

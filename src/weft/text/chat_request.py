@@ -138,7 +138,10 @@ def read_chat(conversation: ConversationFields, *, template_variables: Collectio
         elif value != allowed:
             raise RequestError(f"{name} is not supported: this model's chat template does not use it",
                                param=name, code="unsupported_parameter")
-    messages, images = split_images(conversation.messages, reads_images=reads_images)
+    messages = conversation.messages
+    images: list[ImagePart] = []
+    if any(isinstance(message.content, list) for message in messages):
+        messages, images = split_images(messages, reads_images=reads_images)
     return ChatRequest(messages=messages, images=images, tools=checked, choice=choice,
                        several_calls=conversation.parallel_tool_calls is not False, variables=shown,
                        add_generation_prompt=conversation.add_generation_prompt,
