@@ -42,6 +42,7 @@ from weft.server.ollama.answers import (
 from weft.server.ollama.protocol import PROTOCOL_VERSION, OllamaShowBody, served_name
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
+from weft.server.pooling import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RERANK, SCORE
 from weft.server.protocol import (
     DetokenizeBody,
     TokenizeChatBody,
@@ -142,6 +143,30 @@ class _Handlers:
 
     async def ollama_generate(self, request: Request) -> Response:
         return await self._generate_ollama(request, OLLAMA_GENERATE)
+
+    async def embeddings(self, request: Request) -> Response:
+        return await self._generate(request, EMBEDDINGS)
+
+    async def rerank(self, request: Request) -> Response:
+        return await self._generate(request, RERANK)
+
+    plain_rerank = cohere_rerank = rerank
+
+    async def score(self, request: Request) -> Response:
+        return await self._generate(request, SCORE)
+
+    plain_score = score
+
+    async def ollama_embed(self, request: Request) -> Response:
+        return await self._embed_ollama(request, OLLAMA_EMBED)
+
+    async def ollama_embeddings(self, request: Request) -> Response:
+        return await self._embed_ollama(request, OLLAMA_EMBEDDINGS)
+
+    async def _embed_ollama(self, request: Request, way: Way) -> Response:
+        body = await self._body(request, way, undeclared=True)
+        return await answer_job(request, await way.prepare(self._service, body), stream=False,
+                                keep_alive_s=0.0)
 
     async def _generate(self, request: Request, way: Way) -> Response:
         body = await self._body(request, way)
