@@ -180,7 +180,8 @@ class Engine:
 
     def _pooled_request(self, lora: str | None) -> MakeRequest:
         return lambda one: msgspec.structs.replace(
-            self._request(one.tokens, NOTHING, one.boundaries, (), (), lora), pooling=one.pooling)
+            self._request(one.tokens, NOTHING, one.boundaries, (), (), lora, pools=True),
+            pooling=one.pooling)
 
     def _sampling(self, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
         return sampling_from(sampling, fields, self.info.generation_defaults, self.tokenizer)
@@ -224,7 +225,11 @@ class Engine:
             self._core.adapters.drop(adapter.digest)
 
     def _request(self, tokens: list[int], sampling: SamplingParams, boundaries: Sequence[int],
-                 marks: Sequence[int], prediction: Prompt, lora: str | None) -> Request:
+                 marks: Sequence[int], prediction: Prompt, lora: str | None, *,
+                 pools: bool = False) -> Request:
+        if not pools and not self.info.generates:
+            raise RequestError(f"{self.info.name} embeds or scores text and generates none: use embed, score "
+                               "or rerank", param="model")
         guess = (self.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str)
                  else token_ids(prediction) if prediction else [])
         return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling,

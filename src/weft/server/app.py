@@ -369,8 +369,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 def _not_here(path: str) -> str:
-    return (": of Ollama's API this server has /api/chat, /api/generate, /api/tags, /api/show, /api/ps and "
-            "/api/version; its model is chosen when it starts" if path.startswith("/api/") else "")
+    return (": of Ollama's API this server has /api/chat, /api/generate, /api/embed, /api/tags, /api/show, "
+            "/api/ps and /api/version; its model is chosen at the start" if path.startswith("/api/") else "")
 
 
 def _slip(path: str, base_url: str) -> str:

@@ -210,13 +210,14 @@ class EmbeddingJob(PoolingJob):
 
 class OllamaEmbedJob(PoolingJob):
     async def written(self, rows: Sequence[bytes]) -> bytes:
-        began_s = self.generation.outcome(stream=False)
+        ended_s = time.perf_counter()
         dimensions = getattr(self.body, "dimensions", None)
         vectors = await self.vectors(rows, dimensions, lambda at, vector: vector.tolist())
         if isinstance(self.body, OllamaEmbeddingsBody):
             return _encoder.encode({"embedding": vectors[0]})
         answer = {"model": self.name, "embeddings": vectors,
-                  "total_duration": round((max(began_s.last_s, began_s.arrived_s) - began_s.arrived_s) * 1e9),
+                  "total_duration": round(
+                      (ended_s - self.generation.outcome(stream=False).arrived_s) * 1e9),
                   "load_duration": 0, "prompt_eval_count": self.generation.usage().prompt_tokens}
         return _encoder.encode({**answer, "truncated": self.truncated()} if self.truncated() else answer)
 

@@ -11,8 +11,8 @@ with a score head reads the pair as its tokenizer joins pairs. A generative rera
 document answers the query, and compares its logits of "yes" and "no".
 
 Nothing is cut unless the request asks for it, and then the answer says so. What a checkpoint asks for and
-weft does not compute is a refusal, at the first request that needs it. Every fixed beginning (an instruction, the
-query of a rerank) is a boundary, so that the prefix cache keeps a state there.
+weft does not compute is a refusal, at the first request that needs it. Every fixed beginning (an instruction,
+the query of a rerank) is a boundary, so that the prefix cache keeps a state there.
 
 Sources: sentence-transformers 5.1 (``models/Pooling.py``, ``cross_encoder/CrossEncoder.py``); the model card
 of Qwen3-Reranker.
