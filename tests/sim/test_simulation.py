@@ -176,7 +176,7 @@ def test_memory_that_is_not_given_back_is_caught(monkeypatch: pytest.MonkeyPatch
 def test_a_hit_over_rows_that_a_mean_counts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of pooled prompts, which are in the scenarios of all seeds."""
     mean = Pooling(kind="mean")
-    arrivals = tuple(Arrival(at, Request(request_id=f"r{at}", prompt_tokens=list(range(100)), pooling=mean,
+    arrivals = tuple(Arrival(at, Request(request_id=f"r{at}", prompt_tokens=list(range(90)), pooling=mean,
                                          sampling=SamplingParams(max_tokens=0))) for at in range(2))
     scenario = replace(scenario_from_seed(1, long=False), cache=True, cancels=(), fail_in_step=None)
     room = small_arena(pages_per_frame=4, slots_per_frame=2, frame_count=20)

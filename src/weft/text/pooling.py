@@ -141,7 +141,7 @@ class Pooler:
         self._tokenizer = tokenizer
         self._name = name
         self._labels = score_labels
-        config = read_json(directory / "config.json")
+        config = _optional(directory / "config.json")
         self._sigmoid = not _has_identity(config)
         self._tokens: tuple[int, ...] = ()
         self._score_refusal = ""
