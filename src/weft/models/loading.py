@@ -85,7 +85,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
     headless = is_headless(checkpoint)
     if headless and not architecture.tied_embeddings:
-        architecture = dataclasses.replace(architecture, tied_embeddings=True)   # nobody asks for logits
+        architecture = dataclasses.replace(architecture, tied_embeddings=True)   # no request asks for logits
     tower = architecture.vision
     if tower is not None and tower_prefix(checkpoint.tensors, tower) is None:
         architecture = dataclasses.replace(architecture, vision=None)

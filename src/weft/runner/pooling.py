@@ -4,8 +4,8 @@
                                        logits of some tokens
     mean   [ skip | 1 1 1 | 2 2 2 ]    sums of rows between multiples of CHUNK_TOKENS, float64
 
-A chunk of a prompt ends at a multiple of CHUNK_TOKENS or at its end, so the sums are the same ones however
-the prompt was cut. ``Stream.add_pooled`` adds them in order. Nothing here depends on other rows of the step.
+A chunk of a prompt ends at a multiple of CHUNK_TOKENS or at its end. So the sums are the same however the
+prompt was cut. ``Stream.add_pooled`` adds them in order. Nothing here depends on other rows of the step.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import asyncio
 import base64
 import functools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from secrets import token_hex
 from typing import Any, Literal
@@ -151,7 +152,7 @@ class ScoreList(msgspec.Struct, kw_only=True, omit_defaults=True):
     truncated: list[int] = []
 
 
-class PoolingJob:
+class PoolingJob(ABC):
     """Prompts of one request, in order; ``body`` has the fields that all share."""
 
     prefix = "embd"
@@ -174,9 +175,10 @@ class PoolingJob:
     async def lines(self) -> AsyncGenerator[bytes, None]:
         yield await self.answer()
 
+    @abstractmethod
     async def written(self, rows: Sequence[bytes]) -> bytes:
         """The body of the answer."""
-        raise NotImplementedError
+        ...
 
     def truncated(self) -> list[int]:
         return [at for at, one in enumerate(self.prompts) if one.truncated]

@@ -177,10 +177,10 @@ class Pooler:
             raise RequestError(f"{param} is empty: it needs at least one token", param=param)
         left_out = 0
         if truncate_to is not None and len(tokens) > min(bound, truncate_to):
-            kept = min(bound, truncate_to)
-            left_out = len(tokens) - kept
-            ends = tokens[len(tokens) - tail:] if tail < kept else []
-            tokens = tokens[:kept - len(ends)] + ends
+            length = min(bound, truncate_to)
+            left_out = len(tokens) - length
+            ends = tokens[len(tokens) - tail:] if tail < length else []
+            tokens = tokens[:length - len(ends)] + ends
         if len(tokens) > bound:
             why = ("sentence_bert_config.json: max_seq_length" if bound < limit else "--max-model-len")
             raise ContextLengthError(f"{param} has {len(tokens)} tokens; the limit is {bound} ({why})",
