@@ -192,7 +192,7 @@ def lightning(heads: int, head_dim: int) -> LayerSpec:
 
 
 def rg_lru(channels: int, conv_kernel: int) -> LayerSpec:
-    """One number for each channel. They lie in rows of 16, which share a scale where a state is compressed."""
+    """One number for each channel, in rows of 16, which share a scale where a state is compressed."""
     rows = (channels // 16, 16) if channels % 16 == 0 else (1, channels)
     return LayerSpec("rg_lru", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),
                                       StatePart("recurrent", rows, "float32")))
