@@ -401,8 +401,8 @@ class Architecture:
     ``logits_cap``: logits are cap x tanh(logits / cap); 0 for none. ``per_layer_width``: numbers that a
     second embedding gives each token for each layer; ``layer_scalars``: a factor on the stream behind each
     layer (Gemma 4).
-    ``normed_stream``: for each layer, factors on the stream and on the mixer's output, on the stream and on
-    the feed-forward's, where the stream is what the norm before each gives (MiniMax).
+    ``normed_stream``: four factors for each layer, where the stream is what the norm before a block gives
+    (MiniMax). They are on the stream and the mixer's output, then on the stream and the feed-forward's.
     ``sandwich_norms``: what comes out of each block is normed too (LFM3).
     ``residual_float32``: the residual stream is kept in float32 whatever the weights are in (Mamba).
     ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one. ``vision``: what

@@ -33,7 +33,7 @@
     LFM2              x_TD --in--> [ B | C | x ] ;  y = C * conv(B * x) --out--> y_TD
 
 Sources: Gated Delta Networks (Yang et al., 2024), Kimi Linear (Kimi Team, 2025), Mamba-2 (Dao and Gu, 2024),
-Mamba (Gu and Dao, 2023), Griffin (De et al., 2024); in transformers ``Qwen3NextGatedDeltaNet``,
+Mamba (Gu and Dao, 2023), Griffin (De et al., 2024). In transformers: ``Qwen3NextGatedDeltaNet``,
 ``KimiLinearDeltaAttention``, ``GraniteMoeHybridMambaLayer``, ``FalconH1Mixer``, ``MambaMixer``,
 ``JambaMambaMixer``, ``RecurrentGemmaRglru``, ``MiniMaxLightningAttention``, ``Lfm2ShortConv``.
 """
