@@ -36,8 +36,8 @@ Papers: Gated Delta Networks (Yang et al., 2024); Kimi Linear (Kimi Team, 2025);
 Mamba (Gu and Dao, 2023); Griffin (De et al., 2024); Lightning Attention-2 (Qin et al., 2024).
 
 In transformers: ``Qwen3NextGatedDeltaNet``, ``KimiLinearDeltaAttention``, ``GraniteMoeHybridMambaLayer``,
-``FalconH1Mixer``, ``MambaMixer``, ``JambaMambaMixer``, ``RecurrentGemmaRglru``, ``MiniMaxLightningAttention``,
-``Lfm2ShortConv``.
+``FalconH1Mixer``, ``MambaMixer``, ``JambaMambaMixer``, ``RecurrentGemmaRglru``,
+``MiniMaxLightningAttention``, ``Lfm2ShortConv``.
 """
 
 from __future__ import annotations
