@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import os
 import shutil
 import tempfile
@@ -120,13 +121,16 @@ def truth(family: str) -> tuple[Truth, ...]:
 @torch.inference_mode()
 def _greedy(model: object, prompt: list[int]) -> Truth:
     out = model(torch.tensor([prompt]), use_cache=True)  # type: ignore[operator]
+    positions = "position_ids" in inspect.signature(model.forward).parameters  # type: ignore[attr-defined]
     prompt_logits = out.logits[0].float()
     rows = [prompt_logits[-1]]
     tokens = [int(rows[0].argmax())]
     while len(tokens) < DECODE_STEPS:
-        so_far = ({"cache_params": out.cache_params} if "cache_params" in out else   # no attention at all
-                  {"past_key_values": out.past_key_values,
-                   "position_ids": torch.tensor([[len(prompt) + len(tokens) - 1]])})
+        # Its name until 5.23 was past_key_values, and cache_params where there is no attention.
+        name = next(key for key in out if key in ("cache", "past_key_values", "cache_params"))
+        so_far = {name: getattr(out, name)}
+        if positions:
+            so_far["position_ids"] = torch.tensor([[len(prompt) + len(tokens) - 1]])
         out = model(torch.tensor([tokens[-1:]]), **so_far, use_cache=True)  # type: ignore[operator]
         rows.append(out.logits[0, -1].float())
         tokens.append(int(rows[-1].argmax()))

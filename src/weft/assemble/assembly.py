@@ -145,7 +145,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       snapshots=snapshots, overlap=overlap, max_step_s=max_step_s(config, device),
                       pair_tokens=2 * cost.quadratic, adapters=_adapter_pool(config, placed.executor),
-                      encoder=placed.own.pictures, pictures_bytes=placed.pictures_bytes,
+                      encoder=placed.executor.pictures, pictures_bytes=placed.pictures_bytes,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     notes += load_adapters(core, adapters, tell)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
@@ -324,12 +324,13 @@ def choose_device_of(config: EngineConfig, rank: int, notes: list[str]) -> torch
 
 def choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> None:
     from weft.tensor import gpu, native
+    from weft.tensor.device import capability_of
     from weft.tensor.gpu import prefill_backend
 
     native.choose(config.cpu_kernels)
     native.set_threads(threads)
     gpu.choose(config.gpu_kernels)
-    prefill_backend.choose(config.attention_backend)
+    prefill_backend.choose(config.attention_backend, capability_of(device))
 
 
 def kernels_in_use(device: torch.device) -> str:

@@ -38,10 +38,10 @@ _TOWERS: dict[str, tuple[str, ...]] = {
     "audio tower": ("audio_tower.", "audio_model.", "embed_audio."),
 }
 
-_SKIPPED_PREFIXES: tuple[str, ...] = tuple(
+SKIPPED_PREFIXES: tuple[str, ...] = tuple(
     wrapper + name for names in _TOWERS.values() for name in names for wrapper in ("", "model."))
 """Eyes and ears of a multimodal checkpoint, by the places of their tensors. They are left on disk."""
-_UNUSED_KNOWN = (*DRAFT_PREFIXES, *_SKIPPED_PREFIXES)
+_UNUSED_KNOWN = (*DRAFT_PREFIXES, *SKIPPED_PREFIXES)
 _UNUSED_KNOWN_ENDS = ("rotary_emb.inv_freq", "lm_head.weight")
 _NAMES_SHOWN = 5
 

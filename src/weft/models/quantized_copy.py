@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, Literal
 import torch
 
 from weft.errors import CheckpointError
-from weft.families import named_dtype, read_architecture
+from weft.families import named_dtype, read_architecture, text_config
 from weft.models.blocks.linear import Linear
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.families import build
@@ -67,17 +67,11 @@ def write_quantized(source: Path, out: Path, form: CopyForm,
     """Writes ``source`` in ``form`` to the new directory ``out``. Returns the matrices that were rounded.
 
     Raises CheckpointError where ``out`` is there, or the source is quantised already or cannot be served."""
-    if out.exists():
-        raise CheckpointError(f"{out}: the directory is there already; name another one", param="OUT")
-    checkpoint = CheckpointFiles.open(source)
-    if checkpoint.config.get("quantization_config"):
-        method = checkpoint.config["quantization_config"].get("quant_method")
-        raise CheckpointError(f"{source}: is quantised already ({method}); name the checkpoint that it was "
-                              "made of", param="SOURCE")
-    matrices, dtype = _matrices(checkpoint)
+    checkpoint = opened(source, out)
+    matrices, dtype = matrices_of(checkpoint)
     partial = out.with_name(f"{out.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
-    _begin(partial, checkpoint, form)
+    begin_partial(partial, checkpoint, form)
     errors: list[MatrixError] = []
     weight_map: dict[str, str] = {}
     for file in sorted({stored.file for stored in checkpoint.tensors.values()}):
@@ -86,7 +80,7 @@ def write_quantized(source: Path, out: Path, form: CopyForm,
         report = target.with_suffix(".errors.json")
         if not (target.exists() and report.exists()):
             file_errors = _write_file(tensors, target, matrices, form, dtype, on_matrix)
-            _write_json(report, [[one.name, one.error, one.stored_bytes, one.copied_bytes]
+            write_json(report, [[one.name, one.error, one.stored_bytes, one.copied_bytes]
                                  for one in file_errors])
         errors += [MatrixError(*one) for one in json.loads(report.read_text())]
         weight_map |= dict.fromkeys(read_header(target), file.name)
@@ -97,20 +91,33 @@ def write_quantized(source: Path, out: Path, form: CopyForm,
                       if len(one.shape) == 2 and name.endswith(".weight")
                       and name not in {error.name for error in errors}})
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    _write_json(partial / "config.json", config | {"quantization_config": _settings(form, ignored)})
-    _write_json(partial / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+    write_json(partial / "config.json", config | {"quantization_config": _settings(form, ignored)})
+    write_json(partial / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
     for report in (*partial.glob("*.errors.json"), partial / _STATE):
         report.unlink()
-    _sync(partial)
+    sync(partial)
     partial.rename(out)
-    _sync(out.parent)
+    sync(out.parent)
     return errors
 
 
 _STATE = "weft-quantize.json"
 
 
-def _begin(partial: Path, checkpoint: CheckpointFiles, form: CopyForm) -> None:
+def opened(source: Path, out: Path) -> CheckpointFiles:
+    """The checkpoint ``source``, which is not quantised; ``out`` is not there."""
+    if out.exists():
+        raise CheckpointError(f"{out}: it is there already; name another one", param="OUT")
+    checkpoint = CheckpointFiles.open(source)
+    settings = checkpoint.config.get("quantization_config") or text_config(checkpoint.config).get(
+        "quantization_config")
+    if settings:
+        raise CheckpointError(f"{source}: is quantised already ({settings.get('quant_method')}); name the "
+                              "checkpoint that it was made of", param="SOURCE")
+    return checkpoint
+
+
+def begin_partial(partial: Path, checkpoint: CheckpointFiles, form: str) -> None:
     """Deletes what an earlier run wrote of another source or form."""
     sizes = {one.file.name: [one.file.stat().st_size, one.file.stat().st_mtime_ns]
              for one in checkpoint.tensors.values()}
@@ -118,14 +125,15 @@ def _begin(partial: Path, checkpoint: CheckpointFiles, form: CopyForm) -> None:
     if not path.exists() or json.loads(path.read_text()) != state:
         for old in partial.iterdir():
             old.unlink()
-        _write_json(path, state)
+        write_json(path, state)
 
 
 class _Recorder(TensorCheck):
     """Notes the names of what is multiplied with, as the model's code asks for it."""
 
-    def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype, stacks: bool) -> None:
         super().__init__(checkpoint, dtype)
+        self.stacks = stacks
         self.matrices: set[str] = set()
 
     def linear(self, parts: Sequence[Part], columns: int, bias: torch.Tensor | None = None, *,
@@ -139,14 +147,17 @@ class _Recorder(TensorCheck):
 
     def all_experts(self, name: str, count: int, rows: int, columns: int, *, transposed: bool = False,
                     order: Order | None = None) -> ExpertWeights:
+        if self.stacks:
+            self.matrices.add(self.checkpoint.prefix + name)
+            return super().all_experts(name, count, rows, columns, transposed=transposed, order=order)
         raise CheckpointError(f"{name} holds all experts of a layer; weft quantize reads them one by one, "
                               "as transformers' save_pretrained stores them", param="SOURCE")
 
 
-def _matrices(checkpoint: CheckpointFiles) -> tuple[set[str], torch.dtype]:
-    """(names of the matrices to be rounded, the dtype of scales)."""
+def matrices_of(checkpoint: CheckpointFiles, *, stacks: bool = False) -> tuple[set[str], torch.dtype]:
+    """(names of the matrices to be rounded, the dtype of scales). ``stacks``: experts may be one tensor."""
     dtype = _DTYPES[named_dtype(checkpoint.config) or "bfloat16"]
-    recorder = _Recorder(checkpoint, dtype)
+    recorder = _Recorder(checkpoint, dtype, stacks)
     with torch.inference_mode():
         build(read_architecture(checkpoint.config), recorder)
         recorder.raise_problems()
@@ -239,10 +250,10 @@ def _write_file(tensors: list[StoredTensor], target: Path, matrices: set[str], f
                                 one.stored_bytes, sum(part.numel() * part.itemsize for part in parts))
             errors.append(error)
             on_matrix(error)
-        _finish(file)
+        finish(file)
     files.close()
     unfinished.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
     return errors
 
 
@@ -262,20 +273,20 @@ def _bytes(kind: torch.dtype | str, shape: tuple[int, ...]) -> int:
     return size
 
 
-def _write_json(path: Path, data: object) -> None:
+def write_json(path: Path, data: object) -> None:
     unfinished = path.with_name(f"{path.name}.writing")
     with unfinished.open("wb") as file:
         file.write(json.dumps(data, indent=2).encode())
-        _finish(file)
+        finish(file)
     unfinished.rename(path)
 
 
-def _finish(file: BinaryIO) -> None:
+def finish(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 
 
-def _sync(directory: Path) -> None:
+def sync(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -18,6 +18,8 @@ from weft.families.architecture import Architecture, Attention, Dense, Experts, 
 from weft.families.tensors import (
     Form,
     Table,
+    behind_layer,
+    per_layer,
     shared_block,
     tables,
     vision_ends,
@@ -201,21 +203,28 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     if not architecture.tied_embeddings:
         yield "head", "plain", table
     yield "norms", "plain", hidden
+    width, layers = architecture.per_layer_width, architecture.layer_count
+    if architecture.layer_scalars:
+        yield from _record_pieces("behind layers", [behind_layer(width, hidden)] * layers, tp)
+    if width:
+        yield from _record_pieces("second embedding", [
+            per_layer(width, layers, architecture.vocab_size, hidden)], tp)
     shared_seen: set[int] = set()
     for mixer, feed in zip(architecture.mixers, architecture.feed_forwards, strict=True):
         for record in (mixer, feed):
             if record is None:
                 continue
-            yield "norms", "plain", hidden * (1 + architecture.sandwich_norms)
+            apart = isinstance(record, Experts) and record.normed_apart
+            yield "norms", "plain", hidden * (1 + architecture.sandwich_norms + 3 * apart)
             yield from _record_pieces(_PART.get(type(record), "recurrent"), tables(record, hidden), tp)
         if isinstance(mixer, SharedBlock) and mixer.block not in shared_seen:
             shared_seen.add(mixer.block)
             yield from _record_pieces("attention", shared_block(mixer, hidden), tp)
             yield "attention", "plain", 3 * hidden
-    if architecture.vision is not None and tp == 1:     # ranks read no pictures
+    if architecture.vision is not None:     # whole, on the first rank
         tower = architecture.vision
         yield from _record_pieces("vision", [vision_ends(tower), vision_projector(tower, hidden),
-                                             *[vision_layer(tower)] * tower.layer_count], tp)
+                                             *[vision_layer(tower)] * tower.layer_count], 1)
 
 
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -199,7 +200,9 @@ def test_sparse_qwen3_5_is_the_text_part_of_its_wrapper() -> None:
     assert model.mixers[0] == GatedDelta(16, 32, 128, 128, 4)
     assert model.mixers[3] == Attention(16, 2, 256, 256**-0.5, Rope(1e7, 64), qk_norm=True, gated=True)
     assert set(model.feed_forwards) == {Experts(256, 8, 512, True, shared_width=512, shared_gate=True)}
-    assert read_architecture(QWEN3_5_35B_A3B["text_config"]) == model
+    assert model.vision is not None
+    assert (model.vision.layer_count, model.turn_sections) == (27, (11, 11, 10))
+    assert read_architecture(QWEN3_5_35B_A3B["text_config"]) == dataclasses.replace(model, vision=None)
 
 
 def test_olmo3_scales_the_rotary_of_its_full_layers_only() -> None:

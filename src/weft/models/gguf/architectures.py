@@ -298,7 +298,7 @@ def _qwen_hybrid(keys: GgufKeys) -> FileLayout:
                      "self_attn.k_norm", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
     } | {"linear_attn.A_log": LOG}
     if keys.architecture == "qwen3next":
-        undo |= _ungrouped(groups, heads // groups, width, inner // heads)
+        undo |= ungrouped(groups, heads // groups, width, inner // heads)
     elif heads != groups:
         undo |= _untiled(groups, heads // groups, inner // heads, 2 * groups * width)
     return FileLayout(config, _WHOLE, names, undo)
@@ -320,7 +320,7 @@ def _untiled(groups: int, ratio: int, width: int, before: int) -> dict[str, Undo
     }
 
 
-def _ungrouped(groups: int, ratio: int, k_dim: int, v_dim: int) -> dict[str, Undo]:
+def ungrouped(groups: int, ratio: int, k_dim: int, v_dim: int) -> dict[str, Undo]:
     """Of files whose ``ssm_ba`` and ``ssm_in`` are as in the checkpoint: each key head with all that is its
     own."""
     each = 2 * k_dim + 2 * ratio * v_dim
@@ -462,8 +462,8 @@ def _falcon_h1(keys: GgufKeys) -> FileLayout:
              | _mamba("mamba")
              | _dense("feed_forward")
              | {
-                 "attn_norm": "input_layernorm", "ffn_norm.weight": "pre_ff_layernorm.weight",
-                 "ffn_norm": "pre_ff_layernorm.weight"
+                 "attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm.weight",
+                 "ffn_norm.weight": "pre_ff_layernorm.weight"
              })  # the converter leaves the end out
     return FileLayout(config, _WHOLE | {"output_norm": "model.final_layernorm"}, names, {"mamba.A_log": LOG})
 

@@ -16,7 +16,7 @@ Source of the pre-tokenizers: the tokenizer.json of the releases that llama.cpp'
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -61,7 +61,7 @@ _LLAMA3 = _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}", w
 _ANY_CASE = "|".join(f"{cased}{_CONTRACTED}?" for cased in _CASED)
 _QWEN35 = (rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
            rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}")
-_PRE: dict[str, _Pre] = {
+PRE_TOKENIZERS: dict[str, _Pre] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _Pre(_LLAMA3.expression)),
     "qwen2": _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}|{_MARKS}|{_SPACES}", nfc=True),
@@ -71,6 +71,20 @@ _PRE: dict[str, _Pre] = {
                     _Pre(rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{_MARKS_OR_SLASHES}|{_SPACES}")),
     **dict.fromkeys(("refact", "starcoder", "smollm", "codeshell", "command-r"), _Pre(_DIGITS)),
     **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2", "jais", "granite-docling"), _Pre(None))}
+
+
+def pieces_of(content: Mapping[str, Any]) -> tuple[str | None, bool, bool]:
+    """(expression, whole, nfc) of a tokenizer.json of byte-level BPE, as ``PRE_TOKENIZERS`` has them."""
+    pre = content.get("pre_tokenizer") or {}
+    parts = pre.get("pretokenizers") or [pre]
+    expression: str | None = None
+    for part in parts:
+        if part.get("type") == "Split":
+            expression = part["pattern"].get("Regex", part["pattern"].get("String"))
+        elif part.get("type") == "Digits":
+            expression = _DIGITS
+    normalizer = content.get("normalizer") or {}
+    return (expression, bool(content["model"].get("ignore_merges")), normalizer.get("type") == "NFC")
 
 
 def write_tokenizer(header: Header, directory: Path) -> None:
@@ -132,9 +146,11 @@ class Vocabulary:
 
     def _byte_level(self) -> dict[str, Any]:
         name = self._get("pre")
-        if name not in _PRE:
-            self._fail("pre", f"is {name!r}; the pre-tokenizers that weft knows are {', '.join(_PRE)}")
-        pre, byte_level = _PRE[name], {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        if name not in PRE_TOKENIZERS:
+            self._fail("pre", f"is {name!r}; the pre-tokenizers that weft knows are "
+                              f"{', '.join(PRE_TOKENIZERS)}")
+        pre = PRE_TOKENIZERS[name]
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
         merges = self._get("merges")
         if not isinstance(merges, list) or not all(
                 isinstance(merge, str) and " " in merge for merge in merges):

@@ -104,7 +104,7 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
         *common, runs.context_R, items, partial, logs, splits, **constants, **cuts, TILE_HEADS=HEADS_AT_ONCE,
         **blocks)
     launch(combine, (rows, heads))(
-        common[-1], None, 0, None, 0, None, runs.context_R, partial, logs, splits, HEADS=heads, GROUP=1,
+        common[-1], None, 0, None, 0, None, None, runs.context_R, partial, logs, splits, HEADS=heads, GROUP=1,
         WINDOW=0, D=constants["VALUE"], BLOCK_D=main, PAGES=blocks["PAGES"], **cuts,
         AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
 
