@@ -65,7 +65,7 @@ def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, *
     def compute() -> Any:
         spans = allocations
         if kernel.fn.__module__ in BY_ADDRESS:
-            # Where a graph's argument and a block overlap, the block came later: the argument reaches further.
+            # A block may lie in an argument of a graph, whose memory other recordings use too.
             spans = spans + [(block.address, block.address + block.size) for block in one.allocator.taken
                              if not any(first <= block.address < end for first, end in allocations)]
         memory, trace = watched(), Trace(name, spans)
