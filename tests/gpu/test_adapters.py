@@ -11,7 +11,7 @@ from tests.gpu.tolerances import close
 from tests.support import naive_ops
 from weft.models.blocks.adapted import AdaptedProduct, Factor, Part, ProductChange
 from weft.tensor import native
-from weft.tensor.adapter_rows import ActiveAdapters, DeviceRows, RowGroups, StepAdapters, most_blocks
+from weft.tensor.adapter_rows import ActiveAdapters, AdapterBlocks, RowGroups, StepAdapters, most_blocks
 
 WIDTH, OUT = 72, 150
 
@@ -58,7 +58,7 @@ def product(dtype: torch.dtype, device: torch.device) -> AdaptedProduct:
 
 def on_device(groups: RowGroups, lines: dict[str, int], device: torch.device,
               blocks: int | None = None) -> RowGroups:
-    groups.device = DeviceRows.of(torch.from_numpy(groups.in_blocks(lines, blocks)).to(device))
+    groups.device = AdapterBlocks.of(torch.from_numpy(groups.in_blocks(lines, blocks)).to(device))
     return groups
 
 
@@ -101,5 +101,5 @@ def test_one_recording_replays_with_whatever_adapters_come(device: torch.device)
     made.remove("b")
     assert active.lines["b"] >= 0
     now = RowGroups.of(["b"] * 4).in_blocks(active.lines, most_blocks(width))
-    held.device = DeviceRows.of(torch.from_numpy(now).to(device))
+    held.device = AdapterBlocks.of(torch.from_numpy(now).to(device))
     assert torch.equal(made.added(x, y.clone()), y), "a removed adapter leaves an empty line"

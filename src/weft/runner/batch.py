@@ -41,7 +41,7 @@ from weft.runner.sampler import Sampler, TokenChoice
 from weft.runner.staging import Staged
 from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
-from weft.tensor.adapter_rows import BASE, ActiveAdapters, DeviceRows, StepAdapters, most_blocks
+from weft.tensor.adapter_rows import BASE, ActiveAdapters, AdapterBlocks, StepAdapters, most_blocks
 from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import EmbeddedRows, OutputRows, Runs, StepInputs, TapPoint
 from weft.tensor.replay_log import ReplayLog
@@ -106,8 +106,8 @@ class _StagedRuns:
     ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T,
     row [X each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens
     behind those of each run in the plan's ``prompt_logprob_runs``. ``embedded``: rows of pictures;
-    ``turns``: by which positions tokens turn where a row has pictures. ``adapter_rows``: what ``DeviceRows``
-    are of, by count of rows as in ``adapters``."""
+    ``turns``: by which positions tokens turn where a row has pictures. ``adapter_rows``: of
+    ``AdapterBlocks``, by count of rows as in ``adapters``."""
 
     plan: StepPlan
     padding: _Padding
@@ -426,7 +426,7 @@ def _sampled(plan: StepPlan) -> tuple[Int64s, Int64s]:
 def _with_device_rows(staged: _StagedRuns) -> StepAdapters | None:
     if staged.adapters is not None:
         for count, rows in staged.adapter_rows.items():
-            staged.adapters.by_count[count].device = DeviceRows.of(rows.device)
+            staged.adapters.by_count[count].device = AdapterBlocks.of(rows.device)
     return staged.adapters
 
 

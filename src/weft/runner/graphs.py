@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.adapter_rows import BLOCK_ROWS, DeviceRows, RowGroups, StepAdapters, most_blocks
+from weft.tensor.adapter_rows import BLOCK_ROWS, AdapterBlocks, RowGroups, StepAdapters, most_blocks
 from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.units import PAD
@@ -303,9 +303,9 @@ class DecodeGraphs:
         pads = [PAD] * padded_width
         return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads))
 
-    def _rows_of(self, width: int) -> DeviceRows:
+    def _rows_of(self, width: int) -> AdapterBlocks:
         """Those that the graph of ``width`` reads."""
-        return DeviceRows.of(self._adapter_rows[: most_blocks(width) * (BLOCK_ROWS + 1)])
+        return AdapterBlocks.of(self._adapter_rows[: most_blocks(width) * (BLOCK_ROWS + 1)])
 
     def _lists(self, width: int) -> tuple[Sequence[int], Sequence[int]]:
         if self._reads_host:

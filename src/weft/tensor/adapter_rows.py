@@ -41,7 +41,7 @@ class AdapterRows:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceRows:
+class AdapterBlocks:
     """The groups as the Triton kernels read them (``tensor.kernels.adapters``): ``order`` int64
     [blocks * BLOCK_ROWS], ``places`` int64 [blocks]."""
 
@@ -49,7 +49,7 @@ class DeviceRows:
     places: torch.Tensor
 
     @classmethod
-    def of(cls, flat: torch.Tensor) -> DeviceRows:
+    def of(cls, flat: torch.Tensor) -> AdapterBlocks:
         """``flat`` [blocks * (BLOCK_ROWS + 1)]: one behind the other."""
         places = len(flat) // (BLOCK_ROWS + 1)
         return cls(flat[:-places], flat[-places:])
@@ -61,7 +61,7 @@ class RowGroups:
     in Triton ``device``."""
 
     groups: tuple[AdapterRows, ...] = ()
-    device: DeviceRows | None = None
+    device: AdapterBlocks | None = None
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -74,7 +74,7 @@ class RowGroups:
         return cls(tuple(AdapterRows(digest, _index(own), own) for digest, own in rows.items()))
 
     def in_blocks(self, lines: Mapping[str, int], blocks: int | None = None) -> npt.NDArray[np.int64]:
-        """``DeviceRows`` on the host, of adapters that have one of ``lines``. ``blocks``: with empty ones
+        """``AdapterBlocks`` on the host, of adapters that have one of ``lines``. ``blocks``: with empty ones
         behind."""
         own = [(group.numbers, lines.get(group.digest)) for group in self.groups]
         if blocks is None:

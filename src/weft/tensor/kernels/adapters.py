@@ -7,7 +7,7 @@
     _down    a program: (block, 16 columns of low)       low = x A
     _up      a program: (block, 64 columns of y)         y <- (y gain + shift) + low B, part after part
 
-All three are data. A recorded graph replays with whatever adapters the rows have, and a program of a block
+All three are data. A recorded graph replays with whatever adapters the rows have. A program of a block
 without rows, or of a line without factors, ends at once.
 
 Source of the grouping: Chen et al., 2023 (Punica).
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.adapter_rows import BLOCK_ROWS, DeviceRows
+from weft.tensor.adapter_rows import BLOCK_ROWS, AdapterBlocks
 from weft.tensor.gpu.launch import Blocks, dense_rows, launch
 from weft.tensor.gpu.products import product
 
@@ -104,7 +104,7 @@ def _up(y, y_row, order, places, table, low, LOW: tl.constexpr, FIELDS: tl.const
                 tl.store(at, (total + sums).to(y.dtype.element_ty), mask=here)
 
 
-def add_factors(x_TI: torch.Tensor, y_TO: torch.Tensor, whose: DeviceRows, table: torch.Tensor,
+def add_factors(x_TI: torch.Tensor, y_TO: torch.Tensor, whose: AdapterBlocks, table: torch.Tensor,
                 low_width: int) -> None:
     """Into ``y_TO``, of its dtype as ``x_TI`` is. ``low_width``: a multiple of 16, at least the ranks of any
     line of ``table`` together."""
