@@ -4,6 +4,7 @@
     for each layer:   x += residual_multiplier * norm(mixer(norm(x)))           (either norm may be absent)
                       x += residual_multiplier * norm(feed_forward(norm(x)))
                       (a layer may lack either line; a block beside the mixer may add to its input only)
+                      (where the stream is normed: x = a norm(x) + b mixer(norm(x)), MiniMax)
                       x = behind(x)                                         (Gemma 4: per-layer inputs)
     hidden = norm(x)        logits = head(hidden) / logits_divisor, capped  (only for rows that are sampled)
 
@@ -119,6 +120,8 @@ class CausalModel:
                 last = number == self._last_writer
                 y_TD = _normed(layer.mixer_out_norm, layer.mixer(seen_TD, inputs if last else whole, cache,
                                                                  rotated[rope]))
+                if layer.factors is not None:
+                    x_TD, y_TD = seen_TD * layer.factors[0], y_TD * layer.factors[1]
                 # The rows that nothing asks for end here: KV and states are written, and nothing reads
                 # further values. Layers behind that read pages alone see the last token of each run.
                 if last and inputs.asked is not None:
@@ -131,6 +134,8 @@ class CausalModel:
             if layer.feed_forward is not None:
                 x_TD, seen_TD = self._added(x_TD, y_TD, layer.feed_norm, dtype)
                 y_TD = _normed(layer.feed_out_norm, layer.feed_forward(seen_TD, positions_T))
+                if layer.factors is not None:
+                    x_TD, y_TD = seen_TD * layer.factors[2], y_TD * layer.factors[3]
             if layer.behind is not None:
                 own_TP = None if own_TLP is None else own_TLP[:, number]
                 x_TD, y_TD = layer.behind(self._add(x_TD, y_TD), own_TP), None
