@@ -33,6 +33,7 @@ from typing import Any
 import torch
 import transformers
 
+from tests.fixtures.vision_checkpoints import vision_tokenizer
 from tests.support.pictures import drawn, encoded
 from weft.assemble import assemble
 from weft.config import EngineConfig
@@ -65,6 +66,7 @@ def checkpoint(directory: Path, tower: str, dtype: str, layers: int = 1) -> Path
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config).to(getattr(torch, dtype))
     model.save_pretrained(directory)
+    vision_tokenizer().save_pretrained(directory)
     return directory
 
 
