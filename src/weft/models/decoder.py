@@ -85,7 +85,7 @@ class CausalModel:
         self._rotary = {rope: RotaryTable(rope, embedding.device, architecture.turn_sections)
                         for rope in dict.fromkeys(self._ropes) if rope is not None}
         self._fused = None if architecture.residual_float32 else FusedDecoder(
-            layers, self._ropes, final_norm, architecture.residual_multiplier)
+            layers, self._ropes, final_norm, architecture.residual_multiplier, self.adapters.unfused)
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         """One step: -> hidden [T, D] after the final norm, [X, D] where ``inputs.asked`` names rows. Writes
@@ -184,8 +184,7 @@ class CausalModel:
         """[X, vocab] of the head's dtype."""
         # In memory that is written again in the next step: new memory of that size costs page faults.
         weight, bias = self.head.weight, self.head.bias
-        adapted = self.head.adapted is not None
-        if not isinstance(weight, InTiles) or weight.dtype != hidden_XD.dtype or adapted:
+        if not isinstance(weight, InTiles) or weight.dtype != hidden_XD.dtype or self.head.adapted.changes:
             return self.head(hidden_XD)
         if weight.dtype == torch.float32:
             return tiled_linear(hidden_XD, weight, bias, out_XV)
