@@ -260,6 +260,8 @@ struct WidenArgs {         // weight rows [first, last), first a multiple of 16 
   void* out;
 };
 
+struct AdaptArgs;  // adapters.hpp
+
 struct Kernels {
   const char* name;
   void (*attention)(const AttentionArgs&);
@@ -277,6 +279,7 @@ struct Kernels {
   bool (*has_byte_products)();
   bool (*has_twelve_bit_products)();
   void (*moe)(const MoeArgs&);
+  void (*adapt)(const AdaptArgs&);
 };
 
 // The best that this machine runs, or what ``use`` chose.

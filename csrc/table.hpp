@@ -39,6 +39,7 @@ void widen_weight(const WidenArgs& args);
 bool has_byte_products();
 bool has_twelve_bit_products();
 void moe(const MoeArgs& args);
+void adapt(const AdaptArgs& args);
 
 }  // namespace weft::tables::WEFT_TABLE
 
