@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import io
+import json
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -10,7 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import ollama
 import pytest
 from PIL import Image
 
@@ -53,7 +57,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     engine = {"model": str(vision_checkpoint("lfm2_vl")), "memory": "32MB", "threads": 1,
               "max_model_len": 512}
     with running_server("", engine=engine, server={
-            "chat_template": str(template), "images": 3, "image_side": 3000, "show_text": True,
+            "file_store": str(template.parent / "files"), "chat_template": str(template), "images": 3,
+            "image_side": 3000, "show_text": True,
             "operator_key": ["boss"], "media_domains": ["localhost"]}) as running:
         yield running
 
@@ -113,6 +118,48 @@ def test_each_dialect_has_the_same_prompt(server: RunningServer) -> None:
         **shown, "prompt": text, "images": message["images"]}).json()["prompt_eval_count"] == count
     tokenized = post(server, "/tokenize", {"model": "default", "messages": ASKED}).json()
     assert tokenized["count"] == count
+
+
+def test_the_clients_of_openai_anthropic_and_ollama_send_pictures(server: RunningServer) -> None:
+    count, text = chat(server, ASKED)["usage"]["prompt_tokens"], "the dog and the cat"
+    client = server.client()
+    chatted = client.chat.completions.create(model="default", messages=ASKED, max_tokens=2)
+    assert chatted.usage is not None
+    assert chatted.usage.prompt_tokens == count
+    said = client.responses.create(model="default", max_output_tokens=2, input=[{"role": "user", "content": [
+        {"type": "input_image", "image_url": URL, "detail": "auto"}, {"type": "input_text", "text": text}]}])
+    assert said.usage is not None
+    assert said.usage.input_tokens == count
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+        answer = claude.messages.create(model="default", max_tokens=2, messages=[{"role": "user", "content": [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(*SIZE)}},
+            {"type": "text", "text": text}]}])
+        assert answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) == count
+    told = ollama.Client(host=server.url).chat(model="default", options={"num_predict": 2}, messages=[
+        {"role": "user", "content": text, "images": [base64.b64decode(png(*SIZE))]}])
+    assert told.prompt_eval_count == count
+
+
+def test_a_batch_has_pictures_in_its_lines(server: RunningServer) -> None:
+    client, expected_count = server.client(api_key="boss"), chat(server, ASKED)["usage"]["prompt_tokens"]
+    bodies = [{"model": "default", "messages": messages, "max_tokens": 3} for messages in (
+        ASKED, shows("data:image/png;base64,AAAA"))]
+    content = b"\n".join(json.dumps({"custom_id": str(number), "method": "POST",
+                                     "url": "/v1/chat/completions", "body": body}).encode()
+                         for number, body in enumerate(bodies))
+    file = client.files.create(file=("in.jsonl", io.BytesIO(content)), purpose="batch")
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions",
+                                 completion_window="24h")
+    assert eventually(lambda: client.batches.retrieve(made.id).status not in ("validating", "in_progress"))
+    batch = client.batches.retrieve(made.id)
+    assert batch.status == "completed", batch.errors
+    assert batch.output_file_id is not None
+    assert batch.error_file_id is not None
+    good, bad = (json.loads(client.files.content(name).text) for name in (
+        batch.output_file_id, batch.error_file_id))
+    assert good["response"]["body"]["usage"]["prompt_tokens"] == expected_count
+    assert bad["response"]["status_code"] == 400
+    assert "in no known format" in json.dumps(bad)
 
 
 def test_a_tool_returns_a_picture_in_each_dialect(server: RunningServer) -> None:

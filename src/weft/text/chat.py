@@ -285,8 +285,9 @@ def _part_text(here: str, part: Any) -> str | None:
     if kind == "image":
         return None
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise RequestError(f"{here} has type {kind!r}; text is read, and pictures where the model sees",
-                           param=here)
+        what = ("video is not read: send some of its frames as pictures" if "video" in str(kind) else
+                "text is read, and pictures where the model sees")
+        raise RequestError(f"{here} has type {kind!r}; {what}", param=here)
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise RequestError(f"{here}.text: expected str, got {type(text).__name__}", param=f"{here}.text")
