@@ -152,9 +152,9 @@ class BlockReader:
         # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
         # rows.
         source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
-        model.targets = Targets(source.targets)
         if architecture.per_layer_width:
             model.per_layer = self._per_layer(architecture.per_layer_width)
+        model.targets = Targets(source.targets)
         return model
 
     def _per_layer(self, width: int) -> PerLayerInputs:
