@@ -289,6 +289,7 @@ NB_MODULE(_native, m) {
   m.def("amx_missing", &amx_missing);
   m.def("follows_manual", &follows_manual);
   m.def("has_twelve_bit_products", [] { return kernels().has_twelve_bit_products(); });
+  m.def("has_coded_tiles", [] { return kernels().has_coded_tiles(); });
   m.def("has_byte_products", [] { return kernels().has_byte_products(); });
   m.def("widen_weight", [](const WeightTuple& weight, int64_t first, int64_t last, int64_t stride, int out_dtype,
                            Address out) {
