@@ -130,7 +130,8 @@ class EngineConfig:
     gpu_kernels: Literal["auto", "triton", "torch"] = debug(
         "auto", "Kernels on a GPU: triton, torch (slow, to compare with), or auto: triton where installed.")
     attention_backend: Literal["weft", "flashinfer"] = debug(
-        "weft", "Attention of prompts on a GPU: weft (needs nothing), or flashinfer where it fits.")
+        "weft", "Attention of prompts on a GPU: weft (needs nothing), or flashinfer (capability 9.0) "
+                "where it fits.")
     gpu_memory_fraction: float = flag(0.9, "What --memory is on a GPU by default: a share of what weights "
                                            "and a step leave of its memory.", above=0, most=1)
     speculate: str = flag("auto", "Guess next tokens and verify several in one step; the answers stay the "

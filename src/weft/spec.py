@@ -5,6 +5,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     kind           kv pages (grow with the text)      state slot (one per sequence, overwritten in place)
     attention      2 x kv_heads x head_dim            -
     latent         latent + shared key, no V block    -
+    reading        another layer's                    -
     window         -                                  ring [2, kv_heads, W, head_dim]: last W keys, values
     gated_delta    -                                  conv [C, K-1], recurrent [v_heads, k_dim, v_dim] fp32
     kimi_delta     -                                  conv [C, K-1], recurrent [heads, dim, dim] fp32
@@ -69,13 +70,14 @@ class StatePart:
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """``has_values``: False for a layer whose pages have no V block, because values are made of the same
-    numbers as keys (latent attention)."""
+    numbers as keys (latent attention). ``reads``: the layer whose pages it reads, where it has none."""
 
     kind: str
     kv_heads: int = 0
     head_dim: int = 0
     state: tuple[StatePart, ...] = ()
     has_values: bool = True
+    reads: int | None = None
 
     @property
     def cached_heads(self) -> int:
@@ -139,6 +141,11 @@ def with_cache_dtypes(spec: ModelSpec, kv_dtype: CacheDTypeName | None,
 
 def attention(kv_heads: int, head_dim: int) -> LayerSpec:
     return LayerSpec("attention", kv_heads=kv_heads, head_dim=head_dim)
+
+
+def reading(layer: int) -> LayerSpec:
+    """Attention over the pages of an earlier layer."""
+    return LayerSpec("shared_attention", reads=layer)
 
 
 def latent_attention(width: int) -> LayerSpec:

@@ -155,7 +155,7 @@ class LatePlans:
     """FlashInfer's wrapper, as far as its plans: numbers that it writes to pinned memory of its own, and
     copies from there."""
 
-    def __init__(self, workspace: torch.Tensor, _: str) -> None:
+    def __init__(self, workspace: torch.Tensor, _: str, **__: str) -> None:
         self._numbers = torch.zeros(64, dtype=torch.int64, pin_memory=True)
         self._there = workspace[:512].view(torch.int64)
 

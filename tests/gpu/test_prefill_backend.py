@@ -27,6 +27,7 @@ from weft.tensor.gpu.softmax import Gates
 from weft.tensor.kernels import paged_attention as triton
 
 SCALE = 0.11
+HOPPER = (9, 0)
 
 
 class Paged:
@@ -34,8 +35,10 @@ class Paged:
 
     plans = 0
 
-    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", *,
+                 backend: str = "auto") -> None:
         assert float_workspace_buffer.dtype == torch.uint8
+        assert backend == "fa3", "others take tiles by the mean length of the batch's runs"
         self.device = float_workspace_buffer.device
         self.layout = kv_layout
 
@@ -97,9 +100,9 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Paged]]:
     module.BatchPrefillWithPagedKVCacheWrapper = Paged
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setattr(Paged, "plans", 0)
-    prefill_backend.choose("flashinfer")
+    prefill_backend.choose("flashinfer", HOPPER)
     yield Paged
-    prefill_backend.choose("weft")
+    prefill_backend.choose("weft", None)
 
 
 def noise(*shape: int, seed: int = 3, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -157,15 +160,23 @@ def test_what_does_not_fit_stays_with_our_kernels(flashinfer: type[Paged], devic
 def test_it_is_an_error_to_ask_for_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_backend, "installed", lambda: False)
     with pytest.raises(ConfigError, match=r"debug\.attention_backend is flashinfer, which is not installed"):
-        prefill_backend.choose("flashinfer")
-    prefill_backend.choose("weft")
+        prefill_backend.choose("flashinfer", HOPPER)
+    prefill_backend.choose("weft", None)
+
+
+@pytest.mark.parametrize(("capability", "named"), [
+    (None, "no GPU"), ((8, 0), "capability 8.0"), ((10, 0), "capability 10.0")])
+def test_a_gpu_on_which_its_tiles_follow_the_batch_is_an_error(
+        flashinfer: type[Paged], capability: tuple[int, int] | None, named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"takes capability 9\.0, and here is .*{named}"):
+        prefill_backend.choose("flashinfer", capability)
 
 
 def test_a_version_whose_splits_follow_the_batch_is_an_error(flashinfer: type[Paged],
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer, "plan", lambda self, qo_indptr: None)
     with pytest.raises(ConfigError, match="whose version has no disable_split_kv"):
-        prefill_backend.choose("flashinfer")
+        prefill_backend.choose("flashinfer", HOPPER)
 
 
 class LateCopies:

@@ -15,6 +15,7 @@ from tests.gpu.recurrences import RECURRENCES, Recurrence
 from tests.gpu.steps import on_device, strided_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import Run, make_runs
+from weft.runner.staging import Staging
 from weft.runner.verify import replay
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.conv import short_conv
@@ -49,7 +50,7 @@ def test_a_window_has_the_rows_of_decodes_and_leaves_its_slot_until_the_replay(
     assert torch.equal(held[1].cpu(), states[1])
     assert not torch.equal(held[3].cpu(), states[3])   # the decode beside it did write
 
-    replay(runs, [3])
+    replay(runs, [3], Staging(device))
     torch.testing.assert_close(held[1].cpu(), after[3][1], **close(torch.float32))
     for wrong in (2, 4):   # the controls: one too few, one too many
         assert (held[1].cpu() - after[wrong][1]).abs().max() > 1e-3
@@ -70,6 +71,6 @@ def test_a_window_of_the_short_convolution_does_too(device: torch.device) -> Non
     step = short_conv(projected.to(device), weight, None, held, runs).cpu()
     torch.testing.assert_close(step[1 : 1 + WINDOW], torch.cat(rows), **close(torch.float32))
     assert torch.equal(held[1].cpu(), windows[1])
-    replay(runs, [3])
+    replay(runs, [3], Staging(device))
     torch.testing.assert_close(held[1].cpu(), after[2], **close(torch.float32))
     assert not torch.equal(held[1].cpu(), after[1])   # the control: one too few

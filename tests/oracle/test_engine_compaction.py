@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.fixtures.checkpoints import asked
 from tests.oracle.serving import Answer, Serving
 from tests.oracle.test_engine_prefix_cache import assert_like_cold, cold, gap, text, warm
 from weft.memory.reservation import Reservation
@@ -21,7 +22,7 @@ from weft.request import SamplingParams
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 
-FAMILIES = ("qwen3_5", "granite")
+FAMILIES = asked("qwen3_5", "granite")
 """A gated delta rule, and Mamba-2."""
 TOLERANCE = 3e-5
 """In company sums are made in other orders; as in ``test_engine_prefix_cache``."""
@@ -60,9 +61,11 @@ def test_moving_what_is_in_use_changes_nothing(family: str) -> None:
     moves = [plan.reservation.moves for plan in serving.plans]
     usage = serving.core.memory.usage()
     assert usage.moves.pages == sum(len(move.pages) for move in moves) >= 8
-    assert usage.moves.slots == sum(len(move.slots) for move in moves) >= 3
+    assert usage.moves.slots == sum(len(move.slots) for move in moves)
     assert sum(len(move.table_patches) for move in moves) >= 4, "pages of running sequences"
-    assert sum(len(move.slot_patches) for move in moves) >= 3, "states of running sequences"
+    if serving.arena.slots_per_frame > 1:   # a frame that one state fills is moved by nothing
+        assert usage.moves.slots >= 3
+        assert sum(len(move.slot_patches) for move in moves) >= 3, "states of running sequences"
 
 
 def without_a_page_copy(plan: StepPlan) -> StepPlan:

@@ -15,7 +15,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.oracle.serving import Answer, Serving
+from tests.fixtures.checkpoints import asked
+from tests.oracle.serving import Answer, Serving, loaded
 from tests.oracle.test_engine_prefix_cache import SHORT, cold, gap, text, warm
 from weft.memory.relief import Relief
 from weft.memory.reservation import Moves
@@ -25,7 +26,7 @@ from weft.runner import compressed as compression
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 
-FAMILIES = ("qwen3_5", "granite")
+FAMILIES = asked("qwen3_5", "granite")
 """A gated delta rule, and Mamba-2."""
 TOLERANCE = 0.02
 """Of the largest logit, in the first step after a hit. What is measured is printed with ``-rP``."""
@@ -71,7 +72,10 @@ def test_states_from_eight_bits_change_logits_a_little(family: str, everything_i
         gaps.append(gap(answer, cold(family, prompt, ONE)))
     print(family, "gaps by turn, each on from the one before:", [f"{one:.1e}" for one in gaps])
     assert restored(serving) >= 4
-    assert 1e-5 < max(gaps) < TOLERANCE, "above rounding, or nothing was compressed"
+    assert max(gaps) < TOLERANCE
+    # Windows stay as they are; a model without accumulators loses nothing.
+    if any(part.dtype == "float32" for layer in loaded(family).spec.layers for part in layer.state):
+        assert max(gaps) > 1e-5, "above rounding, or nothing was compressed"
     usage = serving.core.memory.usage()
     assert usage.states_compressed >= 5
     assert usage.cache.compressed == sum(len(plan.arena_work.state_compressions) for plan in serving.plans)

@@ -12,6 +12,7 @@ import torch
 
 from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES
 from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
+from tests.fixtures.checkpoints import asked
 from tests.oracle.serving import (
     TOLERANCE,
     Answer,
@@ -27,7 +28,7 @@ from weft.memory.frames.plan import plan_arena
 from weft.request import SamplingParams
 from weft.units import pages_for
 
-pytestmark = pytest.mark.parametrize("family", [*MORE_FAMILIES, *MAMBA_FAMILIES])
+pytestmark = pytest.mark.parametrize("family", asked(*MORE_FAMILIES, *MAMBA_FAMILIES))
 
 LENGTHS = (1, 40, 65, 230)
 STEPS = 20

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from tests.fixtures.checkpoints import asked
 from tests.fixtures.drafters import KINDS, AnswerDrafter, Kind
 from tests.oracle.serving import Answer, Serving, directory
 from tests.oracle.test_engine_prefix_cache import text
@@ -20,6 +21,7 @@ from weft.models.loading import LoadedModel, load_model
 from weft.planning.layouts import draft_log_bytes
 from weft.request import SamplingParams
 from weft.runner import torch_executor
+from weft.runner.staging import Staging
 from weft.tensor import native
 from weft.tensor.inputs import LayerCache, Runs
 from weft.tensor.weights import tiles as tiled
@@ -61,7 +63,7 @@ class Speculating:
         return self.serving.run(prompts, sampling, **options)
 
 
-@pytest.mark.parametrize("family", [*ON_THE_KERNELS, *IN_TORCH])
+@pytest.mark.parametrize("family", asked(*ON_THE_KERNELS, *IN_TORCH))
 def test_drafts_change_no_token_and_on_the_kernels_no_bit(family: str) -> None:
     prompts = [text(length, length) for length in LENGTHS]
     plain, speculating = Serving(family, model=in_tiles(family)), Speculating(family)
@@ -95,16 +97,18 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, change: Callable[[Runs, list[int]], 
 
 def test_a_replay_of_one_token_too_few_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     replay = torch_executor.replay
-    spoilt(monkeypatch, lambda runs, counts: replay(runs, [max(1, count - 1) for count in counts]))
+    spoilt(monkeypatch, lambda runs, counts, tables: replay(
+        runs, [max(1, count - 1) for count in counts], tables))
 
 
 def test_a_replay_of_one_token_too_many_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the report of a full rejection that commits what was never accepted."""
     replay = torch_executor.replay
 
-    def one_more(runs: Runs, counts: list[int]) -> None:
+    def one_more(runs: Runs, counts: list[int], tables: Staging) -> None:
         lengths = runs.lengths[runs.decode_count :][: runs.verify_count]
-        replay(runs, [min(length, count + 1) for length, count in zip(lengths, counts, strict=True)])
+        replay(runs, [min(length, count + 1) for length, count in zip(lengths, counts, strict=True)],
+               tables)
 
     spoilt(monkeypatch, one_more)
 
@@ -113,9 +117,9 @@ def test_a_replay_without_the_convolution_is_noticed(monkeypatch: pytest.MonkeyP
     replay = torch_executor.replay
     windows: list[torch.Tensor] = []
 
-    def without(runs: Runs, counts: list[int]) -> None:
+    def without(runs: Runs, counts: list[int], tables: Staging) -> None:
         held = [window.clone() for window in windows]
-        replay(runs, counts)
+        replay(runs, counts, tables)
         for window, before in zip(windows, held, strict=True):
             window.copy_(before)
 
@@ -132,7 +136,7 @@ def test_a_replay_without_the_convolution_is_noticed(monkeypatch: pytest.MonkeyP
 
 def test_without_a_replay_the_text_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the report of a step without drafts that reads the state before accepted ones."""
-    spoilt(monkeypatch, lambda runs, counts: None)
+    spoilt(monkeypatch, lambda runs, counts, tables: None)
     assert native.MISSING is None
 
 
@@ -142,10 +146,10 @@ def test_the_plan_counts_the_log_as_it_is(family: str, monkeypatch: pytest.Monke
     token_bytes: set[float] = set()
     replay = torch_executor.replay
 
-    def counting(runs: Runs, counts: list[int]) -> None:
+    def counting(runs: Runs, counts: list[int], tables: Staging) -> None:
         assert runs.log is not None
         token_bytes.add(runs.log.nbytes / runs.log.rows)
-        replay(runs, counts)
+        replay(runs, counts, tables)
 
     monkeypatch.setattr(torch_executor, "replay", counting)
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fixtures.checkpoints import asked
 from tests.fixtures.memory_store import Contents, MemoryStore
 from tests.oracle.serving import Answer, Serving, directory, loaded
 from weft.assemble import assemble
@@ -28,7 +29,7 @@ from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
 from weft.store.tiered_store import open_store
 
-KINDS = ("qwen3", "qwen3_5", "lfm2", "granite", "jamba", "kimi_linear", "falcon_mamba")
+KINDS = asked("qwen3", "qwen3_5", "lfm2", "granite", "jamba", "kimi_linear", "falcon_mamba")
 """Attention alone; delta net, short convolution, Mamba-2 and Mamba-1 beside attention; latent attention
 beside a delta net with gates by channel; Mamba-1 alone."""
 SHORT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)

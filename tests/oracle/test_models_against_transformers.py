@@ -12,7 +12,7 @@ import functools
 import pytest
 import torch
 
-from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, exact_reference, reference
+from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, asked, checkpoint, exact_reference, reference
 from tests.oracle.model_driver import ModelDriver, page_of
 from weft.models.loading import LoadedModel, load_model
 
@@ -47,7 +47,7 @@ def prefill_and_decode(driver: ModelDriver, prompts: list[list[int]], steps: int
     return [torch.cat(rows) for rows in outputs]
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", asked(*CHECKPOINTS))
 def test_prefill_and_64_decode_steps_equal_transformers(name: str) -> None:
     driver = ModelDriver(loaded(name).model, sequences=len(LENGTHS), length=max(LENGTHS) + DECODE_STEPS)
     outputs = prefill_and_decode(driver, [prompt(n) for n in LENGTHS], DECODE_STEPS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.checkpoints import checkpoint
+from tests.fixtures.checkpoints import asked, checkpoint
 from tests.fixtures.store_life import answer, engine
 from weft.store.ledger import ROW_BYTES
 from weft.store.survey import verify
@@ -24,11 +24,16 @@ def ledger_rows(store: Path) -> int:
     return sum(file.stat().st_size for file in store.glob("ledger-*.rows")) // ROW_BYTES
 
 
+@pytest.fixture(scope="module", params=asked("lfm2"))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, list[int]]]:
+def killed(family: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, list[int]]]:
     """The store of a process that was killed at work, and the answers that it gave before."""
     store = tmp_path_factory.mktemp("killed") / "store"
-    command = [sys.executable, "-m", "tests.fixtures.store_life", str(checkpoint("lfm2")), str(store)]
+    command = [sys.executable, "-m", "tests.fixtures.store_life", str(checkpoint(family)), str(store)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         end = time.monotonic() + LIMIT_S
         while ledger_rows(store) < 12 and time.monotonic() < end:
@@ -41,11 +46,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, li
     return store, dict(map(json.loads, lines))
 
 
-def test_what_was_durable_is_a_hit_and_every_token_is_right(killed: tuple[Path, dict[int, list[int]]],
-                                                            tmp_path: Path) -> None:
+def test_what_was_durable_is_a_hit_and_every_token_is_right(
+        family: str, killed: tuple[Path, dict[int, list[int]]], tmp_path: Path) -> None:
     store, answers = killed
     assert verify(store, lambda done, total: None).good
-    core = engine(checkpoint("lfm2"), shutil.copytree(store, tmp_path / "store"))
+    core = engine(checkpoint(family), shutil.copytree(store, tmp_path / "store"))
     numbers = sorted(answers)[:4]
     again = [answer(core, number) for number in numbers]
     core.close()
@@ -53,8 +58,8 @@ def test_what_was_durable_is_a_hit_and_every_token_is_right(killed: tuple[Path, 
     assert again[0][1] >= 384, "the first prompt was durable when the process died"
 
 
-def test_another_number_of_threads_is_another_namespace(killed: tuple[Path, dict[int, list[int]]],
-                                                        tmp_path: Path) -> None:
+def test_another_number_of_threads_is_another_namespace(
+        family: str, killed: tuple[Path, dict[int, list[int]]], tmp_path: Path) -> None:
     """Sums of a decode are split by thread, so bytes of one number are not those of another."""
     import torch
 
@@ -63,7 +68,7 @@ def test_another_number_of_threads_is_another_namespace(killed: tuple[Path, dict
     store, _ = killed
     threads = torch.get_num_threads()
     try:
-        core = engine(checkpoint("lfm2"), shutil.copytree(store, tmp_path / "store"), threads=2)
+        core = engine(checkpoint(family), shutil.copytree(store, tmp_path / "store"), threads=2)
         _, cached = answer(core, 0)
         core.close()
     finally:

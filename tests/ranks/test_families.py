@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint
+from tests.fixtures.checkpoints import VOCAB_SIZE, asked, checkpoint
 from tests.fixtures.drafters import AnswerDrafter
 from tests.ranks.engines import GREEDY, Story, engine, prompt, run, whole_story
 from tests.support.refused_growth import refuse_growth
 from weft.assemble import assembly
 from weft.ranks.peers import Peers
 
-FAMILIES = ("qwen3_5", "lfm2", "granite_moe", "kimi_linear", "ling", "zamba2", "jamba", "gpt_oss")
+FAMILIES = asked("qwen3_5", "lfm2", "granite_moe", "kimi_linear", "ling", "zamba2", "jamba", "gpt_oss")
 """One of each mixer; ``test_every_family`` has the others, without processes."""
 TOLERANCE = 1e-5
 

@@ -324,12 +324,13 @@ def choose_device_of(config: EngineConfig, rank: int, notes: list[str]) -> torch
 
 def choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> None:
     from weft.tensor import gpu, native
+    from weft.tensor.device import capability_of
     from weft.tensor.gpu import prefill_backend
 
     native.choose(config.cpu_kernels)
     native.set_threads(threads)
     gpu.choose(config.gpu_kernels)
-    prefill_backend.choose(config.attention_backend)
+    prefill_backend.choose(config.attention_backend, capability_of(device))
 
 
 def kernels_in_use(device: torch.device) -> str:

@@ -147,7 +147,7 @@ def _gpus(gpus: list[Mapping[str, Any]], triton: str | None, *, flashinfer: bool
                             "pip install 'weft[gpu]'"))
     else:
         rows.append(Finding("GPU kernels", f"Triton {triton}", "good"))
-    if flashinfer:
+    if flashinfer and any(tuple(gpu["capability"]) == (9, 0) for gpu in gpus):
         rows.append(Finding("attention", "FlashInfer is installed", "good",
                             "debug.attention_backend flashinfer takes it for prompts; see docs/gpu.md"))
     return rows

@@ -58,7 +58,10 @@ class Attention:
     own. ``qk_norm``: queries and keys pass an RMS norm before rotary, per head or (``norm_whole``) over all
     heads. ``window``: a token sees itself and the ``window - 1`` tokens before it; None: all of them.
     ``sinks``: each head has a learned score that takes part in the softmax's sum and adds nothing (gpt-oss).
-    ``kv_copies``: ranks that hold the same KV heads, where there are fewer heads than ranks."""
+    ``kv_copies``: ranks that hold the same KV heads, where there are fewer heads than ranks.
+    ``values_normed``: values pass an RMS norm without a weight; ``values_are_keys``: they are the keys before
+    their norm. ``kv_of``: the layer whose pages this one reads, having no keys of its own; ``shared``: later
+    layers read this one's, so they are in pages whatever the window (Gemma 4)."""
 
     heads: int
     kv_heads: int
@@ -73,13 +76,31 @@ class Attention:
     norm_whole: bool = False
     sinks: bool = False
     kv_copies: int = 1
+    values_normed: bool = False
+    values_are_keys: bool = False
+    kv_of: int | None = None
+    shared: bool = False
 
     @property
     def ring(self) -> bool:
         """Whether keys and values live in a ring of ``window`` tokens in the state slot, not in pages."""
-        return self.window is not None and self.window <= RING_TOKENS_MAX
+        # A ring is overwritten as it is read: a second reader would find the step's first tokens gone.
+        return (self.window is not None and self.window <= RING_TOKENS_MAX and not self.shared
+                and self.kv_of is None)
+
+    @property
+    def own_kv_heads(self) -> int:
+        """KV heads that it makes itself."""
+        return self.kv_heads if self.kv_of is None else 0
+
+    @property
+    def usual(self) -> bool:
+        """Whether it has keys and values of its own, as products give them: what the fused kernels know."""
+        return self.kv_of is None and not self.values_normed and not self.values_are_keys
 
     def layer_spec(self) -> LayerSpec:
+        if self.kv_of is not None:
+            return spec.reading(self.kv_of)
         if self.window is not None and self.ring:
             return spec.window_attention(self.kv_heads, self.head_dim, self.window)
         return spec.attention(self.kv_heads, self.head_dim)
@@ -301,7 +322,8 @@ class Experts:
     groups, of which the ``groups_chosen`` with the best two scores in sum are chosen from. ``latent_width``:
     routed experts work on a projection of this width (0: on the stream itself). ``own_count``: most experts
     that a rank holds where ranks divide them (0: all). ``bias``: the router and both products of an expert
-    have one."""
+    have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and
+    each expert a factor on its weight (Gemma 4)."""
 
     count: int
     per_token: int
@@ -320,6 +342,7 @@ class Experts:
     latent_width: int = 0
     own_count: int = 0
     bias: bool = False
+    normed_apart: bool = False
 
     @property
     def shared(self) -> Dense:
@@ -346,6 +369,10 @@ class Architecture:
     """``mixers`` and ``feed_forwards`` are in depth order, one of each per layer; None for a layer without.
 
     The multipliers are Granite's and Falcon-H1's; 1 everywhere else. ``logits_divisor`` divides the logits.
+    ``rounded_multiplier``: that of the embedding is rounded to the model's dtype first (Gemma).
+    ``logits_cap``: logits are cap x tanh(logits / cap); 0 for none. ``per_layer_width``: numbers that a
+    second embedding gives each token for each layer; ``layer_scalars``: a factor on the stream behind each
+    layer (Gemma 4).
     ``sandwich_norms``: what comes out of each block is normed too (LFM3).
     ``residual_float32``: the residual stream is kept in float32 whatever the weights are in (Mamba).
     ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one. ``vision``: what
@@ -364,6 +391,10 @@ class Architecture:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    rounded_multiplier: bool = False
+    logits_cap: float = 0.0
+    per_layer_width: int = 0
+    layer_scalars: bool = False
     residual_float32: bool = False
     sandwich_norms: bool = False
     mtp: MtpLayer | None = None

@@ -52,6 +52,16 @@ class ConfigKeys:
         """Those of the wrapper."""
         return ConfigKeys(self._fallback, fallback=self._fallback)
 
+    def with_defaults(self, **defaults: Any) -> ConfigKeys:
+        """Where these are silent, ``defaults``."""
+        stated = {key: value for key, value in self._config.items()
+                  if value is not None or key not in defaults}
+        return ConfigKeys(defaults | stated, fallback=self._fallback)
+
+    def over(self, stated: Mapping[str, Any]) -> ConfigKeys:
+        """``stated`` first, of one layer."""
+        return ConfigKeys({**self._config, **stated}, fallback=self._fallback)
+
     def inner(self, key: str) -> ConfigKeys | None:
         """Those of a part, None without it."""
         part = self._config.get(key)

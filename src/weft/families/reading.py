@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from weft.families import architecture as shapes
 from weft.families.config_keys import ConfigKeys, fail, read_rope
@@ -93,9 +94,9 @@ def build_architecture(family: str, keys: ConfigKeys, mixers: Sequence[shapes.Mi
                        feed_forwards: Sequence[shapes.FeedForward | None], *, tied: bool | None = None,
                        eps: float | None = None, default_eps: float = 1e-6, max_positions: int | None = None,
                        residual_float32: bool = False, sandwich_norms: bool = False,
-                       mtp: shapes.MtpLayer | None = None, **multipliers: float) -> shapes.Architecture:
+                       mtp: shapes.MtpLayer | None = None, **more: Any) -> shapes.Architecture:
     """``tied`` None: as ``tie_word_embeddings`` says, and not where it is silent. ``eps`` None: as
-    ``rms_norm_eps`` says, and ``default_eps`` where it is silent."""
+    ``rms_norm_eps`` says, and ``default_eps`` where it is silent. ``more``: further fields, as they are."""
     return shapes.Architecture(
         family=family, vocab_size=keys.integer("vocab_size"), hidden_size=keys.integer("hidden_size"),
         max_positions=keys.integer("max_position_embeddings", max_positions),
@@ -105,7 +106,7 @@ def build_architecture(family: str, keys: ConfigKeys, mixers: Sequence[shapes.Mi
         mixers=tuple(mixers), feed_forwards=tuple(feed_forwards),
         residual_float32=residual_float32, sandwich_norms=sandwich_norms, mtp=mtp,
         vision=None,
-        **multipliers)
+        **more)
 
 
 def experts_per_token(keys: ConfigKeys, count: int, default: int | None = None) -> int:

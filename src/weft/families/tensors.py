@@ -138,12 +138,14 @@ def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None
     keys = Units(shape.kv_heads, shape.head_dim, shape.kv_copies)
     asked = Units(shape.heads, shape.head_dim * 2) if shape.gated else queries
     read = inputs or hidden
-    table = _product("qkv", read, ("q_proj", asked), ("k_proj", keys), ("v_proj", keys), bias=shape.bias)
+    own = (("k_proj", keys), ("v_proj", keys))[: 0 if shape.kv_of is not None else 2 - shape.values_are_keys]
+    table = _product("qkv", read, ("q_proj", asked), *own, bias=shape.bias)
     if shape.head_gated:
         table["qkv"] += (Tensor(f"{gates}.weight", (Units(shape.heads), read)),)
     if shape.qk_norm:
         table |= _norm("q_norm", queries if shape.norm_whole else shape.head_dim, norms[0])
-        table |= _norm("k_norm", keys if shape.norm_whole else shape.head_dim, norms[1])
+        if shape.kv_of is None:
+            table |= _norm("k_norm", keys if shape.norm_whole else shape.head_dim, norms[1])
     if shape.sinks:
         table |= _exact("sinks", dims=(Units(shape.heads),))
     return table | _product("out", queries, (out, hidden), bias=shape.bias)
@@ -399,6 +401,30 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
     return table
 
 
+def experts_apart(shape: shapes.Experts, hidden: int) -> Table:
+    """Of Gemma 4's router, besides its product."""
+    return {"scale": (Tensor("scale", (hidden,), "plain"),),
+            "factors": (Tensor("per_expert_scale", (shape.count,), "plain"),)}
+
+
+def per_layer(width: int, layers: int, vocab: int, hidden: int) -> Table:
+    """Gemma 4's second embedding, and what it adds of the first."""
+    return {"table": (Tensor("embed_tokens_per_layer.weight",
+                             (Numbered("tokens", vocab), layers * width), "plain"),
+                      ), **_product("project", hidden, ("per_layer_model_projection", layers * width)),
+            **_norm("norm", width, "per_layer_projection_norm")}
+
+
+def behind_layer(width: int, hidden: int) -> Table:
+    """What a layer of Gemma 4 makes of its numbers of the second embedding; the factor on the stream."""
+    scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
+    if not width:
+        return scalar
+    return scalar | (_product("gate", hidden, ("per_layer_input_gate", width))
+                     | _product("out", width, ("per_layer_projection", hidden))
+                     | _norm("norm", hidden, "post_per_layer_input_norm"))
+
+
 def expert(shape: shapes.Experts, hidden: int, *, names: Names = GATED) -> Table:
     """One of them. Its width is divided, unless experts are divided by their number."""
     one = shapes.Dense(shape.width, shape.activation, shape.gated)
@@ -415,7 +441,8 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
                 _product("linear", hidden, ("linear", hidden))]
     if isinstance(record, shapes.Experts):
         shared = [dense(record.shared, hidden)] if record.shared_width else []
-        return [experts(record, hidden), *shared]
+        apart = [experts_apart(record, hidden)] if record.normed_apart else []
+        return [experts(record, hidden), *shared, *apart]
     return [TABLES[type(record)](record, hidden)]
 
 

@@ -27,10 +27,12 @@ from weft.models.adapter_targets import Target, Targets
 from weft.models.blocks import recurrent
 from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, halves, separate_gate
 from weft.models.blocks.combined import ParallelBlock
-from weft.models.blocks.feed_forward import DenseBlock, ExpertsBlock, SwiGlu
+from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
+from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
 from weft.models.decoder import CausalModel
+from weft.models.embedding import Embedding, Lookup
 from weft.models.layer import DecoderLayer
 from weft.models.sharded_model import RankedModel
 from weft.models.weights import Order, TensorSource
@@ -114,7 +116,7 @@ class TableReader:
         return log if log.is_meta else -log.exp()
 
     def declared(self, tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-        full = f"{self.name}.{tensor.name}"
+        full = f"{self.name}.{tensor.name}" if self.name else tensor.name
         self.source.declare(self.source.checkpoint.prefix + full, tensor)
         return full, tensor.shape(self.source.place)
 
@@ -151,7 +153,44 @@ class BlockReader:
         # rows.
         source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
         model.targets = Targets(source.targets)
+        if architecture.per_layer_width:
+            model.per_layer = self._per_layer(architecture.per_layer_width)
         return model
+
+    def _per_layer(self, width: int) -> PerLayerInputs:
+        """Gemma 4's second embedding."""
+        source, layers = self.source, self.architecture.layer_count
+        read = self.table(tensors.per_layer(width, layers, self.architecture.vocab_size, self.hidden), "")
+        norm = read.norm("norm", self.eps)
+        assert norm is not None
+        rows, share = read.tensor("table"), source.share
+        table: Lookup = (Embedding(rows) if share is None
+                         else share.lookup(rows, self.architecture.vocab_size))
+        return PerLayerInputs(table, read.linear("project"), norm, width)
+
+    def behind(self, name: str) -> BehindLayer:
+        """What follows the layer ``name`` of Gemma 4."""
+        width = self.architecture.per_layer_width
+        read = self.table(tensors.behind_layer(width, self.hidden), name)
+        scalar = read.tensor("scalar")
+        if not width:
+            return BehindLayer(scalar)
+        return BehindLayer(scalar, read.linear("gate"), read.linear("out"), read.norm("norm", self.eps))
+
+    def experts_apart(self, shape: Experts, name: str, norms: tuple[tuple[str, str], tuple[str, str]],
+                      **names: Any) -> ExpertsApart:
+        """``norms``: in front of the dense one and the routed ones, and behind both, in the layer
+        ``name``."""
+        block = self.experts(shape, name, router="router.proj.weight", **names)
+        own = self.table(tensors.experts_apart(shape, self.hidden), f"{name}.router")
+        # The router sees x / rms(x) / sqrt(D), times its own factors.
+        router_norm = Norm(own.tensor("scale") * self.hidden**-0.5, self.eps)
+        (before, after), summed = norms, self.source.summed
+        return ExpertsApart(
+            block, summed(block.of_choices), summed(self.dense(shape.shared, f"{name}.mlp")),
+            (self.norm(f"{name}.{before[0]}"), self.norm(f"{name}.{before[1]}")),
+            (self.norm(f"{name}.{after[0]}"), self.norm(f"{name}.{after[1]}")), router_norm,
+            own.tensor("factors"))
 
     def norm(self, name: str) -> Norm:
         """Of the stream."""
@@ -189,7 +228,10 @@ class BlockReader:
         if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
             qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
             shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
-        return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm, read.get("sinks"))
+        v_norm = None
+        if shape.values_normed and shape.kv_of is None:
+            v_norm = torch.ones(shape.head_dim, dtype=source.dtype, device=source.device)
+        return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm, read.get("sinks"), v_norm)
 
     def latent_attention(self, shape: shapes.LatentAttention, name: str) -> LatentAttentionBlock:
         read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)

@@ -4,7 +4,8 @@
     for each layer:   x += residual_multiplier * norm(mixer(norm(x)))           (either norm may be absent)
                       x += residual_multiplier * norm(feed_forward(norm(x)))
                       (a layer may lack either line; a block beside the mixer may add to its input only)
-    hidden = norm(x)        logits = head(hidden) / logits_divisor      (only for rows that are sampled)
+                      x = behind(x)                                         (Gemma 4: per-layer inputs)
+    hidden = norm(x)        logits = head(hidden) / logits_divisor, capped  (only for rows that are sampled)
 
 A family is a function that fills a ``CausalModel``, not a subclass of it: families differ in which tensors
 make which block, and that is over once loading is.
@@ -12,6 +13,7 @@ make which block, and that is over once loading is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,7 +24,7 @@ from weft.models.adapter_targets import Targets
 from weft.models.blocks.adapted import AdaptedTable
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.embedding import Embedding, Table
+from weft.models.embedding import Embedding, Lookup, Table
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
@@ -35,10 +37,10 @@ from weft.tensor.ops.norm import add_norm
 from weft.tensor.weights.tiles import InTiles
 
 
-class Lookup(Protocol):
-    def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> [T, D] of the embedding."""
-        ...
+class PerLayer(Protocol):
+    """int64 [T] and the embedded tokens [T, D] -> [T, layers, P]: numbers for each layer (Gemma 4)."""
+
+    def __call__(self, tokens_T: torch.Tensor, embedded_TD: torch.Tensor, /) -> torch.Tensor: ...
 
 
 class CausalModel:
@@ -68,7 +70,14 @@ class CausalModel:
         self.vision: VisionEncoder | None = None
         """Of a model that sees pictures."""
         self._headed_XV: torch.Tensor | None = None
-        self._last_mixer = max(i for i, layer in enumerate(layers) if layer.mixer is not None)
+        self.per_layer: PerLayer | None = None
+        """What gives each token numbers for each layer, of a model that has such."""
+        self._cache_of = [number if layer.reads is None else layer.reads
+                          for number, layer in enumerate(self.spec.layers)]
+        self._last_writer = max(i for i, layer in enumerate(layers)
+                                if layer.mixer is not None and self.spec.layers[i].reads is None)
+        self._readers = self._last_writer + 1 < len(layers) and any(
+            layer.reads is not None for layer in self.spec.layers)
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
         self._rotary = {rope: RotaryTable(rope, embedding.device, architecture.turn_sections)
                         for rope in dict.fromkeys(self._ropes) if rope is not None}
@@ -80,16 +89,16 @@ class CausalModel:
         the pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``."""
         whole = inputs if inputs.asked is None else replace(inputs, asked=None)
         rotated: dict[Rope | None, CosSin | None] = {None: None}
-        rotated.update((rope, table.at(inputs.turned)) for rope, table in self._rotary.items())
+        rotated.update(self._turned(inputs))
         self.adapters.step = inputs.adapters
         x_TD = self._embedded.rows_at(inputs.tokens_T)
         if self.adapted_table is not None:
             x_TD = self.adapted_table.added(inputs.tokens_T, x_TD)
         if inputs.embedded is not None:
             x_TD = x_TD.index_copy(0, inputs.embedded.index_N, inputs.embedded.rows_ND)
-        if self.architecture.embedding_multiplier != 1.0:
-            x_TD = x_TD * self.architecture.embedding_multiplier
+        x_TD = self._multiplied(x_TD)
         embedded_TD, dtype = x_TD, x_TD.dtype
+        own_TLP = None if self.per_layer is None else self.per_layer(inputs.tokens_T, x_TD)
         if self.architecture.residual_float32:
             x_TD = x_TD.float()
         if self._fused is not None:
@@ -98,7 +107,8 @@ class CausalModel:
                 return hidden_TD
         positions_T = inputs.positions_T if inputs.runs.padded else None
         y_TD: torch.Tensor | None = None  # not yet added: a norm of the sum comes with it
-        for number, (layer, cache, rope) in enumerate(zip(self.layers, caches, self._ropes, strict=False)):
+        for number, (layer, rope) in enumerate(zip(self.layers, self._ropes, strict=True)):
+            cache = caches[self._cache_of[number]]
             if layer.mixer is not None:
                 if layer.beside is None:
                     x_TD, seen_TD = self._added(x_TD, y_TD, layer.mixer_norm, dtype)
@@ -106,18 +116,36 @@ class CausalModel:
                     x_TD = self._add(x_TD, y_TD)
                     seen_TD = x_TD + layer.beside(x_TD, embedded_TD, whole, cache, rotated[rope])
                     seen_TD = _normed(layer.mixer_norm, seen_TD.to(dtype))
-                last = number == self._last_mixer
+                last = number == self._last_writer
                 y_TD = _normed(layer.mixer_out_norm, layer.mixer(seen_TD, inputs if last else whole, cache,
                                                                  rotated[rope]))
                 # The rows that nothing asks for end here: KV and states are written, and nothing reads
-                # further values.
-                if last:
+                # further values. Layers behind that read pages alone see the last token of each run.
+                if last and inputs.asked is not None:
                     x_TD = inputs.asked_of(x_TD)
+                    own_TLP = None if own_TLP is None else inputs.asked_of(own_TLP)
                     positions_T = None if positions_T is None else inputs.asked_of(positions_T)
+                    if self._readers:
+                        whole = inputs = inputs.of_asked()
+                        rotated.update(self._turned(inputs))
             if layer.feed_forward is not None:
                 x_TD, seen_TD = self._added(x_TD, y_TD, layer.feed_norm, dtype)
                 y_TD = _normed(layer.feed_out_norm, layer.feed_forward(seen_TD, positions_T))
+            if layer.behind is not None:
+                own_TP = None if own_TLP is None else own_TLP[:, number]
+                x_TD, y_TD = layer.behind(self._add(x_TD, y_TD), own_TP), None
         return self._added(x_TD, y_TD, self.final_norm, x_TD.dtype)[1].to(dtype)
+
+    def _turned(self, inputs: StepInputs) -> Iterator[tuple[Rope, CosSin]]:
+        return ((rope, table.at(inputs.turned)) for rope, table in self._rotary.items())
+
+    def _multiplied(self, x_TD: torch.Tensor) -> torch.Tensor:
+        factor = self.architecture.embedding_multiplier
+        if factor == 1.0:
+            return x_TD
+        if self.architecture.rounded_multiplier:
+            return x_TD * torch.tensor(factor, dtype=x_TD.dtype).item()
+        return x_TD * factor
 
     def _added(self, x_TD: torch.Tensor, y_TD: torch.Tensor | None, norm: Norm | None,
                dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,7 +168,9 @@ class CausalModel:
         else:
             headed_XV = self._through_head(hidden_XD, out_XV)
             logits_XV = headed_XV if headed_XV.dtype == torch.float32 else out_XV.copy_(headed_XV)
-        divisor = self.architecture.logits_divisor
+        divisor, cap = self.architecture.logits_divisor, self.architecture.logits_cap
+        if cap:
+            return logits_XV.div_(cap).tanh_().mul_(cap)
         return logits_XV if divisor == 1.0 else logits_XV.div_(divisor)
 
     def _through_head(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor) -> torch.Tensor:

@@ -4,12 +4,19 @@ table in codes the rows alone are dequantised."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
+
+
+class Lookup(Protocol):
+    def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> [T, D] of the embedding."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

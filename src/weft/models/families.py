@@ -30,13 +30,13 @@ from weft.families.architecture import Architecture
 from weft.models.block_readers import BlockReader, TableReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
-from weft.models.blocks.feed_forward import DenseBlock, ExpertsBlock, SwiGlu
+from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
-FeedBlock = SwiGlu | DenseBlock | ExpertsBlock
+FeedBlock = SwiGlu | DenseBlock | ExpertsBlock | ExpertsApart
 ReadLayer = Callable[[str, shapes.Mixer | None, shapes.FeedForward | None], DecoderLayer]
 """Of "layers.3", its mixer and its feed-forward."""
 
@@ -72,12 +72,15 @@ class Names:
             layer.mixer = read.mixer(mixer, {kind: f"{name}.{at}" for kind, at in self.mixers.items()},
                                      **self.spelled.get(type(mixer), {}))
         if feed is not None:
-            layer.feed_norm = read.norm(f"{name}.{self.feed_norm}")
+            if not (isinstance(feed, shapes.Experts) and feed.normed_apart):
+                layer.feed_norm = read.norm(f"{name}.{self.feed_norm}")
             layer.feed_forward = (self.feed_forward(read, feed, f"{name}.{self.feed}")
                                   if self.feed_of is None else self.feed_of(self, read, feed, name))
         if read.architecture.sandwich_norms:
             layer.mixer_out_norm, layer.feed_out_norm = (
                 read.norm(f"{name}.{norm}") for norm in self.out_norms)
+        if read.architecture.layer_scalars:
+            layer.behind = read.behind(name)
         return layer
 
     def feed_forward(self, read: BlockReader, shape: shapes.FeedForward, name: str) -> FeedBlock:
@@ -116,6 +119,14 @@ def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, la
                              stacks=("input_linear.weight", "output_linear.weight"))
     block.shared = read.swiglu(shape.shared, shared, parts)
     return block
+
+
+def _gemma_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
+    if isinstance(shape, shapes.Dense):
+        return read.dense(shape, f"{layer}.mlp")
+    return read.experts_apart(shape, layer, (
+        (names.feed_norm, f"{names.feed_norm}_2"),
+        (f"{names.out_norms[1]}_1", f"{names.out_norms[1]}_2")))
 
 
 def _kimi_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
@@ -269,6 +280,8 @@ _ONLY_MAMBA = Names({shapes.Mamba1: "mixer", shapes.Mamba2: "mixer"}, mixer_norm
                     embeddings=("embeddings",))
 """Names of the original code."""
 _KIMI = Names(layers=_kimi_layers, embeddings=("word_embeddings", "embed_tokens"))
+_GEMMA = Names({shapes.Attention: "self_attn"}, feed_norm="pre_feedforward_layernorm", feed_of=_gemma_feed,
+               out_norms=("post_attention_layernorm", "post_feedforward_layernorm"))
 NAMES: dict[str, Names] = {
     "llama": Names(_MAMBA), "qwen3": Names(_MAMBA),
     "qwen3_5": _QWEN_HYBRID,
@@ -278,6 +291,7 @@ NAMES: dict[str, Names] = {
         "out": "out_proj", "norms": ("q_layernorm", "k_layernorm")}}),
     "lfm3": _LFM,
     "gpt_oss": Names(_MAMBA, spelled={shapes.Experts: {"router": "router.weight", "paired": True}}),
+    "gemma3": replace(_GEMMA, plus_one=True), "gemma4": _GEMMA,
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
     "kimi_linear": _KIMI, "ling": _KIMI,
     "granite_hybrid": Names(_MAMBA, feed_of=_granite_feed),

@@ -154,7 +154,9 @@ def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
 
 def _plain(layer: DecoderLayer) -> bool:
     """Whether the layer is a residual pair of blocks that may be fused blocks."""
-    if layer.beside is not None or layer.mixer_out_norm is not None or layer.feed_out_norm is not None:
+    if layer.beside is not None or layer.behind is not None:
+        return False
+    if layer.mixer_out_norm is not None or layer.feed_out_norm is not None:
         return False
     if layer.mixer is None and layer.feed_forward is None:
         return False

@@ -33,11 +33,17 @@ class FeedForwardBlock(Protocol):
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, /) -> torch.Tensor: ...
 
 
+class Behind(Protocol):
+    """What makes a layer's output of the stream [T, D] and the layer's own numbers of each token [T, P]."""
+
+    def __call__(self, x_TD: torch.Tensor, own_TP: torch.Tensor | None, /) -> torch.Tensor: ...
+
+
 @dataclass(slots=True)
 class DecoderLayer:
     """Residual pair. Most families norm what goes in; OLMo's attention layers norm what comes out
     (``mixer_out_norm``, ``feed_out_norm``), LFM3 both. One of ``mixer`` and ``feed_forward`` may be None
-    (Nemotron-H, Mamba). ``beside``: Zamba2's shared block."""
+    (Nemotron-H, Mamba). ``beside``: Zamba2's shared block; ``behind``: Gemma 4's per-layer inputs."""
 
     mixer_norm: Norm | None
     mixer: Mixer | None
@@ -46,3 +52,4 @@ class DecoderLayer:
     mixer_out_norm: Norm | None = None
     feed_out_norm: Norm | None = None
     beside: Beside | None = None
+    behind: Behind | None = None

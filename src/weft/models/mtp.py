@@ -34,8 +34,8 @@ from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.checkpoint_files import DraftWeights
-from weft.models.decoder import CausalModel, Lookup
-from weft.models.embedding import Embedding
+from weft.models.decoder import CausalModel
+from weft.models.embedding import Embedding, Lookup
 from weft.models.families import NAMES
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer

@@ -22,10 +22,10 @@ import torch
 from weft.errors import ConfigError
 from weft.families.architecture import Architecture, Attention
 from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
-from weft.models.blocks.feed_forward import ExpertsBlock
+from weft.models.blocks.feed_forward import ExpertsApart, ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, Projection
-from weft.models.decoder import CausalModel, Lookup
-from weft.models.embedding import Embedding, Table
+from weft.models.decoder import CausalModel
+from weft.models.embedding import Embedding, Lookup, Table
 from weft.models.layer import DecoderLayer
 from weft.tensor.collectives import Collectives
 
@@ -59,19 +59,28 @@ class RankShare:
         part = self.place.of_experts(count)
         return range(part.begin, part.begin + part.count)
 
+    def lookup(self, table: Table, vocab: int) -> RankedEmbedding:
+        """Rows of a table, of which each rank has a span."""
+        return RankedEmbedding(table, self.vocabulary(vocab), self.collectives)
+
     def vocabulary(self, rows: int) -> ShardSpan:
         return self.place.of_tokens(rows)
 
     def joined(self, layers: Sequence[DecoderLayer]) -> list[DecoderLayer]:
         """``layers`` whose mixers and feed-forwards are summed over ranks."""
         for layer in layers:
-            if self.place.by_expert and isinstance(layer.feed_forward, ExpertsBlock):
-                block, count = layer.feed_forward, layer.feed_forward.shape.count
+            feed = layer.feed_forward
+            block = feed.experts if isinstance(feed, ExpertsApart) else feed
+            if self.place.by_expert and isinstance(block, ExpertsBlock):
+                count = block.shape.count
                 block.own = self.experts(count)
                 block.choices = torch.zeros(count, dtype=torch.int64, device=block.router_device)
-        return [replace(layer, mixer=None if layer.mixer is None else self.summed(layer.mixer),
-                        feed_forward=None if layer.feed_forward is None else self.summed(layer.feed_forward))
-                for layer in layers]
+        def whole(block: Any) -> bool:   # its parts are summed inside
+            return block is None or isinstance(block, ExpertsApart)
+
+        return [replace(layer, **{
+            part: block if whole(block) else self.summed(block)
+            for part in ("mixer", "feed_forward") for block in [getattr(layer, part)]}) for layer in layers]
 
     def head_scales(self, scales: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """``scales`` by layer, [K and V, kv_heads] of the whole model -> of this rank's heads."""

@@ -18,6 +18,8 @@ from weft.families.architecture import Architecture, Attention, Dense, Experts, 
 from weft.families.tensors import (
     Form,
     Table,
+    behind_layer,
+    per_layer,
     shared_block,
     tables,
     vision_ends,
@@ -201,12 +203,19 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     if not architecture.tied_embeddings:
         yield "head", "plain", table
     yield "norms", "plain", hidden
+    width, layers = architecture.per_layer_width, architecture.layer_count
+    if architecture.layer_scalars:
+        yield from _record_pieces("behind layers", [behind_layer(width, hidden)] * layers, tp)
+    if width:
+        yield from _record_pieces("second embedding", [
+            per_layer(width, layers, architecture.vocab_size, hidden)], tp)
     shared_seen: set[int] = set()
     for mixer, feed in zip(architecture.mixers, architecture.feed_forwards, strict=True):
         for record in (mixer, feed):
             if record is None:
                 continue
-            yield "norms", "plain", hidden * (1 + architecture.sandwich_norms)
+            apart = isinstance(record, Experts) and record.normed_apart
+            yield "norms", "plain", hidden * (1 + architecture.sandwich_norms + 3 * apart)
             yield from _record_pieces(_PART.get(type(record), "recurrent"), tables(record, hidden), tp)
         if isinstance(mixer, SharedBlock) and mixer.block not in shared_seen:
             shared_seen.add(mixer.block)

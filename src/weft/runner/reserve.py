@@ -38,6 +38,7 @@ from weft.runner.graphs import Capture, DecodeGraphs, decode_widths, pad_rows
 from weft.runner.kv_scales import Model, one_prompt
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedGraphs, MixedShape, recorded_shapes
 from weft.runner.sampler import Sampler, score
+from weft.runner.staging import Staging
 from weft.runner.verify import replay
 from weft.spec import CacheDTypeName, ModelSpec
 from weft.tensor import gpu
@@ -208,6 +209,7 @@ class _Measurement:
             vocab_size=spec.vocab_size, device=device,
             first_page=plan.pages_per_frame if plan.slots_per_frame else 0)   # behind the frame of the slot
         self._sampler = Sampler(rows, spec.vocab_size, device)
+        self._verify_tables = Staging(device)
         sampling = SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, logprobs=LOGPROBS_MAX)
         for row in range(rows):
             self._sampler.admit(row, np.zeros(1, np.int32), 1, sampling, row, ())
@@ -241,7 +243,7 @@ class _Measurement:
         inputs = replace(inputs, runs=replace(inputs.runs, log=log, memo={}))
         hidden_TD = self._model.forward(inputs, self._caches)
         if verified:
-            replay(inputs.runs, range(1, 1 + verified))
+            replay(inputs.runs, range(1, 1 + verified), self._verify_tables)
         sampled = min(self._rows, shape.inputs.runs.run_count)
         if verified:   # each token of a verify run chooses one, beside those of the other decodes
             sampled = min(self._rows + VERIFY_TOKENS_MAX, self._step_tokens)

@@ -49,6 +49,7 @@ from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler, score
 from weft.runner.sleep import DroppedModel, HostWeights, give_back
+from weft.runner.staging import Staging
 from weft.runner.verify import SampledRows, choose, replay
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import ModelSpec
@@ -113,6 +114,7 @@ class TorchExecutor:
             if device.type == "cuda":
                 warm(self.arena)
         self._readback = Readback(device, step_words(sizes.rows_max))
+        self._verify_tables = Staging(device)
         self._keeps_room = not is_remote(device)
         self._room: LogitsRoom | None = None
         self._inference = torch.inference_mode()
@@ -235,7 +237,8 @@ class TorchExecutor:
         if self.observer is not None:
             self.observer(plan, logits_XV)
         chosen = choose(self.sampler, logits_XV,
-                        SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions), plan)
+                        SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions), plan,
+                        self._verify_tables)
         right = [len(tokens) for tokens in chosen.by_run.values()]
         if isinstance(batch.inputs, MixedBlock):
             assert self.mixed_graphs is not None
@@ -245,7 +248,7 @@ class TorchExecutor:
                                             plan.slots[verified].tolist())
         else:
             assert isinstance(batch.inputs, StepInputs)
-            replay(batch.inputs.runs, right)
+            replay(batch.inputs.runs, right, self._verify_tables)
         self.batches.store(self.arena)
         prompts, scores = self._score_prompts(plan, batch, hidden)
         # Waited for without scores too: the copies of the store are before it, and end with the step.

@@ -28,7 +28,10 @@ import torch
 
 from weft.request import TokenLogprobs
 from weft.runner.sampler import Sampler
+from weft.runner.staging import Staging
 from weft.schedule.plan import StepPlan
+from weft.tensor import gpu
+from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import Runs
 from weft.tensor.replay_log import LoggedRuns
 from weft.units import PAD
@@ -57,7 +60,8 @@ class Verified:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: StepPlan) -> Verified:
+def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: StepPlan,
+           staging: Staging) -> Verified:
     """Tokens of all runs of ``plan``, in rounds. All tokens of earlier steps are known. Changes the
     logits."""
     verified = Verified(np.full(plan.run_count, PAD, np.int32))
@@ -66,8 +70,8 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
     drafts = _drafts(plan)
     apart = sampler.sample(logits_XV, of.rows, of.positions) if sampler.chooses_apart(of.rows) else None
     while at.size:
-        sampled = (sampler.sample(_rows_at(logits_XV, at), of.rows[at], of.positions[at]) if apart is None
-                   else apart.of(at))
+        sampled = (apart.of(at) if apart is not None else
+                   sampler.sample(_rows_at(logits_XV, at, staging), of.rows[at], of.positions[at]))
         going_on = []
         for i, (row, token) in enumerate(zip(at.tolist(), sampled.tokens.tolist(), strict=True)):
             run = int(of.runs[row])
@@ -98,50 +102,45 @@ def _drafts(plan: StepPlan) -> dict[int, list[int]]:
     return drafts
 
 
-def _rows_at(logits_XV: torch.Tensor, at: Int64s) -> torch.Tensor:
+def _rows_at(logits_XV: torch.Tensor, at: Int64s, staging: Staging) -> torch.Tensor:
     first, count = int(at[0]), len(at)
     if int(at[-1]) - first + 1 == count:
         return logits_XV[first : first + count]
-    return logits_XV.index_select(0, torch.from_numpy(at).to(logits_XV.device))
+    staging.begin()
+    index = staging.add(at)
+    staging.send()
+    return logits_XV.index_select(0, index.device)
 
 
-def replay(runs: Runs, counts: Sequence[int]) -> None:
+def replay(runs: Runs, counts: Sequence[int], staging: Staging) -> None:
     """The states of the verify runs of ``runs`` after ``counts`` tokens each."""
-    assert runs.log is not None, "a step without verify runs"
-    at = slice(runs.decode_count, runs.decode_count + len(counts))
-    runs.log.replay_filled(LoggedRuns([offset - runs.log.first for offset in runs.offsets[at]],
-                                      runs.starts[at], list(counts), runs.slots[at]))
-    if not runs.log.has_notes:
+    log, first = runs.log, runs.decode_count
+    assert log is not None, "a step without verify runs"
+    at = slice(first, first + len(counts))
+    log.replay_filled(LoggedRuns([offset - log.first for offset in runs.offsets[at]], runs.starts[at],
+                                 list(counts), runs.slots[at]))
+    if not log.has_notes:
         return
-    if len(counts) == 1:
-        _replay_alone(runs, counts[0])
-        return
-    first = runs.decode_count
     order = sorted(range(len(counts)), key=lambda at: counts[at] > 1)
     verified = [first + at for at in order]
     lengths = [counts[at] for at in order]
     starts, slots = ([values[run] for run in verified] for values in (runs.starts, runs.slots))
-    begins = [runs.offsets[run] - runs.log.first for run in verified]
-    index = [begin + at for begin, length in zip(begins, lengths, strict=True) for at in range(length)]
-    device = runs.slots_R.device
-
-    def on_device(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
-    again = Runs(
-        offsets=[sum(lengths[:at]) for at in range(len(lengths))], starts=starts, lengths=lengths,
-        slots=slots, fresh=[False] * len(lengths), decode_count=sum(length == 1 for length in lengths),
-        starts_R=on_device(starts), slots_R=on_device(slots),
-        context_R=on_device([start + length for start, length in zip(starts, lengths, strict=True)]),
-        page_table_RP=runs.page_table_RP.index_select(0, on_device(verified)))
-    runs.log.replay(on_device(index), again)
-
-
-def _replay_alone(runs: Runs, count: int) -> None:
-    """The one verify run of ``runs``: its rows are in a row, so views do, and nothing is gathered."""
-    assert runs.log is not None
-    alone = slice(runs.decode_count, runs.decode_count + 1)
-    runs.log.replay(slice(0, count), Runs(
-        offsets=[0], starts=runs.starts[alone], lengths=[count], slots=runs.slots[alone], fresh=[False],
-        decode_count=int(count == 1), starts_R=runs.starts_R[alone], slots_R=runs.slots_R[alone],
-        context_R=runs.starts_R[alone] + count, page_table_RP=runs.page_table_RP[alone]))
+    offsets, fresh = [sum(lengths[:at]) for at in range(len(lengths))], [False] * len(lengths)
+    decodes = sum(length == 1 for length in lengths)
+    begins = [runs.offsets[run] - log.first for run in verified]
+    flat, chunk_count = device_runs.pack_lists(offsets, starts, lengths, fresh, decodes, ())
+    staging.begin()
+    by_run = staging.add(np.array([starts, slots, np.add(starts, lengths), verified], np.int64))
+    index = staging.add(np.concatenate([
+        np.arange(begin, begin + length) for begin, length in zip(begins, lengths, strict=True)]))
+    packed = staging.add(flat)
+    staging.send()
+    starts_R, slots_R, context_R, verified_R = by_run.device
+    # What one run has lies together: views do.
+    alone, table_RP = len(counts) == 1, runs.page_table_RP
+    again = Runs(offsets=offsets, starts=starts, lengths=lengths, slots=slots, fresh=fresh,
+                 decode_count=decodes, starts_R=starts_R, slots_R=slots_R, context_R=context_R,
+                 page_table_RP=table_RP[at] if alone else table_RP.index_select(0, verified_R))
+    if gpu.fits(table_RP):
+        device_runs.remember(again, packed.device, chunk_count)
+    log.replay(slice(0, counts[0]) if alone else index.device, again)

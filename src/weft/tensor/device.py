@@ -137,6 +137,11 @@ def multiplies_fp8(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0) and release >= [12, 9]
 
 
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """None for a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
 def free_bytes(device: torch.device) -> int:
     """Free memory of a GPU, after torch returned its cached blocks."""
     # The driver counts other processes' memory; torch does not.

@@ -108,6 +108,22 @@ class StepInputs:
         """What rotary tables are asked with."""
         return self.positions_T if self.turns is None else self.turns
 
+    def of_asked(self) -> StepInputs:
+        """The asked rows alone, as decodes of one token each: for layers that only read pages."""
+        asked, runs = self.asked, self.runs
+        assert asked is not None, "all rows are asked for"
+        ends = [runs.starts[run] + runs.lengths[run] - 1 for run in asked.runs]
+        device, count = self.tokens_T.device, len(ends)
+        which_X = torch.tensor(asked.runs, dtype=torch.int64, device=device)
+        of_rows = Runs(
+            offsets=list(range(count)), starts=ends, lengths=[1] * count,
+            slots=[runs.slots[run] for run in asked.runs], fresh=[False] * count, decode_count=count,
+            starts_R=torch.tensor(ends, dtype=torch.int64, device=device), slots_R=runs.slots_R[which_X],
+            context_R=runs.context_R[which_X], page_table_RP=runs.page_table_RP[which_X], padded=runs.padded)
+        return StepInputs(self.tokens_T[asked.rows_X], self.positions_T[asked.rows_X], of_rows,
+                          adapters=self.adapters,
+                          turns=None if self.turns is None else self.turns[..., asked.rows_X])
+
     def asked_of(self, x_TC: torch.Tensor) -> torch.Tensor:
         """The rows of ``x_TC`` [T, C] named by ``asked`` -> [X, C]; all rows where it is None."""
         return x_TC if self.asked is None else x_TC.index_select(0, self.asked.rows_X)

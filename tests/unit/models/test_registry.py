@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.fixtures.checkpoints import CHECKPOINTS
 from tests.fixtures.checkpoints import FAMILIES as TESTED
+from tests.unit.models.releases_gemma import GEMMA_RELEASES
 from tests.unit.models.releases_mamba import MAMBA_RELEASES
 from tests.unit.models.test_families import RELEASES
 from tests.unit.models.test_families_attention import RELEASES_MORE
@@ -16,7 +17,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="ut
 
 
 def test_each_family_has_names_a_release_and_a_test_checkpoint() -> None:
-    releases = [*RELEASES.values(), *RELEASES_MORE.values(), *MAMBA_RELEASES.values()]
+    releases = [*RELEASES.values(), *RELEASES_MORE.values(), *MAMBA_RELEASES.values(),
+                *GEMMA_RELEASES.values()]
     assert {read_spec(config).family for config in releases} == {family.name for family in FAMILIES}
     assert set(NAMES) == {family.name for family in FAMILIES}
     assert set(TESTED) <= set(CHECKPOINTS)

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+from tests.unit.models.releases_gemma import GEMMA_RELEASES, SMALLER_GEMMA
 from tests.unit.models.releases_mamba import MAMBA_RELEASES, SMALLER_MAMBA
 from tests.unit.models.test_families import RELEASES, changed
 from tests.unit.models.test_families_attention import RELEASES_MORE, SMALLER_MORE
@@ -27,8 +28,8 @@ from weft.models.safetensors_header import StoredTensor
 
 SMALLER: dict[str, dict[str, Any]] = {      # as many layers as show each kind: names repeat after that
     "qwen3_next": {"num_hidden_layers": 8}, "qwen3": {"num_hidden_layers": 4}, "qwen3_5": {}, "lfm2": {},
-    "granite_hybrid": {}} | SMALLER_MORE | SMALLER_MAMBA
-ALL = RELEASES | RELEASES_MORE | MAMBA_RELEASES
+    "granite_hybrid": {}} | SMALLER_MORE | SMALLER_MAMBA | SMALLER_GEMMA
+ALL = RELEASES | RELEASES_MORE | MAMBA_RELEASES | GEMMA_RELEASES
 
 
 def stand_in(config: dict[str, Any]) -> CheckpointFiles:

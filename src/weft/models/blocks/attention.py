@@ -44,7 +44,8 @@ __all__ = ["AttentionBlock", "CosSin", "separate_gate"]
 @dataclass(slots=True)
 class AttentionBlock:
     """``qkv``: rows q [heads * D], gate [heads * D] when ``shape.gated``, k, v [kv_heads * D each], head
-    gates [heads] when ``shape.head_gated``. Norms are over D, or over all heads when ``shape.norm_whole``."""
+    gates [heads] when ``shape.head_gated``; no v or no k and v where the shape says so. Norms are over D, or
+    over all heads when ``shape.norm_whole``."""
 
     shape: Attention
     qkv: Projection
@@ -53,6 +54,8 @@ class AttentionBlock:
     k_norm: Norm | None = None
     sinks: torch.Tensor | None = None
     """float32 [heads], if ``shape.sinks``."""
+    v_norm: torch.Tensor | None = None
+    """Ones [D], if ``shape.values_normed``."""
 
     core: AttentionCore = field(init=False)
     fused: FusedBlock | None = field(init=False, repr=False)
@@ -61,7 +64,8 @@ class AttentionBlock:
         q_norm, k_norm = self.q_norm, self.k_norm
         self.core = AttentionCore(
             self.shape, None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
-            0.0 if q_norm is None else q_norm.eps, q_norm is not None and q_norm.plus_one, self.sinks)
+            0.0 if q_norm is None else q_norm.eps, q_norm is not None and q_norm.plus_one, self.sinks,
+            self.v_norm)
         self.fused = fused_block_of(self.qkv, self.out)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,

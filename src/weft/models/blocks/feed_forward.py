@@ -10,6 +10,7 @@ Sources: Shazeer (2020) for SwiGLU; Primer (So et al., 2021) for squared relu; t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,7 +18,7 @@ import torch
 
 from weft.families.architecture import Dense, Experts
 from weft.models.blocks.adapted import AdaptedExperts, ExpertsChange
-from weft.models.blocks.linear import Linear, Projection, fused_block_of
+from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of
 from weft.tensor import gpu
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.ops.elementwise import activate, silu_mul, staged
@@ -106,7 +107,16 @@ class ExpertsBlock:
                                 shape.normalizer_eps, shape.groups, shape.groups_chosen)
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
-        weights_TX, ids_TX = self.route(x_TD, positions_T)
+        y_TD = self.of_choices(x_TD, *reversed(self.route(x_TD, positions_T)))
+        if self.shared is None:
+            return y_TD
+        shared_TD = self.shared(x_TD)
+        if self.shared_gate is not None:
+            return add_gated(y_TD, shared_TD, self.shared_gate(x_TD))
+        return y_TD + shared_TD
+
+    def of_choices(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
+        """The routed experts alone."""
         if self.choices is not None:
             # Ids start at PAD (-1), so the first count is of the choices to skip.
             counts = torch.bincount(ids_TX.flatten() - PAD, minlength=self.shape.count + 1)
@@ -115,14 +125,7 @@ class ExpertsBlock:
             ids_TX = _of_own(ids_TX, self.own)
         routed = x_TD if self.latent_in is None else self.latent_in(x_TD)
         y_TD = self._routed(routed, ids_TX, weights_TX)
-        if self.latent_out is not None:
-            y_TD = self.latent_out(y_TD)
-        if self.shared is None:
-            return y_TD
-        shared_TD = self.shared(x_TD)
-        if self.shared_gate is not None:
-            return add_gated(y_TD, shared_TD, self.shared_gate(x_TD))
-        return y_TD + shared_TD
+        return y_TD if self.latent_out is None else self.latent_out(y_TD)
 
     def _routed(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
         own = [] if self.adapted is None else self.adapted.of_step(len(x_TD))
@@ -161,6 +164,32 @@ class ExpertsBlock:
         assert isinstance(weight, torch.Tensor), "routers are never quantised"
         return choose_experts(self.router(x_TD.to(weight.dtype)), self._rule, self.choice_bias, positions_T,
                               dtype=x_TD.dtype)
+
+
+@dataclass(slots=True)
+class ExpertsApart:
+    """The expert that every token passes (``dense``) and the routed ones, each between norms of its own; the
+    router has a third. ``factors``: on the weight of each expert.
+
+        y = norm(dense(norm(x))) + norm(sum of factor_e weight_e expert_e(norm(x)))
+
+    Source: transformers ``Gemma4TextDecoderLayer``, ``Gemma4TextRouter``."""
+
+    experts: ExpertsBlock
+    routed: Callable[..., torch.Tensor]
+    dense: Projection
+    norms: tuple[Norm, Norm]
+    out_norms: tuple[Norm, Norm]
+    router_norm: Norm
+    factors: torch.Tensor
+
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
+        dense_norm, norm = self.norms
+        dense_out_norm, out_norm = self.out_norms
+        weights_TX, ids_TX = self.experts.route(self.router_norm(x_TD), positions_T)
+        weights_TX = weights_TX * self.factors[ids_TX.clamp_min(0)]   # PAD rows weigh nothing
+        y_TD = self.routed(norm(x_TD), ids_TX, weights_TX)
+        return dense_out_norm(self.dense(dense_norm(x_TD))) + out_norm(y_TD)
 
 
 def _of_own(ids_TX: torch.Tensor, own: range) -> torch.Tensor:

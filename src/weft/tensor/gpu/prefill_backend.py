@@ -11,8 +11,12 @@ Pages on a GPU are rows (``tensor.layout``), which the library calls HND, so it 
 Decodes always use our kernels. Gates are applied to its rounded output, one rounding more than in ours.
 
 By itself it splits a context by the batch. The bits of a token's sums would then depend on the other
-sequences. So splits are turned off: a tile of queries walks over its whole context, as in our kernels. It is
-not the default, because no GPU has measured it.
+sequences. So splits are turned off: a tile of queries walks over its whole context, as in our kernels. Of its
+kernels only those for capability 9.0 ("fa3") have tiles by head dim alone. The others take tiles by the mean
+length of the batch's runs, and the smallest ones add up keys in another order: they are refused.
+
+It is not the default. It cannot be recorded, so a prompt would go to one library alone and to the other
+beside many: two orders of sums for one token. As it is, nothing is recorded where it is asked for.
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ WORKSPACE_BYTES = 256 << 20
 _MEMO = "prefill_backend"
 _WHOLE = "disable_split_kv"
 """The parameter that keeps a context whole."""
+_KERNELS = "fa3"
+_CAPABILITY = (9, 0)
 
 _library: Any = None
 _planners: dict[tuple[object, ...], _Planner] = {}
@@ -47,14 +53,19 @@ def installed() -> bool:
     return importlib.util.find_spec("flashinfer") is not None
 
 
-def choose(choice: Choice) -> None:
-    """Choose for the whole process. Raises ConfigError for "flashinfer" if it is not installed or fails to
-    import."""
+def choose(choice: Choice, capability: tuple[int, int] | None) -> None:
+    """Choose for the whole process. ``capability``: of its GPU, None without one. Raises ConfigError for
+    "flashinfer" on any GPU but those of ``_CAPABILITY``, or if it is not installed or fails to import."""
     global _library
     _planners.clear()
     _library = None
     if choice == "weft":
         return
+    if capability != _CAPABILITY:
+        own = "no GPU" if capability is None else f"a GPU of capability {capability[0]}.{capability[1]}"
+        raise ConfigError("debug.attention_backend is flashinfer, which takes capability 9.0, and here is "
+                          f"{own}: tokens would depend on the batch; use debug.attention_backend weft",
+                          param="debug.attention_backend")
     if not installed():
         raise ConfigError("debug.attention_backend is flashinfer, which is not installed; pip install "
                           "flashinfer-python, or use debug.attention_backend weft",
@@ -106,7 +117,8 @@ class _Planner:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._wrappers = [_library.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND") for _ in range(2)]
+        self._wrappers = [_library.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend=_KERNELS)
+                          for _ in range(2)]
         self._copied: list[Any] = [None, None]
         self._turn = 0
 

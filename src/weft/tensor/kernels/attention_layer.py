@@ -41,9 +41,9 @@ from weft.tensor.ops.attention_layer import AttentionCore, CosSin
 
 def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor | Unfit:
-    if core.shape.ring or projected_TW.stride(1) != 1 or core.shape.head_dim > DIM_MAX:
-        return UNFIT
     shape, scales = core.shape, cache.head_scales
+    if shape.ring or not shape.usual or projected_TW.stride(1) != 1 or shape.head_dim > DIM_MAX:
+        return UNFIT
     assert cache.k is not None, "an attention layer without pages"
     assert cache.v is not None, "an attention layer without pages"
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim

@@ -36,6 +36,8 @@ class AttentionCore:
     plus_one: bool
     sinks: torch.Tensor | None = None
     """float32 [heads]: scores that take part in each sum and add nothing."""
+    v_norm: torch.Tensor | None = None
+    """Ones [D], if ``shape.values_normed``."""
     bound: Any = field(default=None, repr=False, compare=False)
     """The C++ object, after the first step."""
 
@@ -50,6 +52,8 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
         write_kv(k, v);   o = paged_attention(q)         or, for a ring, window_attention(q, k, v)
         o sigmoid(head gate) sigmoid(gate)
 
+    A layer that reads another's pages has columns q alone, and ``cache`` is that layer's.
+
     Writes the pages, or the ring, of ``cache``. Values between the ops are rounded to the dtype of
     ``projected_TW``.
 
@@ -58,7 +62,7 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
     q_THD, gate, k_THD, v_THD, head_gate_TH = _split(projected_TW, core)
     if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
-        q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)
+        q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)   # no keys: no heads of them
     o_THD = _attend(q_THD, k_THD, v_THD, core, inputs, cache)
     if head_gate_TH is not None:
         o_THD = o_THD * torch.sigmoid(head_gate_TH)[..., None]
@@ -85,7 +89,8 @@ def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core:
             inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
     shape, scales = core.shape, cache.head_scales
     if scales is not None:
-        k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]
+        if shape.kv_of is None:
+            k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]
         q_THD = by_kv_head(q_THD, scales[0])
     if shape.ring:
         o_THD = window_attention(q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale,
@@ -93,7 +98,8 @@ def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core:
     else:
         assert cache.k is not None, "an attention layer without pages"
         assert cache.v is not None, "an attention layer without pages"
-        write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
+        if shape.kv_of is None:
+            write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
         o_THD = paged_attention(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window,
                                 cache.token_scales, core.sinks)
     return o_THD if scales is None else by_kv_head(o_THD, scales[1])
@@ -103,10 +109,12 @@ def _split(projected_TW: torch.Tensor, core: AttentionCore) -> tuple[
         torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """-> q by head, the gate [T, heads * D], k and v by head, the head gates [T, heads]; q, k normed."""
     shape = core.shape
-    q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    q_width, kv_width = shape.heads * shape.head_dim, shape.own_kv_heads * shape.head_dim
     q, gate, k, v, head_gate_TH = torch.split(
-        projected_TW, [q_width, q_width if shape.gated else 0, kv_width, kv_width,
-                  shape.heads if shape.head_gated else 0], dim=-1)
+        projected_TW, [q_width, q_width if shape.gated else 0, kv_width,
+                       0 if shape.values_are_keys else kv_width,
+                       shape.heads if shape.head_gated else 0], dim=-1)
+    v = k if shape.values_are_keys else v
     q_weight, k_weight = core.q_norm, core.k_norm
 
     def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -114,15 +122,18 @@ def _split(projected_TW: torch.Tensor, core: AttentionCore) -> tuple[
 
     if q_weight is not None and k_weight is not None and shape.norm_whole:
         q, k = normed(q, q_weight), normed(k, k_weight)
-    q_THD, k_THD = _by_head(q, shape.heads), _by_head(k, shape.kv_heads)
-    if q_weight is not None and k_weight is not None and not shape.norm_whole:
-        q_THD, k_THD = normed(q_THD, q_weight), normed(k_THD, k_weight)
-    return (q_THD, gate if shape.gated else None, k_THD, _by_head(v, shape.kv_heads),
-            head_gate_TH if shape.head_gated else None)
+    q_THD, k_THD, v_THD = (_by_head(x, shape.head_dim) for x in (q, k, v))
+    if q_weight is not None and not shape.norm_whole:
+        q_THD = normed(q_THD, q_weight)
+    if k_weight is not None and not shape.norm_whole:
+        k_THD = normed(k_THD, k_weight)
+    if core.v_norm is not None:
+        v_THD = rms_norm(v_THD, core.v_norm, core.norm_eps)
+    return (q_THD, gate if shape.gated else None, k_THD, v_THD, head_gate_TH if shape.head_gated else None)
 
 
-def _by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:
-    return x_TC.reshape(x_TC.shape[0], heads, x_TC.shape[1] // heads)
+def _by_head(x_TC: torch.Tensor, dim: int) -> torch.Tensor:
+    return x_TC.reshape(x_TC.shape[0], x_TC.shape[1] // dim, dim)
 
 
 def by_kv_head(x_THD: torch.Tensor, scale_H: torch.Tensor) -> torch.Tensor:
@@ -132,7 +143,7 @@ def by_kv_head(x_THD: torch.Tensor, scale_H: torch.Tensor) -> torch.Tensor:
 
 
 def _takes(x_TW: torch.Tensor, core: AttentionCore, cache: LayerCache) -> bool:
-    return (native.fits(x_TW) and not core.shape.ring and cache.head_scales is None
+    return (native.fits(x_TW) and not core.shape.ring and core.shape.usual and cache.head_scales is None
             and x_TW.stride(1) == 1 and core.shape.head_dim % native.LANES == 0
             and core.shape.head_dim <= DIM_MAX and cache.k is not None and cache.k.dtype in native.KV_DTYPES
             and (core.q_norm is None or core.q_norm.dtype in native.DTYPES))

@@ -1,0 +1,58 @@
+"""Configurations of released Gemmas, as their repositories have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Config = dict[str, Any]
+
+_ROPES = {
+    "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}}
+
+GEMMA_3_4B: Config = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024, "vocab_size": 262208}}
+
+GEMMA_4_E2B: Config = {
+    "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "dtype": "bfloat16",
+    "tie_word_embeddings": True,
+    "text_config": {
+        "attention_bias": False, "attention_k_eq_v": False, "enable_moe_block": False,
+        "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1536, "hidden_size_per_layer_input": 256,
+        "intermediate_size": 6144,
+        "layer_types": ["sliding_attention" if (i + 1) % 5 else "full_attention" for i in range(35)],
+        "max_position_embeddings": 131072, "model_type": "gemma4_text", "num_attention_heads": 8,
+        "num_hidden_layers": 35, "num_key_value_heads": 1, "num_kv_shared_layers": 20,
+        "rms_norm_eps": 1e-06, "rope_parameters": _ROPES, "sliding_window": 512,
+        "tie_word_embeddings": True, "use_double_wide_mlp": True, "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144}}
+
+GEMMA_4_26B_A4B: Config = {
+    "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "dtype": "bfloat16",
+    "text_config": {
+        "attention_k_eq_v": True, "enable_moe_block": True, "final_logit_softcapping": 30.0,
+        "global_head_dim": 512, "head_dim": 256, "hidden_size": 2816, "hidden_size_per_layer_input": 0,
+        "intermediate_size": 2112, "max_position_embeddings": 262144, "model_type": "gemma4_text",
+        "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128,
+        "num_global_key_value_heads": 2, "num_hidden_layers": 30, "num_key_value_heads": 8,
+        "num_kv_shared_layers": 0, "rope_parameters": _ROPES, "sliding_window": 1024, "top_k_experts": 8,
+        "vocab_size": 262144}}
+
+
+def with_text(config: Config, **changes: Any) -> Config:
+    """A copy whose text part has ``changes``; a value of None removes the key."""
+    text = {key: value for key, value in (config["text_config"] | changes).items() if value is not None}
+    return config | {"text_config": text}
+
+
+GEMMA_RELEASES: dict[str, Config] = {
+    "gemma3": GEMMA_3_4B, "gemma4": GEMMA_4_E2B, "gemma4_moe": GEMMA_4_26B_A4B}
+SMALLER_GEMMA: dict[str, Config] = {
+    "gemma3": with_text(GEMMA_3_4B, num_hidden_layers=6), "gemma4": GEMMA_4_E2B,
+    "gemma4_moe": with_text(GEMMA_4_26B_A4B, num_hidden_layers=6, num_experts=8)}
+"""As many layers as show each kind: names repeat after that."""
