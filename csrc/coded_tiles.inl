@@ -9,7 +9,7 @@
 // The weights are those of the model that was widened to bfloat16, and sums have the order of tiles.inl. So a product has
 // the bits of the widened model, of one row as of many.
 //
-//     up to 12 rows of x   codes become weights in registers; 12 rows meet two tiles
+//     up to 4 rows of x    codes become weights in registers; 4 rows meet two tiles
 //     more                 four tiles are unpacked into the L2 cache once, for all rows of a part of x
 //
 // e4m3 in a float: sign, exponent and fraction are moved to their places in one arithmetic shift, and the scale is larger
@@ -24,6 +24,7 @@ bool is_coded(WeightForm form) { return form == WeightForm::bfloat16_fp8 || form
 
 #if defined(__AVX512F__)
 constexpr float kFp8Up = 0x1p120f;
+constexpr int kCodedRows = 4;
 
 template <bool FP8>
 constexpr int64_t kCodedBytes = kUnitWords / (FP8 ? 1 : 2);  // of a unit
@@ -178,7 +179,7 @@ constexpr std::array<CodedSums<X>, sizeof...(R)> coded_sums_of(std::integer_sequ
   return {{static_cast<CodedSums<X>>(&coded_sums<FP8, R + 1>)...}};
 }
 template <bool FP8, class X>
-constexpr auto kCodedSums = coded_sums_of<FP8, X>(std::make_integer_sequence<int, kTwelveBitRows>{});
+constexpr auto kCodedSums = coded_sums_of<FP8, X>(std::make_integer_sequence<int, kCodedRows>{});
 
 // Units [unit, end) of one tile -> ``to``, as they are in tiles.inl.
 template <bool FP8>
@@ -201,7 +202,7 @@ void unpack_coded_tile(const Weight& weight, int64_t tile, int64_t unit, int64_t
 template <class X>
 void coded_item(const LinearArgs& args, int64_t tile, int64_t end, int64_t first, int64_t last) {
   const Weight& weight = args.weight;
-  if (last - first > kTwelveBitRows && (tile + kOutTiles) * kTile <= weight.out) {
+  if (last - first > kCodedRows && (tile + kOutTiles) * kTile <= weight.out) {
     static thread_local std::vector<Half> room;
     const int64_t units = weight.in / kUnitColumns;
     if (static_cast<int64_t>(room.size()) < kOutTiles * units * 2) room.resize(static_cast<size_t>(kOutTiles * units * 2));
@@ -217,7 +218,7 @@ void coded_item(const LinearArgs& args, int64_t tile, int64_t end, int64_t first
   own.rows = last - first;
   own.x = static_cast<const X*>(args.x) + first * args.x_stride;
   own.out = static_cast<bf16*>(args.out) + first * weight.out;
-  x.set(own, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); });  // inside of a job
+  x.set(own, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); }, kCodedRows);  // inside of a job
   const auto& sums = weight.form == WeightForm::bfloat16_fp8 ? kCodedSums<true, X> : kCodedSums<false, X>;
   for (const Block<X>& block : x.blocks)
     for (int64_t t = tile; t < end; t += kTwelveBitTiles) sums[static_cast<size_t>(block.count - 1)](own, t, block);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -11,11 +13,20 @@ from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.weights.quantized import Codes
 from weft.tensor.weights.tiles import CodedTiles, coded_tiles, small_tiles
 
+BUILT = native.MISSING is None and native.extension().has_coded_tiles()
 ROWS = (1, 2, 5, 12, 13, 40, 200)
-FORMS = ("fp8 blocks", "fp8 rows", "fp8 groups", "mxfp8", "nf4", "fp4")
+FORMS = ("fp8 blocks", "fp8 rows", "fp8 groups", "mxfp8", "nf4", "fp4") if BUILT else ()
+"""Without the kernels there are no such tiles."""
 _NF4 = [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0, 0.0795803,
         0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
 _FP4 = [0.0, 0.0052083, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25]
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    native.choose("auto")
+    yield
+    native.choose("auto")
 
 
 def codes_of(form: str, rows: int, columns: int) -> Codes:
@@ -53,8 +64,25 @@ def test_tiles_are_the_codes_rounded_to_bfloat16_once(form: str) -> None:
     assert torch.equal(tiles_of(codes).dense(), codes.dense().to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("by", ["x86_64_v4_bf16", "x86_64_v4", "software unit"])
 @pytest.mark.parametrize("form", FORMS)
-def test_products_have_the_bits_of_the_widened_weights(form: str) -> None:
+def test_products_have_the_bits_of_the_widened_weights(form: str, by: str) -> None:
+    extension, before = native.extension(), native.matrix_unit()
+    best = extension.instruction_set()
+    unit = by == "software unit"
+    sets = [best] if unit and extension.has_coded_tiles() else [
+        name for name in extension.instruction_sets() if name == by]
+    assert native.use_matrix_unit("software" if unit else "none")
+    try:
+        for name in sets:   # those that this machine has
+            assert extension.use(name)
+            products_agree(form)
+    finally:
+        assert extension.use(best)
+        assert native.use_matrix_unit(before)
+
+
+def products_agree(form: str) -> None:
     for rows_out, columns in ((130, 256), (64, 1024), (16, 64)):
         codes = codes_of(form, rows_out, columns)
         coded, plain = tiles_of(codes), small_tiles(codes.dense().to(torch.bfloat16))
