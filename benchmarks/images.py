@@ -10,11 +10,18 @@ within a round; shown are medians. ``rows`` is what a picture takes of the promp
 piece of weft's encoder: a step of decodes waits for one piece and no longer. ``prepare ms`` is decoding,
 resizing and tiles of a PNG, which is before the tower and the same for both. CPU seconds stand beside wall
 seconds. ``--busy``: one thread and its own time, for a machine that others use as well.
+
+    python -m benchmarks.images --engine [--max-step-ms 100]
+
+A whole engine with that tower and a text part of eight layers. Four sequences decode while a picture of
+1,024 x 1,024 is read: shown is the longest time of the engine's loop between two tokens of theirs. The same
+picture comes twice, under different questions: seconds to the first token each.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -26,7 +33,10 @@ from typing import Any
 import torch
 import transformers
 
+from tests.fixtures.vision_checkpoints import vision_tokenizer
 from tests.support.pictures import drawn, encoded
+from weft.assemble import assemble
+from weft.config import EngineConfig
 from weft.host import cpu_name_and_flags, usable_cores
 from weft.images.decoding import decode
 from weft.images.lfm2_vl import prepare
@@ -34,6 +44,7 @@ from weft.images.picture import Picture
 from weft.images.settings import ImageSettings
 from weft.models.loading import load_model
 from weft.models.vision.encoder import VisionEncoder
+from weft.request import PlacedPicture, Request, SamplingParams
 from weft.tensor import native
 
 TOWERS: dict[str, dict[str, Any]] = {
@@ -43,18 +54,19 @@ TOWERS: dict[str, dict[str, Any]] = {
                "intermediate_size": 4304, "text": 2048}}
 
 
-def checkpoint(directory: Path, tower: str, dtype: str) -> Path:
-    """Random weights under a text part of one layer."""
+def checkpoint(directory: Path, tower: str, dtype: str, layers: int = 1) -> Path:
+    """Random weights under a text part of some layers."""
     vision = {"model_type": "siglip2_vision_model", "vision_use_head": False, **TOWERS[tower]}
     hidden = vision.pop("text")
-    text = {"model_type": "lfm2", "hidden_size": hidden, "num_hidden_layers": 1,
-            "layer_types": ["full_attention"], "intermediate_size": 512, "num_attention_heads": 16,
-            "num_key_value_heads": 8, "vocab_size": 1024}
+    text = {"model_type": "lfm2", "hidden_size": hidden, "num_hidden_layers": layers,
+            "layer_types": [*["conv"] * (layers - 1), "full_attention"], "intermediate_size": 512,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 1024}
     config = transformers.AutoConfig.for_model("lfm2_vl", vision_config=vision, text_config=text)
     config.dtype = dtype
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config).to(getattr(torch, dtype))
     model.save_pretrained(directory)
+    vision_tokenizer().save_pretrained(directory)
     return directory
 
 
@@ -134,6 +146,62 @@ def measure(name: str, sizes: Sequence[tuple[int, int]], args: argparse.Namespac
     return rows
 
 
+def in_an_engine(name: str, args: argparse.Namespace) -> dict[str, float]:
+    """Seconds: gaps of other sequences beside a picture, and to the first token of requests with it."""
+    clock = time.thread_time if args.busy else time.perf_counter
+    picture = prepare(decode(encoded(drawn("photo", 1024, 1024))), ImageSettings())
+    with tempfile.TemporaryDirectory() as place:
+        directory = checkpoint(Path(place), name, args.dtype, layers=8)
+        core = assemble(EngineConfig(
+            model=str(directory), dtype=args.dtype, memory="512MiB", max_model_len=4096, speculate="off",
+            threads=1 if args.busy else args.threads, max_step_ms=args.max_step_ms)).core
+    token, numbers = core.executor.pictures.image_token, itertools.count()  # type: ignore[attr-defined]
+
+    def submit(prompt: list[int], new: int, placed: Sequence[PlacedPicture] = ()) -> str:
+        request_id = str(next(numbers))
+        core.submit(Request(request_id=request_id, prompt_tokens=prompt, pictures=list(placed),
+                            sampling=SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)))
+        return request_id
+
+    def shown(before: int) -> tuple[list[int], list[PlacedPicture]]:
+        tokens, places = [5 + (at * before) % 300 for at in range(before)], []
+        for rows in (part for part in picture.text if isinstance(part, int)):
+            places.append((len(tokens), rows))
+            tokens += [token] * rows + [7]
+        return tokens + [9] * 20, [PlacedPicture(digest=picture.digest, places=places,
+                                                 data=picture.to_bytes())]
+
+    def first_token(before: int, watched: Sequence[str] = ()) -> tuple[float, list[float]]:
+        begun, gaps = clock(), []
+        asked = submit(shown(before)[0], 1, shown(before)[1])
+        last = begun
+        while True:
+            names = {event.request_id for event in core.step() if event.tokens}
+            if names & set(watched):
+                gaps.append(clock() - last)
+                last = clock()
+            if asked in names:
+                return clock() - begun, gaps
+
+    first_token(33)   # what is allocated once
+    core.pictures.forget()
+    first, _ = first_token(41)
+    again, _ = first_token(47)
+    others = [submit([11 + number] * 40, 3000) for number in range(4)]
+    while sum(bool(event.tokens) for event in core.step()) < len(others):
+        pass
+    plain = []
+    for _ in range(50):
+        begun = clock()
+        core.step()
+        plain.append(clock() - begun)
+    core.pictures.forget()
+    beside, gaps = first_token(53, others)
+    core.close()
+    return {"first_s": first, "again_s": again, "times": first / again, "decode_step_s": median(plain),
+            "beside_s": beside, "gap_median_s": median(gaps), "gap_longest_s": max(gaps)}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -143,6 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--max-step-ms", type=int, default=100)
     parser.add_argument("--json", type=Path, help="write the table to this file")
     args = parser.parse_args(argv)
     transformers.utils.logging.disable_progress_bar()
@@ -153,6 +223,11 @@ def main(argv: Sequence[str] | None = None) -> int:
              "kernels": native.describe(), "torch": torch.__version__,
              "transformers": transformers.__version__, "rounds": args.rounds}
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    if args.engine:
+        for name in args.towers:
+            figures = in_an_engine(name, args)
+            print(name, ", ".join(f"{key} {value:.3f}" for key, value in figures.items()), flush=True)
+        return 0
     print(f"{'tower':>8} {'picture':>10} {'tiles':>5} {'rows':>5}{'weft s':>8}{'tf. s':>8}{'ratio':>7}"
           f"{'weft CPU':>9}{'tf. CPU':>8}{'ratio':>7}{'piece ms':>9}{'prepare ms':>11}{'apart':>9}")
     sizes = [(int(width), int(height)) for width, _, height in (size.partition("x") for size in args.size)]

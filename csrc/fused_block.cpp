@@ -2,8 +2,9 @@
 
 namespace weft {
 
-void Product::run(const Projected& x, void* out) const {
+void Product::run(const Projected& x, void* out, const AdapterRows* whose) const {
   kernels().linear({x.data, x.stride, x.dtype, x.tokens, weight, bias, exact, out});
+  if (whose) kernels().adapt({x.data, x.stride, out, weight.out, x.dtype, adapted, whose});
 }
 
 Projected fused_buffer(int which, const Projected& like, int64_t width) {
@@ -13,15 +14,15 @@ Projected fused_buffer(int which, const Projected& like, int64_t width) {
   return {held[which].data(), width, like.tokens, like.dtype};
 }
 
-void FusedBlock::swiglu(const Projected& x, void* out) const {
+void FusedBlock::swiglu(const Projected& x, void* out, const AdapterRows* whose) const {
   run(x, out, [&](const Projected& projected, void* to) {
     kernels().silu_mul({projected.data, projected.stride, projected.tokens, second.weight.in, projected.dtype, to});
-  });
+  }, whose);
 }
 
 // LFM2: [ B | C | x ] -> C conv(B x)
 void FusedBlock::short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window,
-                       void* out) const {
+                       void* out, const AdapterRows* whose) const {
   run(x, out, [&](const Projected& projected, void* to) {
     log_rows(runs, projected, window.data);
     const int64_t channels = second.weight.in, bytes = projected.dtype == Dtype::bfloat16 ? 2 : 4;
@@ -30,7 +31,7 @@ void FusedBlock::short_conv(const Runs& runs, const Projected& x, const ConvWeig
     };
     kernels().conv({&runs, part(2), part(0), part(1), conv.weight, conv.bias, conv.dtype, false, to, window.data,
                     window.slot_stride, channels, conv.kernel, window.dtype});
-  });
+  }, whose);
 }
 
 void FusedBlock::replay_short_conv(const Runs& again, const Projected& logged, const ConvWeights& conv,

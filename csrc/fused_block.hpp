@@ -10,6 +10,7 @@
 // would be large. tensor/fused_block.py sets the limit.
 #pragma once
 
+#include "adapters.hpp"
 #include "layers.hpp"
 
 namespace weft {
@@ -18,9 +19,10 @@ struct Product {
   Weight weight;
   const float* bias;  // [out] or null
   bool exact;         // see LinearArgs
+  const AdaptedProduct* adapted;
 
-  // out: [tokens, weight.out] dense, dtype of x
-  void run(const Projected& x, void* out) const;
+  // out: [tokens, weight.out] dense, dtype of x. ``whose``: the rows of adapters, null for the base model's alone.
+  void run(const Projected& x, void* out, const AdapterRows* whose) const;
 };
 
 // [T, width] in the dtype of ``like``, reused by the next call of this thread. ``which``: 0 and 1 are the fused block's,
@@ -33,16 +35,16 @@ struct FusedBlock {
 
   // core(projected, to): [T, first.weight.out] -> [T, second.weight.in]
   template <class Core>
-  void run(const Projected& x, void* out, const Core& core) const {
+  void run(const Projected& x, void* out, const Core& core, const AdapterRows* whose = nullptr) const {
     const Projected projected = fused_buffer(0, x, first.weight.out), between = fused_buffer(1, x, second.weight.in);
-    first.run(x, const_cast<void*>(projected.data));
+    first.run(x, const_cast<void*>(projected.data), whose);
     core(projected, const_cast<void*>(between.data));
-    second.run(between, out);
+    second.run(between, out, whose);
   }
 
-  void swiglu(const Projected& x, void* out) const;
+  void swiglu(const Projected& x, void* out, const AdapterRows* whose = nullptr) const;
   void short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window,
-                  void* out) const;
+                  void* out, const AdapterRows* whose = nullptr) const;
   // logged: columns B and x. Windows alone are computed.
   void replay_short_conv(const Runs& again, const Projected& logged, const ConvWeights& conv,
                          const SlotView& window) const;

@@ -23,26 +23,26 @@ void norm_stream(const StreamNorm& with, const Projected& x, const Projected* ad
 }
 
 void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated,
-               const int32_t* page_table, int64_t table_stride, void* out) {
+               const int32_t* page_table, int64_t table_stride, const AdapterRows* whose, void* out) {
   const FusedBlock& fused = *stage.fused;
   switch (stage.core) {
-    case Core::swiglu: return fused.swiglu(x, out);
-    case Core::short_conv: return fused.short_conv(runs, x, stage.conv, stage.first, out);
+    case Core::swiglu: return fused.swiglu(x, out, whose);
+    case Core::short_conv: return fused.short_conv(runs, x, stage.conv, stage.first, out, whose);
     case Core::gated_delta:
       return fused.run(x, out, [&](const Projected& projected, void* to) {
         static_cast<const GatedDeltaLayer*>(stage.layer)->run(runs, projected, stage.first, stage.second, stage.number, to);
-      });
+      }, whose);
     case Core::mamba2:
       return fused.run(x, out, [&](const Projected& projected, void* to) {
         static_cast<const Mamba2Layer*>(stage.layer)->run(runs, projected, stage.first, stage.second, stage.number, to);
-      });
+      }, whose);
     case Core::attention:
       return fused.run(x, out, [&](const Projected& projected, void* to) {
         const Rotation none = {nullptr, nullptr, 0};
         static_cast<const AttentionLayer*>(stage.layer)->run(
             runs, runs, projected, stage.rope < 0 ? none : rotated[static_cast<size_t>(stage.rope)],
             {stage.first, stage.second, page_table, table_stride, stage.scales}, to);
-      });
+      }, whose);
   }
 }
 
@@ -109,7 +109,7 @@ void FusedDecoder::replay(const Runs& again, Dtype dtype, const char* log, int64
 }
 
 void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
-                int64_t table_stride, void* out) const {
+                int64_t table_stride, const AdapterRows* whose, void* out) const {
   const int64_t dim = stages.front().fused->first.weight.in;
   const Projected normed = fused_buffer(2, x, dim), rooms[2] = {fused_buffer(3, x, dim), fused_buffer(4, x, dim)};
   Projected stream = x;
@@ -122,7 +122,8 @@ void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<R
       stream = *added;  // the sum took its place
       spare = added == &rooms[0] ? 1 : 0;
     }
-    run_stage(stage, runs, normed, rotated, page_table, table_stride, const_cast<void*>(rooms[spare].data));
+    run_stage(stage, runs, normed, rotated, page_table, table_stride, whose,
+              const_cast<void*>(rooms[spare].data));
     added = &rooms[spare];
   }
   norm_stream(last, stream, added, scale, dim, added ? const_cast<void*>(added->data) : nullptr, out);

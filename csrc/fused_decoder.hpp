@@ -37,8 +37,9 @@ struct FusedDecoder {
   std::vector<Stage> stages;
 
   // x: [T, D], not changed; out: [T, D] dense, after the last norm
+  // ``whose``: the rows of adapters, or null.
   void run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
-           int64_t table_stride, void* out) const;
+           int64_t table_stride, const AdapterRows* whose, void* out) const;
 
   // The log of a step with verify runs has a part for each stage with a state, one after the other: a row for each
   // token of these runs. Bytes of a token in all parts:

@@ -263,6 +263,8 @@ struct WidenArgs {         // weight rows [first, last), first a multiple of 16 
   void* out;
 };
 
+struct AdaptArgs;  // adapters.hpp
+
 struct Kernels {
   const char* name;
   void (*attention)(const AttentionArgs&);
@@ -281,6 +283,7 @@ struct Kernels {
   bool (*has_twelve_bit_products)();
   bool (*has_coded_tiles)();
   void (*moe)(const MoeArgs&);
+  void (*adapt)(const AdaptArgs&);
 };
 
 // The best that this machine runs, or what ``use`` chose.

@@ -2,11 +2,15 @@
 // only caller. It checks the tensors, and says why they come as addresses.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <tuple>
+#include <utility>
 
+#include "adapters.hpp"
 #include "fused_block.hpp"
 #include "kernels.hpp"
 #include "layers.hpp"
@@ -44,11 +48,31 @@ Weight weight_of(const WeightTuple& from) {
           at<const uint16_t>(block_minimums), at<const float>(row_scales), at<const uint8_t>(table)};
 }
 
-using ProductTuple = std::tuple<WeightTuple, Address, bool>;  // bias, exact
+using ProductTuple = std::tuple<WeightTuple, Address, bool, const AdaptedProduct*>;  // bias, exact
 
 Product product(const ProductTuple& from) {
-  const auto& [weight, bias, exact] = from;
-  return {weight_of(weight), at<const float>(bias), exact};
+  const auto& [weight, bias, exact, adapted] = from;
+  return {weight_of(weight), at<const float>(bias), exact, adapted};
+}
+
+// first, rows, begin; up, if there is one; gain, shift
+using PartTuple = std::tuple<int64_t, int64_t, int64_t, std::optional<WeightTuple>, Address, Address>;
+
+void set_factors(AdaptedProduct& product, int64_t adapter, const std::optional<WeightTuple>& down,
+                 const std::vector<PartTuple>& parts) {
+  Factors factors = {down ? weight_of(*down) : Weight{}, {}};
+  for (const auto& [first, rows, begin, up, gain, shift] : parts)
+    factors.parts.push_back({first, rows, begin, up ? weight_of(*up) : Weight{}, at(gain), at(shift)});
+  product.set(adapter, std::move(factors));
+}
+
+AdapterRows make_adapter_rows(const std::vector<std::pair<int64_t, std::vector<int64_t>>>& by_adapter) {
+  AdapterRows whose;
+  for (const auto& [adapter, rows] : by_adapter) {
+    whose.groups.push_back({adapter, static_cast<int64_t>(whose.rows.size()), static_cast<int64_t>(rows.size())});
+    whose.rows.insert(whose.rows.end(), rows.begin(), rows.end());
+  }
+  return whose;
 }
 
 using ProjectedTuple = std::tuple<Address, int64_t, int64_t, int>;  // address, row stride, tokens, dtype
@@ -99,12 +123,12 @@ void add_stage(FusedDecoder& decoder, const NormTuple& norm, bool plus_one, cons
 }
 
 void run_fused_decoder(const FusedDecoder& decoder, const Runs& runs, const ProjectedTuple& x, const std::vector<RotationTuple>& rotated,
-               Address page_table, int64_t table_stride, Address out) {
+               Address page_table, int64_t table_stride, const AdapterRows* whose, Address out) {
   nb::gil_scoped_release unlocked;
   std::vector<Rotation> rotations;
   for (const auto& [cos, sin, rotary_dim] : rotated)
     rotations.push_back({at<const float>(cos), at<const float>(sin), rotary_dim});
-  decoder.run(runs, projected(x), rotations, at<const int32_t>(page_table), table_stride, at(out));
+  decoder.run(runs, projected(x), rotations, at<const int32_t>(page_table), table_stride, whose, at(out));
 }
 
 template <class Layer>
@@ -144,7 +168,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 16;
+  m.attr("INTERFACE") = 17;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -359,5 +383,16 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release unlocked;
         decoder.replay(again, static_cast<Dtype>(dtype), at<const char>(log), rows);
       })
-      .def("run", &run_fused_decoder);
+      .def("run", &run_fused_decoder, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
+  nb::class_<AdapterRows>(m, "AdapterRows").def(nb::new_(&make_adapter_rows));
+  nb::class_<AdaptedProduct>(m, "AdaptedProduct")
+      .def(nb::init<>())
+      .def("set", &set_factors, nb::arg(), nb::arg().none(), nb::arg())
+      .def("erase", &AdaptedProduct::erase)
+      .def("add", [](const AdaptedProduct& adapted, const AdapterRows& whose, const ProjectedTuple& x, Address y,
+                     int64_t y_stride) {
+        nb::gil_scoped_release unlocked;
+        const Projected from = projected(x);
+        kernels().adapt({from.data, from.stride, at(y), y_stride, from.dtype, &adapted, &whose});
+      });
 }

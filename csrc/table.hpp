@@ -40,6 +40,7 @@ bool has_byte_products();
 bool has_twelve_bit_products();
 bool has_coded_tiles();
 void moe(const MoeArgs& args);
+void adapt(const AdaptArgs& args);
 
 }  // namespace weft::tables::WEFT_TABLE
 

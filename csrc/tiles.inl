@@ -57,6 +57,7 @@ struct TileOut {
   T* to;
   int64_t stride, count;  // columns that there are, from ``to`` on
   const float* bias;      // of those columns, or null
+  WEFT_INLINE T* row(int64_t r) const { return to + r * stride; }
 };
 
 template <class T, int ROWS, int TILES>
@@ -71,9 +72,9 @@ WEFT_INLINE void store_sums(const TileOut<T>& out, const f32x16 (&sums)[ROWS][TI
 }
 
 // ROWS rows of x times TILES tiles.
-template <int ROWS, int TILES, int LINES>
+template <int ROWS, int TILES, int LINES, class Out>
 WEFT_INLINE void tile_sums(const float* tiles, int64_t tile_stride, const float* x, int64_t x_stride, int64_t in,
-                           const char* ahead, const TileOut<float>& out) {
+                           const char* ahead, const Out& out) {
   f32x16 acc[ROWS][TILES] = {};
   for (int64_t i = 0; i < in; ++i) {
     f32x16 w[TILES];
@@ -82,7 +83,7 @@ WEFT_INLINE void tile_sums(const float* tiles, int64_t tile_stride, const float*
     for (int r = 0; r < ROWS; ++r)
       for (int t = 0; t < TILES; ++t) acc[r][t] += w[t] * x[r * x_stride + i];
   }
-  store_sums<float, ROWS, TILES>(out, acc);
+  store_sums(out, acc);
 }
 
 // The first (0) or second (1) numbers of 16 pairs.
@@ -93,9 +94,9 @@ WEFT_INLINE f32x16 widened(const bf16* pairs) {
   return WHICH ? (f32x16)(both & 0xFFFF0000u) : (f32x16)(both << 16);
 }
 
-template <int ROWS, int TILES, int LINES>
+template <int ROWS, int TILES, int LINES, class Out>
 WEFT_INLINE void tile_sums(const bf16* tiles, int64_t tile_stride, const float* x, int64_t x_stride, int64_t in,
-                           const char* ahead, const TileOut<bf16>& out) {
+                           const char* ahead, const Out& out) {
   f32x16 acc[ROWS][TILES] = {};
   for (int64_t i = 0; i < in; i += 2) {
     f32x16 w[TILES];
@@ -107,7 +108,7 @@ WEFT_INLINE void tile_sums(const bf16* tiles, int64_t tile_stride, const float* 
     for (int r = 0; r < ROWS; ++r)
       for (int t = 0; t < TILES; ++t) acc[r][t] += w[t] * x[r * x_stride + i + 1];
   }
-  store_sums<bf16, ROWS, TILES>(out, acc);
+  store_sums(out, acc);
 }
 
 constexpr int64_t kWidenedRows = 1024;  // at once: what a thread holds for them stays small
@@ -136,12 +137,12 @@ void with_widened_rows(const LinearArgs& args, const Product& product) {
 }
 
 #if defined(__AVX512F__)
-template <int ROWS, int TILES, int LINES>
+template <int ROWS, int TILES, int LINES, class Out>
 WEFT_BF16 void tile_sums(const bf16* tiles, int64_t tile_stride, const bf16* x, int64_t x_stride, int64_t in,
-                         const char* ahead, const TileOut<bf16>& out) {
+                         const char* ahead, const Out& out) {
   __m512 acc[ROWS][TILES] = {};
   for (int r = 0; r < ROWS; ++r)
-    for (int t = 0; t < TILES; t += 2) __builtin_prefetch(out.to + r * out.stride + t * kTile, 1);
+    for (int t = 0; t < TILES; t += 2) __builtin_prefetch(out.row(r) + t * kTile, 1);
   for (int64_t pair = 0; pair < in / 2; ++pair) {
     __m512i w[TILES];
     fetch_ahead<LINES>(ahead, pair);
@@ -156,7 +157,7 @@ WEFT_BF16 void tile_sums(const bf16* tiles, int64_t tile_stride, const bf16* x, 
   f32x16 sums[ROWS][TILES];
   for (int r = 0; r < ROWS; ++r)
     for (int t = 0; t < TILES; ++t) sums[r][t] = (f32x16)acc[r][t];
-  store_sums<bf16, ROWS, TILES>(out, sums);
+  store_sums(out, sums);
 }
 #elif defined(__aarch64__)
 // Of four rows of W, and of a row of x.
@@ -170,9 +171,9 @@ WEFT_BF16 inline float32x4_t dot_of_pair(float32x4_t sums, uint32x4_t pairs, con
 // columns: each sum gets what two bfdot add, one after the other. So bfdot gives a last row or pair the same bits.
 //
 //     bfdot   sum = odd(sum + odd(x0 w0 + x1 w1))     odd: an inexact result ends in a 1; denormals are zeros
-template <int ROWS, int TILES, int LINES>
+template <int ROWS, int TILES, int LINES, class Out>
 WEFT_BF16 void tile_sums(const bf16* tiles, int64_t, const bf16* x, int64_t x_stride, int64_t in, const char* ahead,
-                         const TileOut<bf16>& out) {
+                         const Out& out) {
   static_assert(TILES == 1);
   constexpr int kBoth = ROWS / 2, kQuarters = kTile / 4;
   float32x4_t blocks[kBoth ? kBoth : 1][2 * kQuarters];  // of two rows of x and two of W
@@ -230,19 +231,14 @@ WEFT_BF16 void tile_sums(const bf16* tiles, int64_t, const bf16* x, int64_t x_st
         sums[r][q] = dot_of_pair(sums[r][q], vld1q_u32(line + 4 * q), x + r * x_stride + i);
   f32x16 rows[ROWS][TILES];
   std::memcpy(rows, sums, sizeof rows);
-  store_sums<bf16, ROWS, TILES>(out, rows);
+  store_sums(out, rows);
 }
 #endif
 
-// T: the dtype of weights and outputs, X: of x. Rows [row, row + rows) times TILES tiles that lie at ``tiles``; their rows of
-// W begin with tile ``tile``.
-template <class T, class X, int TILES, int LINES>
-void tile_rows_at(const LinearArgs& args, const T* tiles, int64_t tile, int64_t row, int rows, const char* ahead) {
-  const Weight& weight = args.weight;
-  const int64_t stride = weight.in * kTile, x_stride = args.x_stride, in = weight.in, at = tile * kTile;
-  const X* x = static_cast<const X*>(args.x) + row * x_stride;
-  const TileOut<T> out = {static_cast<T*>(args.out) + row * weight.out + at, weight.out, weight.out - at,
-                          args.bias ? args.bias + at : nullptr};
+// ``rows`` rows of x times TILES tiles.
+template <int TILES, int LINES, class T, class X, class Out>
+void tile_block(const T* tiles, int64_t in, const X* x, int64_t x_stride, int rows, const char* ahead, const Out& out) {
+  const int64_t stride = in * kTile;
   switch (rows) {
     case 1: tile_sums<1, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
     case 2: tile_sums<2, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
@@ -251,6 +247,18 @@ void tile_rows_at(const LinearArgs& args, const T* tiles, int64_t tile, int64_t 
     case 5: if constexpr (kTileRows >= 5) tile_sums<5, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
     default: if constexpr (kTileRows >= 6) tile_sums<6, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
   }
+}
+
+// T: the dtype of weights and outputs, X: of x. Rows [row, row + rows) times TILES tiles that lie at ``tiles``; their rows of
+// W begin with tile ``tile``.
+template <class T, class X, int TILES, int LINES>
+void tile_rows_at(const LinearArgs& args, const T* tiles, int64_t tile, int64_t row, int rows, const char* ahead) {
+  const Weight& weight = args.weight;
+  const int64_t at = tile * kTile;
+  const X* x = static_cast<const X*>(args.x) + row * args.x_stride;
+  const TileOut<T> out = {static_cast<T*>(args.out) + row * weight.out + at, weight.out, weight.out - at,
+                          args.bias ? args.bias + at : nullptr};
+  tile_block<TILES, LINES>(tiles, weight.in, x, args.x_stride, rows, ahead, out);
 }
 
 template <class T, class X, int TILES, int LINES>

@@ -20,6 +20,9 @@ checked=(-fsanitize=address,undefined -fno-sanitize-recover=undefined)
 checked+=(-fno-sanitize=null,object-size,vptr)
 # Half of the time again: a check of an address is a call, and undefined behaviour is a trap without a message.
 checked+=(--param asan-instrumentation-with-call-threshold=0 -fsanitize-undefined-trap-on-error)
+# Where pointers may point to is worked out for faster code alone: without it table_products, the longest of the
+# files, takes 82 CPU seconds instead of 113.
+quick=-fno-tree-pta
 
 mkdir -p "$build"
 if ! command -v "$CXX" >/dev/null ||
@@ -53,7 +56,7 @@ mkdir -p "$objects"
 
 common="-std=c++20 -fPIC -fvisibility=hidden -pthread -w -I$python_headers -I$tools/nanobind/include \
   -I$tools/nanobind/ext/robin_map/include"
-ours="$common -O1 -g1 -fno-math-errno -ffp-contract=fast ${checked[*]} -Icsrc -DWEFT_HAS_$table"
+ours="$common -O1 -g1 $quick -fno-math-errno -ffp-contract=fast ${checked[*]} -Icsrc -DWEFT_HAS_$table"
 
 # object, then how it is compiled; the longest first
 jobs() {
@@ -117,7 +120,7 @@ int main(int count, char** words) {
   return 0;
 }
 END
-"$CXX" -O1 -g1 -fno-inline "${checked[@]}" "$build/faults.cpp" -o "$build/faults"
+"$CXX" -O1 -g1 $quick -fno-inline "${checked[@]}" "$build/faults.cpp" -o "$build/faults"
 ASAN_OPTIONS=detect_leaks=0 "$build/faults" 0 0
 for fault in 1 2 3 4 5 6; do
   ! (ASAN_OPTIONS=detect_leaks=0 "$build/faults" "$fault" 0; exit $?) 2>/dev/null ||

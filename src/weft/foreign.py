@@ -35,7 +35,6 @@ _FROM_CHECKPOINT = "this is read from the checkpoint"
 _KERNELS = "there is one kernel for each op on each kind of device"
 _WHOLE = "a model lies on one device as a whole"
 _BUDGET = "decodes and prefill chunks share one token budget per step"
-_DATA_URLS = "pictures come in the request, as data: URLs"
 _LEAVE_OUT = "leave it out"
 
 FOREIGN_FLAGS: dict[str, Foreign] = {
@@ -146,8 +145,8 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--lora-paths": Foreign(_OTHER_NAME, "--lora"),
     "--mm-processor-kwargs": Foreign(_FROM_CHECKPOINT, "edit preprocessor_config.json in the checkpoint"),
     "--limit-mm-per-prompt": Foreign(_OTHER_NAME, "limits.images of the --config file"),
-    "--allowed-local-media-path": Foreign(_DATA_URLS, _LEAVE_OUT),
-    "--allowed-media-domains": Foreign(_DATA_URLS, _LEAVE_OUT),
+    "--allowed-local-media-path": Foreign("the server opens no files for its clients", _LEAVE_OUT),
+    "--allowed-media-domains": Foreign(_OTHER_NAME, "--media-domains"),
     "--mm-processor-cache-gb": Foreign(_OTHER_NAME, "limits.picture_rows of the --config file"),
     "--override-generation-config": Foreign("sampling defaults come from generation_config.json",
                                             "send the sampling fields in the request"),

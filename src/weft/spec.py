@@ -12,6 +12,8 @@ A layer kind is a row of data over two primitives, not a subclass:
     mamba2         -                                  conv [C, K-1], recurrent [heads, head_dim, N] fp32
     mamba1         -                                  conv [C, K-1], recurrent [C, N] fp32
     short_conv     -                                  conv [C, K-1]
+    lightning      -                                  recurrent [heads, dim, dim] fp32
+    rg_lru         -                                  conv [C, K-1], recurrent [C / 16, 16] fp32
 
 A layer may have both (Falcon-H1) or neither (an MLP-only layer of Nemotron-H). Families turn a
 ``config.json`` into a ``ModelSpec`` (see ``weft.families``); nothing here or there imports torch.
@@ -183,6 +185,17 @@ def short_conv(channels: int, conv_kernel: int) -> LayerSpec:
 def mamba1(channels: int, state_dim: int, conv_kernel: int) -> LayerSpec:
     return LayerSpec("mamba1", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),
                                       StatePart("recurrent", (channels, state_dim), "float32")))
+
+
+def lightning(heads: int, head_dim: int) -> LayerSpec:
+    return LayerSpec("lightning", state=(StatePart("recurrent", (heads, head_dim, head_dim), "float32"),))
+
+
+def rg_lru(channels: int, conv_kernel: int) -> LayerSpec:
+    """One number for each channel, in rows of 16, which share a scale where a state is compressed."""
+    rows = (channels // 16, 16) if channels % 16 == 0 else (1, channels)
+    return LayerSpec("rg_lru", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),
+                                      StatePart("recurrent", rows, "float32")))
 
 
 def together(kind: str, attention: LayerSpec, recurrent: LayerSpec) -> LayerSpec:

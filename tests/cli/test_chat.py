@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from weft.cli.main import main
 from weft.cli.remote import AnswerDelta, RemoteModel
 from weft.errors import ConfigError, EngineUnavailableError, UserError, WeftError
 
-Answer = Callable[[list[dict[str, str]]], Generator[AnswerDelta, None, None]]
+Answer = Callable[[list[dict[str, Any]]], Generator[AnswerDelta, None, None]]
 
 
 class FakeModel:
@@ -24,16 +25,16 @@ class FakeModel:
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.asked: list[list[dict[str, str]]] = []
+        self.asked: list[list[dict[str, Any]]] = []
 
     def stream_chat(
-        self, messages: list[dict[str, str]], fields: dict[str, Any]
+        self, messages: list[dict[str, Any]], fields: dict[str, Any]
     ) -> Generator[AnswerDelta, None, None]:
         self.asked.append(messages)
         return self.answer(messages)
 
 
-def _counting(messages: list[dict[str, str]]) -> Generator[AnswerDelta, None, None]:
+def _counting(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
     yield AnswerDelta("you said ")
     yield AnswerDelta(f"{sum(m['role'] == 'user' for m in messages)} things")
     yield AnswerDelta(finish_reason="stop")
@@ -58,7 +59,7 @@ def _chat(*lines: str, answer: Answer = _counting, system: str | None = None) ->
 
 
 def test_reasoning_is_shown_before_the_answer_and_not_kept() -> None:
-    def thinking(messages: list[dict[str, str]]) -> Generator[AnswerDelta, None, None]:
+    def thinking(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
         yield AnswerDelta(reasoning="hm, ")
         yield AnswerDelta(reasoning="well")
         yield AnswerDelta("Yes.")
@@ -100,7 +101,7 @@ def test_quotes_hold_a_message_of_several_lines_and_blank_lines_are_no_message()
 
 
 def test_ctrl_c_in_an_answer_keeps_what_was_said_and_at_the_prompt_keeps_the_chat() -> None:
-    def interrupted(messages: list[dict[str, str]]) -> Generator[AnswerDelta, None, None]:
+    def interrupted(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
         yield AnswerDelta("so far")
         if len(messages) == 1:
             raise KeyboardInterrupt
@@ -111,7 +112,7 @@ def test_ctrl_c_in_an_answer_keeps_what_was_said_and_at_the_prompt_keeps_the_cha
 
 
 def test_a_failed_turn_leaves_no_trace_in_the_conversation() -> None:
-    def failing(messages: list[dict[str, str]]) -> Generator[AnswerDelta, None, None]:
+    def failing(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
         if messages[-1]["content"] == "too long":
             raise UserError("5000 tokens are more than 4096")
         yield from _counting(messages)
@@ -131,7 +132,7 @@ def test_a_failed_answer_is_exit_code_1_of_a_piped_chat(
             return terminal
 
     def stream(
-        self: RemoteModel, messages: list[dict[str, str]], fields: dict[str, Any]
+        self: RemoteModel, messages: list[dict[str, Any]], fields: dict[str, Any]
     ) -> Generator[AnswerDelta, None, None]:
         if answer != 200:
             raise UserError("too long")
@@ -210,3 +211,31 @@ def test_a_server_that_is_not_there_is_told_from_one_that_breaks_off() -> None:
 def test_engine_flags_with_a_url_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:9", "--threads", "2", "--memory", "1GiB"]) == 2
     assert "--memory, --threads cannot change the server" in capsys.readouterr().err
+
+
+def test_a_picture_goes_with_the_next_message_and_stays_in_the_conversation(tmp_path: Path) -> None:
+    file = tmp_path / "my cat.png"
+    file.write_bytes(b"pixels")
+    model, written = _chat(f"/image '{file}'", "what is it?", "and now?")
+    assert "my cat.png goes with the next message" in written
+    shown = {"type": "image_url", "image_url": {"url": "data:image/png;base64,cGl4ZWxz"}}
+    assert model.asked[0][-1]["content"] == [shown, {"type": "text", "text": "what is it?"}]
+    assert model.asked[1][0] == model.asked[0][-1]
+    assert model.asked[1][-1]["content"] == "and now?"
+
+
+def test_a_picture_that_cannot_be_read_or_is_refused_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "cat.png"
+    file.write_bytes(b"pixels")
+
+    def refusing(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
+        if isinstance(messages[-1]["content"], list):
+            raise UserError("no picture")
+        yield AnswerDelta("yes")
+
+    model, written = _chat(f"/image {tmp_path / 'dog.png'}", f"/image {file}", "one", "two", "/image",
+                           answer=refusing)
+    assert "dog.png cannot be read: No such file" in written
+    assert "error: no picture" in written
+    assert model.asked[1] == [{"role": "user", "content": "two"}]
+    assert "FILE: a picture for the next message" in written

@@ -135,6 +135,8 @@ def test_generate_without_a_prompt_says_how_to_give_one(
     (["serve", "/nowhere"], "/nowhere: there is no such directory"),
     (["bench", "kernels", "--only", "small"], "python -m benchmarks.kernels --only small"),
     (["serve", "--tp", "3"], "--tp is 3, which does not divide this model: 4 key heads of gated delta"),
+    (["serve", "owner/name:Q4_K_M", "--tp", "2"], "--tp is 2, and owner/name:Q4_K_M is a GGUF file"),
+    (["serve", "--media-domains", "https://a.example"], "--media-domains 'https://a.example': it takes host"),
     (["serve", "--store", "/nowhere/store", "--store-size", "1KB"],
      "--store-size 1KB is too small: a store has at least 16.0 MiB"),
 ])

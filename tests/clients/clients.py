@@ -38,6 +38,8 @@ PERSON = {"name": "Ada", "age": 36}
 PERSON_SCHEMA: dict[str, Any] = {
     "type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
     "required": ["name", "age"], "additionalProperties": False}
+ROWS_LEAST = 40
+"""Of the picture that is sent."""
 APIS = ("chat", "responses", "anthropic")
 """The first word of a check that a client runs over each of them."""
 Check = Callable[[], object]
@@ -321,13 +323,60 @@ def evaluate(url: str, task: str) -> dict[str, float]:
         return scores
 
 
+def picture_checks(url: str) -> Checks:
+    """Of a server whose model sees, at $WEFT_SEEING_URL: the client's own types bring a picture there. Its
+    rows are tokens of the prompt."""
+    import base64
+    import io
+
+    import anthropic
+    import ollama
+    import openai
+    from PIL import Image
+
+    seeing, out = os.environ["WEFT_SEEING_URL"], io.BytesIO()
+    Image.new("RGB", (200, 120), "teal").save(out, "PNG")
+    data = base64.b64encode(out.getvalue()).decode()
+    address = f"data:image/png;base64,{data}"
+    client = openai.OpenAI(base_url=f"{seeing}/v1", api_key="none")
+
+    def chat() -> None:
+        answer = client.chat.completions.create(model="default", max_tokens=2, messages=[
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}},
+                                         {"type": "text", "text": "look"}]}])
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens > ROWS_LEAST, answer.usage
+
+    def responses() -> None:
+        answer = client.responses.create(model="default", max_output_tokens=2, input=[
+            {"role": "user", "content": [{"type": "input_image", "image_url": address, "detail": "auto"}]}])
+        assert answer.usage is not None
+        assert answer.usage.input_tokens > ROWS_LEAST, answer.usage
+
+    def messages() -> None:
+        answer = anthropic.Anthropic(base_url=seeing, api_key="none").messages.create(
+            model="default", max_tokens=2, messages=[{"role": "user", "content": [
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}]}])
+        used = answer.usage
+        assert used.input_tokens + (used.cache_read_input_tokens or 0) > ROWS_LEAST, used
+
+    def of_ollama() -> None:
+        answer = ollama.Client(host=seeing).chat(model="default", options={"num_predict": 2}, messages=[
+            {"role": "user", "content": "look", "images": [out.getvalue()]}])
+        assert (answer.prompt_eval_count or 0) > ROWS_LEAST, answer
+
+    return {"chat picture": chat, "responses picture": responses, "anthropic picture": messages,
+            "ollama picture": of_ollama}
+
+
 CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[str], Checks]]] = {
     "litellm": (("litellm", "mcp"), litellm_checks),  # it imports mcp where a request has tools
     "langchain": (("langchain-openai", "langchain-anthropic"), langchain_checks),
     "llama-index": (("llama-index-llms-openai-like",), llama_index_checks),
     "pydantic-ai": (("pydantic-ai-slim[openai,anthropic]",), pydantic_ai_checks),
     "openai-agents": (("openai-agents",), agents_checks),
-    "lm-eval": (("lm-eval[api]", "transformers"), lm_eval_checks)}
+    "lm-eval": (("lm-eval[api]", "transformers"), lm_eval_checks),
+    "pictures": (("openai", "anthropic", "ollama", "pillow"), picture_checks)}
 """Name -> (packages, checks)."""
 
 

@@ -3,9 +3,9 @@
 #
 #   tests/clients/run.sh [CLIENT...]      all clients of clients.py, or those named
 #
-# The server is that of the checkout, with the embedded model. Each client has an environment of its own, without
-# weft and without torch, in build/clients (or $CLIENTS_FOLDER): their demands on shared packages exclude each
-# other. The first run downloads them.
+# The server is that of the checkout, with the embedded model, and for pictures with one that sees. Each client has
+# an environment of its own, without weft and without torch, in build/clients (or $CLIENTS_FOLDER): their demands on
+# shared packages exclude each other. The first run downloads them.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -24,16 +24,28 @@ for name in "${names[@]}"; do
 done
 
 work=$(mktemp -d)
-PYTHONPATH="$root/src" "$python" -m weft serve --port 0 --memory 128MiB --file-store off \
-    --response-store "$work/responses.sqlite" >"$work/log" 2>&1 &
-server=$!
-trap 'kill $server 2>/dev/null || true; wait $server 2>/dev/null || true; rm -rf "$work"' EXIT
-for _ in $(seq 300); do
-    grep -q "Ctrl-C finishes" "$work/log" && break
-    kill -0 $server || { cat "$work/log"; exit 1; }
-    sleep 1
-done
-url=$(grep -oE 'http://127\.0\.0\.1:[0-9]+' "$work/log" | head -1)
+servers=()
+trap 'kill "${servers[@]}" 2>/dev/null || true; wait "${servers[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
+
+start() {    # LOG ARGUMENTS...; the address in $url
+    local log=$work/$1
+    shift
+    PYTHONPATH="$root/src" "$python" -m weft serve --port 0 --memory 128MiB --file-store off "$@" >"$log" 2>&1 &
+    servers+=($!)
+    for _ in $(seq 300); do
+        grep -q "Ctrl-C finishes" "$log" && break
+        kill -0 "${servers[-1]}" || { cat "$log"; exit 1; }
+        sleep 1
+    done
+    url=$(grep -oE 'http://127\.0\.0\.1:[0-9]+' "$log" | head -1)
+}
+
+if [[ " ${names[*]} " == *" pictures "* ]]; then   # of a tiny checkpoint with random weights
+    (cd "$root" && PYTHONPATH=src "$python" -m tests.clients.seeing "$work/seeing")
+    start seeing.log "$work/seeing" --response-store off
+    export WEFT_SEEING_URL=$url
+fi
+start log --response-store "$work/responses.sqlite"
 
 echo "| client | version | API | works | fails |"
 echo "|---|---|---|---|---|"

@@ -77,6 +77,7 @@ class Allocator:
     reserved: int = 0
     segments: dict[int, Segment] = field(default_factory=dict)
     """By the address of their storage."""
+    taken: set[Block] = field(default_factory=set)
     _free: dict[tuple[Any, ...], list[Block]] = field(
         default_factory=lambda: collections.defaultdict(list))
 
@@ -101,6 +102,7 @@ class Allocator:
             block.behind, block.size = behind, size
             self._free[key].append(behind)
         block.free = False
+        self.taken.add(block)
         self.allocated += block.size
         self.peak = max(self.peak, self.allocated)
         return block
@@ -109,6 +111,7 @@ class Allocator:
         """Its bytes may be given out again at once."""
         self.allocated -= block.size
         block.free = True
+        self.taken.discard(block)
         free = self._free[block.key]
         behind = block.behind
         if behind is not None and behind.free:

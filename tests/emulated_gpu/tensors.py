@@ -205,7 +205,9 @@ def _is_composite(func: Any) -> bool:
 def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if _is_composite(func):
         leaves = tree_leaves((args, kwargs))
-        if _on_card(kwargs.get("device")) or any(isinstance(one, DeviceTensor) for one in leaves):
+        # ``x.to(device, dtype)`` gives its device by position.
+        if any(isinstance(one, DeviceTensor) or (isinstance(one, torch.device) and _on_card(one))
+               for one in leaves) or _on_card(kwargs.get("device")):
             with Emulation():
                 return func.decompose(*args, **kwargs)
     with torch._C._DisableTorchDispatch():

@@ -11,6 +11,7 @@ import pytest
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.engines import answers, assert_tokens_of_transformers, started
 from tests.emulated_gpu.rank_process import MODULE
+from tests.emulated_gpu.sample import sample
 from tests.fixtures.checkpoints import checkpoint
 from weft.ranks import peers as rank_peers
 from weft.ranks.peers import Peers
@@ -26,7 +27,7 @@ def two() -> Iterator[Peers]:
     peers.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("family", sample(["qwen3_5", "qwen3"], 1))
 def test_two_ranks_answer_as_transformers_does_and_nothing_is_reported(family: str, two: Peers) -> None:
     checkpoint(family)
     with emulated() as card, started(card, family, peers=two, tp=2, rank_timeout=120.0) as engine:

@@ -9,6 +9,7 @@ prints the seed of its input, and ``WEFT_FUZZ_SEED`` begins there.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import random
@@ -19,15 +20,20 @@ from typing import Any
 
 import pytest
 
+from tests.support.pictures import drawn, encoded
 from tests.unit.text.test_grammar_sandbox import new_compiler, reference_chain, rule_chain
 from tests.unit.text.test_template_sandbox import PLAIN, sandbox, turns
 from weft.errors import WeftError
 from weft.families import read_architecture
+from weft.images.decoding import FORMATS, ImageLimits
+from weft.images.settings import ImageSettings
+from weft.images.worker import read_picture
 from weft.models.gguf.architectures import read_layout
 from weft.models.gguf.header import read_header
 from weft.models.gguf.view import our_tensors
 from weft.models.gguf.vocabulary import Vocabulary
 from weft.request import Grammar
+from weft.server.media import MediaFetcher
 from weft.server.protocol import ChatBody, CompletionBody, grammar_of, parse_body, sampling_params
 from weft.text.grammars import grammar_from
 from weft.text.tools.definitions import read_choice, read_tools
@@ -152,6 +158,26 @@ def test_mutated_templates_are_rendered_or_refused() -> None:
             asyncio.run(template.write(turns("hi"), chars_cut=10_000))
 
     check([PLAIN, *(path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))[:6])], run)
+
+
+def test_mutated_pictures_and_their_addresses_are_read_or_refused() -> None:
+    """Files have a character for each byte."""
+    settings, pixels = ImageSettings(), drawn("photo", 40, 30)
+    fetcher = MediaFetcher(["*.example.org"], bytes_max=1 << 20, seconds=5, resolve=lambda host, port: [])
+    addresses = ["https://a.example.org/x.png?y=1#z", "https://[2001:db8::1]:443/",
+                 "https://u@a.example.org\\"]
+    files = [encoded(pixels, form).decode("latin-1") for form in FORMATS]
+    urls = [f"data:image/png;base64,{base64.b64encode(encoded(pixels)).decode()}"]
+
+    def run(text: str) -> None:
+        if text[:2] == "ht":
+            asyncio.run(fetcher.fetch(text))
+        elif text[:2] == "da":
+            read_picture(text, settings, ImageLimits())
+        else:
+            read_picture(text.encode("latin-1", "replace"), settings, ImageLimits())
+
+    check([*files, *urls, *addresses], run)
 
 
 def gguf_corpus(directory: Path) -> list[str]:

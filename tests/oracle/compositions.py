@@ -5,7 +5,7 @@
 
 The suites run most promises on a few families and all of them together on none, for the time that it takes.
 This runs the tests themselves, with other families: ``asked`` in ``tests.fixtures.checkpoints``. A cell says
-"yes", "no", or "-" for what a family has not (no pages to compress). It takes about half a minute a family.
+"yes", "no", or "-" where a family has no pages. It takes about half a minute a family.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pytest
 from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES
 from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
 from tests.fixtures.checkpoints import ASKED, FAMILIES
+from tests.oracle.serving import loaded
 
 _EVERY = "oracle/test_engine_every_family.py::test_"
 COMPOSITIONS: dict[str, str] = {
@@ -45,18 +46,30 @@ COMPOSITIONS: dict[str, str] = {
 """What a column says -> the test behind it."""
 
 
+OF_PAGES = ("compaction", "states in 8 bits", "KV in 8, 4 bits")
+"""What takes pages: small states are compressed into them. A model of states alone has nothing to move."""
+
+
 class Outcomes:
     """Of each family and composition, the outcomes of its tests: a plugin of pytest."""
 
     def __init__(self) -> None:
         self.of: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if self._of(item.nodeid)[1] not in OF_PAGES
+                    or loaded(self._of(item.nodeid)[0]).spec.attention_layers]
+
+    @staticmethod
+    def _of(nodeid: str) -> tuple[str, str]:
+        """Family and composition of a test."""
+        node, _, settings = nodeid.removeprefix("tests/").partition("[")
+        return (next(one for one in families() if one in re.split(r"[\]-]", settings)),
+                next(name for name, test in COMPOSITIONS.items() if test == node))
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
-            node, _, settings = report.nodeid.removeprefix("tests/").partition("[")
-            name = next(name for name, test in COMPOSITIONS.items() if test == node)
-            family = next(one for one in families() if one in re.split(r"[\]-]", settings))
-            self.of[family, name].add(report.outcome)
+            self.of[self._of(report.nodeid)].add(report.outcome)
 
     def cell(self, family: str, name: str) -> str:
         seen = self.of[family, name]

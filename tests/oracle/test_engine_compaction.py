@@ -22,7 +22,8 @@ from weft.request import SamplingParams
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 
-FAMILIES = asked("qwen3_5", "granite")
+TUNED = ("qwen3_5", "granite")
+FAMILIES = asked(*TUNED)
 """A gated delta rule, and Mamba-2."""
 TOLERANCE = 3e-5
 """In company sums are made in other orders; as in ``test_engine_prefix_cache``."""
@@ -60,10 +61,12 @@ def test_moving_what_is_in_use_changes_nothing(family: str) -> None:
         assert_like_cold(family, [answer], [prompt], sampling, tolerance=TOLERANCE)
     moves = [plan.reservation.moves for plan in serving.plans]
     usage = serving.core.memory.usage()
-    assert usage.moves.pages == sum(len(move.pages) for move in moves) >= 8
+    assert usage.moves.pages == sum(len(move.pages) for move in moves)
     assert usage.moves.slots == sum(len(move.slots) for move in moves)
-    assert sum(len(move.table_patches) for move in moves) >= 4, "pages of running sequences"
-    if serving.arena.slots_per_frame > 1:   # a frame that one state fills is moved by nothing
+    if serving.arena.pages_per_frame > 1:   # a frame of one page has no holes
+        assert usage.moves.pages >= 8
+        assert sum(len(move.table_patches) for move in moves) >= 4, "pages of running sequences"
+    if family in TUNED:   # how many states a frame takes decides whether one has to move
         assert usage.moves.slots >= 3
         assert sum(len(move.slot_patches) for move in moves) >= 3, "states of running sequences"
 

@@ -7,6 +7,7 @@ more text. Qwen3.5 turns by the places of pictures (M-RoPE), so the same composi
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +16,17 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from tests.fixtures.vision_checkpoints import SEEING, greedy_of_pixels, prepared
+import weft.pictures
+from tests.fixtures.vision_checkpoints import SEEING, greedy_of_pixels, prepared, vision_settings
 from tests.oracle.serving import Serving, Truth, assert_equal_to_truth, distance
 from tests.oracle.test_engine_store import disk_store
 from tests.oracle.test_vision import loaded
 from tests.server.scripted_engine import _FreeRows
+from tests.support.pictures import drawn, encoded
+from weft.images.decoding import ImageLimits
+from weft.images.worker import read_picture
 from weft.pictures import Turns
-from weft.request import PlacedPicture, SamplingParams
+from weft.request import PlacedPicture, Request, Resumption, SamplingParams
 from weft.runner.graphs import EagerCapture
 from weft.runner.pictures import PictureRows
 from weft.schedule.plan import StepPlan
@@ -113,6 +118,63 @@ def test_hits_skip_the_picture_only_if_it_is_the_same(name: str) -> None:
     assert engine.core.pictures.stats().encoded == 2
 
 
+GROWING = ((BIG, TALL), (BIG, TALL, FLAT), (BIG, TALL, FLAT, BIG))
+
+
+def hits_of_growing(name: str) -> list[int]:
+    """Cached tokens of a conversation to which pictures are added."""
+    engine = serving(name, cache=True)
+    turns = [seeing(name, 10, sizes, 0, seed=8) for sizes in GROWING]
+    for turn, before in zip(turns[1:], turns, strict=False):
+        assert turn.tokens[:len(before.tokens)] == before.tokens
+    return [answers(engine, [turn])[0].cached_tokens for turn in turns]  # type: ignore[attr-defined]
+
+
+@of_each
+def test_a_conversation_that_pictures_are_added_to_is_a_hit(name: str) -> None:
+    """vllm #43587: no hits as pictures were added."""
+    first, second, third = hits_of_growing(name)
+    assert first == 0
+    at, rows = seeing(name, 10, GROWING[0], 0, seed=8).pictures[0].places[-1]
+    assert third >= second >= at + rows, "it is behind the first picture"
+
+
+def test_keys_that_are_new_in_each_prompt_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: vllm #43587 put back. Keys are of the prompt, and not of the picture."""
+    right, numbers = weft.pictures._stream, itertools.count()
+    monkeypatch.setattr("weft.pictures._stream", lambda seed, count: right(
+        seed + str(next(numbers)).encode(), count))
+    assert max(hits_of_growing("lfm2_vl")) <= 10
+
+
+def resumed(case: Seeing, pictures: list[PlacedPicture], count: int) -> list[int]:
+    """What an engine that is told the first ``count`` tokens of the answer adds to them."""
+    engine = serving(case.name, cache=True)
+    engine.core.submit(Request(
+        request_id="a", prompt_tokens=case.tokens, sampling=SAMPLING, pictures=pictures,
+        resumption=Resumption(answers={0: case.truth.tokens[:count]})))
+    tokens: list[int] = []
+    while engine.core.has_work:
+        for event in engine.core.step():
+            tokens += event.tokens
+    return tokens
+
+
+@of_each
+def test_an_answer_goes_on_in_another_engine(name: str) -> None:
+    """As after kill -9 (``tests/fleet/test_pictures.py``). maclocal-api #42: positions were read from the
+    state of a cache, which a new engine does not have."""
+    case = seeing(name, 20, (FLAT, TALL, FLAT), 12, seed=6)
+    for count in (1, 13):
+        assert resumed(case, case.pictures, count) == case.truth.tokens[count:]
+    settings = vision_settings(name)
+    noise = [read_picture(encoded(drawn("noise", *size)), settings, ImageLimits())
+             for size in (FLAT, TALL, FLAT)]
+    others = [PlacedPicture(digest=other.digest, data=other.to_bytes(), places=one.places)
+              for other, one in zip(noise, case.pictures, strict=True)]
+    assert resumed(case, others, 1) != case.truth.tokens[1:], "the control: the pictures decide the answer"
+
+
 @of_each
 def test_preemptions_compute_a_picture_again(name: str) -> None:
     asked = [*cases(name)[:3], seeing(name, 20, ((90, 41),), 30, seed=4),
@@ -184,7 +246,8 @@ def test_positions_that_begin_again_in_a_chunk_are_noticed(name: str,
 
 @of_turning
 def test_a_delta_that_a_hit_loses_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: mlx-vlm #1621 put back. Behind a hit positions are the cache's length."""
+    """The control: mlx-vlm #1621 and maclocal-api #42 put back. Behind a hit positions are the cache's
+    length."""
     right = PictureRows.apply
 
     def wrong(self: PictureRows, plan: StepPlan) -> None:

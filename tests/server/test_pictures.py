@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import base64
+import io
+import json
 import shutil
+import warnings
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import ollama
 import pytest
+from PIL import Image
 
 from tests.fixtures.vision_checkpoints import greedy_of_pixels, prepared, vision_checkpoint, vision_settings
+from tests.hostile.test_browser import CHROMIUM
+from tests.server.browser import Browser
 from tests.server.running import RunningServer, eventually, running_server
 from tests.support.pictures import drawn, encoded
+from weft.errors import RequestError
 from weft.images.decoding import ImageLimits
 from weft.images.worker import read_picture
 
@@ -47,8 +57,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     engine = {"model": str(vision_checkpoint("lfm2_vl")), "memory": "32MB", "threads": 1,
               "max_model_len": 512}
     with running_server("", engine=engine, server={
-            "chat_template": str(template), "images": 3, "image_side": 3000, "show_text": True,
-            "operator_key": ["boss"]}) as running:
+            "file_store": str(template.parent / "files"), "chat_template": str(template), "images": 3,
+            "image_side": 3000, "show_text": True,
+            "operator_key": ["boss"], "media_domains": ["localhost"]}) as running:
         yield running
 
 
@@ -109,6 +120,90 @@ def test_each_dialect_has_the_same_prompt(server: RunningServer) -> None:
     assert tokenized["count"] == count
 
 
+def test_the_clients_of_openai_anthropic_and_ollama_send_pictures(server: RunningServer) -> None:
+    count, text = chat(server, ASKED)["usage"]["prompt_tokens"], "the dog and the cat"
+    client = server.client()
+    chatted = client.chat.completions.create(model="default", messages=ASKED, max_tokens=2)
+    assert chatted.usage is not None
+    assert chatted.usage.prompt_tokens == count
+    said = client.responses.create(model="default", max_output_tokens=2, input=[{"role": "user", "content": [
+        {"type": "input_image", "image_url": URL, "detail": "auto"}, {"type": "input_text", "text": text}]}])
+    assert said.usage is not None
+    assert said.usage.input_tokens == count
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+        answer = claude.messages.create(model="default", max_tokens=2, messages=[{"role": "user", "content": [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(*SIZE)}},
+            {"type": "text", "text": text}]}])
+        assert answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) == count
+    told = ollama.Client(host=server.url).chat(model="default", options={"num_predict": 2}, messages=[
+        {"role": "user", "content": text, "images": [base64.b64decode(png(*SIZE))]}])
+    assert told.prompt_eval_count == count
+
+
+def test_a_batch_has_pictures_in_its_lines(server: RunningServer) -> None:
+    client, expected_count = server.client(api_key="boss"), chat(server, ASKED)["usage"]["prompt_tokens"]
+    bodies = [{"model": "default", "messages": messages, "max_tokens": 3} for messages in (
+        ASKED, shows("data:image/png;base64,AAAA"))]
+    content = b"\n".join(json.dumps({"custom_id": str(number), "method": "POST",
+                                     "url": "/v1/chat/completions", "body": body}).encode()
+                         for number, body in enumerate(bodies))
+    file = client.files.create(file=("in.jsonl", io.BytesIO(content)), purpose="batch")
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions",
+                                 completion_window="24h")
+    assert eventually(lambda: client.batches.retrieve(made.id).status not in ("validating", "in_progress"))
+    batch = client.batches.retrieve(made.id)
+    assert batch.status == "completed", batch.errors
+    assert batch.output_file_id is not None
+    assert batch.error_file_id is not None
+    good, bad = (json.loads(client.files.content(name).text) for name in (
+        batch.output_file_id, batch.error_file_id))
+    assert good["response"]["body"]["usage"]["prompt_tokens"] == expected_count
+    assert bad["response"]["status_code"] == 400
+    assert "in no known format" in json.dumps(bad)
+
+
+def test_a_tool_returns_a_picture_in_each_dialect(server: RunningServer) -> None:
+    """As a screenshot that an agent took."""
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    count = chat(server, [
+        {"role": "user", "content": "look"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "here"}, SHOWN]},
+    ])["usage"]
+    source = {"type": "base64", "media_type": "image/png", "data": png(*SIZE)}
+    asked = {"model": "default", "max_tokens": 4, "messages": [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [
+            {"type": "text", "text": "here"}, {"type": "image", "source": source}]}]}]}
+    assert post(server, "/v1/messages/count_tokens", asked).json() == {
+        "input_tokens": count["prompt_tokens"]}
+    assert post(server, "/v1/messages", asked).status_code == 200
+    answer = post(server, "/v1/responses", {"model": "default", "max_output_tokens": 4, "input": [
+        {"role": "user", "content": "look"},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [
+            {"type": "input_text", "text": "here"}, {"type": "input_image", "image_url": URL}]}]}).json()
+    assert answer["usage"]["input_tokens"] == count["prompt_tokens"]
+
+
+@pytest.mark.parametrize(("blocks", "place", "words"), [
+    ([{"type": "image", "source": {"type": "url", "url": "https://example.com/cat.png"}}],
+     "messages.0.content.0", "'example.com', which --media-domains does not name"),
+    ([{"type": "tool_result", "tool_use_id": "c1", "content": [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]}],
+     "messages.0.content.0.content.0", "in no known format"),
+    ([{"type": "image", "source": {"type": "file", "file_id": "f"}}], "messages.0.content.0.source",
+     "it is base64, with media_type and data, or url, with url")])
+def test_messages_name_the_block_of_a_picture_as_its_client_counts(
+        server: RunningServer, blocks: list[Any], place: str, words: str) -> None:
+    answer = post(server, "/v1/messages", {"model": "default", "max_tokens": 4, "system": "be brief",
+                                           "messages": [{"role": "user", "content": blocks}]})
+    assert answer.status_code == 400, answer.text
+    said = answer.json()["error"]["message"]
+    assert said.startswith(place)
+    assert words in said
+
+
 def test_a_conversation_goes_on_behind_its_picture(server: RunningServer) -> None:
     first = chat(server, ASKED)
     said = first["choices"][0]["message"]["content"]
@@ -130,8 +225,13 @@ def shows(url: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("messages", "words"), [
-    (shows("https://example.com/cat.png"), "messages[0].content[0]: the picture is at 'https://example.com"),
-    (shows("file:///etc/passwd"), "pictures are read from data: URLs alone"),
+    (shows("https://example.com/cat.png"),
+     "messages[0].content[0]: the picture is at the host 'example.com', which --media-domains does not name"),
+    (shows("https://localhost/cat.png"), "'localhost' has an address that is not public"),
+    (shows("http://localhost/cat.png"), "pictures are fetched by https alone"),
+    (shows("file:///etc/passwd"), "it must be a data: URL"), (shows("/etc/passwd"), "it must be a data: URL"),
+    ([{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}],
+     "expected an object with url"),
     (shows("data:image/png;base64,AAAA"), "in no known format"),
     (shows("data:image/png;base64,%%%"), "the data: URL is no base64"),
     (shows("data:image/png,abc"), "it must be data:image/TYPE;base64,DATA"),
@@ -184,6 +284,17 @@ def test_the_python_api_reads_pictures(tmp_path: Path) -> None:
     with Engine(str(tmp_path), memory="32MB", threads=1, max_model_len=512) as engine:
         reply = engine.chat(ASKED, max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
         assert reply.tokens == expected(engine.render_chat(ASKED))
+        pixels = drawn("photo", *SIZE, seed=SIZE[0])
+        (tmp_path / "cat.png").write_bytes(encoded(pixels))
+        own = [Image.fromarray(pixels), tmp_path / "cat.png", str(tmp_path / "cat.png"), encoded(pixels), URL]
+        for image in own:
+            shown = [{"role": "user", "content": [{"type": "image", "image": image}, ASKED[0]["content"][1]]}]
+            again = engine.chat(shown, max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
+            assert again.tokens == reply.tokens
+            assert again.cached_tokens > 30, "it is the same picture"
+        for wrong, words in ((7, "is a int"), (tmp_path / "dog.png", "No such file")):
+            with pytest.raises(RequestError, match=words):
+                engine.chat([{"role": "user", "content": [{"type": "image", "image": wrong}]}])
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_vl", "qwen3_5_moe_vl"])
@@ -215,6 +326,76 @@ def test_several_pictures_are_asked_about_with_the_client_of_openai(name: str, t
             client.chat.completions.create(model="default", max_tokens=1, messages=[
                 {"role": "user", "content": [{"type": "video_url",  # type: ignore[list-item,misc]
                                               "video_url": {"url": "data:video/mp4;base64,AA=="}}]}])
+        with pytest.raises(openai.BadRequestError, match="has no --media-domains"):
+            client.chat.completions.create(
+                model="default", max_tokens=1,
+                messages=shows("https://localhost/cat.png"))  # type: ignore[arg-type]
         with pytest.raises(openai.BadRequestError, match="too long and narrow"):
             client.chat.completions.create(model="default", max_tokens=1, messages=shows(
                 f"data:image/png;base64,{png(1000, 2)}"))  # type: ignore[arg-type]
+
+
+GIVES = """(async (how, width, height) => {
+  const canvas = Object.assign(document.createElement('canvas'), {width, height});
+  const ink = canvas.getContext('2d');
+  ink.fillStyle = 'teal'; ink.fillRect(0, 0, width, height);
+  ink.fillStyle = 'gold'; ink.fillRect(width / 4, height / 4, width / 2, height / 2);
+  const blob = await new Promise((done) => canvas.toBlob(done, 'image/png'));
+  const data = new DataTransfer();
+  data.items.add(new File([blob], how + '.png', {type: 'image/png'}));
+  const form = document.getElementById('ask-form'), file = document.getElementById('picture-file');
+  if (how === 'dropped') {
+    form.dispatchEvent(new DragEvent('dragover', {dataTransfer: data, bubbles: true, cancelable: true}));
+    form.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true}));
+  } else if (how === 'pasted') {
+    document.getElementById('ask').dispatchEvent(
+      new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true}));
+  } else {
+    file.files = data.files;
+    file.dispatchEvent(new Event('change'));
+  }
+})"""
+ANSWERS = "[...document.querySelectorAll('#talk .answer')].map((one) => one.textContent)"
+
+
+def test_the_page_asks_about_a_dropped_a_pasted_and_a_chosen_picture(server: RunningServer,
+                                                                     tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        warnings.warn("no Chromium: pictures of the page were not tried in a browser", stacklevel=1)
+        files = resources.files("weft.server") / "page_files"
+        assert "startPictures()" in (files / "ask.js").read_text("utf-8")
+        return
+    browser = Browser(CHROMIUM, tmp_path)
+    try:
+        browser.open(server.url)
+        browser.run("sessionStorage.setItem('weft-key', 'boss')")
+        browser.open(f"{server.url}/?again")
+        browser.wait_for("document.getElementById('picture').checkVisibility()")
+        for number, how in enumerate(("dropped", "pasted", "chosen")):
+            browser.run(f"{GIVES}('{how}', 160, {100 + 20 * number})")
+            browser.wait_for(f"document.querySelectorAll('#pictures img[alt=\"{how}.png\"]').length === 1")
+        browser.wait_for("[...document.querySelectorAll('#pictures img')].every((one) => one.naturalWidth)")
+        browser.click("#pictures button")   # leaves the first one out
+        assert browser.run("document.querySelectorAll('#pictures img').length") == 2
+        before = metric(server, "pictures_encoded_total")
+        browser.run("document.getElementById('max-tokens').value = '8';"
+                    "document.getElementById('ask').focus()")
+        browser.type("what is it?")
+        browser.press("Enter", 13)
+        browser.wait_for("/prompt tokens/.test(document.getElementById('talk').textContent)")
+        assert browser.run("document.querySelectorAll('#talk .row img').length") == 2
+        assert browser.run("document.querySelectorAll('#pictures img').length") == 0
+        assert browser.run("document.querySelectorAll('#talk .failed').length") == 0
+        assert metric(server, "pictures_encoded_total") == before + 2
+        browser.wait_for("/^Pictures: rows of .* of 3.8 MiB; /.test("
+                         "document.getElementById('picture-rows').textContent)")
+        browser.run("document.getElementById('ask').focus()")
+        browser.type("and now?")   # the pictures are a part of the conversation
+        browser.press("Enter", 13)
+        browser.wait_for(f"{ANSWERS}.length === 2 && document.getElementById('stop').hidden")
+        assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
+        assert metric(server, "pictures_encoded_total") == before + 2
+        browser.screenshot(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 10_000
+    finally:
+        browser.close()

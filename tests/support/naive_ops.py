@@ -5,8 +5,8 @@ Tests compare every form of an op with them. Signatures are those of the ops (``
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -412,3 +412,22 @@ def decode_nibbles(codes_XH: torch.Tensor, bounds_X2: torch.Tensor, dtype: torch
         decoded[..., 2 * at] = low_X + (codes_XH[..., at] % 16).double() * step_X
         decoded[..., 2 * at + 1] = low_X + (codes_XH[..., at] // 16).double() * step_X
     return decoded.to(dtype)
+
+
+def adapted(x_TI: torch.Tensor, y_TO: torch.Tensor, whose: Sequence[str],
+            changes: Mapping[str, Any]) -> torch.Tensor:
+    """``y`` [T, out] with what the adapter of each row adds to it (``ProductChange``s by adapter), on a
+    CPU."""
+    out = y_TO.double().cpu()
+    for row, digest in enumerate(whose):
+        change = changes.get(digest)
+        for part in () if change is None else change.parts:
+            span = slice(part.first, part.last)
+            for vector, apply in ((part.gain, torch.mul), (part.shift, torch.add)):
+                if vector is not None:
+                    out[row, span] = apply(out[row, span], vector.double().cpu())
+            if part.up is not None:
+                low = change.down.plain()[part.begin:part.end].double().cpu() @ x_TI[row].double().cpu()
+                low = low.to(x_TI.dtype).double()   # the first product is stored
+                out[row, span] += part.up.plain().double().cpu() @ low
+    return out.to(y_TO.dtype)

@@ -3,17 +3,21 @@
     messages, tools --ChatWriter--> PreparedChat: token ids, cache positions, sampling with its grammar
     Completion --PreparedChat.reply--> ChatReply: text, reasoning, calls of tools
 
-The preparation itself is ``weft.text.chat_request``, which the server uses too.
+The preparation itself is ``weft.text.chat_request``, which the server uses too. A program's own pictures
+stand in ``{"type": "image", "image": ...}``: an image of Pillow, the name of a file, or its bytes. Over HTTP
+there are none of these.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from PIL import Image, ImageOps
 
 from weft.api.completion import ChatPiece, ChatReply, Completion, FunctionCall
 from weft.errors import RequestError
@@ -36,6 +40,9 @@ from weft.text.pictures import ImagePart
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.json_calls import CallDelta
+
+_LIMITS = ImageLimits(image_bytes=1 << 40)
+"""Files of the program's own are bounded by their pixels alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +121,8 @@ class ChatWriter:
                                "directory, or complete plain text: Engine.generate, `weft generate` without "
                                "--chat", param="messages")
         try:
-            turns = msgspec.convert(list(messages), list[ChatMessage])
+            turns = msgspec.convert([_with_files(at, one) for at, one in enumerate(messages)],
+                                    list[ChatMessage])
         except msgspec.ValidationError as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         conversation = ConversationFields(messages=turns, variables=template, **fields)
@@ -130,7 +138,39 @@ class ChatWriter:
         pictures = []
         for image in images:
             try:
-                pictures.append(read_picture(image.url, settings, ImageLimits()))
+                pictures.append(read_picture(image.source, settings, _LIMITS))
             except RequestError as error:
                 raise RequestError(f"{image.where}: {error.message}", param=image.where) from None
         return show_pictures(prompt, pictures, token)
+
+
+def _with_files(at: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``message`` with the bytes of its own pictures. Raises RequestError."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return message
+    parts = list(content)
+    for index, part in enumerate(parts):
+        if isinstance(part, dict) and part.get("type") == "image" and "image" in part:
+            where = f"messages[{at}].content[{index}]"
+            parts[index] = ImagePart(_bytes_of(part["image"], where), where)
+    return {**message, "content": parts}
+
+
+def _bytes_of(image: Any, where: str) -> str | bytes:
+    """``image``: an image of Pillow, the bytes of a file, its name, or a ``data:`` URL."""
+    if isinstance(image, Image.Image):
+        out = io.BytesIO()
+        ImageOps.exif_transpose(image).convert("RGB").save(out, "BMP")
+        return out.getvalue()
+    if isinstance(image, bytes | bytearray):
+        return bytes(image)
+    if isinstance(image, str) and image.startswith("data:"):
+        return image
+    try:
+        return Path(image).expanduser().read_bytes()
+    except TypeError:
+        raise RequestError(f"{where}.image is a {type(image).__name__}; it takes an image of Pillow, the "
+                           "name of a file, its bytes or a data: URL", param=where) from None
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{where}.image: {image!s:.200} cannot be read: {error}", param=where) from None

@@ -145,7 +145,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       snapshots=snapshots, overlap=overlap, max_step_s=max_step_s(config, device),
                       pair_tokens=2 * cost.quadratic, adapters=_adapter_pool(config, placed.executor),
-                      encoder=placed.own.pictures, pictures_bytes=placed.pictures_bytes,
+                      encoder=placed.executor.pictures, pictures_bytes=placed.pictures_bytes,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     notes += load_adapters(core, adapters, tell)
     core.on_step.append(_cost_listener(core, policy, cost, tier))

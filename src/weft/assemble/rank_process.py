@@ -129,6 +129,12 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
         elif isinstance(message, messages.RankWake):
             executor.wake(message.part)
             connection.send(messages.RankDone())
+        elif isinstance(message, messages.RankPicture):
+            assert executor.pictures is not None
+            if message.data:
+                executor.pictures.receive(message.digest, message.data, message.grids)
+            else:
+                executor.pictures.drop(message.digest)
         elif isinstance(message, messages.RankAdapter):
             executor.change_adapter(message.adapter, forget=message.forget)
             connection.send(messages.RankDone())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weft.assemble.room import ArenaRoom
 from weft.config import EngineConfig
 from weft.engine.stats import RankStats
-from weft.errors import RankLostError
+from weft.errors import ConfigError, RankLostError
 from weft.host import usable_cores
 from weft.units import format_bytes
 
@@ -141,17 +141,21 @@ def identity_with(identity: dict[str, str], loaded: LoadedModel) -> dict[str, st
     return {**identity, "dtype": loaded.spec.dtype, "weights form": loaded.weights_form}
 
 
+def check_no_gguf(config: EngineConfig, is_gguf: bool) -> None:
+    """Raises ConfigError."""
+    if is_gguf:
+        raise ConfigError(f"--tp is {config.tp}, and {config.model} is a GGUF file, which ranks do not "
+                          "divide; use the checkpoint that it was made of", param="--tp")
+
+
 def check_divides(config: EngineConfig, directory: Path) -> None:
     """Raises ConfigError where the model in ``directory`` cannot be divided over ``config.tp`` ranks."""
-    from weft.errors import ConfigError
     from weft.families import read_architecture
     from weft.families.sharding import rank_architecture
     from weft.files import read_json
 
     settings = read_json(directory / "config.json")
-    if (settings.get("quantization_config") or {}).get("quant_method") == "gguf":
-        raise ConfigError(f"--tp is {config.tp}, and {config.model} is a GGUF file, which ranks do not "
-                          "divide; use the checkpoint that it was made of", param="--tp")
+    check_no_gguf(config, (settings.get("quantization_config") or {}).get("quant_method") == "gguf")
     rank_architecture(read_architecture(settings), config.tp, ep=config.ep)
 
 

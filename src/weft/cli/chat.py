@@ -6,10 +6,13 @@ conversation is a function over (read a line, write text), so tests drive it wit
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +24,7 @@ from weft.errors import ConfigError, WeftError
 
 QUOTES = '"""'
 HELP = f"""\
+/image  FILE: a picture for the next message
 /reset  forget the conversation
 /exit   leave (Ctrl-D does too)
 {QUOTES}     begin and end a message of several lines
@@ -35,22 +39,41 @@ Write = Callable[[str], None]
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages so far. A failed or empty turn leaves no trace in them."""
+    """Messages so far. A failed or empty turn leaves no trace in them. ``pictures``: of the next message, as
+    ``data:`` URLs."""
 
     system: str | None = None
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    pictures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self.pictures = []
 
-    def asking(self, text: str) -> list[dict[str, str]]:
-        return [*self.messages, {"role": "user", "content": text}]
+    def asking(self, text: str) -> list[dict[str, Any]]:
+        content: Any = text
+        if self.pictures:
+            content = [*({"type": "image_url", "image_url": {"url": url}} for url in self.pictures),
+                       {"type": "text", "text": text}]
+        return [*self.messages, {"role": "user", "content": content}]
 
     def keep(self, text: str, answer: str) -> None:
         self.messages = [*self.asking(text), {"role": "assistant", "content": answer}]
+        self.pictures = []
+
+    def show(self, name: str) -> str:
+        """Adds a picture to the next message; what to tell the user."""
+        path = Path(name.strip("'\"")).expanduser()
+        try:
+            data = base64.b64encode(path.read_bytes()).decode()
+        except (OSError, ValueError) as error:
+            return f"error: {path} cannot be read: {getattr(error, 'strerror', None) or error}\n"
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        self.pictures.append(f"data:{kind};base64,{data}")
+        return f"{path.name} goes with the next message\n"
 
 
 def talk(
@@ -73,8 +96,11 @@ def talk(
         elif command == "/reset":
             conversation.reset()
             write("forgotten\n")
+        elif command == "/image" and text != command:
+            write(conversation.show(text.removeprefix(command).strip()))
         else:
-            write(HELP if command == "/help" else f"there is no {command}; the commands are:\n{HELP}")
+            write("" if command in ("/help", "/image") else f"there is no {command}; the commands are:\n")
+            write(HELP)
 
 
 def _read_message(read: ReadLine, write: Write) -> str | None:
@@ -127,6 +153,7 @@ def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, A
     except KeyboardInterrupt:
         note = ", stopped"
     except WeftError as error:
+        conversation.pictures = []  # one that is refused would be refused with every message that follows
         write(("\n" if parts else "") + f"error: {error.message}\n")
         return False
     finally:

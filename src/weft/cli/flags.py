@@ -48,8 +48,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Server": ("host", "port", "log_level", "access_log", "otlp_endpoint", "record", "record_tokens",
                "strict_fields", "response_store", "file_store", "replicas", "listen_engines", "token",
                "http_workers", "ray", "ray_cpus", "ray_gpus"),
-    "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin", "tenant_by_key",
-                 "hide_cached_tokens", "show_text"),
+    "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin", "media_domains",
+                 "tenant_by_key", "hide_cached_tokens", "show_text"),
     "Device": ("device", "threads", "tp", "ep"),
 }
 FREQUENT = frozenset({

@@ -129,7 +129,8 @@ class PictureQueue:
         self._trim(0)
 
     def stats(self) -> PictureStats:
-        return PictureStats(self._encoded, self._reused, self._dropped, self._bytes(), len(self._waiting))
+        return PictureStats(self._encoded, self._reused, self._dropped, self._bytes(), len(self._waiting),
+                            0 if self._encoder is None else self._budget_bytes)
 
     def audit(self) -> None:
         for rows in self._rows.values():

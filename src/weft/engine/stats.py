@@ -82,13 +82,15 @@ class RankStats(msgspec.Struct, frozen=True):
 
 class PictureStats(msgspec.Struct, frozen=True):
     """Since the start: pictures ``encoded``, those ``reused`` whose rows were there, rows ``dropped`` for
-    others. ``bytes``: of the rows that are there now. ``waiting``: sequences that wait for their pictures."""
+    others. ``bytes``: of the rows that are there now, of ``budget`` at most; 0 for a model that reads text
+    only. ``waiting``: sequences that wait for their pictures."""
 
     encoded: int = 0
     reused: int = 0
     dropped: int = 0
     bytes: int = 0
     waiting: int = 0
+    budget: int = 0
 
 
 class StepCounts(msgspec.Struct, kw_only=True):

@@ -17,6 +17,8 @@
     gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
     gemma3[_text]     gemma3           attention, windows             dense
     gemma4[_text]     gemma4           attention, windows, shared KV  dense, or experts beside dense
+    recurrent_gemma   recurrent_gemma  RG-LRU + attention, windows    dense
+    minimax           minimax          lightning + attention          experts
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
     bamba             bamba            Mamba-2 + attention            dense
     falcon_h1         falcon_h1        Mamba-2 beside attention       dense
@@ -42,7 +44,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UnknownArchitectureError
-from weft.families import attention, delta, gemma, gpt_oss, lfm2, mamba
+from weft.families import attention, delta, gemma, gpt_oss, lfm2, lightning, mamba
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import Family
@@ -100,7 +102,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, gemma, gpt_oss, lfm2, mamba)
+    family for module in (attention, delta, gemma, gpt_oss, lfm2, lightning, mamba)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

@@ -61,7 +61,8 @@ class Attention:
     ``kv_copies``: ranks that hold the same KV heads, where there are fewer heads than ranks.
     ``values_normed``: values pass an RMS norm without a weight; ``values_are_keys``: they are the keys before
     their norm. ``kv_of``: the layer whose pages this one reads, having no keys of its own; ``shared``: later
-    layers read this one's, so they are in pages whatever the window (Gemma 4)."""
+    layers read this one's, so they are in pages whatever the window (Gemma 4). ``out_bias``: the output
+    projection has a bias; None is as ``bias``."""
 
     heads: int
     kv_heads: int
@@ -80,6 +81,7 @@ class Attention:
     values_are_keys: bool = False
     kv_of: int | None = None
     shared: bool = False
+    out_bias: bool | None = None
 
     @property
     def ring(self) -> bool:
@@ -292,8 +294,34 @@ class ShortConv:
         return spec.short_conv(self.channels, self.conv_kernel)
 
 
-Mixer = (Attention | LatentAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1 | ShortConv | Parallel
-         | SharedBlock)
+@dataclass(frozen=True, slots=True)
+class RgLru:
+    """Real-gated linear recurrent unit (De et al., "Griffin", 2024), behind a short convolution. Each head
+    makes the two gates of its ``head_dim`` channels of them alone."""
+
+    heads: int
+    head_dim: int
+    conv_kernel: int
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.rg_lru(self.heads * self.head_dim, self.conv_kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class Lightning:
+    """Lightning attention (Qin et al., 2024): a state for each head that decays by exp(-slope) a token. The
+    slope of head h of n is 2 ^ (-8 (h + 1) / n) times ``factor``, which is of the layer."""
+
+    heads: int
+    head_dim: int
+    factor: float
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.lightning(self.heads, self.head_dim)
+
+
+Mixer = (Attention | LatentAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1 | ShortConv | RgLru
+         | Lightning | Parallel | SharedBlock)
 
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
@@ -373,6 +401,8 @@ class Architecture:
     ``logits_cap``: logits are cap x tanh(logits / cap); 0 for none. ``per_layer_width``: numbers that a
     second embedding gives each token for each layer; ``layer_scalars``: a factor on the stream behind each
     layer (Gemma 4).
+    ``normed_stream``: four factors for each layer, where the stream is what the norm before a block gives
+    (MiniMax). They are on the stream and the mixer's output, then on the stream and the feed-forward's.
     ``sandwich_norms``: what comes out of each block is normed too (LFM3).
     ``residual_float32``: the residual stream is kept in float32 whatever the weights are in (Mamba).
     ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one. ``vision``: what
@@ -395,6 +425,7 @@ class Architecture:
     logits_cap: float = 0.0
     per_layer_width: int = 0
     layer_scalars: bool = False
+    normed_stream: tuple[tuple[float, float, float, float], ...] = ()
     residual_float32: bool = False
     sandwich_norms: bool = False
     mtp: MtpLayer | None = None

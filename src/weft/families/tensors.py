@@ -148,7 +148,8 @@ def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None
             table |= _norm("k_norm", keys if shape.norm_whole else shape.head_dim, norms[1])
     if shape.sinks:
         table |= _exact("sinks", dims=(Units(shape.heads),))
-    return table | _product("out", queries, (out, hidden), bias=shape.bias)
+    out_bias = shape.bias if shape.out_bias is None else shape.out_bias
+    return table | _product("out", queries, (out, hidden), bias=out_bias)
 
 
 def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "o_proj") -> Table:
@@ -245,6 +246,27 @@ def short_conv(shape: shapes.ShortConv, hidden: int) -> Table:
     return (_product("project", hidden, ("in_proj", (channels, channels, channels)), bias=shape.bias)
             | _conv(channels, shape.conv_kernel, "conv", bias=shape.bias)
             | _product("out", channels, ("out_proj", hidden), bias=shape.bias))
+
+
+def lightning(shape: shapes.Lightning, hidden: int) -> Table:
+    """Rows of q, k and v are head by head. What decays follow from is stored too, and is not read."""
+    width = Units(shape.heads, shape.head_dim)
+    return (_product("project", hidden, ("qkv_proj", Units(shape.heads, 3 * shape.head_dim)),
+                     ("output_gate", width))
+            | _norm("norm", width) | _product("out", width, ("out_proj", hidden)))
+
+
+def rg_lru(shape: shapes.RgLru, hidden: int) -> Table:
+    """Gates are never quantised in files: they decide how long a state lives."""
+    heads, channels, width = Units(shape.heads), Units(shape.heads, shape.head_dim), shape.head_dim
+    table = (_product("project", hidden, ("linear_y", channels), ("linear_x", channels), bias=True)
+             | _conv(channels, shape.conv_kernel, "conv_1d", bias=True)
+             | _exact("rg_lru.recurrent_param", dims=(channels,))
+             | _product("out", channels, ("linear_out", hidden), bias=True))
+    for gate in ("input", "recurrent"):
+        table[gate] = (Tensor(f"rg_lru.{gate}_gate_weight", (heads, width, width), "plain"),)
+        table[f"{gate}.bias"] = (Tensor(f"rg_lru.{gate}_gate_bias", (heads, width), "plain"),)
+    return table
 
 
 def shared_block(shape: shapes.SharedBlock, hidden: int) -> tuple[Table, Table]:
@@ -449,4 +471,5 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
 TABLES: dict[type, Callable[[Any, int], Table]] = {
     shapes.Attention: attention, shapes.LatentAttention: latent_attention, shapes.GatedDelta: gated_delta,
     shapes.KimiDelta: kimi_delta, shapes.Mamba2: mamba2, shapes.Mamba1: mamba1, shapes.ShortConv: short_conv,
+    shapes.RgLru: rg_lru, shapes.Lightning: lightning,
     shapes.Dense: dense}

@@ -49,6 +49,8 @@ def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
     if len(data) > limits.image_bytes:
         _refuse(f"the picture has {format_bytes(len(data))}; the limit is {format_bytes(limits.image_bytes)} "
                 "(limits.image_bytes)")
+    if (canvas := _webp_size(data[:30])) is not None:   # Pillow allocates it before it tells the size
+        _check_size(*canvas, limits)
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             _check_size(*image.size, limits)
@@ -65,6 +67,18 @@ def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
         _refuse("the picture takes more memory than decoding may use")
     except Exception as error:  # whatever a decoder makes of a broken file
         _refuse(f"the picture cannot be decoded: {_one_line(error)}")
+
+
+def _webp_size(head: bytes) -> tuple[int, int] | None:
+    """Width and height of the canvas, as the first chunk of a WebP file says; None for another file."""
+    if len(head) < 30 or head[:4] != b"RIFF" or head[8:12] != b"WEBP":
+        return None
+    if head[12:16] == b"VP8X":
+        return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
+    if head[12:16] == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
 
 
 def _check_size(width: int, height: int, limits: ImageLimits) -> None:

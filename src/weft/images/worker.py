@@ -1,6 +1,7 @@
 """What a worker of pictures does: a ``data:`` URL to the patches that a tower reads (``weft.text.workers``).
 
-    start:  PictureStart                 job:  the URL -> b"+" Picture | b"-" the reason that it is refused
+    start:  PictureStart      job:  b"u" URL | b"f" the bytes of a file
+                                  -> b"+" Picture | b"-" the reason that it is refused
 
 Decoders read files of strangers, and take time and memory by what a file says of itself. So they run here, in
 a process with a limit of memory that is ended when a picture takes too long.
@@ -24,6 +25,7 @@ from weft.images.decoding import ImageLimits, decode
 from weft.images.picture import Picture, Pixels
 from weft.images.settings import ImageSettings, read_settings
 
+URL, FILE = b"u", b"f"
 _ACCEPTED, _REFUSED = b"+", b"-"
 PREPARE: dict[TowerKind, Callable[[Pixels, ImageSettings], Picture]] = {
     "siglip2": lfm2_vl.prepare, "qwen3_5": qwen3_5.prepare}
@@ -41,9 +43,10 @@ def settings_of(directory: Path) -> ImageSettings:
     return read_settings(directory, tower)
 
 
-def read_picture(url: str, settings: ImageSettings, limits: ImageLimits) -> Picture:
-    """Raises RequestError."""
-    return PREPARE[settings.kind](decode(data_of(url, limits), limits), settings)
+def read_picture(source: str | bytes, settings: ImageSettings, limits: ImageLimits) -> Picture:
+    """``source``: a ``data:`` URL, or the bytes of a file. Raises RequestError."""
+    data = data_of(source, limits) if isinstance(source, str) else source
+    return PREPARE[settings.kind](decode(data, limits), settings)
 
 
 def data_of(url: str, limits: ImageLimits) -> bytes:
@@ -51,7 +54,7 @@ def data_of(url: str, limits: ImageLimits) -> bytes:
     scheme, _, rest = url.partition(":")
     head, comma, text = rest.partition(",")
     if scheme.lower() != "data":
-        raise RequestError(f"the picture is at {url[:100]!r}; pictures are read from data: URLs alone "
+        raise RequestError(f"the picture is at {url[:100]!r}; it must be a data: URL "
                            "(data:image/png;base64,...)")
     if not comma or not head.lower().endswith(";base64"):
         raise RequestError(f"the data: URL begins {url[:60]!r}; it must be data:image/TYPE;base64,DATA")
@@ -78,7 +81,8 @@ def prepare(start: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
 
 def _answer(body: bytes, given: PictureStart) -> bytes:
     try:
-        return _ACCEPTED + read_picture(body.decode(), given.settings, given.limits).to_bytes()
+        source = body[1:].decode() if body[:1] == URL else body[1:]
+        return _ACCEPTED + read_picture(source, given.settings, given.limits).to_bytes()
     except RequestError as error:
         return _REFUSED + error.message.encode()
     except (MemoryError, UnicodeDecodeError) as error:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ from weft.errors import CheckpointError
 from weft.models.sharding import Shard
 
 Order = Callable[[torch.Tensor], torch.Tensor]
+Product = TypeVar("Product")
 _WRAPPERS = ("base_model.model.", "model.language_model.", "language_model.model.",
              "language_model.backbone.", "language_model.", "backbone.", "transformer.", "model.")
 """What stands before the names of a language model, in adapters of one wrapped model or another."""
@@ -91,6 +92,11 @@ class Targets:
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
+
+    def products(self, kind: type[Product]) -> list[Product]:
+        """Each one of that class, once."""
+        return list({id(target.product): target.product for target in self._by_name.values()
+                     if isinstance(target.product, kind)}.values())
 
     def find(self, module: str) -> Target:
         """The target of the module that an adapter calls ``module``. Raises CheckpointError with the nearest

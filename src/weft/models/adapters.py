@@ -34,7 +34,6 @@ from weft.errors import CheckpointError
 from weft.models.adapter_targets import Target, unwrapped
 from weft.models.blocks.adapted import (
     AdaptedExperts,
-    AdaptedProduct,
     AdaptedTable,
     ExpertsChange,
     Factor,
@@ -47,6 +46,7 @@ from weft.models.decoder import CausalModel
 from weft.models.safetensors_header import read_header
 from weft.models.sharding import Shard
 from weft.models.stored_values import TORCH_DTYPES, is_finite
+from weft.tensor import gpu
 from weft.tensor.layout import DTYPES
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
@@ -101,14 +101,19 @@ def load_adapter(adapter: Adapter, model: CausalModel) -> LoadedAdapter:
 
 def install(model: CausalModel, loaded: LoadedAdapter) -> None:
     digest, active = loaded.adapter.digest, model.adapters
+    active.hold(digest)
+    if gpu.reaches(model.embedding.device):
+        # Of all products, whichever of them this adapter changes: a graph is recorded once.
+        for product in model.targets.products(Linear):
+            product.adapted.open(active, DTYPES[model.spec.dtype], model.embedding.device)
+    if loaded.expansions or loaded.experts or loaded.table is not None:
+        active.unrecorded.add(digest)
     for product, change in loaded.products:
-        if product.adapted is None:
-            product.adapted = AdaptedProduct(active)
-        product.adapted.changes[digest] = change
+        product.adapted.install(digest, change, active)
+        if isinstance(product.weight, torch.Tensor) and product.weight.dtype != change.dtype:
+            active.unrecorded.add(digest)   # a router, see ``AdaptedProduct``
     for block, change in loaded.expansions:
-        if block.expansion is None:                                                # type: ignore[attr-defined]
-            block.expansion = AdaptedProduct(active)                               # type: ignore[attr-defined]
-        block.expansion.changes[digest] = change                                   # type: ignore[attr-defined]
+        block.expansion.install(digest, change, active)                            # type: ignore[attr-defined]
     for block, experts in loaded.experts:
         if block.adapted is None:                                                  # type: ignore[attr-defined]
             block.adapted = AdaptedExperts(active)                                 # type: ignore[attr-defined]
@@ -122,16 +127,14 @@ def install(model: CausalModel, loaded: LoadedAdapter) -> None:
 def remove(model: CausalModel, loaded: LoadedAdapter) -> None:
     digest = loaded.adapter.digest
     for product, _ in loaded.products:
-        if product.adapted is not None:
-            product.adapted.changes.pop(digest, None)
-            if not product.adapted.changes:
-                product.adapted = None
+        product.adapted.remove(digest)
     for block, _ in loaded.expansions:
-        block.expansion.changes.pop(digest, None)                                  # type: ignore[attr-defined]
+        block.expansion.remove(digest)                                             # type: ignore[attr-defined]
     for block, _ in loaded.experts:
         block.adapted.changes.pop(digest, None)                                    # type: ignore[attr-defined]
     if loaded.table is not None and model.adapted_table is not None:
         model.adapted_table.changes.pop(digest, None)
+    model.adapters.release(digest)
 
 
 def _tensors(adapter: Adapter, directory: Path) -> dict[str, torch.Tensor]:

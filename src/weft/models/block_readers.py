@@ -39,8 +39,8 @@ from weft.models.weights import Order, TensorSource
 from weft.tensor.ops.moe import ExpertBiases, ExpertWeights
 from weft.tensor.ops.recurrent_layers import GATED_DELTA, MAMBA2, GatedDeltaWeights, Mamba2Weights
 
-LATENT_NORM_EPS = 1e-6
-"""Of the norms inside latent attention, whatever config.json says for the others."""
+LATENT_NORM_EPS = RMS_EPS = 1e-6
+"""Of the norms inside latent and lightning attention, whatever config.json says for the others."""
 
 
 class TableReader:
@@ -152,9 +152,9 @@ class BlockReader:
         # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
         # rows.
         source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
-        model.targets = Targets(source.targets)
         if architecture.per_layer_width:
             model.per_layer = self._per_layer(architecture.per_layer_width)
+        model.targets = Targets(source.targets)
         return model
 
     def _per_layer(self, width: int) -> PerLayerInputs:
@@ -204,7 +204,8 @@ class BlockReader:
         readers: dict[type, Callable[..., layer.Mixer]] = {
             Attention: self.attention, shapes.LatentAttention: self.latent_attention, Mamba2: self.mamba2,
             Mamba1: self.mamba1, GatedDelta: self.gated_delta, shapes.KimiDelta: self.kimi_delta,
-            shapes.ShortConv: self.short_conv}
+            shapes.ShortConv: self.short_conv, shapes.RgLru: self.rg_lru,
+            shapes.Lightning: self.lightning}
         return readers[type(shape)](shape, names[type(shape)], **spelled)
 
     def attention(self, shape: Attention, name: str, *, out: str = "o_proj",
@@ -307,6 +308,30 @@ class BlockReader:
         read = self.table(tensors.short_conv(shape, self.hidden), name)
         return recurrent.ShortConvBlock(shape, read.linear("project"), conv=read.conv(),
                                         conv_bias=read.get("conv.bias"), out=read.linear("out"))
+
+    def lightning(self, shape: shapes.Lightning, name: str) -> recurrent.LightningBlock:
+        source, read = self.source, self.table(tensors.lightning(shape, self.hidden), name)
+        heads = tensors.Units(shape.heads).span(source.place)
+        numbers = torch.arange(heads.begin + 1, heads.begin + heads.count + 1, dtype=torch.float32)
+        slopes = (torch.exp2(-8.0 * numbers / heads.total) * shape.factor).to(source.device)
+        norm = read.norm("norm", RMS_EPS)
+        assert norm is not None
+        for derived in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"):
+            source.leave(f"{name}.{derived}")
+        project = read.linear("project", orders={
+            "qkv_proj.weight": lambda rows: recurrent.ungroup_qkv(rows, shape.heads)})
+        return recurrent.LightningBlock(
+            shape, project, slopes, norm if source.share is None else source.share.norm_of_all(norm),
+            read.linear("out"))
+
+    def rg_lru(self, shape: shapes.RgLru, name: str) -> recurrent.RgLruBlock:
+        read = self.table(tensors.rg_lru(shape, self.hidden), name)
+        gates = ("input", "recurrent")
+        return recurrent.RgLruBlock(
+            shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
+            gates_HBJ=torch.cat([read.tensor(gate) for gate in gates], dim=-1),
+            gate_biases_HJ=torch.cat([read.tensor(f"{gate}.bias") for gate in gates], dim=-1),
+            rates=read.tensor("rg_lru.recurrent_param"), out=read.linear("out"))
 
     def mamba2(self, shape: Mamba2, name: str, *, eps: float | None = None) -> RecurrentBlock:
         """``eps``: of the gated norm, where it is another one."""

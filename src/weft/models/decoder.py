@@ -4,6 +4,7 @@
     for each layer:   x += residual_multiplier * norm(mixer(norm(x)))           (either norm may be absent)
                       x += residual_multiplier * norm(feed_forward(norm(x)))
                       (a layer may lack either line; a block beside the mixer may add to its input only)
+                      (where the stream is normed: x = a norm(x) + b mixer(norm(x)), MiniMax)
                       x = behind(x)                                         (Gemma 4: per-layer inputs)
     hidden = norm(x)        logits = head(hidden) / logits_divisor, capped  (only for rows that are sampled)
 
@@ -82,7 +83,7 @@ class CausalModel:
         self._rotary = {rope: RotaryTable(rope, embedding.device, architecture.turn_sections)
                         for rope in dict.fromkeys(self._ropes) if rope is not None}
         self._fused = None if architecture.residual_float32 else FusedDecoder(
-            layers, self._ropes, final_norm, architecture.residual_multiplier)
+            layers, self._ropes, final_norm, architecture.residual_multiplier, self.adapters.unfused)
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         """One step: -> hidden [T, D] after the final norm, [X, D] where ``inputs.asked`` names rows. Writes
@@ -119,6 +120,8 @@ class CausalModel:
                 last = number == self._last_writer
                 y_TD = _normed(layer.mixer_out_norm, layer.mixer(seen_TD, inputs if last else whole, cache,
                                                                  rotated[rope]))
+                if layer.factors is not None:
+                    x_TD, y_TD = seen_TD * layer.factors[0], y_TD * layer.factors[1]
                 # The rows that nothing asks for end here: KV and states are written, and nothing reads
                 # further values. Layers behind that read pages alone see the last token of each run.
                 if last and inputs.asked is not None:
@@ -131,6 +134,8 @@ class CausalModel:
             if layer.feed_forward is not None:
                 x_TD, seen_TD = self._added(x_TD, y_TD, layer.feed_norm, dtype)
                 y_TD = _normed(layer.feed_out_norm, layer.feed_forward(seen_TD, positions_T))
+                if layer.factors is not None:
+                    x_TD, y_TD = seen_TD * layer.factors[2], y_TD * layer.factors[3]
             if layer.behind is not None:
                 own_TP = None if own_TLP is None else own_TLP[:, number]
                 x_TD, y_TD = layer.behind(self._add(x_TD, y_TD), own_TP), None
@@ -177,8 +182,7 @@ class CausalModel:
         """[X, vocab] of the head's dtype."""
         # In memory that is written again in the next step: new memory of that size costs page faults.
         weight, bias = self.head.weight, self.head.bias
-        adapted = self.head.adapted is not None
-        if not isinstance(weight, InTiles) or weight.dtype != hidden_XD.dtype or adapted:
+        if not isinstance(weight, InTiles) or weight.dtype != hidden_XD.dtype or self.head.adapted.changes:
             return self.head(hidden_XD)
         if weight.dtype == torch.float32:
             return tiled_linear(hidden_XD, weight, bias, out_XV)

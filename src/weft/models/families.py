@@ -79,6 +79,8 @@ class Names:
         if read.architecture.sandwich_norms:
             layer.mixer_out_norm, layer.feed_out_norm = (
                 read.norm(f"{name}.{norm}") for norm in self.out_norms)
+        if read.architecture.normed_stream:
+            layer.factors = read.architecture.normed_stream[int(name.rpartition(".")[2])]
         if read.architecture.layer_scalars:
             layer.behind = read.behind(name)
         return layer
@@ -127,6 +129,14 @@ def _gemma_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, laye
     return read.experts_apart(shape, layer, (
         (names.feed_norm, f"{names.feed_norm}_2"),
         (f"{names.out_norms[1]}_1", f"{names.out_norms[1]}_2")))
+
+
+def _minimax_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
+    assert isinstance(shape, shapes.Experts)
+    on_hub = read.source.has(f"{layer}.block_sparse_moe.gate.weight")
+    own_names = read.source.has(f"{layer}.block_sparse_moe.experts.0.w1.weight")
+    return read.experts(shape, f"{layer}.{'block_sparse_moe' if on_hub else 'mlp'}",
+                        names=_W_NAMES if own_names else tensors.GATED)
 
 
 def _kimi_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
@@ -292,6 +302,10 @@ NAMES: dict[str, Names] = {
     "lfm3": _LFM,
     "gpt_oss": Names(_MAMBA, spelled={shapes.Experts: {"router": "router.weight", "paired": True}}),
     "gemma3": replace(_GEMMA, plus_one=True), "gemma4": _GEMMA,
+    "minimax": Names({shapes.Attention: "self_attn", shapes.Lightning: "self_attn"}, feed_of=_minimax_feed),
+    "recurrent_gemma": Names(
+        {shapes.Attention: "temporal_block", shapes.RgLru: "temporal_block"}, feed="mlp_block", swiglu=False,
+        mixer_norm="temporal_pre_norm", feed_norm="channel_pre_norm", final_norm="final_norm", plus_one=True),
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
     "kimi_linear": _KIMI, "ling": _KIMI,
     "granite_hybrid": Names(_MAMBA, feed_of=_granite_feed),

@@ -5,14 +5,16 @@
 
 The kernels, their order and their roundings are those of ``CausalModel.forward``, and so is every bit of the
 result. It takes steps of few rows, all of them asked for, of models whose layers are the plain residual pair:
-a norm before each mixer and SwiGlu, nothing behind or beside them, and no row of an adapter. Everything else
-goes layer by layer.
+a norm before each mixer and SwiGlu, nothing behind or beside them. Products add what the adapters of their
+rows add, in the order of ``AdaptedProduct``; an adapter that trained a whole matrix is not among them.
+Everything else goes layer by layer.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -55,14 +57,15 @@ class _Last(NamedTuple):
 
 
 class FusedDecoder:
-    """``scale``: of what is added to the stream; ``ropes``: of each layer's mixer."""
+    """``scale``: of what is added to the stream; ``ropes``: of each layer's mixer; ``unfused``: adapters that
+    are not for it, at any time."""
 
     def __init__(self, layers: Sequence[DecoderLayer], ropes: Sequence[Rope | None], final_norm: Norm,
-                 scale: float) -> None:
+                 scale: float, unfused: AbstractSet[str] = frozenset()) -> None:
         self._layers = layers if all(map(_plain, layers)) else ()
         self._ropes = ropes
         self._rotated = [rope for rope in dict.fromkeys(ropes) if rope is not None]
-        self._final_norm, self._scale = final_norm, scale
+        self._final_norm, self._scale, self._unfused = final_norm, scale, unfused
         self._bindings: dict[tuple[Any, ...], list[Any]] = {}
         self._last: _Last | None = None
         self._room: torch.Tensor | None = None
@@ -73,9 +76,10 @@ class FusedDecoder:
         it, and nothing was done. Valid until the next step."""
         if not self._layers or inputs.asked is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
             return None
-        if inputs.adapters is not None:   # the products of a fused block know no adapters
-            return None
         if not native.fits(x_TD):
+            return None
+        whose = None if inputs.adapters is None else inputs.adapters.by_count[x_TD.shape[0]]
+        if whose is not None and not self._unfused.isdisjoint(group.digest for group in whose.groups):
             return None
         bound = self._bound(x_TD, caches)[0]
         if bound is None:
@@ -90,7 +94,7 @@ class FusedDecoder:
             _log(bound, runs, runs.log, x_TD.dtype)
         bound.run(native.runs_of(runs), native.projected_of(x_TD),
                   [_addresses(rotated[rope]) for rope in self._rotated], *native.page_table_of(runs),
-                  out_TD.data_ptr())
+                  None if whose is None else native.adapter_rows_of(whose), out_TD.data_ptr())
         return out_TD
 
     def _bound(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
@@ -154,7 +158,7 @@ def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
 
 def _plain(layer: DecoderLayer) -> bool:
     """Whether the layer is a residual pair of blocks that may be fused blocks."""
-    if layer.beside is not None or layer.behind is not None:
+    if layer.beside is not None or layer.behind is not None or layer.factors is not None:
         return False
     if layer.mixer_out_norm is not None or layer.feed_out_norm is not None:
         return False

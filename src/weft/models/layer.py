@@ -43,7 +43,8 @@ class Behind(Protocol):
 class DecoderLayer:
     """Residual pair. Most families norm what goes in; OLMo's attention layers norm what comes out
     (``mixer_out_norm``, ``feed_out_norm``), LFM3 both. One of ``mixer`` and ``feed_forward`` may be None
-    (Nemotron-H, Mamba). ``beside``: Zamba2's shared block; ``behind``: Gemma 4's per-layer inputs."""
+    (Nemotron-H, Mamba). ``beside``: Zamba2's shared block; ``behind``: Gemma 4's per-layer inputs.
+    ``factors``: MiniMax's; see ``Architecture.normed_stream``."""
 
     mixer_norm: Norm | None
     mixer: Mixer | None
@@ -52,4 +53,5 @@ class DecoderLayer:
     mixer_out_norm: Norm | None = None
     feed_out_norm: Norm | None = None
     beside: Beside | None = None
+    factors: tuple[float, float, float, float] | None = None
     behind: Behind | None = None

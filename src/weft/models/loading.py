@@ -83,8 +83,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     chosen: DTypeName = name or _NAME_OF_STORED.get(checkpoint.stored_dtype, "float32")
     architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
     tower = architecture.vision
-    if tower is not None and (ranks is not None or tower_prefix(checkpoint.tensors, tower) is None):
-        # ranks serve text alone
+    if tower is not None and tower_prefix(checkpoint.tensors, tower) is None:
         architecture = dataclasses.replace(architecture, vision=None)
     share = None if ranks is None else ranks.share(architecture)
     whole_spec = architecture.spec()
@@ -108,8 +107,10 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
         kv_scales, scale_names = read_kv_scales(checkpoint, whole_spec)
         if share is not None:
             kv_scales = share.head_scales(kv_scales)
-        vision = load_vision(checkpoint, architecture, DTYPES[chosen], device,
-                             allow_nonfinite=allow_nonfinite)
+        vision = None
+        if ranks is None or ranks.place.rank == 0:   # it sends the rows of pictures to the others
+            vision = load_vision(checkpoint, architecture, DTYPES[chosen], device,
+                                 allow_nonfinite=allow_nonfinite)
         with (weights_cache or nullcontext(), TensorReader(
                 check, on_progress=on_progress, device=device, allow_nonfinite=allow_nonfinite,
                 cache=weights_cache) as reader):

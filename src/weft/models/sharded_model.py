@@ -102,6 +102,10 @@ class RankShare:
         return NormedInside(qkv, ((0, q_width, SharedNorm(q_norm, self.collectives, every)),
                                   (k_begin, k_begin + k_width, SharedNorm(k_norm, self.collectives, every))))
 
+    def norm_of_all(self, norm: Norm) -> SharedNorm:
+        """``norm`` over channels of which each rank has a part."""
+        return SharedNorm(norm, self.collectives, slice(0, self.place.size))
+
     def normed_group(self, groups: int, norm: Norm, project: Projection) -> NormedBefore:
         """``project`` of what a norm over a group of ``groups`` in all gives; a group spans several ranks."""
         factor = self.place.size // groups

@@ -81,6 +81,8 @@ class TensorSource(ABC):
             self.form.tensors = ShardHeaders(checkpoint.tensors, self.shard_of)
             self.form.places = self._places
         self.used: set[str] = set()
+        self.left: set[str] = set()
+        """Of ``used``, what the configuration says already."""
         self.table_name = ""
         self.copies: list[tuple[str, str]] = []
         self._bytes_by_form: Counter[str] = Counter()
@@ -116,6 +118,11 @@ class TensorSource(ABC):
     def rows(self, parts: Sequence[tuple[str, int]], *columns: int) -> torch.Tensor:
         """Several tensors [rows_i, *columns] one below the other, as one [sum of rows, *columns]."""
         return self._counted(self._rows(parts, columns))
+
+    def leave(self, name: str) -> None:
+        """The tensor under ``name`` follows from the configuration, and is not read."""
+        self.used.add(self.checkpoint.prefix + name)
+        self.left.add(self.checkpoint.prefix + name)
 
     def leave_copy(self, name: str, original: str) -> None:
         """Tensors under ``name`` are not read: each must be a copy of the tensor under ``original``."""

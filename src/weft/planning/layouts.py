@@ -210,10 +210,15 @@ def draft_log_bytes(spec: ModelSpec) -> int:
 
 def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
     parts = {part.name: part.shape for part in layer.state}
-    channels = parts["conv"][0]
     recurrent = parts.get("recurrent")
+    if layer.kind == "lightning":   # q, k, v and a step for each head
+        heads, width, _ = parts["recurrent"]
+        return (3 * heads * width + heads) * item
+    channels = parts["conv"][0]
     if recurrent is None:
         return 2 * channels * item   # the gate of the input, and the input
+    if layer.kind == "rg_lru":   # the recurrence's inputs are float32: x, the step, B and C
+        return channels * item + (2 * channels + 2) * 4
     if len(recurrent) == 2:
         return (3 * channels + 2 * recurrent[1]) * item   # x twice, dt, B and C
     heads = recurrent[0]

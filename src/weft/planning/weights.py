@@ -226,10 +226,10 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
             shared_seen.add(mixer.block)
             yield from _record_pieces("attention", shared_block(mixer, hidden), tp)
             yield "attention", "plain", 3 * hidden
-    if architecture.vision is not None and tp == 1:     # ranks read no pictures
+    if architecture.vision is not None:     # whole, on the first rank
         tower = architecture.vision
         yield from _record_pieces("vision", [vision_ends(tower), vision_projector(tower, hidden),
-                                             *[vision_layer(tower)] * tower.layer_count], tp)
+                                             *[vision_layer(tower)] * tower.layer_count], 1)
 
 
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:

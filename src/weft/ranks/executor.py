@@ -7,8 +7,8 @@
                                                 +--> StepResult
 
 All ranks have the same geometry in frames, pages and slots, so page ids, zeroing, taps, copies and moves mean
-the same on each. Nothing but the plan is sent for a step. With a store, transfer buffers are shared memory
-(``weft.ranks.shared_buffers``).
+the same on each. Nothing but the plan is sent for a step; rows of pictures go before it. With a store,
+transfer buffers are shared memory (``weft.ranks.shared_buffers``).
 
 A rank that dies closes its connections, so rank 0's next collective fails at once. One that hangs lets it
 fail after ``limits.rank_timeout``. Either way the step raises RankLostError with one line, and the engine
@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from weft.adapters import Adapter
 from weft.engine.stats import Part
 from weft.errors import UserError, WeftError
 from weft.models.adapters import LoadedAdapter
-from weft.ranks.messages import RankAdapter, RankDone, RankSleep, RankWake, for_other_ranks
+from weft.ranks.messages import RankAdapter, RankDone, RankPicture, RankSleep, RankWake, for_other_ranks
 from weft.ranks.peers import Peers
+from weft.request import PlacedPicture
+from weft.runner.pictures import PictureRows
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan, StepResult
 from weft.tensor.collectives import Collectives
@@ -45,6 +47,26 @@ class StepFence:
         return self._executor.steps_computed >= self._steps
 
 
+class RankedPictures:
+    """``weft.engine.pictures.PictureEncoder`` of all ranks: the first encodes, and the others get the rows
+    before the next plan."""
+
+    def __init__(self, own: PictureRows, peers: Peers) -> None:
+        self._own, self._peers = own, peers
+        self.row_bytes, self.image_token = own.row_bytes, own.image_token
+
+    def check(self, picture: PlacedPicture) -> None:
+        self._own.check(picture)
+
+    def pieces(self, picture: PlacedPicture) -> Iterator[None]:
+        yield from self._own.pieces(picture)
+        self._peers.tell(RankPicture(picture.digest, *self._own.encoded(picture.digest)))
+
+    def drop(self, digest: bytes) -> None:
+        self._peers.tell(RankPicture(digest))
+        self._own.drop(digest)
+
+
 class RankedExecutor:
     """``own``: of rank 0. ``peers``: laid out in the same arena; ``borrowed``: their processes stay.
     ``collectives``: those that the steps of rank 0 go through."""
@@ -54,6 +76,7 @@ class RankedExecutor:
         self.own = own
         self.peers = peers
         self.collectives = collectives
+        self.pictures = None if own.pictures is None else RankedPictures(own.pictures, peers)
         self._borrowed = borrowed
         self._closed = False
         self._begun: deque[StepPlan] = deque()

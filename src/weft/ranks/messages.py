@@ -114,6 +114,16 @@ class RankAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class RankPicture:
+    """Rows of a picture that rank 0 has encoded, as ``weft.runner.pictures`` packs them. Without ``data``:
+    they are dropped."""
+
+    digest: bytes
+    data: bytes = b""
+    grids: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RankDone:
     """Asleep, awake again, or done with an adapter."""
 

@@ -23,8 +23,8 @@ can be sent before the tokens of the previous step have arrived.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -41,7 +41,7 @@ from weft.runner.sampler import Sampler, TokenChoice
 from weft.runner.staging import Staged
 from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
-from weft.tensor.adapter_rows import StepAdapters
+from weft.tensor.adapter_rows import BASE, ActiveAdapters, AdapterBlocks, StepAdapters, most_blocks
 from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import EmbeddedRows, OutputRows, Runs, StepInputs, TapPoint
 from weft.tensor.replay_log import ReplayLog
@@ -106,7 +106,8 @@ class _StagedRuns:
     ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T,
     row [X each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens
     behind those of each run in the plan's ``prompt_logprob_runs``. ``embedded``: rows of pictures;
-    ``turns``: by which positions tokens turn where a row has pictures."""
+    ``turns``: by which positions tokens turn where a row has pictures. ``adapter_rows``: of
+    ``AdapterBlocks``, by count of rows as in ``adapters``."""
 
     plan: StepPlan
     padding: _Padding
@@ -123,6 +124,8 @@ class _StagedRuns:
     following: tuple[Staged, ...]
     embedded: tuple[Staged, torch.Tensor] | None = None
     turns: Staged | None = None
+    adapters: StepAdapters | None = None
+    adapter_rows: Mapping[int, Staged] = field(default_factory=dict)
 
     @property
     def pads(self) -> int:
@@ -146,6 +149,10 @@ class BatchBuilder:
         self._pad_row = rows_max
         self._tokens_max = max(step_tokens_max, rows_max) + pad_decode_to
         self.decode_widths: Sequence[int] = ()
+        self.adapted_widths: Sequence[int] = ()
+        """Those of ``decode_widths`` that are recorded with adapters too."""
+        self.active: ActiveAdapters | None = None
+        """Of the model, where the Triton kernels multiply factors."""
         self.mixed_shapes: Sequence[MixedShape] = ()
         self._steady: SteadyDecodes | None = None
         self._prompts: dict[int, tuple[Int64s, int]] = {}
@@ -212,8 +219,12 @@ class BatchBuilder:
 
     def _padding(self, plan: StepPlan, text_only: bool) -> _Padding:
         decodes = plan.decode_count
-        if self._adapters and any(self.adapters_of(plan)):
-            pass   # a recorded graph knows no adapters
+        digests = self.adapters_of(plan)
+        if any(digests):
+            if decodes == plan.run_count and self.active is not None and self.active.recorded(digests):
+                width = next((width for width in self.adapted_widths if width >= decodes), 0)
+                if width:
+                    return _Padding(width - decodes, graphed=True)
         elif decodes == plan.run_count:
             width = next((width for width in self.decode_widths if width >= decodes), 0)
             if width:
@@ -276,6 +287,7 @@ class BatchBuilder:
                 fill_tables(flat.host, packed)
         sampling, sample_runs, positions = self._stage_sampling(plan, sampler, pads, offsets, lengths,
                                                                 contexts)
+        adapters = self._step_adapters(plan, pads, lengths, sample_runs)
         return _StagedRuns(
             plan, padding, offsets, lengths, fresh, taps, flat,
             unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
@@ -284,7 +296,17 @@ class BatchBuilder:
             embedded=None if embedded is None else (self.rows.staging.add(embedded[0] + pads), embedded[1]),
             turns=turns,
             following=tuple(self.rows.staging.add(self._following(plan, run))
-                            for run in plan.prompt_logprob_runs))
+                            for run in plan.prompt_logprob_runs),
+            adapters=adapters,
+            adapter_rows=self._stage_adapters(adapters, token_count if padding.graphed else 0))
+
+    def _stage_adapters(self, adapters: StepAdapters | None, graphed: int) -> dict[int, Staged]:
+        """By count of rows; ``graphed`` rows are those of a graph."""
+        if adapters is None or self.active is None:
+            return {}
+        return {count: self.rows.staging.add(groups.in_blocks(
+            self.active.lines, most_blocks(count) if count == graphed else None))
+            for count, groups in adapters.by_count.items()}
 
     def _stage_sampling(self, plan: StepPlan, sampler: Sampler, pads: int, offsets: Int64s, lengths: Int64s,
                         contexts: Int64s) -> tuple[Staged, Int64s, Int64s]:
@@ -326,7 +348,8 @@ class BatchBuilder:
             return MixedBlock(staged.padding.shape, staged.flat.device)
         width = len(staged.lengths)
         _, (starts, slots, _, _) = _fields(staged.flat.host, width, width)
-        return DecodeBlock(width, staged.flat.device, starts=starts.tolist(), slots=slots.tolist())
+        return DecodeBlock(width, staged.flat.device, starts=starts.tolist(), slots=slots.tolist(),
+                           adapters=_with_device_rows(staged))
 
     def _inputs(self, staged: _StagedRuns) -> StepInputs:
         run_count, token_count = len(staged.lengths), staged.token_count
@@ -352,14 +375,18 @@ class BatchBuilder:
             fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self.rows.chosen)
             tokens_T = torch.cat((fed, tokens_T[decodes:]))
         return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count),
-                          self._step_adapters(staged), _embedded(staged),
+                          _with_device_rows(staged), _embedded(staged),
                           None if staged.turns is None else staged.turns.device)
 
-    def _step_adapters(self, staged: _StagedRuns) -> StepAdapters | None:
-        digests, decodes = self.adapters_of(staged.plan), staged.plan.decode_count
-        digests[decodes:decodes] = [""] * staged.pads
-        asked = staged.sample_runs + np.where(staged.sample_runs >= decodes, staged.pads, 0)
-        return StepAdapters.of(digests, staged.lengths.tolist(), asked.tolist())
+    def _step_adapters(self, plan: StepPlan, pads: int, lengths: Int64s,
+                       sample_runs: Int64s) -> StepAdapters | None:
+        digests, decodes = self.adapters_of(plan), plan.decode_count
+        if not any(digests):
+            return None
+        digests[decodes:decodes] = [BASE] * pads
+        digests += [BASE] * (len(lengths) - len(digests))
+        asked = sample_runs + np.where(sample_runs >= decodes, pads, 0)
+        return StepAdapters.of(digests, lengths.tolist(), asked.tolist())
 
     def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
         """The rows whose output is needed; None if it is needed for all, as for prompt logprobs,
@@ -394,6 +421,13 @@ def _sampled(plan: StepPlan) -> tuple[Int64s, Int64s]:
     counts = np.where(in_verify_run, plan.lengths[runs], 1)
     ends = np.repeat(counts.cumsum(), counts)
     return np.repeat(runs, counts), ends - 1 - np.arange(len(ends))
+
+
+def _with_device_rows(staged: _StagedRuns) -> StepAdapters | None:
+    if staged.adapters is not None:
+        for count, rows in staged.adapter_rows.items():
+            staged.adapters.by_count[count].device = AdapterBlocks.of(rows.device)
+    return staged.adapters
 
 
 def _embedded(staged: _StagedRuns) -> EmbeddedRows | None:

@@ -16,6 +16,9 @@ A graph would freeze lists of the host (``Runs.starts``, ``Runs.slots``), so ``U
 and refuses to be read. An op that decides by them, or makes the host wait for the device, cannot be recorded,
 and says so at start. A width that cannot be recorded costs that width alone.
 
+Steps with rows of adapters have graphs of their own, recorded when the first adapter comes: which adapter a
+row has, and where its factors lie, is data (``tensor.kernels.adapters``).
+
 ``Capture`` is the seam: ``CudaCapture`` records. ``EagerCapture`` runs the recorded function at every replay,
 on the same static block with the same padding; tests without a GPU use it.
 """
@@ -32,6 +35,7 @@ import numpy as np
 import torch
 
 from weft.tensor import gpu
+from weft.tensor.adapter_rows import BLOCK_ROWS, AdapterBlocks, RowGroups, StepAdapters, most_blocks
 from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.units import PAD
@@ -147,6 +151,8 @@ class DecodeBlock:
     flat_6W: torch.Tensor
     starts: list[int]
     slots: list[int]
+    adapters: StepAdapters | None = None
+    """With the device's rows of ``width`` in ``most_blocks`` blocks; None for the base model's alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,24 +231,43 @@ class DecodeGraphs:
         self._starts: dict[int, Sequence[int]] = {}
         self._slots: dict[int, Sequence[int]] = {}
         self._recordings: Recordings[int] = Recordings(capture)
+        self._adapted: Recordings[int] = Recordings(capture)
+        self._adapter_rows = self._static.new_full(
+            (most_blocks(max(widths, default=0)) * (BLOCK_ROWS + 1),), PAD)
 
     @torch.inference_mode()
     def record(self, forward: Forward, caches: list[LayerCache]) -> None:
         """``forward`` over ``caches`` at all widths."""
+        self._record(self._recordings, forward, caches)
+
+    @torch.inference_mode()
+    def record_adapted(self, forward: Forward, caches: list[LayerCache]) -> None:
+        """Once more, with the factors of whatever adapters the rows have: which they are is data."""
+        self._adapter_rows.fill_(PAD)
+        self._record(self._adapted, forward, caches)
+
+    def _record(self, recordings: Recordings[int], forward: Forward, caches: list[LayerCache]) -> None:
+        adapted = recordings is self._adapted
 
         def step_of(width: int) -> Step:
             self._static[: BLOCK_FIELDS * stride_of(width)].copy_(self._pad_block(width))
             self._starts[width], self._slots[width] = self._lists(width)
             tensors = self._runs_table(width)
-            return self._run_of(width, forward, caches, tensors), tensors
+            return self._run_of(width, forward, caches, tensors, adapted), tensors
 
-        self._recordings.record(self.widths, step_of)
+        recordings.record(self.widths, step_of)
         if self._table.is_cuda:
             torch.cuda.empty_cache()   # the runs before the recordings left blocks that no step will use
 
     def forget(self) -> None:
         """Drop the graphs and free their memory; ``record`` may follow."""
         self._recordings.forget()
+        self._adapted.forget()
+
+    @property
+    def adapted_widths(self) -> tuple[int, ...]:
+        """Ascending; of ``record_adapted``."""
+        return self._adapted.keys
 
     @property
     def recorded_widths(self) -> tuple[int, ...]:
@@ -262,7 +287,14 @@ class DecodeGraphs:
         self._static[: block.flat_6W.numel()].copy_(block.flat_6W)
         if self._reads_host:
             self._starts[block.width], self._slots[block.width] = block.starts, block.slots
-        return self._recordings.replay(block.width)
+        if block.adapters is None:
+            return self._recordings.replay(block.width)
+        rows = block.adapters.by_count[block.width].device
+        assert rows is not None
+        held = self._rows_of(block.width)
+        held.order.copy_(rows.order)
+        held.places.copy_(rows.places)
+        return self._adapted.replay(block.width)
 
     def idle(self, width: int) -> torch.Tensor:
         """A step of PAD rows alone, in the smallest graph with ``width`` rows. It reads and writes nothing of
@@ -270,6 +302,10 @@ class DecodeGraphs:
         padded_width = next(recorded for recorded in self.recorded_widths if recorded >= width)
         pads = [PAD] * padded_width
         return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads))
+
+    def _rows_of(self, width: int) -> AdapterBlocks:
+        """Those that the graph of ``width`` reads."""
+        return AdapterBlocks.of(self._adapter_rows[: most_blocks(width) * (BLOCK_ROWS + 1)])
 
     def _lists(self, width: int) -> tuple[Sequence[int], Sequence[int]]:
         if self._reads_host:
@@ -292,7 +328,8 @@ class DecodeGraphs:
         return (torch.from_numpy(flat).to(self._table.device),)
 
     def _run_of(self, width: int, forward: Forward, caches: list[LayerCache],
-                tensors: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
+                tensors: tuple[torch.Tensor, ...], adapted: bool) -> Callable[[], torch.Tensor]:
+        adapters = StepAdapters({width: RowGroups(device=self._rows_of(width))}) if adapted else None
         block = self._static[: BLOCK_FIELDS * stride_of(width)].view(BLOCK_FIELDS, -1)
         tokens_T, positions_T, starts_R, slots_R, context_R, rows_R = block[:, :width]
         memo: dict[str, Any] = {}
@@ -308,7 +345,7 @@ class DecodeGraphs:
                 memo=dict(memo))
             fed_T = known_tokens(tokens_T, rows_R, self._chosen)
             turns = None if self._deltas is None else positions_T + self._deltas.index_select(0, rows_R)
-            return forward(StepInputs(fed_T, positions_T, runs, turns=turns), caches)
+            return forward(StepInputs(fed_T, positions_T, runs, adapters=adapters, turns=turns), caches)
 
         return run
 

@@ -34,11 +34,12 @@ from weft.pictures import Turns
 from weft.request import PlacedPicture
 from weft.runner.kv_scales import Model
 from weft.schedule.plan import StepPlan
-from weft.spec import ITEM_BYTES
 from weft.tensor.device import current
+from weft.tensor.layout import DTYPES
 from weft.units import PAD
 
 Int64s = npt.NDArray[np.int64]
+Grids = tuple[tuple[int, int], ...]
 _PLAIN = Turns(())
 
 
@@ -47,21 +48,23 @@ class _Encoded:
     """``rows_RD`` of one picture; ``grids``: (rows, columns) of the text that each tile fills."""
 
     rows_RD: torch.Tensor
-    grids: tuple[tuple[int, int], ...]
+    grids: Grids
 
 
 class PictureRows:
-    """See ``weft.engine.pictures.PictureEncoder``, which it is. ``rows_max``: of the batch."""
+    """See ``weft.engine.pictures.PictureEncoder``, which it is. ``vision`` None: of a rank that gets rows
+    from the first (``receive``). ``hidden``: of the text, in ``dtype``. ``rows_max``: of the batch."""
 
-    def __init__(self, vision: VisionEncoder, tower: VisionTower, row_bytes: int, device: torch.device,
-                 rows_max: int) -> None:
-        self.vision: VisionEncoder | None = vision
+    def __init__(self, vision: VisionEncoder | None, tower: VisionTower, hidden: int, dtype: torch.dtype,
+                 device: torch.device, rows_max: int) -> None:
+        self.vision = vision
         self.image_token = tower.image_token_id
-        self.row_bytes = row_bytes
+        self.row_bytes = hidden * dtype.itemsize
         self.deltas_R = (torch.zeros(rows_max + 1, dtype=torch.int64, device=device)
                          if tower.sections else None)
         """By row of the batch; None for a model whose positions are plain."""
         self._factor = tower.projector.downsample_factor
+        self._hidden, self._dtype = hidden, dtype
         self._device = device
         self._rows: dict[bytes, _Encoded] = {}
         self._dropped: list[tuple[bytes, _Encoded]] = []
@@ -95,6 +98,15 @@ class PictureRows:
                     self._rows[picture.digest] = _Encoded(end.value, grids)
                     return
             yield
+
+    def encoded(self, digest: bytes) -> tuple[bytes, Grids]:
+        """A picture that is encoded, for ``receive`` of another rank."""
+        one = self._rows[digest]
+        return one.rows_RD.contiguous().view(torch.uint8).cpu().numpy().tobytes(), one.grids
+
+    def receive(self, digest: bytes, data: bytes, grids: Grids) -> None:
+        rows_RD = torch.frombuffer(bytearray(data), dtype=self._dtype).view(-1, self._hidden)
+        self._rows[digest] = _Encoded(rows_RD.to(self._device), grids)
 
     def drop(self, digest: bytes) -> None:
         self._dropped.append((digest, self._rows[digest]))
@@ -193,9 +205,9 @@ def padded(turns: Int64s, decodes: int, pads: int) -> Int64s:
 
 def picture_rows(model: Model, device: torch.device, rows_max: int) -> PictureRows | None:
     """None where ``model`` reads text only."""
-    if not isinstance(model, CausalModel) or model.vision is None:
+    if not isinstance(model, CausalModel) or model.architecture.vision is None:
         return None
     architecture = model.architecture
     assert architecture.vision is not None
-    return PictureRows(model.vision, architecture.vision,
-                       architecture.hidden_size * ITEM_BYTES[architecture.dtype], device, rows_max)
+    return PictureRows(model.vision, architecture.vision, architecture.hidden_size,
+                       DTYPES[architecture.dtype], device, rows_max)

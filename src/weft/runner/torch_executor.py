@@ -53,6 +53,7 @@ from weft.runner.staging import Staging
 from weft.runner.verify import SampledRows, choose, replay
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import ModelSpec
+from weft.tensor import gpu
 from weft.tensor.device import current, is_remote, use
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
@@ -94,6 +95,7 @@ class TorchExecutor:
         self._kv_scales = kv_scales or {}
         self._missing: set[Part] = set()
         self._adapters: dict[str, LoadedAdapter] = {}
+        self._adapted_recorded = False
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
@@ -153,7 +155,8 @@ class TorchExecutor:
     def install_adapter(self, loaded: LoadedAdapter) -> None:
         """Between two steps: rows of its digest may come from now on."""
         assert isinstance(self.model, CausalModel)
-        install(self.model, loaded)
+        with current(self.arena.device), torch.inference_mode():
+            install(self.model, loaded)
         self._adapters[loaded.adapter.digest] = loaded
 
     def remove_adapter(self, loaded: LoadedAdapter) -> None:
@@ -161,6 +164,16 @@ class TorchExecutor:
         self._adapters.pop(loaded.adapter.digest, None)
         if isinstance(self.model, CausalModel):
             remove(self.model, loaded)
+
+    def _record_adapted(self) -> None:
+        """Graphs for steps with rows of adapters, once there is one."""
+        self._adapted_recorded = True
+        if self.graphs is None or self.batches.active is None:
+            return
+        scratch.home = self.arena.device
+        with current(self.arena.device):
+            self.graphs.record_adapted(self.model.forward, self._caches)
+        self.batches.adapted_widths = self.graphs.adapted_widths
 
     def change_adapter(self, adapter: Adapter, *, forget: bool) -> None:
         """Of a rank that follows rank 0."""
@@ -179,6 +192,8 @@ class TorchExecutor:
             self.before_step(plan)
         if self._head is not None:
             self._head.admit(plan)
+        if self._adapters and self.batches.decode_widths and not self._adapted_recorded:
+            self._record_adapted()   # here, on the thread of the steps: no other is being launched
         self.batches.apply(plan, self.sampler, self.arena)
         before, self._before = self._before, None
         if not plan.run_count:
@@ -223,6 +238,8 @@ class TorchExecutor:
         return replace(result, head_drafts=drafts, head_s=seconds)
 
     def _bind_head(self) -> None:
+        if isinstance(self.model, CausalModel) and gpu.reaches(self.arena.device):
+            self.batches.active = self.model.adapters
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
             self._head = HeadRunner(head, self.batches.rows.table, self._caches[-1],
@@ -259,6 +276,9 @@ class TorchExecutor:
         return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
 
     def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:
+        if isinstance(self.model, CausalModel):
+            # A replay calls no ``forward`` that would say whose the rows of the head are.
+            self.model.adapters.step = None if isinstance(inputs, MixedBlock) else inputs.adapters
         if isinstance(inputs, DecodeBlock):
             assert self.graphs is not None
             return self.graphs.replay(inputs)
@@ -389,7 +409,8 @@ class TorchExecutor:
 
     def _forget_graphs(self) -> None:
         """They hold addresses in the arena and in the weights."""
-        self.batches.decode_widths = self.batches.mixed_shapes = ()
+        self.batches.decode_widths = self.batches.adapted_widths = self.batches.mixed_shapes = ()
+        self._adapted_recorded = False
         for graphs in (self.graphs, self.mixed_graphs):
             if graphs is not None:
                 graphs.forget()

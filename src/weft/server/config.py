@@ -65,6 +65,9 @@ class ServerConfig:
                                              "loopback names and IP addresses; may be given several times.")
     allowed_origin: tuple[str, ...] = flag((), "Origin of web pages that may use this server, such as "
                                                "https://app.example.org, or *; may be given several times.")
+    media_domains: tuple[str, ...] = flag(
+        (), "Host whose pictures requests may name by https address; *.example.org: those below it, *: every "
+            "public host. May be given several times. Default: pictures come as data: URLs alone.")
     served_model_name: tuple[str, ...] = flag(
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
@@ -226,6 +229,14 @@ class ServerConfig:
         return ImageLimits(image_bytes=parse_bytes(self.image_bytes, flag="limits.image_bytes"),
                            image_pixels=self.image_pixels, image_side=self.image_side)
 
+    def picture_hosts(self) -> tuple[str, ...]:
+        """Raises ConfigError."""
+        if not self.media_domains:
+            return ()
+        from weft.server.media import read_domains  # with its HTTP client
+
+        return read_domains(self.media_domains)
+
     def client_keys(self) -> tuple[str, ...]:
         """Of --api-key and --api-key-file. Raises ConfigError."""
         if self.api_key_file is None:
@@ -318,6 +329,7 @@ class ServerConfig:
         self.response_limits()
         self.file_directory()
         self.file_limits()
+        self.picture_hosts()
         if not self.client_keys() and (self.tenant_by_key or self.quotas().any):
             raise ConfigError("--tenant-by-key and the quotas of keys need keys: --api-key or --api-key-file",
                               param="--tenant-by-key" if self.tenant_by_key else "--api-key")

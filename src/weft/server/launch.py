@@ -35,7 +35,7 @@ from weft.fleet.fleet import Fleet
 from weft.fleet.start_progress import StartProgress
 from weft.host import usable_cores
 from weft.info import ModelInfo
-from weft.models.hub import local_checkpoint
+from weft.models.hub import local_checkpoint, resolve_model
 from weft.router.blind import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
@@ -88,14 +88,16 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
 
 
 def _check_model(config: EngineConfig) -> None:
-    """A wrong path, and ranks that do not divide the model, are said before anything listens. A hub model is
-    checked by its engine: fetching it may take minutes."""
+    """A wrong path, and ranks that do not divide the model, are said before anything listens. Of a hub model
+    ``config.json`` alone is fetched for that, and only where there are ranks."""
     local = config.model is None or local_checkpoint(config.model) is not None
-    if local and config.tp > 1:
+    if config.tp > 1:
         from weft.assemble import find_model
-        from weft.assemble.ranks import check_divides
+        from weft.assemble.ranks import check_divides, check_no_gguf
 
-        check_divides(config, find_model(config, lambda text: None)[1])
+        check_no_gguf(config, not local and ":" in str(config.model))   # OWNER/NAME:TYPE
+        check_divides(config, find_model(config, lambda text: None)[1] if local else
+                      resolve_model(str(config.model), config.revision, config_only=True))
 
 
 def _router(config: ServerConfig) -> Router | None:

@@ -408,6 +408,8 @@ ENGINE = (
     E("pictures_reused", "counter", "Pictures whose rows were there.", lambda s: s.pictures.reused),
     E("pictures_dropped", "counter", "Pictures whose rows gave way to others.", lambda s: s.pictures.dropped),
     E("picture_rows_bytes", "gauge", "Bytes of rows of pictures.", lambda s: s.pictures.bytes),
+    E("picture_rows_budget_bytes", "gauge", "Bytes that they may take; 0: the model reads text only.",
+      lambda s: s.pictures.budget),
     E("pictures_waiting", "gauge", "Sequences that wait for their pictures.", lambda s: s.pictures.waiting),
     E("spec_decode_steps", "counter", "Steps that verified drafts.", lambda s: s.speculation.steps),
     E("spec_decode_saved_seconds", "gauge", "Seconds that drafts saved, by the measured cost of steps; "

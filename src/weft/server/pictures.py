@@ -1,6 +1,7 @@
 """The server's end of the process that reads pictures (``weft.images.worker``).
 
     ImagePart, ImagePart --one after another--> worker --> Picture, Picture | RequestError that names the part
+                 '-- https: the bytes of its file first (weft.server.media)
 
 The line before the worker is bounded (law L11), and so is the number of pictures of a request.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,21 +18,25 @@ from weft.errors import EngineUnavailableError, RequestError
 from weft.images.decoding import ImageLimits
 from weft.images.picture import Picture
 from weft.images.settings import ImageSettings
-from weft.images.worker import PictureStart, decoded
+from weft.images.worker import FILE, URL, PictureStart, decoded
 from weft.text.pictures import ImagePart
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
+
+if TYPE_CHECKING:
+    from weft.server.media import MediaFetcher
 
 LINE_MAX = 64
 _START_WITHIN_S = 10.0
 
 
 class PictureReader:
-    """``token``: the model's image token, as text."""
+    """``token``: the model's image token, as text. ``media`` None: pictures at addresses are refused."""
 
     def __init__(self, settings: ImageSettings, limits: ImageLimits, *, token: str, seconds: float,
-                 memory_bytes: int, pictures_max: int) -> None:
+                 memory_bytes: int, pictures_max: int, media: MediaFetcher | None = None) -> None:
         self.token = token
+        self._media = media
         self._seconds = seconds
         self._pictures_max = pictures_max
         function = JobFunction("weft.images.worker:prepare", memory_bytes)
@@ -46,12 +52,16 @@ class PictureReader:
         return [await self._read(image) for image in images]
 
     async def _read(self, image: ImagePart) -> Picture:
-        if self._lane.waiting >= LINE_MAX:
-            raise EngineUnavailableError(f"{self._lane.waiting} pictures wait to be read; the limit is "
-                                         f"{LINE_MAX}. Try again later")
+        url = image.source
+        assert isinstance(url, str), "no file comes over HTTP"
         try:
-            answer = await self._lane.ask(image.url.encode("utf-8", "surrogatepass"))
-            return await asyncio.to_thread(decoded, answer)
+            if not url[:6].lower().startswith(("http:", "https:")):
+                return await self._decoded(URL + url.encode("utf-8", "surrogatepass"))
+            if self._media is None:
+                raise RequestError(f"the picture is at {url[:100]!r}; this server fetches none (it has "
+                                   "no --media-domains): send it as a data: URL")
+            async with self._media.running:
+                return await self._decoded(FILE + await self._media.fetch(url))
         except RequestError as error:
             raise RequestError(f"{image.where}: {error.message}", param=image.where,
                                code="invalid_image") from None
@@ -61,6 +71,12 @@ class PictureReader:
         except OSError:
             raise RequestError(f"{image.where}: the picture ended the process that read it",
                                param=image.where, code="invalid_image") from None
+
+    async def _decoded(self, job: bytes) -> Picture:
+        if self._lane.waiting >= LINE_MAX:
+            raise EngineUnavailableError(f"{self._lane.waiting} pictures wait to be read; the limit is "
+                                         f"{LINE_MAX}. Try again later")
+        return await asyncio.to_thread(decoded, await self._lane.ask(job))
 
 
 def _started(function: JobFunction, start: bytes) -> BoundedWorker:

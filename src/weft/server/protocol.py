@@ -154,7 +154,8 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 _CHAT_ONLY = "it belongs to /v1/chat/completions"
-_TEXT_ONLY = "this server reads and writes text only"
+_TEXT_ONLY = "answers are text"
+_OF_CHECKPOINT = "the checkpoint's own processor settings decide how pictures are read"
 
 Unserved = Mapping[str, tuple[str, tuple[Any, ...]]]
 
@@ -165,8 +166,8 @@ UNSERVED: Unserved = {
     "grammar": ("use guided_grammar", ("",)),
     "modalities": (_TEXT_ONLY, (["text"],)),
     "audio": (_TEXT_ONLY, ()),
-    "mm_processor_kwargs": (_TEXT_ONLY, ({},)),
-    "media_io_kwargs": (_TEXT_ONLY, ({},)),
+    "mm_processor_kwargs": (_OF_CHECKPOINT, ({},)),
+    "media_io_kwargs": (_OF_CHECKPOINT, ({},)),
     "prompt_embeds": ("prompts are text or token ids", ()),
     "web_search_options": ("there is no web search here", ()),
     "best_of": ("ask for n answers and choose on your side", (1,)),

@@ -239,10 +239,15 @@ def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer)
     from weft.images.worker import settings_of  # with numpy and Pillow, which text never needs
     from weft.server.pictures import PictureReader
 
-    return PictureReader(settings_of(Path(info.directory)), config.image_limits(),
+    limits, hosts, media = config.image_limits(), config.picture_hosts(), None
+    if hosts:
+        from weft.server.media import MediaFetcher
+
+        media = MediaFetcher(hosts, bytes_max=limits.image_bytes, seconds=config.image_seconds)
+    return PictureReader(settings_of(Path(info.directory)), limits,
                          token=tokenizer.token_text(info.image_token), seconds=config.image_seconds,
                          memory_bytes=parse_bytes(config.image_memory, flag="limits.image_memory"),
-                         pictures_max=config.images)
+                         pictures_max=config.images, media=media)
 
 
 def _vocabulary(directory: Path) -> bytes:

@@ -9,6 +9,7 @@ many rows that cost vanishes beside the arithmetic (csrc/fused_block.hpp).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +32,12 @@ class FusedBlock:
     first_bias: torch.Tensor | None
     second: Any
     second_bias: torch.Tensor | None
+    adapted: tuple[Callable[[], Any], ...] = field(default=(), repr=False, compare=False)
+    """Of each product, what gives the C++ object of its adapters."""
     _bound: Any = field(default=None, init=False, repr=False, compare=False)
     _at: tuple[int, int] = field(default=(0, 0), init=False, repr=False, compare=False)
     _biases: list[torch.Tensor | None] = field(default_factory=list, init=False, repr=False, compare=False)
+    _adapted: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def bound(self, x_TD: torch.Tensor) -> Any:
         """The C++ object of this block if it can take ``x_TD`` [T, D]; else None."""
@@ -47,8 +51,10 @@ class FusedBlock:
             # The C++ object holds addresses of these float32 copies, so they live as long as it.
             self._biases = [None if bias is None else bias.float().contiguous()
                             for bias in (self.first_bias, self.second_bias)]
-            self._bound = native.extension().FusedBlock(_product(self.first, self._biases[0]),
-                                                          _product(self.second, self._biases[1]))
+            self._adapted = [give() for give in self.adapted or [native.extension().AdaptedProduct] * 2]
+            self._bound = native.extension().FusedBlock(
+                _product(self.first, self._biases[0], self._adapted[0]),
+                _product(self.second, self._biases[1], self._adapted[1]))
             self._at = first, second
         return self._bound
 
@@ -85,8 +91,8 @@ def _address(weight: Any, x_TD: torch.Tensor) -> int:
     return 0
 
 
-def _product(weight: InTiles | QuantizedWeight, bias: torch.Tensor | None) -> Any:
+def _product(weight: InTiles | QuantizedWeight, bias: torch.Tensor | None, adapted: Any) -> Any:
     address = 0 if bias is None else bias.data_ptr()
     if isinstance(weight, InTiles):
-        return weight.native(), address, False
-    return linear.weight_of(weight), address, weight.exact
+        return weight.native(), address, False, adapted
+    return linear.weight_of(weight), address, weight.exact, adapted

@@ -22,11 +22,12 @@ import torch
 
 from weft.errors import ConfigError
 from weft.tensor import gpu
+from weft.tensor.adapter_rows import RowGroups, number_of
 from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.replay_log import Replay
 from weft.units import PAD
 
-INTERFACE = 16
+INTERFACE = 17
 """The version of the calling convention; equals INTERFACE in csrc/module.cpp."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
 """Rebuilds the kernels, run in the checkout."""
@@ -270,6 +271,15 @@ def runs_of(runs: Runs) -> Any:
             runs.offsets, runs.starts, runs.lengths, runs.slots, runs.fresh, taps)
         if runs.verify_count:
             known.windows(runs.decode_count, runs.verify_count)
+    return known
+
+
+def adapter_rows_of(whose: RowGroups) -> Any:
+    """The step's rows of adapters as a C++ object, built once for each count of rows."""
+    known = whose.memo.get("native")
+    if known is None:
+        known = whose.memo["native"] = extension().AdapterRows(
+            [(number_of(group.digest), group.numbers) for group in whose.groups])
     return known
 
 

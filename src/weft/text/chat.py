@@ -275,19 +275,19 @@ def _text_part(text: str) -> dict[str, str]:
 
 
 def _part_text(here: str, part: Any) -> str | None:
-    """None for a picture, whose pixels were taken out before."""
+    """None for a picture, which ``weft.text.pictures`` has taken out before."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
         raise RequestError(f"{here}: expected an object with type and text, got {type(part).__name__}",
                            param=here)
     kind = part.get("type", "text")
-    if kind == "image" and not part.keys() - {"type", "cache_control"}:
+    if kind == "image":
         return None
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        readable = ("this server takes text only" if "image" in str(kind)
-                    else "text is read, and pictures where the model sees")
-        raise RequestError(f"{here} has type {kind!r}; {readable}", param=here)
+        what = ("video is not read: send some of its frames as pictures" if "video" in str(kind) else
+                "text is read, and pictures where the model sees")
+        raise RequestError(f"{here} has type {kind!r}; {what}", param=here)
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise RequestError(f"{here}.text: expected str, got {type(text).__name__}", param=f"{here}.text")

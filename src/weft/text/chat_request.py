@@ -121,8 +121,8 @@ class EncodedChat(msgspec.Struct, frozen=True):
 
 def read_chat(conversation: ConversationFields, *, template_variables: Collection[str],
               reads_images: bool = False) -> ChatRequest:
-    """``template_variables``: the names that the template reads. ``reads_images``: the model does; else the
-    template refuses the parts that are pictures. Raises RequestError that names the field."""
+    """``template_variables``: the names that the template reads. ``reads_images``: the model does. Raises
+    RequestError that names the field."""
     checked = read_tools(conversation.tools)
     choice = read_choice(conversation.tool_choice, checked)
     shown: dict[str, Any] = dict(conversation.variables or {})
@@ -138,7 +138,10 @@ def read_chat(conversation: ConversationFields, *, template_variables: Collectio
         elif value != allowed:
             raise RequestError(f"{name} is not supported: this model's chat template does not use it",
                                param=name, code="unsupported_parameter")
-    messages, images = split_images(conversation.messages) if reads_images else (conversation.messages, [])
+    messages = conversation.messages
+    images: list[ImagePart] = []
+    if any(isinstance(message.content, list) for message in messages):
+        messages, images = split_images(messages, reads_images=reads_images)
     return ChatRequest(messages=messages, images=images, tools=checked, choice=choice,
                        several_calls=conversation.parallel_tool_calls is not False, variables=shown,
                        add_generation_prompt=conversation.add_generation_prompt,

@@ -6,7 +6,7 @@
               ... <|image_start|><image><image>...<|image_end|> ...        with_pictures: one for each row
     tokens    ... 498  396 396 396 ...  499 ...                            placed: where the rows stand
 
-Each dialect writes its pictures as ``image_url`` parts of OpenAI's form. A picture stands where the template
+A dialect writes a picture as an ``ImagePart``, or leaves OpenAI's form. A picture stands where the template
 writes the image token, in the order of the messages. A text that has the token itself cannot be told from a
 picture's place, so such a conversation is refused.
 """
@@ -31,15 +31,18 @@ IMAGE_PARTS = ("image_url", "input_image", "image")
 
 
 class ImagePart(msgspec.Struct, frozen=True):
-    """``where``: the part of the request that has it, for errors."""
+    """``source``: an address, or the bytes of a file of this program. ``where``: the part of the request that
+    has it, for errors."""
 
-    url: str
+    source: str | bytes
     where: str
+    cache_control: Any = None
 
 
-def split_images(messages: list[ChatMessage]) -> tuple[list[ChatMessage], list[ImagePart]]:
+def split_images(messages: list[ChatMessage], *,
+                 reads_images: bool) -> tuple[list[ChatMessage], list[ImagePart]]:
     """The messages with a bare ``{"type": "image"}`` for each picture, and the pictures in their order.
-    Raises RequestError for a part without an address."""
+    Raises RequestError for a part without an address, and for one that the model does not read."""
     images: list[ImagePart] = []
     shown = []
     for at, message in enumerate(messages):
@@ -47,10 +50,11 @@ def split_images(messages: list[ChatMessage]) -> tuple[list[ChatMessage], list[I
             parts = []
             for index, part in enumerate(message.content):
                 if _is_image(part):
-                    where = f"messages[{at}].content[{index}]"
-                    images.append(ImagePart(_url(part, where), where))
-                    marks = {"cache_control": part["cache_control"]} if "cache_control" in part else {}
-                    part = {"type": "image", **marks}
+                    image = _read(part, f"messages[{at}].content[{index}]", reads_images)
+                    images.append(image)
+                    part = {"type": "image"}
+                    if image.cache_control is not None:
+                        part["cache_control"] = image.cache_control
                 parts.append(part)
             message = msgspec.structs.replace(message, content=parts)
         shown.append(message)
@@ -97,13 +101,20 @@ def placed(pictures: Sequence[ShownPicture], positions: Sequence[int]) -> list[P
 
 
 def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in IMAGE_PARTS
+    return isinstance(part, ImagePart) or (isinstance(part, dict) and part.get("type") in IMAGE_PARTS)
 
 
-def _url(part: dict[str, Any], where: str) -> str:
+def _read(part: Any, where: str, reads_images: bool) -> ImagePart:
+    if isinstance(part, ImagePart):
+        where = part.where
+    if not reads_images:
+        raise RequestError(f"{where} is a picture; this model reads text only: its checkpoint has no vision "
+                           "encoder", param=where, code="unsupported_parameter")
+    if isinstance(part, ImagePart):
+        return part
     value = part.get("image_url")
     url = value.get("url") if isinstance(value, dict) else value
     if not isinstance(url, str) or not url:
         raise RequestError(f"{where}.image_url: expected an object with url, the picture as a data: URL",
                            param=f"{where}.image_url")
-    return url
+    return ImagePart(url, where, part.get("cache_control"))

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from tests.support.kernel_variants.compilation import TYPES, Compilation, compilation_of
+from weft.models.blocks.adapted import LOW_WIDTH
+from weft.tensor.adapter_rows import BLOCK_ROWS
 from weft.tensor.gpu.launch import Blocks
 from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
 from weft.tensor.gpu.quantized import FORMS, form
+from weft.tensor.kernels import adapters, moe
 from weft.tensor.kernels import byte_inputs as w8a8
 from weft.tensor.kernels import elementwise as elements
 from weft.tensor.kernels import expert_choice as choice
-from weft.tensor.kernels import moe
 from weft.tensor.kernels import norm as norms
 from weft.tensor.kernels import quantized_linear as linear
 from weft.tensor.ops.moe import ChoiceRule
@@ -213,4 +215,18 @@ def of_expert_choice() -> list[Compilation]:
         variants += [compilation_of(f"choose experts {name} {dtype[1:]}", choice._choose,
                                     tables | {"scores": dtype, "weights": dtype}, constants, choice.WARP,
                                     ("scale", "normalizer_eps")) for dtype in TYPES.values()]
+    return variants
+
+
+def of_adapters() -> list[Compilation]:
+    variants = []
+    sizes = {"LOW": LOW_WIDTH, "FIELDS": adapters.FIELDS, "BM": BLOCK_ROWS, "BR": adapters.RANKS}
+    tables = dict.fromkeys(("order", "places", "table"), "*i64")
+    for name, dtype in TYPES.items():
+        pointers = tables | dict.fromkeys(("x", "y", "low"), dtype)
+        short = str(name).removeprefix("torch.")
+        variants += [compilation_of(f"adapters down {short}", adapters._down, pointers,
+                                    sizes | {"COLUMNS": 4096, "BK": adapters.DOWN.width}, adapters.DOWN),
+                     compilation_of(f"adapters up {short}", adapters._up, pointers,
+                                    sizes | {"BN": adapters.UP.width}, adapters.UP)]
     return variants

@@ -24,6 +24,7 @@ VARIANTS: dict[str, Callable[[], list[Compilation]]] = {
     "weft.tensor.kernels.quantized_linear": dense.of_quantized_linear,
     "weft.tensor.kernels.byte_inputs": dense.of_byte_inputs,
     "weft.tensor.kernels.moe": dense.of_moe,
+    "weft.tensor.kernels.adapters": dense.of_adapters,
     "weft.tensor.kernels.expert_choice": dense.of_expert_choice,
     "weft.runner.arena_kernels": step.of_arena_kernels,
     "weft.runner.compressed_kv_kernels": step.of_compressed_kv_kernels,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +88,19 @@ def test_a_bomb_is_refused_before_it_is_decoded(side: int, monkeypatch: pytest.M
     monkeypatch.setattr(Image.Image, "load", lambda self: loaded.append(self))
     assert "limits.image_" in refused(png_header(side, side))
     assert loaded == []
+
+
+@pytest.mark.parametrize(("options", "chunk"), [({}, b"VP8 "), ({"lossless": True}, b"VP8L"),
+                                                ({"xmp": b"<x/>"}, b"VP8X")])
+def test_a_canvas_of_webp_is_refused_before_it_is_allocated(options: dict[str, Any], chunk: bytes,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(RGB, "WEBP", **options)
+    assert data[12:16] == chunk
+    height, width, _ = RGB.shape
+    assert decode(data, ImageLimits(image_side=max(height, width))).shape == RGB.shape
+    monkeypatch.setattr("PIL._webp.WebPAnimDecoder", None)   # calling it fails
+    refusal = refused(data, ImageLimits(image_side=8))
+    assert f"{width} x {height} pixels; the limit is 8 on a side (limits.image_side)" in refusal
 
 
 @pytest.mark.parametrize("form", FORMATS)

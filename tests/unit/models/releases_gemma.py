@@ -43,6 +43,14 @@ GEMMA_4_26B_A4B: Config = {
         "num_kv_shared_layers": 0, "rope_parameters": _ROPES, "sliding_window": 1024, "top_k_experts": 8,
         "vocab_size": 262144}}
 
+RECURRENT_GEMMA_2B: Config = {
+    "architectures": ["RecurrentGemmaForCausalLM"], "attention_bias": False, "attention_window_size": 2048,
+    "block_types": ["recurrent", "recurrent", "attention"], "conv1d_width": 4, "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2560, "intermediate_size": 15360,
+    "logits_soft_cap": 30.0, "lru_width": 2560, "model_type": "recurrent_gemma", "num_attention_heads": 10,
+    "num_hidden_layers": 26, "num_key_value_heads": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0, "torch_dtype": "float32", "vocab_size": 256000}
+
 
 def with_text(config: Config, **changes: Any) -> Config:
     """A copy whose text part has ``changes``; a value of None removes the key."""
@@ -51,8 +59,10 @@ def with_text(config: Config, **changes: Any) -> Config:
 
 
 GEMMA_RELEASES: dict[str, Config] = {
-    "gemma3": GEMMA_3_4B, "gemma4": GEMMA_4_E2B, "gemma4_moe": GEMMA_4_26B_A4B}
+    "gemma3": GEMMA_3_4B, "gemma4": GEMMA_4_E2B, "gemma4_moe": GEMMA_4_26B_A4B,
+    "recurrent_gemma": RECURRENT_GEMMA_2B}
 SMALLER_GEMMA: dict[str, Config] = {
     "gemma3": with_text(GEMMA_3_4B, num_hidden_layers=6), "gemma4": GEMMA_4_E2B,
-    "gemma4_moe": with_text(GEMMA_4_26B_A4B, num_hidden_layers=6, num_experts=8)}
+    "gemma4_moe": with_text(GEMMA_4_26B_A4B, num_hidden_layers=6, num_experts=8),
+    "recurrent_gemma": {"num_hidden_layers": 3}}
 """As many layers as show each kind: names repeat after that."""

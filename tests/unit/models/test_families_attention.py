@@ -18,6 +18,7 @@ from weft.families.architecture import (
     GatedDelta,
     KimiDelta,
     LatentAttention,
+    Lightning,
     Rope,
     ShortConv,
 )
@@ -152,10 +153,22 @@ LFM3_1_7B: Config = {
     "sliding_window": 256, "tie_word_embeddings": True, "use_attention_gate": True,
     "use_sandwich_norm": True, "vocab_size": 128000}
 
+MINIMAX_TEXT_01: Config = {
+    "architectures": ["MiniMaxForCausalLM"], "dtype": "bfloat16",
+    "full_attn_alpha_factor": 3.5565588200778455,
+    "full_attn_beta_factor": 1.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144,
+    "intermediate_size": 9216,
+    "layer_types": ["linear_attention" if (i + 1) % 8 else "full_attention" for i in range(80)],
+    "linear_attn_alpha_factor": 3.5565588200778455, "linear_attn_beta_factor": 1.0,
+    "max_position_embeddings": 10240000, "mlp_alpha_factor": 3.5565588200778455, "mlp_beta_factor": 1.0,
+    "model_type": "minimax", "num_attention_heads": 64, "num_experts_per_tok": 2, "num_hidden_layers": 80,
+    "num_key_value_heads": 8, "num_local_experts": 32, "rms_norm_eps": 1e-05, "rope_theta": 10000000,
+    "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 200064}
+
 RELEASES_MORE = {
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
-    "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B,
+    "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
 
 SMALLER_MORE: dict[str, Config] = {
@@ -163,6 +176,8 @@ SMALLER_MORE: dict[str, Config] = {
     "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "olmo_hybrid": {}, "lfm2_moe": {}, "lfm3": {},
     "olmo3": {"num_hidden_layers": 4, "layer_types": OLMO_3_7B["layer_types"][:4]}, "kimi_linear": {},
     "ling": {"num_hidden_layers": 6, "num_experts": 64},
+    "minimax": {"num_hidden_layers": 8, "num_local_experts": 4,
+                "layer_types": MINIMAX_TEXT_01["layer_types"][:8]},
     "gpt_oss": {"num_hidden_layers": 2, "num_local_experts": 8,
                 "layer_types": GPT_OSS_20B["layer_types"][:2]}}
 """As many layers as show each kind: names repeat after that."""
@@ -314,6 +329,18 @@ def test_gpt_oss_is_read_as_released_and_where_it_is_silent() -> None:
     assert read_architecture(silent) == model
 
 
+def test_minimax_turns_part_of_a_head_if_it_says_so_and_its_layers_forget_at_rates_of_their_own() -> None:
+    model = read_architecture(MINIMAX_TEXT_01)
+    assert model.mixers[7] == Attention(64, 8, 128, 128**-0.5, Rope(1e7, 128))
+    assert model.mixers[6] == Lightning(64, 128, 1 - 6 / (79 + 1e-5) + 1e-5)
+    assert set(model.feed_forwards) == {Experts(32, 2, 9216, True)}
+    alpha = 3.5565588200778455
+    assert set(model.normed_stream) == {(alpha, 1.0, alpha, 1.0)}
+    turned = read_architecture(MINIMAX_TEXT_01 | {"rotary_dim": 64}).mixers[7]
+    assert isinstance(turned, Attention)
+    assert turned.rope == Rope(1e7, 64)
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
              for name, spec in ((name, read_spec(config)) for name, config in RELEASES_MORE.items())}
@@ -323,6 +350,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "olmo_hybrid": (122880, 24 * (30 * 96 * 192 * 4 + 11520 * 3 * 2)),
         "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
+        "minimax": (10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4),
         "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
         "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
         "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2)}
@@ -361,6 +389,8 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("ling", {"kda_lower_bound": 0.5}, ["kda_lower_bound", "0.5", "below 0"]),
     ("ling", {"score_function": "softmax"}, ["score_function", "softmax", "sigmoid"]),
     ("ling", {"num_expert_group": 7}, ["num_expert_group", "7", "512"]),
+    ("minimax", {"rotary_dim": 256}, ["rotary_dim", "256", "128"]),
+    ("minimax", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),
     ("gpt_oss", {"swiglu_limit": 8.0}, ["swiglu_limit", "8.0", "7.0"]),
     ("gpt_oss", {"swiglu_alpha": 1.0}, ["swiglu_alpha", "1.0", "1.702"]),
     ("gpt_oss", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),

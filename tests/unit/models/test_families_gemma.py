@@ -9,12 +9,18 @@ from tests.unit.models.releases_gemma import (
     GEMMA_4_26B_A4B,
     GEMMA_4_E2B,
     GEMMA_RELEASES,
+    RECURRENT_GEMMA_2B,
     Config,
     with_text,
 )
 from weft.errors import CheckpointError
 from weft.families import read_architecture, read_spec
-from weft.families.architecture import Attention, Dense, Experts, Rope
+from weft.families.architecture import Attention, Dense, Experts, RgLru, Rope
+
+
+def changed(name: str, **changes: object) -> Config:
+    config = GEMMA_RELEASES[name]
+    return with_text(config, **changes) if "text_config" in config else config | changes
 
 
 def test_gemma_3_turns_its_windows_at_another_base_than_its_full_layers() -> None:
@@ -62,7 +68,23 @@ def test_sparse_gemma_4_has_experts_beside_its_feed_forward_and_values_that_are_
     assert read_architecture(with_text(GEMMA_4_26B_A4B, **saved)) == model, "as transformers saves it"
 
 
+def test_recurrent_gemma_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(RECURRENT_GEMMA_2B)
+    attended = Attention(10, 1, 256, 256**-0.5, Rope(1e4, 128), window=2048, out_bias=True)
+    assert model.mixers[:4] == (RgLru(10, 256, 4), RgLru(10, 256, 4), attended, RgLru(10, 256, 4))
+    assert set(model.feed_forwards) == {Dense(7680, "gelu_tanh", bias=True)}
+    assert (model.embedding_multiplier, model.logits_cap) == (50.5, 30.0), "50.596 rounded to bfloat16"
+    spec = read_spec(RECURRENT_GEMMA_2B)
+    assert spec.kv_bytes_per_token("bfloat16") == 8 * 2 * 256 * 2
+    assert spec.state_bytes_per_sequence("bfloat16") == 18 * 2560 * (4 + 3 * 2)
+    silent = {"model_type": "recurrent_gemma", "num_key_value_heads": 1, "intermediate_size": 15360,
+              "dtype": "float32"}
+    assert read_architecture(silent) == model
+
+
 @pytest.mark.parametrize(("name", "changes", "words"), [
+    ("recurrent_gemma", {"block_types": ["mamba"]}, ["block_types", "mamba", "recurrent"]),
+    ("recurrent_gemma", {"lru_width": 2561}, ["lru_width", "2561", "10"]),
     ("gemma3", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping", "50.0"]),
     ("gemma3", {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
     ("gemma4", {"use_bidirectional_attention": "all"}, ["use_bidirectional_attention", "all"]),
@@ -73,5 +95,5 @@ def test_sparse_gemma_4_has_experts_beside_its_feed_forward_and_values_that_are_
 ])
 def test_a_setting_that_cannot_be_served_is_named(name: str, changes: Config, words: list[str]) -> None:
     with pytest.raises(CheckpointError) as caught:
-        read_spec(with_text(GEMMA_RELEASES[name], **changes))
+        read_spec(changed(name, **changes))
     assert all(word in caught.value.message for word in ["config.json", *words])

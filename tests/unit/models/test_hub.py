@@ -11,6 +11,7 @@ from huggingface_hub import constants, errors
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.support.gguf_files import write_gguf
+from weft.cli.main import main
 from weft.errors import CheckpointError
 from weft.models.hub import files_of_type, resolve_model
 from weft.models.loading import load_model
@@ -37,6 +38,17 @@ def test_a_directory_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_model(str(directory)) == directory.resolve()
     monkeypatch.chdir(directory.parent)
     assert resolve_model("lfm2") == directory.resolve()
+
+
+def test_a_hub_model_that_ranks_do_not_divide_is_said_before_anything_listens(
+        hub_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in (hub_cache / "models--maker--tiny" / "snapshots" / COMMIT).iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    assert main(["serve", "maker/tiny", "--tp", "3"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: --tp is 3, which does not divide this model")
+    assert "listening" not in captured.out
 
 
 def test_a_hub_name_is_found_in_the_cache_and_loads(hub_cache: Path) -> None:

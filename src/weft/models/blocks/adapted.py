@@ -8,7 +8,8 @@ it.
 
 The base weights stay as they are (12 bits, int8, int4, GGUF): no copy of a matrix is merged. A and B are
 tiles of the same kernels as W, in which a row's bits do not depend on the rows beside it. So a row of an
-adapter has the bits that it has alone, whichever adapters are in the batch.
+adapter has the bits that it has alone, whichever adapters are in the batch. All groups of a product are one
+call (csrc/adapters.hpp), which the fused decoder makes itself.
 
 A product may be one matrix of several stored ones (q, k and v). It has one A below the other, and a B for
 each range of rows. A change may also scale the product (DoRA), shift it (biases), or stand in its place (a
@@ -25,13 +26,18 @@ Sources: Hu et al., 2021; Liu et al., 2024 (DoRA); Chen et al., 2023 (Punica) fo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from weft.tensor.adapter_rows import ActiveAdapters, AdapterRows
+from weft.tensor import gpu, native
+from weft.tensor.adapter_rows import LINES, ActiveAdapters, AdapterRows, RowGroups, number_of
 from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.weights.tiles import TiledWeight, small_tiles
+
+LOW_WIDTH = 512
+"""Most ranks of one adapter on one product, all parts together, that the Triton kernels take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,15 @@ class Part:
         factors = sum(one.held_bytes for one in (self.up, self.whole) if one is not None)
         return factors + sum(one.numel() * one.itemsize for one in (self.gain, self.shift) if one is not None)
 
+    def native(self) -> tuple[Any, ...] | None:
+        """As the C++ kernels take it; None where they do not."""
+        if self.whole is not None or not (self.up is None or isinstance(self.up.weight, TiledWeight)):
+            return None
+        assert all(one is None or one.is_contiguous() for one in (self.gain, self.shift))
+        up = None if self.up is None else self.up.weight.native()     # type: ignore[union-attr]
+        return (self.first, self.last - self.first, self.begin, up, native.address_of(self.gain),
+                native.address_of(self.shift))
+
 
 @dataclass(slots=True)
 class ProductChange:
@@ -92,6 +107,33 @@ class ProductChange:
     def held_bytes(self) -> int:
         down_bytes = 0 if self.down is None else self.down.held_bytes
         return down_bytes + sum(part.held_bytes for part in self.parts)
+
+    def native(self) -> tuple[Any, ...] | None:
+        """The factors as the C++ kernels take them; None where torch multiplies."""
+        tiled = self.down is None or isinstance(self.down.weight, TiledWeight)
+        parts = [part.native() for part in self.parts]
+        if not tiled or None in parts or self.dtype not in native.DTYPES or not native.in_use():
+            return None
+        down = None if self.down is None else self.down.weight.native()   # type: ignore[union-attr]
+        return down, parts
+
+    def line(self) -> tuple[int, ...] | None:
+        """The factors as a line of the Triton kernels' table; None where torch multiplies."""
+        from weft.tensor.kernels import adapters as kernels
+
+        down = None if self.down is None else self.down.weight
+        if isinstance(down, TiledWeight) or any(part.whole is not None for part in self.parts):
+            return None
+        ranks = 0 if down is None else down.shape[0]
+        if len(self.parts) > kernels.PARTS_MOST or ranks > LOW_WIDTH:
+            return None
+        line = [native.address_of(down), ranks, len(self.parts)]
+        for part in self.parts:
+            up = None if part.up is None else part.up.weight
+            assert up is None or isinstance(up, torch.Tensor)
+            line += [part.first, part.last - part.first, part.begin, part.end - part.begin,
+                     native.address_of(up), native.address_of(part.gain), native.address_of(part.shift)]
+        return (*line, *[0] * (kernels.FIELDS - len(line)))
 
     def add(self, x: torch.Tensor, y: torch.Tensor, rows: slice | torch.Tensor) -> None:
         """Into ``rows`` of ``y`` [T, out], of ``x`` [T, in]."""
@@ -118,7 +160,6 @@ class ProductChange:
                 else:
                     into.index_add_(0, rows, added)
 
-
     def _add_all(self, x: torch.Tensor, y: torch.Tensor) -> None:
         x = self._cast(x)
         low = None if self.down is None else self.down(x)
@@ -142,24 +183,91 @@ class ProductChange:
 
 @dataclass(slots=True)
 class AdaptedProduct:
-    """The changes of one product by adapter, beside the product itself."""
+    """The changes of one product by adapter, beside the product itself. ``active``: of the model, once an
+    adapter changes this product."""
 
-    active: ActiveAdapters
+    active: ActiveAdapters | None = None
     changes: dict[str, ProductChange] = field(default_factory=dict)
+    _plain: set[str] = field(default_factory=set, repr=False)
+    """Those of ``changes`` that torch computes."""
+    _native: Any = field(default=None, repr=False)
+    _table: torch.Tensor | None = field(default=None, repr=False)
+    """int64 [LINES, FIELDS], for the Triton kernels."""
+    _dtype: torch.dtype | None = None
+    """Of the factors: a router of another dtype is multiplied by torch."""
+
+    def native(self) -> Any:
+        """The C++ object of this product, the same for its whole life. Fused blocks hold it."""
+        if self._native is None:
+            self._native = native.extension().AdaptedProduct()
+        return self._native
+
+    def install(self, digest: str, change: ProductChange, active: ActiveAdapters) -> None:
+        self.active, self.changes[digest], self._dtype = active, change, change.dtype
+        if self._table is None:
+            factors = change.native()
+            if factors is not None:
+                self.native().set(number_of(digest), *factors)
+        else:
+            factors = change.line() if digest in active.lines else None
+            if factors is not None:
+                self._table[active.lines[digest]] = torch.tensor(factors, device=self._table.device)
+        if factors is None:
+            self._plain.add(digest)
+            active.unfused.add(digest)
+
+    def open(self, active: ActiveAdapters, dtype: torch.dtype, device: torch.device) -> None:
+        """A table for the Triton kernels, in memory that graphs may read at every replay."""
+        if self._table is None:
+            from weft.tensor.kernels import adapters as kernels
+
+            self.active, self._dtype = active, dtype
+            self._table = torch.zeros((LINES, kernels.FIELDS), dtype=torch.int64, device=device)
+
+    def remove(self, digest: str) -> None:
+        if self.changes.pop(digest, None) is not None:
+            self._plain.discard(digest)
+            if self._native is not None:
+                self._native.erase(number_of(digest))
+            if self._table is not None and self.active is not None and digest in self.active.lines:
+                self._table[self.active.lines[digest]] = 0
 
     def added(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """``y`` with what the adapters of this step add to it, in place. [..., in] and [..., out]."""
-        groups = self.active.groups(x.shape[0])
-        for group in groups:
-            change = self.changes.get(group.digest)
+        if self.active is None or self.active.step is None:
+            return y
+        whose = self.active.of(x.shape[0])
+        plain = self._plain if self._by_kernels(x, y, whose) else self.changes
+        for group in whose.groups:
+            # An adapter may go while a step is launched whose row of it has already ended.
+            change = self.changes.get(group.digest) if group.digest in plain else None
             if change is not None:
                 change.add(x, y, group.rows)
         return y
 
+    def _by_kernels(self, x: torch.Tensor, y: torch.Tensor, whose: RowGroups) -> bool:
+        """Whether kernels have added what they can."""
+        if x.ndim != 2 or not x.dtype == y.dtype == self._dtype:
+            return False
+        if self._table is not None and whose.device is not None and gpu.fits(x, y, self._table):
+            from weft.tensor.kernels.adapters import add_factors
+
+            add_factors(x, y, whose.device, self._table, LOW_WIDTH)
+            return True
+        if self._native is None or not native.fits(x, y):
+            return False
+        if whose.groups:
+            rows = x if x.stride(1) == 1 else x.contiguous()
+            assert y.stride(1) == 1
+            self._native.add(native.adapter_rows_of(whose), native.projected_of(rows), y.data_ptr(),
+                             y.stride(0))
+        return True
+
     def of_step(self, rows: int) -> list[tuple[AdapterRows, ProductChange]]:
         """For products that a block does not compute as such."""
-        return [(group, self.changes[group.digest]) for group in self.active.groups(rows)
-                if group.digest in self.changes]
+        return [] if self.active is None else [
+            (group, self.changes[group.digest]) for group in self.active.groups(rows)
+            if group.digest in self.changes]
 
 
 @dataclass(slots=True)

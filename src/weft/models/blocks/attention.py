@@ -107,7 +107,7 @@ class LatentAttentionBlock:
     values_HVC: torch.Tensor
     out: Linear
     query_norm: Norm | None = None
-    expansion: AdaptedProduct | None = None
+    expansion: AdaptedProduct = field(default_factory=AdaptedProduct, repr=False, compare=False)
     """What adapters add to the matrix of ``keys_HOC`` and ``values_HVC``, of rows head by head."""
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
@@ -159,7 +159,7 @@ class LatentAttentionBlock:
     def _expansions(self, rows: int) -> Iterator[tuple[AdapterRows, torch.Tensor, torch.Tensor]]:
         """Of each adapter in the step: its rows, A [r, latent], and B of each head [heads, own + value,
         r]."""
-        for group, change in [] if self.expansion is None else self.expansion.of_step(rows):
+        for group, change in self.expansion.of_step(rows):
             [part] = change.parts
             assert change.down is not None
             assert part.up is not None

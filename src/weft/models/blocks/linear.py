@@ -54,11 +54,11 @@ class Linear:
         quantised    tensor.ops.quantized_linear     int8 and int4
         joined       each part, side by side
 
-    ``adapted``: what adapters add, once one of them was loaded that changes this product."""
+    ``adapted``: what adapters add."""
 
     weight: Weight
     bias: torch.Tensor | None = None
-    adapted: AdaptedProduct | None = field(default=None, repr=False, compare=False)
+    adapted: AdaptedProduct = field(default_factory=AdaptedProduct, repr=False, compare=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(self.weight, JoinedWeight):
@@ -66,7 +66,7 @@ class Linear:
             y = y if self.bias is None else y.add_(self.bias)
         else:
             y = _product(x, self.weight, self.bias)
-        return y if self.adapted is None else self.adapted.added(x, y)
+        return y if self.adapted.active is None else self.adapted.added(x, y)
 
 
 def dense_rows(weight: Weight, first: int, last: int) -> torch.Tensor:
@@ -95,7 +95,8 @@ def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) ->
 def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:
     """Both and what lies between them as one, where they are plain products."""
     if isinstance(first, Linear) and isinstance(second, Linear):
-        return FusedBlock(first.weight, first.bias, second.weight, second.bias)
+        return FusedBlock(first.weight, first.bias, second.weight, second.bias,
+                          (first.adapted.native, second.adapted.native))
     return None
 
 

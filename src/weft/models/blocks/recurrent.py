@@ -22,11 +22,22 @@
                                      dt --step--> one step per channel
                                      scan over (x, dt, A, B, C, D), times silu(gate) --out--> y_TD
 
+    RG-LRU            x_TD --in--> [ y | x ] ;  causal conv over x (window state)
+                                     read, forget = sigmoid of x by head;  d = 8 forget softplus(rate)
+                                     h <- e^-d h + sqrt(1 - e^-2d) read x, times gelu(y) --out--> y_TD
+
+    lightning         x_TD --in--> [ q | k | v | g ];  silu over q k v
+                                     S <- e^-slope S + v k^T,  y = S q (recurrent state)
+                                     norm over all heads, times sigmoid(g) --out--> y_TD
+
     LFM2              x_TD --in--> [ B | C | x ] ;  y = C * conv(B * x) --out--> y_TD
 
-Sources: Gated Delta Networks (Yang et al., 2024), Kimi Linear (Kimi Team, 2025), Mamba-2 (Dao and Gu, 2024),
-Mamba (Gu and Dao, 2023); in transformers ``Qwen3NextGatedDeltaNet``, ``KimiLinearDeltaAttention``,
-``GraniteMoeHybridMambaLayer``, ``FalconH1Mixer``, ``MambaMixer``, ``JambaMambaMixer``, ``Lfm2ShortConv``.
+Papers: Gated Delta Networks (Yang et al., 2024); Kimi Linear (Kimi Team, 2025); Mamba-2 (Dao and Gu, 2024);
+Mamba (Gu and Dao, 2023); Griffin (De et al., 2024); Lightning Attention-2 (Qin et al., 2024).
+
+In transformers: ``Qwen3NextGatedDeltaNet``, ``KimiLinearDeltaAttention``, ``GraniteMoeHybridMambaLayer``,
+``FalconH1Mixer``, ``MambaMixer``, ``JambaMambaMixer``, ``RecurrentGemmaRglru``,
+``MiniMaxLightningAttention``, ``Lfm2ShortConv``.
 """
 
 from __future__ import annotations
@@ -37,14 +48,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import GatedDelta, KimiDelta, Mamba1, ShortConv
+from weft.families.architecture import GatedDelta, KimiDelta, Lightning, Mamba1, RgLru, ShortConv
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.conv import causal_conv, short_conv, staged
 from weft.tensor.ops.delta_rule import delta_gates, delta_rule
+from weft.tensor.ops.elementwise import activate
 from weft.tensor.ops.mamba1 import mamba1
+from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.ops.recurrent_layers import GatedDeltaWeights, Mamba2Weights, RecurrentCore
 
@@ -89,6 +102,11 @@ def ungroup_qkvz(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
     grouped = weight.reshape(shape.k_heads, 2 * shape.k_dim + 2 * value, *weight.shape[1:])
     return torch.cat([part.flatten(0, 1) for part in
                       torch.split(grouped, [shape.k_dim, shape.k_dim, value, value], dim=1)])
+
+
+def ungroup_qkv(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Head by head [q | k | v] -> all q, all k, all v. ``weight``: [3 heads * D, ...] -> the same shape."""
+    return weight.reshape(heads, 3, -1, *weight.shape[1:]).transpose(0, 1).reshape(weight.shape)
 
 
 def ungroup_ba(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
@@ -164,6 +182,68 @@ class Mamba1Block:
         y_TC = mamba1(x_TC, self.step(dt), self.a, b_TN, c_TN, self.d, self.dt_bias, cache.state["recurrent"],
                       runs, layer=cache.layer)
         return self.out(inputs.asked_of(y_TC) * F.silu(inputs.asked_of(gate_TC)))
+
+
+@dataclass(slots=True)
+class RgLruBlock:
+    """``project``: rows y, x; ``conv``: [C, kernel]; ``gates_HBJ`` [heads, B, 2 B] and ``gate_biases_HJ``:
+    of the read and the forget gate; ``rates``: float32 [C].
+
+    The recurrence is that of Mamba-1 with a state of one number, A = -1 and B = C = 1: so its kernels are
+    used. They take a step before its softplus and push step times x, and both are undone here."""
+
+    shape: RgLru
+    project: Projection
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    gates_HBJ: torch.Tensor
+    gate_biases_HJ: torch.Tensor
+    rates: torch.Tensor
+    out: Linear
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        y_TC, x_TC = self.project(x_TD).chunk(2, dim=-1)
+        x_TC = causal_conv(x_TC, self.conv, self.conv_bias, None, cache.state["conv"], inputs.runs)
+        gates_THJ = torch.bmm(by_head(x_TC, self.shape.heads).transpose(0, 1), self.gates_HBJ).transpose(0, 1)
+        read_THB, forget_THB = (gates_THJ + self.gate_biases_HJ).float().sigmoid().chunk(2, dim=-1)
+        step_TC = 8.0 * forget_THB.flatten(1) * F.softplus(self.rates)
+        step_TC = step_TC.clamp_min(1e-30)
+        # The first token has nothing to forget, and is read whole.
+        share_TC = torch.where(inputs.positions_T[:, None] == 0, 1.0, (-torch.expm1(-2 * step_TC)).sqrt())
+        pushed_TC = x_TC.float() * read_THB.flatten(1) * share_TC / step_TC
+        channels, ones_T1 = step_TC.shape[1], step_TC.new_ones((len(step_TC), 1))
+        state_SC1 = cache.state["recurrent"].flatten(1)[..., None]   # a view: its rows are dense
+        nothing_C = step_TC.new_zeros(channels)
+        h_TC = mamba1(pushed_TC, step_TC + torch.log(-torch.expm1(-step_TC)),
+                      step_TC.new_full((channels, 1), -1.0), ones_T1, ones_T1, nothing_C, nothing_C,
+                      state_SC1, inputs.runs, layer=cache.layer)
+        return self.out(inputs.asked_of(h_TC).to(x_TD.dtype) * activate(inputs.asked_of(y_TC), "gelu_tanh"))
+
+
+@dataclass(slots=True)
+class LightningBlock:
+    """``project``: rows q, k, v, gate; ``slopes``: float32 [heads]; ``norm``: over all heads.
+
+    The recurrence is that of Mamba-2 whose every step is 1: so its kernels are used, with values in the place
+    of x, keys of B and queries of C."""
+
+    shape: Lightning
+    project: Linear
+    slopes: torch.Tensor
+    norm: Projection
+    out: Linear
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        heads, width = self.shape.heads, self.shape.heads * self.shape.head_dim
+        qkv_TC, gate_TC = torch.split(self.project(x_TD), [3 * width, width], dim=-1)
+        q, k, v = (by_head(part, heads) for part in F.silu(qkv_TC).chunk(3, dim=-1))
+        nothing_H = torch.zeros_like(self.slopes)
+        y_THP = mamba2(v, v.new_zeros(v.shape[:2]), -self.slopes, k, q, nothing_H, nothing_H,
+                       cache.state["recurrent"], inputs.runs, dt_limit=(1.0, 1.0), layer=cache.layer)
+        y_TC = self.norm(inputs.asked_of(y_THP.flatten(1)))
+        return self.out(torch.sigmoid(inputs.asked_of(gate_TC)) * y_TC)
 
 
 @dataclass(slots=True)

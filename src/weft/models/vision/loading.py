@@ -6,7 +6,7 @@
     model.visual.…, visual.…            Qwen3.5                     the same prefix: its projector is merger.…
 
 A checkpoint whose config.json tells of a tower may hold its text part alone, as some conversions do: it has
-no tower then, which is a sentence at start and no error. Under tensor parallelism no rank reads the tower.
+no tower then, which is a sentence at start and no error. Of several ranks the first alone reads the tower.
 """
 
 from __future__ import annotations

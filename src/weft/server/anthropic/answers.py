@@ -35,6 +35,7 @@ from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
+from weft.text.pictures import ImagePart
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _encoder = msgspec.json.Encoder()
@@ -184,7 +185,7 @@ def _turn(place: str, turn: MessageTurn) -> list[ChatMessage]:
 
 def _user(place: str, blocks: Sequence[Block]) -> list[ChatMessage]:
     messages: list[ChatMessage] = []
-    texts: list[Block] = []
+    texts: list[Block | ImagePart] = []
     for at, block in enumerate(blocks):
         if block.get("type") == "tool_result":
             if texts:
@@ -204,13 +205,18 @@ def _tool_result(place: str, block: Block) -> ChatMessage:
     name, content = block.get("tool_use_id"), block.get("content")
     if not isinstance(name, str):
         raise RequestError(f"{place}.tool_use_id is missing", param=f"{place}.tool_use_id")
+    shown: str | list[Any]
     if content is None or isinstance(content, str):
-        text = content or ""
+        shown = content or ""
     elif isinstance(content, list) and all(isinstance(one, dict) for one in content):
-        text = "\n".join(str(_text(f"{place}.content", at, one)["text"]) for at, one in enumerate(content))
+        shown = [_image(f"{place}.content.{at}", one) if one.get("type") == "image"
+                 else _text(f"{place}.content", at, one) for at, one in enumerate(content)]
+        if all(isinstance(one, dict) for one in shown):
+            shown = "\n".join(one["text"] for one in shown)
     else:
         raise RequestError(f"{place}.content: expected text or a list of blocks", param=f"{place}.content")
-    return ChatMessage(role="tool", tool_call_id=name, content=text, cache_control=block.get("cache_control"))
+    return ChatMessage(role="tool", tool_call_id=name, content=shown,
+                       cache_control=block.get("cache_control"))
 
 
 def _assistant(place: str, blocks: Sequence[Block]) -> ChatMessage:
@@ -246,15 +252,15 @@ def _tool_use(place: str, block: Block) -> dict[str, Any]:
 def _text(place: str, at: int, block: Block) -> Block:
     kind = block.get("type")
     if kind != "text":
-        raise RequestError(f"{place}.{at} has type {kind!r}; this server reads and writes text only",
+        raise RequestError(f"{place}.{at} has type {kind!r}; text is read here, and pictures (image) in "
+                           "messages of the user and in tool_result blocks",
                            param=f"{place}.{at}", code="unsupported_parameter")
     if not isinstance(block.get("text"), str):
         raise RequestError(f"{place}.{at}.text: expected str", param=f"{place}.{at}.text")
     return {name: block[name] for name in ("type", "text", "cache_control") if block.get(name) is not None}
 
 
-def _image(place: str, block: Block) -> Block:
-    """As a part of OpenAI's form, which ``weft.text.pictures`` reads."""
+def _image(place: str, block: Block) -> ImagePart:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     match source:
@@ -265,8 +271,7 @@ def _image(place: str, block: Block) -> Block:
         case _:
             raise RequestError(f"{place}.source has type {kind!r}; it is base64, with media_type and "
                                "data, or url, with url", param=f"{place}.source")
-    marks = {"cache_control": block["cache_control"]} if block.get("cache_control") is not None else {}
-    return {"type": "image_url", "image_url": {"url": url}, **marks}
+    return ImagePart(url, place, block.get("cache_control"))
 
 
 def _tool(place: str, tool: Block) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
+from weft.text.pictures import ImagePart
 from weft.text.tokenizer import banned_sequences
 
 _EFFORTS = ("low", "medium", "high")
@@ -223,8 +224,8 @@ def _check_context(prompt: Prompt, options: OllamaOptions) -> None:
 def _message(at: int, given: OllamaMessage) -> ChatMessage:
     message = ChatMessage(role=given.role, content=given.content)
     if given.images:
-        message.content = [{"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
-                           for data in given.images]
+        message.content = [ImagePart(f"data:;base64,{data}", f"messages[{at}].images[{number}]")
+                           for number, data in enumerate(given.images)]
         message.content += [{"type": "text", "text": given.content}] if given.content else []
     if given.tool_calls:
         message.tool_calls = [_given_call(f"messages[{at}].tool_calls[{number}]", call, number)

@@ -2,12 +2,14 @@
 // prompt's tokens were cached.
 
 import {element, part} from "./draw.js";
+import {contentOf, setPictures, startPictures, thumbnail, waitingPictures} from "./pictures.js";
 import {ask, events} from "./server.js";
 
 let messages = [];
 let stopper = null;
 
 export function startAsking(onKeyWanted) {
+  startPictures();
   part("ask-form").addEventListener("submit", (event) => {
     event.preventDefault();
     turn(onKeyWanted);
@@ -22,6 +24,7 @@ export function startAsking(onKeyWanted) {
   part("forget").addEventListener("click", () => {
     stopper?.abort();
     messages = [];
+    setPictures([]);
     part("talk").replaceChildren();
     part("welcome").hidden = false;
     part("ask").focus();
@@ -31,23 +34,28 @@ export function startAsking(onKeyWanted) {
 async function turn(onKeyWanted) {
   const field = part("ask");
   const said = field.value.trim();
-  if (!said || stopper) return;
+  const pictures = waitingPictures();
+  if ((!said && !pictures.length) || stopper) return;
   const talk = messages;
   const shown = element("p", "", "answer");
   const thought = folded("Reasoning");
   const note = element("p", "", "quiet");
   const copy = copyButton(shown);
-  part("talk").append(element("p", said, "user"), thought, shown, copy, note);
+  const seen = element("div", "", "row");
+  seen.append(...pictures.map(thumbnail));
+  part("talk").append(element("p", said, "user"), ...(pictures.length ? [seen] : []), thought, shown, copy, note);
   field.value = "";
+  setPictures([]);
   part("welcome").hidden = true;
   stopper = new AbortController();
   setBusy(true);
   const begun = performance.now();
+  const question = {role: "user", content: contentOf(said, pictures)};
   let text = "", usage = null, first = null;
   try {
     const answer = await ask("v1/chat/completions", {
       method: "POST", signal: stopper.signal, headers: {"Content-Type": "application/json"},
-      body: JSON.stringify({messages: [...systemPrompt(), ...talk, {role: "user", content: said}], stream: true,
+      body: JSON.stringify({messages: [...systemPrompt(), ...talk, question], stream: true,
                             stream_options: {include_usage: true}, max_tokens: part("max-tokens").valueAsNumber || undefined,
                             temperature: part("temperature").value === "" ? undefined : part("temperature").valueAsNumber}),
     });
@@ -64,7 +72,7 @@ async function turn(onKeyWanted) {
       text += piece;
       shown.textContent = text;
     }
-    talk.push({role: "user", content: said}, {role: "assistant", content: text});
+    talk.push(question, {role: "assistant", content: text});
   } catch (error) {
     if (error.name === "AbortError") {
       note.textContent = "stopped; ";
@@ -73,6 +81,7 @@ async function turn(onKeyWanted) {
       shown.className = "failed";
       shown.textContent = error.message;
       field.value ||= said;
+      if (!waitingPictures().length) setPictures(pictures);
     }
   } finally {
     stopper = null;

@@ -76,6 +76,12 @@ function drawMemory(now) {
   part("memory-span").textContent = `the last ${Math.round(now.at - kept[0].at)} s; the whole width is ${KEPT * EVERY_MS / 60000} minutes`;
 }
 
+function drawPictures(now) {
+  const words = readings.pictureRows(now);
+  part("picture-rows").textContent = words;
+  part("picture").hidden = !words;
+}
+
 function drawPrompts(now) {
   const asked = now.values.prefix_cache_queries_total ?? 0;
   part("prompt-total").textContent = `${formatCount(asked)} since the start`;
@@ -164,6 +170,7 @@ async function look() {
     drawTiles(now);
     drawEngines(now, readings.isPartlyUp(now) ? (await (await ask("v1/replicas")).json()).data : []);
     drawMemory(now);
+    drawPictures(now);
     drawPrompts(now);
     drawSpeculation(now);
     if (now.values.engine_up) drawTree(await (await ask("v1/cache")).json());

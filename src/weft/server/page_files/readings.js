@@ -95,6 +95,15 @@ function savedWords(seconds) {
   return seconds < 0 ? `${size} s slower than without drafts` : `${size} s saved`;
 }
 
+// Of a model that sees; empty for one that reads text alone.
+export function pictureRows(reading) {
+  const values = reading.values;
+  if (!values.picture_rows_budget_bytes) return "";
+  return `Pictures: rows of ${formatBytes(values.picture_rows_bytes)} of ${formatBytes(values.picture_rows_budget_bytes)};`
+    + ` ${formatCount(values.pictures_encoded_total)} encoded, ${formatCount(values.pictures_reused_total)} reused,`
+    + ` ${formatCount(values.pictures_dropped_total)} dropped, ${formatCount(values.pictures_waiting)} waiting.`;
+}
+
 // What the store holds and did, in one sentence; empty without a store.
 export function storeState(reading) {
   const values = reading.values;

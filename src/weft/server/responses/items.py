@@ -80,13 +80,11 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMes
             answers[-1].append(item)
         elif kind in _OUTPUTS:
             messages.append(ChatMessage(role="tool", tool_call_id=item["call_id"],
-                                        content=_text_of(item["output"])))
+                                        content=_shown(item["output"])))
         elif item["role"] in ("system", "developer") and not messages:
             system.append(_text_of(item["content"]))
         else:
-            sees = any(part["type"] == "input_image" for part in item["content"])
-            messages.append(ChatMessage(role=item["role"],
-                                        content=item["content"] if sees else _text_of(item["content"])))
+            messages.append(ChatMessage(role=item["role"], content=_shown(item["content"])))
     for message, answer in zip((one for one in messages if one.role == "assistant"), answers, strict=True):
         _fill(message, answer)
     if system:
@@ -170,7 +168,8 @@ def _content(place: str, content: Any, own: str) -> str | list[Item]:
             parts.append(_image(here, part))
             continue
         if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-            raise RequestError(f"{here} has type {kind!r}; this server reads and writes text only",
+            raise RequestError(f"{here} has type {kind!r}; text is read here, and pictures (input_image) of "
+                               "users and tools",
                                param=here, code="unsupported_parameter")
         name = _TEXT_PARTS[kind]
         parts.append(_part(own, _text(f"{here}.{name}", part.get(name))))
@@ -179,8 +178,8 @@ def _content(place: str, content: Any, own: str) -> str | list[Item]:
 
 def _image(here: str, part: Item) -> Item:
     if not isinstance(part.get("image_url"), str):
-        raise RequestError(f"{here}.image_url: expected the picture as a data: URL; files are not read",
-                           param=f"{here}.image_url")
+        raise RequestError(f"{here}.image_url: expected a data: URL or an address; stored files (file_id) "
+                           "are not read", param=f"{here}.image_url")
     return {"type": "input_image", "image_url": part["image_url"], "detail": part.get("detail") or "auto"}
 
 
@@ -205,13 +204,20 @@ def _text(place: str, value: Any) -> str:
     return value
 
 
+def _shown(content: str | list[Item]) -> str | list[Item]:
+    """Text, or parts where some are pictures."""
+    if isinstance(content, list) and any("text" not in part for part in content):
+        return content
+    return _text_of(content)
+
+
 def _text_of(content: str | list[Item]) -> str:
-    """Raises RequestError for a picture in the system prompt or in what a tool returned."""
+    """Raises RequestError for a picture in the system prompt."""
     if isinstance(content, str):
         return content
     if any("text" not in part for part in content):
-        raise RequestError("input: a picture stands in a message of the system or in the output of a tool; "
-                           "pictures are read in messages of the user", param="input",
+        raise RequestError("input: a picture stands in a message of the system; pictures are read in "
+                           "messages of the user and in outputs of tools", param="input",
                            code="unsupported_parameter")
     return "\n".join(part["text"] for part in content)
 

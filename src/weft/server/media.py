@@ -1,0 +1,210 @@
+"""Pictures at ``https`` addresses, of hosts that the operator allows with ``--media-domains``.
+
+    https://img.example.org/cat.png
+       its host is allowed --> resolved, once --> every address is public --> that address is dialled,
+              ^                                                                TLS for the host's name
+              |                                                                    |
+              '--------------- Location of a redirect, REDIRECTS_MAX ---------------'--> bytes of the file
+
+A server that fetches what strangers name is a door into its own network: to the metadata of a cloud, or to
+services that trust their neighbours. A name may point there, begin to point there between a check and a
+connection, or redirect there.
+
+Laws: a name is resolved once for each connection, and the socket goes to the very address that was checked.
+A redirect is checked as the first address was. Only ``https`` on port 443 is fetched, without a proxy,
+cookies or credentials. Bytes are counted as they come, and all of a fetch has ``seconds``. At most
+FETCHES_MAX run at once, each for one picture, until that picture is decoded (law L11).
+
+Bytes are received on the event loop, which is cancelled in time wherever a host keeps it waiting. Names are
+resolved in threads of their own: a name server that is silent holds those alone. Nothing is decoded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+import httpcore
+import httpx
+
+from weft.errors import ConfigError, RequestError
+from weft.units import format_bytes
+
+REDIRECTS_MAX = 3
+FETCHES_MAX = 8
+_HTTPS = 443
+_ADDRESSES_TRIED = 3
+_URL_CHARS = 8192
+_LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
+_REFUSED = tuple(map(ipaddress.ip_network, (
+    "2002::/16", "2001::/23",   # 6to4, Teredo and other protocols: an IPv4 address may stand in them
+    "192.0.0.0/24", "192.88.99.0/24",   # of protocols; Python knows the first since 3.11.10
+    "168.63.129.16/32")))   # a cloud's own service at an address that looks public
+"""Besides what Python knows. Mapped addresses and NAT64 are outside of ``2000::/3``."""
+
+Resolve = Callable[[str, int], Sequence[str]]
+
+
+def is_public(address: str) -> bool:
+    """Whether ``address``, a number, is one that any host of the internet has."""
+    try:
+        number = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if number.version == 6 and number not in _GLOBAL_IPV6:
+        return False
+    return (number.is_global and not number.is_multicast and not number.is_reserved
+            and not any(number in network for network in _REFUSED))
+
+
+def read_domains(given: Sequence[str]) -> tuple[str, ...]:
+    """The hosts of ``--media-domains``: ``example.org``, ``*.example.org`` for those below it, ``*`` for all.
+    Raises ConfigError."""
+    domains = [name.strip().lower().rstrip(".") for entry in given for name in entry.split(",")]
+    for name in domains:
+        if name != "*" and not _HOST.fullmatch(name.removeprefix("*.")):
+            raise ConfigError(f"--media-domains {name[:100]!r}: it takes host names (img.example.org), "
+                              "*.example.org for the hosts below one, or * for every public host",
+                              param="--media-domains")
+    return tuple(dict.fromkeys(domains))
+
+
+class MediaFetcher:
+    """``domains`` of ``read_domains``; ``bytes_max``: of one file; ``seconds``: of one fetch with its
+    redirects. ``resolve`` (host, port) gives addresses as numbers and raises OSError; ``backend`` opens
+    sockets; ``trust``: whose certificates are believed."""
+
+    def __init__(self, domains: Sequence[str], *, bytes_max: int, seconds: float,
+                 resolve: Resolve | None = None, backend: httpcore.AsyncNetworkBackend | None = None,
+                 trust: ssl.SSLContext | None = None) -> None:
+        self._domains = frozenset(domains)
+        self._bytes_max = bytes_max
+        self._seconds = seconds
+        self._dial = _CheckedDial(resolve or _addresses, backend or httpcore.AnyIOBackend())
+        self._trust = trust or httpx.create_ssl_context()
+        self.running = asyncio.Semaphore(FETCHES_MAX)
+        """Held by the caller from before ``fetch`` until the file has been read."""
+
+    async def fetch(self, url: str) -> bytes:
+        """The file at ``url``. Raises RequestError with one line."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                for _ in range(REDIRECTS_MAX + 1):
+                    target = self._checked(url)
+                    location, data = await self._get(target)
+                    if location is None:
+                        return data
+                    url = urljoin(target.geturl(), location)
+        except TimeoutError:
+            raise RequestError(f"the picture takes more than {self._seconds:g} s to fetch "
+                               "(limits.image_seconds)") from None
+        raise RequestError(f"the picture's address redirects more than {REDIRECTS_MAX} times")
+
+    def _checked(self, url: str) -> SplitResult:
+        """Raises RequestError for an address that is not served, before its name is resolved."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            raise RequestError(f"the picture is at {url[:100]!r}, which is no address") from None
+        if len(url) > _URL_CHARS or not url.isascii() or re.search(r"[\x00-\x20\x7f\\]", url):
+            raise RequestError(f"the picture is at {url[:100]!r}; an address has {_URL_CHARS} characters at "
+                               "most, percent-encoded, without blanks and backslashes")
+        if parts.scheme != "https" or port not in (None, _HTTPS) or "@" in parts.netloc:
+            raise RequestError(f"the picture is at {url[:100]!r}; pictures are fetched by https alone, from "
+                               "port 443, without a user's name")
+        host = host.rstrip(".")
+        below = {"*." + host.split(".", at)[-1] for at in range(1, host.count(".") + 1)}
+        if not self._domains & {"*", host, *below}:
+            raise RequestError(f"the picture is at the host {host[:100]!r}, which --media-domains does not "
+                               "name")
+        return parts._replace(netloc=f"[{host}]" if ":" in host else host, fragment="")
+
+    async def _get(self, target: SplitResult) -> tuple[str | None, bytes]:
+        """(where it redirects to, bytes)."""
+        host = str(target.hostname)
+        path = (target.path or "/") + (f"?{target.query}" if target.query else "")
+        url = httpcore.URL(scheme=b"https", host=host.encode(), port=_HTTPS, target=path.encode())
+        headers = [("Host", target.netloc), ("User-Agent", "weft"), ("Accept", "image/*"),
+                   ("Accept-Encoding", "identity"), ("Connection", "close")]
+        try:
+            async with (httpcore.AsyncConnectionPool(self._trust, network_backend=self._dial) as pool,
+                        pool.stream("GET", url, headers=headers) as response):
+                said = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+                if response.status in (301, 302, 303, 307, 308) and b"location" in said:
+                    return said[b"location"], b""
+                if response.status != 200:
+                    raise RequestError(f"the host {host!r} answers {response.status} for the picture")
+                return None, await self._body(response, said)
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
+            raise RequestError(f"the picture cannot be fetched from {host!r}: {_reason(error)}") from None
+
+    async def _body(self, response: httpcore.Response, headers: dict[bytes, str]) -> bytes:
+        length = headers.get(b"content-length", "0")
+        data = bytearray()
+        too_many = length.isdecimal() and int(length[:20]) > self._bytes_max
+        if not too_many:
+            async for part in response.aiter_stream():
+                data += part
+                if too_many := len(data) > self._bytes_max:
+                    break
+        if too_many:
+            raise RequestError(f"the picture has more than {format_bytes(self._bytes_max)} "
+                               "(limits.image_bytes)")
+        return bytes(data)
+
+
+class _CheckedDial(httpcore.AsyncNetworkBackend):
+    """Connects to public addresses alone. The name of the host goes no further than to ``resolve``."""
+
+    def __init__(self, resolve: Resolve, backend: httpcore.AsyncNetworkBackend) -> None:
+        self._resolve = resolve
+        self._backend = backend
+        self._threads = ThreadPoolExecutor(FETCHES_MAX, "weft-resolve")
+
+    async def connect_tcp(self, host: str, port: int, timeout: float | None = None,
+                          local_address: str | None = None,
+                          socket_options: Any = None) -> httpcore.AsyncNetworkStream:
+        loop = asyncio.get_running_loop()
+        try:
+            addresses = await loop.run_in_executor(self._threads, self._resolve, host, port)
+        except (OSError, UnicodeError):
+            addresses = ()
+        if not addresses:
+            raise RequestError(f"the picture's host {host!r} has no address")
+        if not all(map(is_public, addresses)):  # one is enough: an honest host has none
+            raise RequestError(f"the picture's host {host!r} has an address that is not public; pictures are "
+                               "never fetched from there")
+        *others, last = addresses[:_ADDRESSES_TRIED]
+        for address in others:
+            try:
+                return await self._backend.connect_tcp(address, port, timeout)
+            except httpcore.NetworkError:
+                continue
+        return await self._backend.connect_tcp(last, port, timeout)
+
+    async def sleep(self, seconds: float) -> None:
+        await self._backend.sleep(seconds)
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in answers))
+
+
+def _reason(error: Exception) -> str:
+    cause: BaseException = error
+    while cause.__cause__ is not None or cause.__context__ is not None:
+        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {cause.verify_message}"
+    return "TLS fails" if isinstance(cause, ssl.SSLError) else "the connection fails"
