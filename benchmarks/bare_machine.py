@@ -3,10 +3,9 @@
     with_stand_ins() -> names of what is missing     before anything of weft is imported
 
 weft's kernels import torch, Triton and numpy and nothing else. Its engine also imports msgspec, for the
-values that cross to another process. Its loader imports safetensors, but a step on random weights uses only
-the names. Here msgspec's ``Struct`` is a class that stores its arguments. Every name of the other packages
-exists and does nothing. The stand-ins serve for measuring on a borrowed machine where nothing can be
-installed, and for nothing else: they read no file and check no request.
+values that cross to another process. Here msgspec's ``Struct`` is a class that stores its arguments. Every
+name of the other packages exists and does nothing. The stand-ins serve for measuring on a borrowed machine
+where nothing can be installed, and for nothing else: they read no file and check no request.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-WANTED = ("click", "httpx", "huggingface_hub", "jinja2", "llguidance", "msgspec", "prometheus_client",
-          "psutil", "zmq", "rich", "safetensors", "starlette", "tokenizers", "uvicorn", "uvloop")
+WANTED = ("PIL", "click", "gguf", "httptools", "httpx", "huggingface_hub", "jinja2", "llguidance", "msgspec",
+          "prometheus_client", "psutil", "python_multipart", "rich", "starlette", "tokenizers", "uvicorn",
+          "uvloop", "xxhash", "zmq")
 """By the names they are imported by: weft's dependencies without torch and numpy."""
 
 

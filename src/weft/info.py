@@ -25,7 +25,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     (what was shrunk to fit, what of the checkpoint was ignored). ``generation_defaults``: what the
     checkpoint's makers recommend, as fields of SamplingParams. ``identity``: what decides its tokens
     (``weft.assemble.identity``). ``image_token``: of a model that sees pictures. ``adapters``: of ``--lora``,
-    what it serves beside the model."""
+    what it serves beside the model. ``generates``: it was not saved to embed or to score alone;
+    ``score_labels``: rows of its score head."""
 
     name: str
     directory: str
@@ -46,3 +47,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     identity: dict[str, str] = {}
     image_token: int | None = None
     adapters: list[Adapter] = []
+    hidden_size: int = 0
+    generates: bool = True
+    score_labels: int = 0

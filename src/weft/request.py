@@ -199,6 +199,28 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
                                    param="resumption")
 
 
+class Pooling(msgspec.Struct, frozen=True, kw_only=True):
+    """What comes back of a prompt in place of an answer: a value of its hidden rows behind the final norm.
+    ``kind``: the last row, or the mean of all rows from position ``skip`` on. ``score``: the last row goes
+    through the checkpoint's score head. ``tokens``: the last row's logits of these tokens."""
+
+    kind: Literal["last", "mean"] = "last"
+    skip: int = 0
+    score: bool = False
+    tokens: tuple[int, ...] = ()
+
+    def check(self, sampling: SamplingParams, prompt_tokens: int, vocab_size: int) -> None:
+        """Raises RequestError."""
+        if sampling.max_tokens != 0 or sampling.n != 1 or sampling.prompt_logprobs is not None:
+            raise RequestError("a request that pools its prompt has no answer and no logprobs: max_tokens 0, "
+                               "n 1", param="pooling")
+        if self.kind == "mean" and (self.score or self.tokens or not 0 <= self.skip < prompt_tokens):
+            raise RequestError(f"the mean leaves out the first {self.skip} of {prompt_tokens} tokens; one "
+                               "must be left, and scores are of the last one", param="pooling")
+        if not all(0 <= token < vocab_size for token in self.tokens):
+            raise RequestError(f"pooling names a token outside of 0 to {vocab_size - 1}", param="pooling")
+
+
 class PlacedPicture(msgspec.Struct, frozen=True, kw_only=True):
     """A picture in a prompt (``weft.pictures``). ``digest``: SHA-256 of its pixels and of the processor's
     settings. ``places``: (first position, count) of its rows in the prompt, ascending, one for each tile.
@@ -222,7 +244,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     before all others and are checked, see ``check_marks``. ``resumption``: the request goes on after its
     engine ended. ``prediction``: the client's guess of the answer, in tokens. It changes no token of the
     answer. ``pictures``: in the order of their rows in the prompt, which has the image token there.
-    ``adapter``: whose answer it is, None for the base model's."""
+    ``adapter``: whose answer it is, None for the base model's. ``pooling``: no answer is asked for, but a
+    value of the prompt."""
 
     request_id: str
     prompt_tokens: list[int]
@@ -235,6 +258,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prediction: list[int] = []
     pictures: list[PlacedPicture] = []
     adapter: Adapter | None = None
+    pooling: Pooling | None = None
 
     @property
     def salt(self) -> str:
@@ -336,6 +360,8 @@ class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     accepted_drafts: int = 0
     """Drafted tokens that were right, so far; the last event of a sequence has the whole count."""
     rejected_drafts: int = 0
+    pooled: bytes | None = None
+    """What ``Request.pooling`` asks for, float32, little-endian; on the last event."""
 
 
 _MASK = 2**64 - 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,13 @@ assert request.sampling.greedy and request.boundaries == []
     ran = subprocess.run([sys.executable, "-c", script], env=variables, check=False, capture_output=True,
                          text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_a_stand_in_exists_for_each_dependency() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    named = {re.split(r"[^\w-]", one)[0].replace("-", "_").lower() for one in listed}
+    imported = {"pillow": "PIL", "pyzmq": "zmq"}
+    assert {imported.get(name, name) for name in named} == {"torch", "numpy", *bare_machine.WANTED}
 
 
 def test_the_stand_in_for_a_struct_keeps_what_it_is_given() -> None:

@@ -39,7 +39,7 @@ from tests.emulated_gpu.sample import sample
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.drafters import AnswerDrafter
 from weft.request import SamplingParams
-from weft.runner import reserve, rows, sampler, transfers
+from weft.runner import reserve, rows, sampler, torch_executor, transfers
 from weft.runner.arena import DeviceArena
 from weft.runner.graphs import CudaCapture, Recordings
 from weft.runner.staging import Staged
@@ -77,15 +77,14 @@ def store() -> list[Report]:
 
 
 def drafts() -> list[Report]:
-    """Steps with drafts store the snapshots of another prompt. Their replays wait for tables, which is
-    known."""
+    """Steps with drafts store the snapshots of another prompt."""
     prompts = [list(range(3, 43)), list(range(50, 182))]
     said = said_by_transformers("qwen3_5", prompts[0], LONGER.max_tokens)
     drafter = AnswerDrafter("adversarial", dict.fromkeys(range(3), said), 512)
     with tempfile.TemporaryDirectory() as directory:
         reports = serve("qwen3_5", prompts, LONGER, store=directory, drafter=drafter)
         assert drafter.drafted
-        return [report for report in reports if report.kind != "wait"]
+        return reports
 
 
 def decodes() -> list[Report]:
@@ -287,6 +286,10 @@ MUTANTS: dict[str, Mutant] = {
         DeviceArena, "_copy", "room=self._room",
         "room=torch.empty_like(words[:from_.size * stride_bytes // WORD_BYTES])", compaction,
         "^reserve: .* more than the start counted"),
+    "also: a verify run without a graph brings its tables from pageable memory": Mutant(
+        torch_executor, "replay", "verified_R = by_run.device",
+        "verified_R = torch.from_numpy(by_run.host).to(runs.slots_R.device)", drafts,
+        "^wait: a copy from pageable memory"),
     "also: pages are handed over before their load has ended": Mutant(
         transfers.DeviceTransfers, "are_done", "self._ends[0][0] <= step", "False", store,
         "^order: |^early: "),

@@ -20,6 +20,8 @@ DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
 if gpu.INTERPRETED:
     quick_interpreter.install()
 
+collect_ignore = [] if gpu.INTERPRETED and quick_interpreter.FITS else ["test_quick_interpreter.py"]
+
 
 @pytest.fixture(autouse=True)
 def triton_kernels() -> Iterator[None]:

@@ -16,10 +16,15 @@ from triton.runtime import interpreter
 
 from tests.gpu import quick_operators
 
+FITS = hasattr(getattr(interpreter, "interpreter_semantic", None), "to_tensor_type")
+"""Whether the interpreter is that of these lines: that of Triton 3.6 is another one."""
+
 
 def install() -> None:
-    """For this process. Idempotent."""
+    """For this process, where it ``FITS``. Idempotent."""
     private: Any = interpreter
+    if not FITS:
+        return
     patch, dtype_of = private._patch_lang, private._get_np_dtype
     if hasattr(patch, "of_launch"):
         return

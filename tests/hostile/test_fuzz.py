@@ -34,7 +34,15 @@ from weft.models.gguf.view import our_tensors
 from weft.models.gguf.vocabulary import Vocabulary
 from weft.request import Grammar
 from weft.server.media import MediaFetcher
-from weft.server.protocol import ChatBody, CompletionBody, grammar_of, parse_body, sampling_params
+from weft.server.pooling import EmbeddingBody, RerankBody, ScoreBody
+from weft.server.protocol import (
+    ChatBody,
+    CompletionBody,
+    grammar_of,
+    parse_body,
+    prompts_of,
+    sampling_params,
+)
 from weft.text.grammars import grammar_from
 from weft.text.tools.definitions import read_choice, read_tools
 
@@ -62,7 +70,10 @@ BODIES = [json.dumps(body) for body in (
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "é"}]},
                   {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
      "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
-     "tool_choice": "required", "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})]
+     "tool_choice": "required", "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+    {"input": ["a", [1, 2]], "dimensions": 2, "encoding_format": "base64", "truncate_prompt_tokens": -1},
+    {"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "max_tokens_per_doc": 3},
+    {"text_1": "q", "text_2": ["a", "b"], "model": None})]
 
 
 def mutations(corpus: list[str]) -> Iterator[tuple[int, str]]:
@@ -143,6 +154,10 @@ def test_mutated_bodies_are_read_or_refused() -> None:
             tools = read_tools(chat.tools)
             read_choice(chat.tool_choice, tools)
             sampling_params(chat, {}, n=chat.n, max_tokens=1, grammar=grammar_of(chat)).check(1000)
+        elif '"input"' in text:
+            prompts_of(parse_body(raw, EmbeddingBody).input, field="input")
+        elif '"query"' in text or '"text_1"' in text:
+            parse_body(raw, RerankBody if '"query"' in text else ScoreBody)
         else:
             body = parse_body(raw, CompletionBody)
             sampling_params(body, {}, n=body.n, logprobs=body.logprobs, max_tokens=body.max_tokens,

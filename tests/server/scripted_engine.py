@@ -19,6 +19,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from tests.support.digests import EMPTY, digest
 from tests.support.scripted import scripted_logprobs
+from tests.support.scripted_pooling import WIDTH, pooled_parts
 from weft.assemble import Assembled, assemble
 from weft.assemble.identity import file_digest
 from weft.config import EngineConfig
@@ -99,7 +102,7 @@ class AnsweringExecutor:
             tokens = admission.tokens.tolist()
             self._rows[admission.row] = (admission, tokens, self._script(tokens[:admission.prompt_tokens]))
         chosen = np.full(plan.run_count, PAD, dtype=np.int32)
-        logprobs, prompt_logprobs = {}, {}
+        logprobs, prompt_logprobs, pooled = {}, {}, {}
         verified: dict[int, tuple[int, ...]] = {}
         for run, row in enumerate(plan.rows.tolist()):
             admission, tokens, script = self._rows[row]
@@ -108,6 +111,10 @@ class AnsweringExecutor:
                 end = min(int(plan.starts[run] + plan.lengths[run]), admission.prompt_tokens - 1)
                 prompt_logprobs[run] = [scripted_logprobs(tokens[at + 1], at, top)
                                         for at in range(int(plan.starts[run]), end)]
+            if run in plan.pooled_runs:
+                known = tokens[:int(plan.starts[run] + plan.lengths[run])]
+                pooled[run] = pooled_parts(list(accumulate(known, digest, initial=EMPTY))[1:],
+                                           int(plan.starts[run]), int(plan.lengths[run]), admission.pooling)
             if run in plan.verify_runs:
                 first = int(plan.lengths[:run].sum())
                 drafts = [*plan.tokens[first + 1 : first + int(plan.lengths[run])].tolist(), PAD]
@@ -125,7 +132,7 @@ class AnsweringExecutor:
                 if admission.sampling.logprobs is not None:
                     logprobs[run] = scripted_logprobs(token, len(tokens), admission.sampling.logprobs)
         return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
-                          verified=verified)
+                          verified=verified, pooled=pooled)
 
     def transfers_done(self, step: int) -> bool:
         return True
@@ -184,7 +191,7 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
         vocab_size=vocab_size, dtype="float32", weights_bytes=0, load_s=0.1, device="cpu", threads=1,
         kernels="no", sizes=sizes, memory=[MemoryRow("arena", arena.arena_bytes, "scripted")],
         notes=["a note about what was shrunk"], eos_ids=[EOS], generation_defaults={"temperature": 0.0},
-        identity={"tokenizer": file_digest(directory / "tokenizer.json")})
+        identity={"tokenizer": file_digest(directory / "tokenizer.json")}, hidden_size=WIDTH, score_labels=1)
     return Assembled(core, info)
 
 

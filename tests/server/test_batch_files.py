@@ -112,7 +112,7 @@ def test_an_interrupted_run_leaves_whole_lines_and_goes_on(tmp_path: Path, model
 @pytest.mark.parametrize(("bad", "words"), [
     (line("a", prompt="x"), "custom_id 'a' is that of line 1"),
     ({"custom_id": "b", "url": URLS[0], "body": {}}, "method"),
-    ({**line("b"), "method": "GET"}, "must be POST"), (line("b", "/v1/embeddings"), "/v1/embeddings"),
+    ({**line("b"), "method": "GET"}, "must be POST"), (line("b", "/v1/audio"), "/v1/audio"),
     ({**line("b"), "body": [1]}, "body is no object"), (line(""), "custom_id"), (line("b" * 600), "512")])
 def test_a_bad_line_is_refused_before_anything_is_computed(tmp_path: Path, bad: Any, words: str) -> None:
     source = write(tmp_path / "in.jsonl", [line("a", prompt="x"), bad])

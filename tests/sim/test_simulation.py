@@ -12,10 +12,11 @@ from tests.support.simulator import Outcome, Simulation
 from tests.support.workload import Arrival, Scenario, scenario_from_seed, small_arena
 from weft.engine.engine import EngineCore
 from weft.memory.transaction import Transaction
-from weft.request import Request, SamplingParams
+from weft.request import Pooling, Request, SamplingParams
 from weft.schedule import scheduler as scheduler_module
 from weft.schedule.plan import StepPlan, Tap
 from weft.schedule.scheduler import Scheduler
+from weft.schedule.sequence import Sequence
 from weft.units import SeqId, SlotId
 
 SMALL_SEEDS = range(40)
@@ -170,3 +171,17 @@ def test_an_engine_that_goes_on_with_what_was_cancelled_is_caught(monkeypatch: p
 def test_memory_that_is_not_given_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Transaction, "close", lambda self, seq, keep=None: None)
     assert_fails("nothing can run", run_all)
+
+
+def test_a_hit_over_rows_that_a_mean_counts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of pooled prompts, which are in the scenarios of all seeds."""
+    mean = Pooling(kind="mean")
+    arrivals = tuple(Arrival(at, Request(request_id=f"r{at}", prompt_tokens=list(range(90)), pooling=mean,
+                                         sampling=SamplingParams(max_tokens=0))) for at in range(2))
+    scenario = replace(scenario_from_seed(1, long=False), cache=True, cancels=(), fail_in_step=None)
+    room = small_arena(pages_per_frame=4, slots_per_frame=2, frame_count=20)
+    scenario = replace(scenario, arena=room, arrivals=arrivals,
+                       sizes=replace(scenario.sizes, max_model_len=256, rows_max=4, queue_max=4))
+    Simulation(scenario).run()
+    monkeypatch.setattr(Sequence, "reusable", lambda seq, known: known)
+    assert_fails("pooled from other rows", Simulation(scenario).run)

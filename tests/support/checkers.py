@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from tests.support.digests import digest, digest_of
 from tests.support.scripted import NextToken, reference_tokens, scripted_logprobs
+from tests.support.scripted_pooling import expected_pooled
 from weft.memory.arena_work import ArenaWork
 from weft.memory.memory import Memory
 from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs, split_seed
@@ -39,6 +40,7 @@ class _Account:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    pooled: bytes | None = None
     event_count: int = 0
     reason: FinishReason | None = None
 
@@ -89,6 +91,7 @@ class Ledger:
             assert event.queued_s >= 0
         assert event.cached_tokens < len(account.request.prompt_tokens), f"{name}: all of it was cached"
         account.reason = event.finish_reason
+        account.pooled = event.pooled
         count = len(account.tokens)
         assert account.tokens == account.expected[:count], f"{name}: tokens differ from the reference"
         if event.finish_reason is not None:
@@ -101,6 +104,9 @@ class Ledger:
             assert len(account.tokens) == len(account.expected), f"{name}: ended early"
             if sampling.prompt_logprobs is not None:
                 assert account.prompt_logprobs == expected_prompt_logprobs(account.request), name
+            pooling = account.request.pooling
+            expected = None if pooling is None else expected_pooled(account.request.prompt_tokens, pooling)
+            assert account.pooled == expected, f"{name}: pooled from other rows"
         wanted = len(account.tokens) if sampling.logprobs is not None else 0
         assert [one.token for one in account.logprobs] == account.tokens[:wanted], f"{name}: logprobs"
 

@@ -35,9 +35,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.support.digests import EMPTY, MASK, PlanViolation, digest, digest_of, require
 from tests.support.scripted_arena import ScriptedArena
+from tests.support.scripted_pooling import pooled_parts
 from weft.engine.stats import PARTS, Part
 from weft.engine.submission import stop_rule
 from weft.memory.frames.plan import ArenaPlan
@@ -159,6 +161,7 @@ class ScriptedExecutor(LateExecutor):
         verified: dict[int, tuple[int, ...]] = {}
         verified_logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        pooled: dict[int, npt.NDArray[np.float64]] = {}
         require(all(0 <= tap.run < plan.run_count for tap in plan.taps), "a tap of a run that is not there")
         offset = 0
         for run in range(plan.run_count):
@@ -167,6 +170,9 @@ class ScriptedExecutor(LateExecutor):
             offset += length
             if run in plan.prompt_logprob_runs:
                 prompt_logprobs[run] = self._prompt_logprobs(row, int(plan.starts[run]), length)
+            if run in plan.pooled_runs:
+                assert row.admission.pooling is not None
+                pooled[run] = pooled_parts(row.digests, int(plan.starts[run]), length, row.admission.pooling)
             if run in plan.verify_runs:
                 verified[run] = self._verify(plan, run, row, verified_logprobs)
                 tokens[run] = verified[run][-1]
@@ -178,7 +184,7 @@ class ScriptedExecutor(LateExecutor):
         for kind, ids in plan.arena_work.after_runs():
             self.arena.perform(kind, ids, plan)
         return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
-                          verified=verified, verified_logprobs=verified_logprobs)
+                          verified=verified, verified_logprobs=verified_logprobs, pooled=pooled)
 
     # ------------------------------------------------------------------ what a plan may look like
 

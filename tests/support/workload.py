@@ -16,7 +16,7 @@ from random import Random
 
 from weft.config import Sizes
 from weft.memory.frames.plan import ArenaPlan
-from weft.request import Request, SamplingParams
+from weft.request import Pooling, Request, SamplingParams
 from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, ceil_div, pages_for
 
 VOCAB_SIZE = 97
@@ -173,8 +173,13 @@ def _random_request(random: Random, number: int, max_model_len: int, priorities:
         logprobs=random.choice([None, None, 0, 2]), prompt_logprobs=random.choice([None, None, 0, 1]))
     # Prompts repeat, so that different sequences have equal memory contents: nothing may depend on it.
     first = random.choice([number, 0])
+    pooling = None
+    if max_tokens == 0 and n == 1 and sampling.prompt_logprobs is None:   # drawn from nothing more
+        skip = prompt * (number % 3) // 3
+        pooling = Pooling(kind="mean", skip=skip) if number % 2 else Pooling()
     return Request(request_id=f"r{number}", sampling=sampling, priority=random.choice(priorities),
-                   prompt_tokens=[(first * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)])
+                   prompt_tokens=[(first * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)],
+                   pooling=pooling)
 
 
 def random_cancels(random: Random, arrivals: tuple[Arrival, ...]) -> tuple[ScriptedCancel, ...]:

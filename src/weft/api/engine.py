@@ -4,6 +4,7 @@
       .generate(prompts)            many at once, batched, with a progress bar on long work
       .stream(prompt)               pieces of text as the engine computes them
       .chat(messages, tools=...)    the answer to a conversation; .stream_chat(...): in pieces
+      .embed(texts)                 embeddings; .score(pairs), .rerank(query, documents): relevance
 
 The same EngineCore that the server runs; the caller that waits for an answer steps it (``weft.api.calls``).
 One thread at a time: a second one gets a BusyError. Without ``sampling``, a request samples as the checkpoint
@@ -20,6 +21,8 @@ from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from weft.adapters import Adapter, check_name, read_adapter
 from weft.api.calls import Call, CallTable
@@ -33,6 +36,7 @@ from weft.api.completion import (
     sampling_from,
     token_ids,
 )
+from weft.api.pooling import NOTHING, MakeRequest, PoolingCalls, RankedDocument, ranked
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
 from weft.engine.sleeper import Sleeper
@@ -41,6 +45,7 @@ from weft.errors import RequestError
 from weft.models.hub import resolve_adapter
 from weft.request import Request, SamplingParams
 from weft.text.choices import Piece
+from weft.text.pooling import Pooler
 from weft.text.tokenizer import Tokenizer
 
 SleepMode = Literal["wait", "abort"]
@@ -68,6 +73,8 @@ class Engine:
         self._chat = ChatWriter(directory, self.tokenizer, self.info.image_token)
         self._calls = CallTable(assembled.core)
         self._numbers = itertools.count()
+        pooler = Pooler(directory, self.tokenizer, name=self.info.name, score_labels=self.info.score_labels)
+        self._pooling = PoolingCalls(pooler, self._calls, self.tokenizer, limit=self.info.sizes.max_model_len)
         self._adapters = {adapter.name: adapter for adapter in self.info.adapters}
 
     # ------------------------------------------------------------------ answers
@@ -145,6 +152,37 @@ class Engine:
         """The token ids of a conversation, up to where the answer begins."""
         return self._chat.tokens(messages, template, tools=tools)
 
+    # ------------------------------------------------------------------ embeddings and scores
+
+    def embed(self, inputs: Prompt | Sequence[Prompt], *, prompt: str | None = None,
+              prompt_name: str | None = None, dimensions: int | None = None, truncate_to: int | None = None,
+              lora: str | None = None, progress: bool = True) -> npt.NDArray[np.float32]:
+        """The embeddings of ``inputs`` (texts or token ids), float32 [inputs, width], pooled and normalised
+        as the checkpoint says. ``prompt``: a text that goes before each, or ``prompt_name`` for one of the
+        checkpoint's. ``dimensions``: the first of them. ``truncate_to``: a longer input loses its end; by
+        default one that is too long raises ContextLengthError. Raises RequestError naming the field."""
+        return self._pooling.embed(inputs, self._pooled_request(lora), prompt=prompt, prompt_name=prompt_name,
+                                   dimensions=dimensions, truncate_to=truncate_to, progress=progress)
+
+    def score(self, pairs: Sequence[tuple[str, str]], *, instruction: str | None = None,
+              truncate_to: int | None = None, lora: str | None = None, progress: bool = True) -> list[float]:
+        """How well the second text of each pair answers the first, by a model with a score head or a
+        generative reranker. ``instruction``: of the latter. Raises as ``embed``."""
+        return self._pooling.scores(pairs, self._pooled_request(lora), instruction=instruction,
+                                    truncate_to=truncate_to, progress=progress)
+
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None,
+               instruction: str | None = None, truncate_to: int | None = None, lora: str | None = None,
+               progress: bool = True) -> list[RankedDocument]:
+        """``documents`` by ``score`` with ``query``, the best first, at most ``top_n``."""
+        return ranked(self.score([(query, document) for document in documents], instruction=instruction,
+                                 truncate_to=truncate_to, lora=lora, progress=progress), top_n)
+
+    def _pooled_request(self, lora: str | None) -> MakeRequest:
+        return lambda one: msgspec.structs.replace(
+            self._request(one.tokens, NOTHING, one.boundaries, (), (), lora, pools=True),
+            pooling=one.pooling)
+
     def _sampling(self, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
         return sampling_from(sampling, fields, self.info.generation_defaults, self.tokenizer)
 
@@ -187,7 +225,11 @@ class Engine:
             self._core.adapters.drop(adapter.digest)
 
     def _request(self, tokens: list[int], sampling: SamplingParams, boundaries: Sequence[int],
-                 marks: Sequence[int], prediction: Prompt, lora: str | None) -> Request:
+                 marks: Sequence[int], prediction: Prompt, lora: str | None, *,
+                 pools: bool = False) -> Request:
+        if not pools and not self.info.generates:
+            raise RequestError(f"{self.info.name} embeds or scores text and generates none: use embed, score "
+                               "or rerank", param="model")
         guess = (self.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str)
                  else token_ids(prediction) if prediction else [])
         return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling,

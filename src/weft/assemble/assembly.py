@@ -68,6 +68,7 @@ from weft.speculation.drafter import parse_sources
 from weft.store.identity import weights_digest
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox
+from weft.text.pooling import is_embedder
 from weft.text.tokenizer import Tokenizer
 from weft.units import format_bytes, pages_for, parse_bytes
 
@@ -159,7 +160,9 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         sizes=sizes, memory=memory_table(placed, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len), adapters=adapters,
-        image_token=None if placed.own.pictures is None else placed.own.pictures.image_token)
+        image_token=None if placed.own.pictures is None else placed.own.pictures.image_token,
+        hidden_size=loaded.spec.hidden_size, generates=not (loaded.headless or is_embedder(directory)),
+        score_labels=0 if loaded.model.score_LD is None else len(loaded.model.score_LD))
     return Assembled(core, info)
 
 

@@ -38,7 +38,8 @@ def _served_options() -> list[click.Parameter]:
 def command(source: Path, output: Path, **values: Any) -> int:
     """Answer the requests in IN.jsonl, one JSON line each, without a server.
 
-    A line has custom_id, method POST, url (/v1/chat/completions, /v1/completions or /v1/responses) and the
+    A line has custom_id, method POST, url (/v1/chat/completions, /v1/completions,
+    /v1/responses, /v1/embeddings, /v1/rerank or /v1/score) and the
     body of that endpoint. Requests that begin alike are computed together.
     """
     served: dict[str, Any] = {name: values[name] for name in _SERVED}

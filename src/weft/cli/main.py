@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "join": ("weft.cli.join", "Serve with this machine for a `weft serve` elsewhere."),
     "generate": ("weft.cli.generate", "Complete a prompt (argument or pipe) and stream the text."),
     "chat": ("weft.cli.chat", "Talk to a model in the terminal, or to a running server with --url."),
+    "embed": ("weft.cli.embed", "Print the embeddings of texts, or rank them by a query."),
     "batch": ("weft.cli.batch", "Answer a file of requests (OpenAI's batch lines) without a server."),
     "eval": ("weft.cli.evaluate", "Score a model: `weft eval recall`, `tools` or `json`."),
     "plan": ("weft.cli.plan", "Show what a model takes of a device's memory, and what then fits."),

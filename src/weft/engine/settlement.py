@@ -54,9 +54,13 @@ class Settlement:
         for seq_id in plan.preempted:
             stream = self._streams.by_seq.get(seq_id)
             if stream is not None:
-                stream.restart_prompt_logprobs()
+                stream.restart_prompt()
         for run in plan.prompt_logprob_runs:
             self._add_prompt_logprobs(plan, run, result)
+        for run in plan.pooled_runs:
+            pooled_of = self._streams.by_seq.get(plan.seqs[run])
+            if pooled_of is not None:
+                pooled_of.add_pooled(result.pooled[run])
         feed = self._feed if self._feed is not None and self._feed.awake else None
         tokens = result.tokens.tolist()
         generated_count = self._settle_decodes(plan, tokens, result, feed)

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.pictures import PictureQueue
 from weft.engine.stats import EngineCounters
@@ -31,7 +34,7 @@ class Stream:
     """One sequence and the events that its client gets."""
 
     __slots__ = ("accepted_s", "cached_tokens", "generated", "index", "lost", "new_tokens_max", "plain",
-                 "prompt_logprobs", "queued_s", "request_id", "rule", "seq", "started", "stop_ids",
+                 "pooled", "prompt_logprobs", "queued_s", "request_id", "rule", "seq", "started", "stop_ids",
                  "wants_logprobs")
 
     def __init__(self, request_id: str, index: int, seq: Sequence, rule: StopRule, accepted_s: float) -> None:
@@ -59,11 +62,29 @@ class Stream:
         self.queued_s = now_s - self.accepted_s
         self.cached_tokens = cached_tokens
 
-    def restart_prompt_logprobs(self) -> None:
+        self.pooled: npt.NDArray[np.float64] | None = None
+        """The sum so far of what ``pooling`` asks for."""
+
+    def restart_prompt(self) -> None:
         """The sequence was preempted: if its prompt was incomplete, it is computed again from the start."""
+        self.pooled = None
         if self.seq.prompt_logprobs_due:
             self.prompt_logprobs = [None]
             self.plain = False
+
+    def add_pooled(self, parts: npt.NDArray[np.float64]) -> None:
+        """One by one, in the order of positions: the sum is the same however the prompt was cut."""
+        for part in parts:
+            self.pooled = part if self.pooled is None else self.pooled + part
+
+    @property
+    def _pooled_value(self) -> bytes | None:
+        if self.pooled is None:
+            return None
+        pooling = self.seq.pooling
+        assert pooling is not None
+        count = self.seq.prompt.size - pooling.skip if pooling.kind == "mean" else 1
+        return (self.pooled / count).astype("<f4").tobytes()
 
     def event(self, tokens: list[int], *, logprobs: list[TokenLogprobs] | None = None,
               finish_reason: FinishReason | None = None, error: str | None = None,
@@ -81,7 +102,8 @@ class Stream:
             finish_reason=finish_reason, stop_reason=stop_reason, error=error, own_fault=own_fault,
             cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s,
             lost=lost, recomputed_tokens=self.seq.recomputed_tokens,
-            accepted_drafts=self.seq.accepted_drafts, rejected_drafts=self.seq.rejected_drafts)
+            accepted_drafts=self.seq.accepted_drafts, rejected_drafts=self.seq.rejected_drafts,
+            pooled=self._pooled_value if finish_reason == "length" else None)
 
 
 class StreamTable:

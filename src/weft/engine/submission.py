@@ -94,6 +94,8 @@ class Submission:
         request.sampling.check(self._vocab_size)
         request.check_length(self._sizes.max_model_len)
         request.check_marks()
+        if request.pooling is not None:
+            request.pooling.check(request.sampling, len(request.prompt_tokens), self._vocab_size)
         request.check_prediction(self._sizes.max_model_len, self._vocab_size)
         sampling = request.sampling
         allowed = set(sampling.allowed_token_ids)
@@ -146,7 +148,8 @@ class Submission:
                            boundaries=tuple(request.boundaries), marks=tuple(request.marks),
                            grammar=grammar, new_tokens_max=rule.new_tokens_max,
                            prediction=tuple(request.prediction) or None, pictures=tuple(request.pictures),
-                           adapter="" if request.adapter is None else request.adapter.digest)
+                           adapter="" if request.adapter is None else request.adapter.digest,
+                           pooling=request.pooling)
             if tokens:
                 seq.resume(tokens)
             self._next_seq += 1

@@ -29,6 +29,7 @@ from weft.models.kv_scales import read_kv_scales
 from weft.models.mtp import load_mtp
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
+from weft.models.score_head import SCORE_HEAD, is_headless, read_score_head
 from weft.models.sharded_model import RankGroup, RankShare
 from weft.models.stored_values import check_copies
 from weft.models.vision.loading import load_vision
@@ -49,8 +50,8 @@ _NAME_OF_STORED: dict[str, DTypeName] = {"F32": "float32", "F64": "float32", "BF
 class LoadedModel:
     """``spec.dtype`` is the dtype of all computation. ``weights_bytes``: the memory that the weights take,
     ``weights_form`` their form in words. ``read_bytes`` of the files were read in ``read_s`` seconds,
-    ordering and rounding included. ``kv_scales``: the checkpoint's, see there. ``warnings``: one sentence
-    each, about the checkpoint."""
+    ordering and rounding included. ``headless``: it has no head for next tokens. ``kv_scales``: the
+    checkpoint's, see there. ``warnings``: one sentence each, about the checkpoint."""
 
     model: CausalModel
     spec: ModelSpec
@@ -61,6 +62,7 @@ class LoadedModel:
     weights_form: str = ""
     read_bytes: int = 0
     read_s: float = 0.0
+    headless: bool = False
 
 
 def load_model(directory: Path, dtype: DTypeChoice = "auto",
@@ -82,6 +84,9 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     name = named_dtype(checkpoint.config) if dtype == "auto" else dtype
     chosen: DTypeName = name or _NAME_OF_STORED.get(checkpoint.stored_dtype, "float32")
     architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
+    headless = is_headless(checkpoint)
+    if headless and not architecture.tied_embeddings:
+        architecture = dataclasses.replace(architecture, tied_embeddings=True)   # no request asks for logits
     tower = architecture.vision
     if tower is not None and tower_prefix(checkpoint.tensors, tower) is None:
         architecture = dataclasses.replace(architecture, vision=None)
@@ -105,6 +110,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
         check.raise_problems()
         check_copies(checkpoint, check.copies)
         kv_scales, scale_names = read_kv_scales(checkpoint, whole_spec)
+        score_LD = read_score_head(checkpoint, whole_spec.hidden_size, device)
         if share is not None:
             kv_scales = share.head_scales(kv_scales)
         vision = None
@@ -115,19 +121,20 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                 check, on_progress=on_progress, device=device, allow_nonfinite=allow_nonfinite,
                 cache=weights_cache) as reader):
             model = build(architecture, reader)
+    model.score_LD = score_LD
     model.vision = None if vision is None else vision.encoder
     head_bytes, head_line = (_add_mtp(model, checkpoint, runtime, device, share) if mtp else (0, None))
     read_s = time.perf_counter() - started_s
     lines = (runtime.note(), reader.form.note(),
              skipped_line(checkpoint.tensors, sees=vision is not None),
              _nonfinite_warning(reader.nonfinite), head_line,
-             unused_warning(checkpoint.unused(check.used | scale_names)))
+             unused_warning(checkpoint.unused(check.used | scale_names | {SCORE_HEAD})))
     return LoadedModel(model=model, spec=model.spec, generation_defaults=defaults,
                        kv_scales=kv_scales,
                        weights_bytes=(reader.held_bytes + head_bytes
                                       + (0 if vision is None else vision.held_bytes)),
                        weights_form=reader.form_in_words(),
-                       read_bytes=check.read_bytes, read_s=read_s,
+                       read_bytes=check.read_bytes, read_s=read_s, headless=headless,
                        warnings=tuple(line for line in lines if line))
 
 

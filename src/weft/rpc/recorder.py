@@ -161,7 +161,9 @@ class _Ended:
             fingerprint, at_s=one.at_s, number=one.number, input_length=len(request.prompt_tokens),
             output_length=len(one.tokens), cached=one.cached, salt=self.fingerprints.salt(request.salt),
             priority=request.priority, boundaries=list(request.boundaries), marks=list(request.marks),
-            prompt_logprobs=request.sampling.prompt_logprobs is not None,
+            # A mean takes no hit either.
+            prompt_logprobs=(request.sampling.prompt_logprobs is not None
+                             or (request.pooling is not None and request.pooling.kind == "mean")),
             cancelled_at_s=None if one.tokens else one.cancelled_at_s,
             tokens=token_text(tokens) if self.has_tokens else "")
 

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.request import Pooling
 from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
@@ -63,6 +64,17 @@ class PromptSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledSpan:
+    """Tokens [first, stop) of T are all of run ``run``, from position ``start`` on."""
+
+    run: int
+    first: int
+    stop: int
+    start: int
+    pooling: Pooling
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """``inputs``: the model's, or the block of a graph if the step has one.
 
@@ -79,6 +91,7 @@ class StepBatch:
     sample_index_X: torch.Tensor | None
     sample_rows_X: torch.Tensor | None
     prompt_spans: tuple[PromptSpan, ...] = ()
+    pooled_spans: tuple[PooledSpan, ...] = ()
     head_inputs: StepInputs | None = None
 
     def sampled_of(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -156,6 +169,7 @@ class BatchBuilder:
         self.mixed_shapes: Sequence[MixedShape] = ()
         self._steady: SteadyDecodes | None = None
         self._prompts: dict[int, tuple[Int64s, int]] = {}
+        self._pooled: dict[int, Pooling] = {}
         self._adapters: dict[int, str] = {}
         """By row, the digest of its adapter; rows of the base model are not in it."""
         self._places = np.arange(self._tokens_max, dtype=np.int64)
@@ -197,12 +211,15 @@ class BatchBuilder:
     def _change_rows(self, plan: StepPlan, sampler: Sampler) -> None:
         for cleared in plan.rows_cleared:
             self._prompts.pop(cleared, None)
+            self._pooled.pop(cleared, None)
             self._adapters.pop(cleared, None)
             sampler.clear(cleared)
         for a in plan.admissions:
             sampler.admit(a.row, a.tokens, a.prompt_tokens, a.sampling, a.seed, a.stop_ids, a.grammar)
             if a.adapter:
                 self._adapters[a.row] = a.adapter
+            if a.pooling is not None:
+                self._pooled[a.row] = a.pooling
             if a.sampling.prompt_logprobs is not None:
                 prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
                 self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
@@ -341,7 +358,8 @@ class BatchBuilder:
             sample_positions=staged.sample_positions,
             sample_index_X=None if every else staged.sampling.device[0],
             sample_rows_X=staged.sampling.device[1],
-            prompt_spans=tuple(self._prompt_spans(staged)))
+            prompt_spans=tuple(self._prompt_spans(staged)),
+            pooled_spans=tuple(self._pooled_spans(staged)))
 
     def _block(self, staged: _StagedRuns) -> DecodeBlock | MixedBlock:
         if staged.padding.shape is not None:
@@ -389,10 +407,11 @@ class BatchBuilder:
         return StepAdapters.of(digests, lengths.tolist(), asked.tolist())
 
     def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
-        """The rows whose output is needed; None if it is needed for all, as for prompt logprobs,
-        verify runs and the model's own head."""
+        """The rows whose output is needed; None if it is needed for all, as for prompt logprobs, pooled
+        prompts, verify runs and the model's own head."""
         if (len(staged.sample_runs) == token_count or staged.plan.verify_count
-                or len(staged.plan.prompt_logprob_runs) or staged.plan.mtp_drafts is not None):
+                or staged.plan.prompt_logprob_runs or staged.plan.pooled_runs
+                or staged.plan.mtp_drafts is not None):
             return None
         decodes = staged.plan.decode_count
         runs = staged.sample_runs + np.where(staged.sample_runs >= decodes, staged.pads, 0)
@@ -408,6 +427,15 @@ class BatchBuilder:
         for run, following in zip(plan.prompt_logprob_runs, staged.following, strict=True):
             first = int(staged.offsets[run + (staged.pads if run >= plan.decode_count else 0)])
             spans.append(PromptSpan(run, first, following.device, self._prompts[int(plan.rows[run])][1]))
+        return spans
+
+
+    def _pooled_spans(self, staged: _StagedRuns) -> list[PooledSpan]:
+        plan, spans = staged.plan, []
+        for run in plan.pooled_runs:
+            first = int(staged.offsets[run + staged.pads])   # prefills stand behind the decodes
+            spans.append(PooledSpan(run, first, first + int(plan.lengths[run]), int(plan.starts[run]),
+                                    self._pooled[int(plan.rows[run])]))
         return spans
 
 

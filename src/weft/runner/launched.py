@@ -45,18 +45,20 @@ class ScoredPrompt:
 
 class LaunchedStep:
     """Of ``run_count`` runs, launched at ``began_s`` (``time.perf_counter``). ``choice``: of the runs
-    ``sample_runs``, its pieces first in the pending, those of ``prompts`` behind them."""
+    ``sample_runs``, its pieces first in the pending, those of ``prompts`` behind them, then one for each of
+    ``pooled_runs``."""
 
     def __init__(self, began_s: float, run_count: int, pending: PendingReadback,
                  choice: TokenChoice | None = None,
                  sample_runs: npt.NDArray[np.int64] | None = None,
-                 prompts: tuple[ScoredPrompt, ...] = ()) -> None:
+                 prompts: tuple[ScoredPrompt, ...] = (), pooled_runs: tuple[int, ...] = ()) -> None:
         self._began_s = began_s
         self._run_count = run_count
         self._pending = pending
         self._choice = choice
         self._sample_runs = sample_runs
         self._prompts = prompts
+        self._pooled_runs = pooled_runs
         self._lock = threading.Lock()
         self._result: StepResult | None = None
 
@@ -103,9 +105,11 @@ class LaunchedStep:
                 part = pieces[offset : offset + PIECES]
                 entries += token_logprobs(part, [prompt.top_count] * len(part[0]))
                 offset += PIECES
+        pooled = dict(zip(self._pooled_runs, pieces[offset:], strict=True))
         if tokens is None:
             tokens = np.full(self._run_count, PAD, np.int32)
-        return StepResult(tokens, logprobs, prompts, time.perf_counter() - self._began_s, failures)
+        return StepResult(tokens, logprobs, prompts, time.perf_counter() - self._began_s, failures,
+                          pooled=pooled)
 
 
 class Launched(Protocol):

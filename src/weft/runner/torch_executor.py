@@ -45,6 +45,7 @@ from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
 from weft.runner.mtp import HeadRunner
 from weft.runner.pictures import picture_rows
+from weft.runner.pooling import pool
 from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler, score
@@ -211,6 +212,7 @@ class TorchExecutor:
         if plan.verify_count:
             return self._verified(plan, batch, hidden, began_s)
         prompts, scores = self._score_prompts(plan, batch, hidden)
+        scores += pool(self.model, batch.pooled_spans, hidden)
         choice = None
         if batch.sample_runs.size:
             room = self._logits_room(len(batch.sample_runs))
@@ -224,7 +226,8 @@ class TorchExecutor:
             self.batches.note_chosen(batch, choice)
         self.batches.store(self.arena)
         pending = self._readback.send(scores) if choice is None else choice.sent(self._readback, scores)
-        self._before = LaunchedStep(began_s, plan.run_count, pending, choice, batch.sample_runs, prompts)
+        self._before = LaunchedStep(began_s, plan.run_count, pending, choice, batch.sample_runs, prompts,
+                                    plan.pooled_runs)
         if plan.mtp_drafts is not None:
             return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, self._before.home()))
         return self._before
@@ -268,11 +271,13 @@ class TorchExecutor:
             replay(batch.inputs.runs, right, self._verify_tables)
         self.batches.store(self.arena)
         prompts, scores = self._score_prompts(plan, batch, hidden)
+        scores += pool(self.model, batch.pooled_spans, hidden)
         # Waited for without scores too: the copies of the store are before it, and end with the step.
-        home = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts).home()
+        home = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts,
+                            pooled_runs=plan.pooled_runs).home()
         result = StepResult(chosen.tokens, chosen.logprobs, home.prompt_logprobs,
                             time.perf_counter() - began_s, chosen.failures, chosen.by_run,
-                            chosen.verified_logprobs)
+                            chosen.verified_logprobs, pooled=home.pooled)
         return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
 
     def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:

@@ -173,7 +173,7 @@ class AdmissionPlanner:
         step.admissions.append(Admission(
             row=row, seq=seq.id, tokens=known, prompt_tokens=int(seq.prompt.size),
             sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, grammar=seq.grammar,
-            adapter=seq.adapter, pictures=seq.pictures))
+            adapter=seq.adapter, pictures=seq.pictures, pooling=seq.pooling))
         transaction = step.transaction
         step.write_table(row, 0, [*transaction.shared_pages(seq.id), *transaction.new_pages(seq.id)])
         step.add_prefill(seq, row, start, end, transaction.slot_of(seq.id), known)

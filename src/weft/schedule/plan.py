@@ -28,7 +28,7 @@ import numpy.typing as npt
 from weft.costs.step import Work, pairs_of
 from weft.memory.arena_work import NO_WORK, ArenaWork
 from weft.memory.reservation import Reservation
-from weft.request import PlacedPicture, SamplingParams, TokenLogprobs
+from weft.request import PlacedPicture, Pooling, SamplingParams, TokenLogprobs
 from weft.schedule.tier_values import NO_STORE_STEP, StoreStep
 from weft.units import RowId, SeqId, SlotId
 
@@ -82,6 +82,8 @@ class Admission:
     """The executor has their rows."""
     adapter: str = ""
     """The digest of the adapter that computes it, empty for the base model."""
+    pooling: Pooling | None = None
+    """What is asked of its prompt in place of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class StepPlan:
     store: StoreStep = NO_STORE_STEP
     verify_count: int = 0
     mtp_drafts: int | None = None
+    pooled_runs: tuple[int, ...] = ()
+    """Prefills with hidden rows that ``Admission.pooling`` asks for."""
 
     @property
     def run_count(self) -> int:
@@ -200,3 +204,6 @@ class StepResult:
     verified_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     head_drafts: dict[int, HeadDraft] = field(default_factory=dict)
     head_s: float = 0.0
+    pooled: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
+    """Of ``pooled_runs``, [parts, width]: the value of the last row, or for a mean the sums of rows between
+    two multiples of CHUNK_TOKENS."""

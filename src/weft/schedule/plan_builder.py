@@ -192,6 +192,9 @@ class PlanBuilder:
             taps=tuple(self.taps),
             prompt_logprob_runs=tuple(first_prefill + at for at, seq in enumerate(self.prefill_seqs)
                                       if seq.prompt_logprobs_due),
+            pooled_runs=tuple(first_prefill + at
+                              for at, (seq, end) in enumerate(zip(self.prefill_seqs, self.prefill_ends,
+                                                                  strict=True)) if seq.pools(end)),
             reservation=reservation,
             preempted=tuple(seq.id for seq in self.preempted),
             finished=tuple(self.finished),

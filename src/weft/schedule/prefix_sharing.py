@@ -168,6 +168,6 @@ class PrefixProducers:
 
     def _of_same_prefix(self, seq: Sequence, known: Int32s, cached: int) -> list[PrefixProducer]:
         """Producers of the first chunk of ``known``; none if a wait could not save enough."""
-        if not self._by_key or seq.prompt_logprobs_due or known.size - 1 - cached < SAVED_TOKENS_MIN:
+        if not self._by_key or seq.reusable(known).size - 1 - cached < SAVED_TOKENS_MIN:
             return []
         return self._by_key.get((seq.salt, prefix_key(known)), [])

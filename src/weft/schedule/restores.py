@@ -228,8 +228,9 @@ class Restores:
         answer, changes = self._answers.get(seq.id), self._store.changes
         if answer is None or answer[:2] != (cached_tokens, changes):
             prefix = None
-            if not seq.prompt_logprobs_due:
-                prefix = self._store.match(seq.salt or None, known[:-1], cached_tokens)
+            reusable = seq.reusable(known)[:known.size - 1]
+            if reusable.size:
+                prefix = self._store.match(seq.salt or None, reusable, cached_tokens)
             if prefix is not None and self._exact and not prefix.exact:
                 prefix = None
             if len(self._answers) >= ANSWERS_MAX:

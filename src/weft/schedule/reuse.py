@@ -74,9 +74,8 @@ class Reuse:
     # ------------------------------------------------------------------ looking and leaving
 
     def match(self, seq: Sequence, known: Int32s) -> Match:
-        """What the cache has of ``known``. Prompt logprobs need logits at every position of the prompt, so
-        then nothing may be skipped."""
-        return self._memory.match(known[:0] if seq.prompt_logprobs_due else known, salt=seq.salt)
+        """What the cache has of ``known``."""
+        return self._memory.match(seq.reusable(known), salt=seq.salt)
 
     def cached_tokens(self, seq: Sequence, known: Int32s) -> int:
         """``match(seq, known).cached_tokens``, for a sequence that waits. It is looked up again only when the
@@ -84,8 +83,7 @@ class Reuse:
         changes = self._memory.prefix_tree.change_count
         hit = self._hits.get(seq.id)
         if hit is None or hit[0] != changes:
-            asked = known[:0] if seq.prompt_logprobs_due else known
-            hit = self._hits[seq.id] = changes, self._memory.hit_tokens(asked, salt=seq.salt)
+            hit = self._hits[seq.id] = changes, self._memory.hit_tokens(seq.reusable(known), salt=seq.salt)
         return hit[1]
 
     def leave(self, step: PlanBuilder, seq: Sequence, *, preempted: bool) -> None:

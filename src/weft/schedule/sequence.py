@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.pictures import prompt_keys
-from weft.request import PlacedPicture, SamplingParams
+from weft.request import PlacedPicture, Pooling, SamplingParams
 from weft.schedule.plan import CompiledGrammar, Int32s
 from weft.units import SeqId
 
@@ -41,7 +41,7 @@ class Sequence:
 
     __slots__ = ("_prompt_keys", "accepted_drafts", "adapter", "boundaries", "computed_before",
                  "computed_max", "generated", "grammar", "id", "marks", "pictures", "pictures_due",
-                 "prediction", "preemption_count", "prompt", "prompt_logprobs_due", "rank",
+                 "pooling", "prediction", "preemption_count", "prompt", "prompt_logprobs_due", "rank",
                  "recomputed_tokens", "rejected_drafts", "salt", "sampling", "seed", "state", "stop_ids")
 
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
@@ -49,7 +49,7 @@ class Sequence:
                  boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
                  grammar: CompiledGrammar | None = None, new_tokens_max: int = UNBOUNDED,
                  prediction: tuple[int, ...] | None = None, adapter: str = "",
-                 pictures: tuple[PlacedPicture, ...] = ()) -> None:
+                 pictures: tuple[PlacedPicture, ...] = (), pooling: Pooling | None = None) -> None:
         assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
         self.id = seq
         self.prompt = prompt
@@ -68,6 +68,8 @@ class Sequence:
         self.pictures = pictures
         self.pictures_due = bool(pictures)
         """Their rows are not encoded: it waits, and no other sequence waits for it."""
+        self.pooling = pooling
+        """What is asked of the prompt in place of an answer."""
         self._prompt_keys = prompt_keys(prompt, pictures)
         self.computed_max = min(int(prompt.size) + new_tokens_max - 1, UNBOUNDED)
         """Most tokens that are ever computed: all but the last of ``new_tokens_max`` generated ones."""
@@ -93,6 +95,21 @@ class Sequence:
     def samples(self) -> bool:
         """Whether the end of the prefill chooses a token; with ``max_tokens`` 0 nothing is chosen."""
         return self.sampling.max_tokens != 0
+
+    def reusable(self, known: Int32s) -> Int32s:
+        """The front of ``known`` that may come from the cache. What is asked of positions behind it needs
+        their hidden rows, which no cache has (decision 0069)."""
+        if self.prompt_logprobs_due:
+            return known[:0]
+        if self.pooling is not None and self.pooling.kind == "mean":
+            return known[:self.pooling.skip]
+        return known
+
+    def pools(self, end: int) -> bool:
+        """Whether a run up to ``end`` has hidden rows that are asked for."""
+        if self.pooling is None:
+            return False
+        return end == self.known_count or (self.pooling.kind == "mean" and end > self.pooling.skip)
 
     def resume(self, tokens: list[int]) -> None:
         """Another engine generated ``tokens`` and ended. The sequence has never run here, and goes on as

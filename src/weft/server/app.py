@@ -42,6 +42,7 @@ from weft.server.ollama.answers import (
 from weft.server.ollama.protocol import PROTOCOL_VERSION, OllamaShowBody, served_name
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
+from weft.server.pooling import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RERANK, SCORE
 from weft.server.protocol import (
     DetokenizeBody,
     TokenizeChatBody,
@@ -142,6 +143,30 @@ class _Handlers:
 
     async def ollama_generate(self, request: Request) -> Response:
         return await self._generate_ollama(request, OLLAMA_GENERATE)
+
+    async def embeddings(self, request: Request) -> Response:
+        return await self._generate(request, EMBEDDINGS)
+
+    async def rerank(self, request: Request) -> Response:
+        return await self._generate(request, RERANK)
+
+    plain_rerank = cohere_rerank = rerank
+
+    async def score(self, request: Request) -> Response:
+        return await self._generate(request, SCORE)
+
+    plain_score = score
+
+    async def ollama_embed(self, request: Request) -> Response:
+        return await self._embed_ollama(request, OLLAMA_EMBED)
+
+    async def ollama_embeddings(self, request: Request) -> Response:
+        return await self._embed_ollama(request, OLLAMA_EMBEDDINGS)
+
+    async def _embed_ollama(self, request: Request, way: Way) -> Response:
+        body = await self._body(request, way, undeclared=True)
+        return await answer_job(request, await way.prepare(self._service, body), stream=False,
+                                keep_alive_s=0.0)
 
     async def _generate(self, request: Request, way: Way) -> Response:
         body = await self._body(request, way)
@@ -344,8 +369,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 def _not_here(path: str) -> str:
-    return (": of Ollama's API this server has /api/chat, /api/generate, /api/tags, /api/show, /api/ps and "
-            "/api/version; its model is chosen when it starts" if path.startswith("/api/") else "")
+    return (": of Ollama's API this server has /api/chat, /api/generate, /api/embed, /api/tags, /api/show, "
+            "/api/ps and /api/version; its model is chosen at the start" if path.startswith("/api/") else "")
 
 
 def _slip(path: str, base_url: str) -> str:

@@ -55,9 +55,10 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
     line("Try it in a shell:", "bold")
     line(curl_snippet(model, url, with_key=bool(config.client_keys())))
     line()
-    line("or in Python (pip install openai):", "bold")
-    line(openai_snippet(model, url, with_key=bool(config.client_keys())))
-    line()
+    if not model.info.score_labels:   # OpenAI's client has no rerank
+        line("or in Python (pip install openai):", "bold")
+        line(openai_snippet(model, url, with_key=bool(config.client_keys())))
+        line()
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
 
 
@@ -72,20 +73,26 @@ def openai_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
     path, body = _example(model)
     key = 'os.environ["WEFT_API_KEY"]' if with_key else '"none"'
     arguments = ", ".join(f"{name}={value!r}" for name, value in body.items())
-    chat = path.endswith("/chat/completions")
-    call = "chat.completions" if chat else "completions"
-    text_attribute = "message.content" if chat else "text"
+    call, shown = {"/v1/chat/completions": ("chat.completions", "choices[0].message.content"),
+                   "/v1/embeddings": ("embeddings", "data[0].embedding")}.get(
+        path, ("completions", "choices[0].text"))
     return "\n".join((
         *(("import os",) if with_key else ()),
         "from openai import OpenAI",
         f"client = OpenAI(base_url={url + '/v1'!r}, api_key={key})",
         f"answer = client.{call}.create({arguments})",
-        f"print(answer.choices[0].{text_attribute})",
+        f"print(answer.{shown})",
     ))
 
 
 def _example(model: ServedModel) -> tuple[str, dict[str, object]]:
-    """A checkpoint without a chat template serves completions only."""
+    """A checkpoint without a chat template serves completions only, one that was saved to embed or to score
+    no text at all."""
+    if model.info.score_labels:
+        return "/v1/rerank", {"model": model.name, "query": "How tall is it?",
+                               "documents": ["8,849 m", "red"]}
+    if not model.info.generates:
+        return "/v1/embeddings", {"model": model.name, "input": "Once upon a time"}
     if model.template is None:
         return "/v1/completions", {"model": model.name, "prompt": "Once upon a time", "max_tokens": 64}
     messages = [{"role": "user", "content": "Hello! Who are you?"}]

@@ -27,7 +27,8 @@ from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError, WeftError
 from weft.fleet.live_request import RequestStream
-from weft.request import LostTokens, PlacedPicture, Request, SamplingParams, TokenEvent
+from weft.info import ModelInfo
+from weft.request import LostTokens, PlacedPicture, Pooling, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
 from weft.server.protocol import SamplingFields, grammar_of, sampling_params
 from weft.server.service import ServedModel, Service
@@ -40,7 +41,7 @@ from weft.text.tokenizer import banned_sequences
 
 class Prompt(msgspec.Struct, frozen=True):
     """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``,
-    ``marks``, ``prediction`` and ``pictures`` as in ``Request``."""
+    ``marks``, ``prediction``, ``pictures`` and ``pooling`` as in ``Request``."""
 
     tokens: list[int]
     text: str | None = None
@@ -48,6 +49,7 @@ class Prompt(msgspec.Struct, frozen=True):
     marks: list[int] = []
     prediction: list[int] = []
     pictures: list[PlacedPicture] = []
+    pooling: Pooling | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +114,8 @@ class Generation:
                               sampling=sampling, priority=priority, cache_salt=cache_salt,
                               boundaries=prompt.boundaries, marks=prompt.marks,
                               prediction=prompt.prediction, adapter=model.adapter,
-                              pictures=prompt.pictures)
+                              pictures=prompt.pictures, pooling=prompt.pooling)
+            check_generates(model.info, request)
             request.check_length(model.info.sizes.max_model_len, prompt_field=prompt_field)
             request.check_marks()
             request.check_prediction(model.info.sizes.max_model_len, model.info.vocab_size)
@@ -272,6 +275,13 @@ class Generation:
         if choice.finished:
             reason = "stop" if choice.stopped_by_text else str(event.finish_reason)
             self._metrics.sequence_ended(self._times[choice.index], reason, choice.generated_tokens)
+
+
+def check_generates(info: ModelInfo, request: Request) -> None:
+    """Raises RequestError for a request for text of a model that has none."""
+    if request.pooling is None and not info.generates:
+        raise RequestError(f"{info.name} embeds or scores text and generates none: use /v1/embeddings or "
+                           "/v1/rerank", param="model", code="unsupported_parameter")
 
 
 def check_count(sequences: int, queue_max: int) -> None:

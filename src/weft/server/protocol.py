@@ -379,12 +379,13 @@ def stream_usage(body: GenerateBody) -> tuple[bool, bool]:
     return bool(options.include_usage), bool(options.continuous_usage_stats)
 
 
-def prompts_of(value: str | list[Any]) -> list[str | list[int]]:
-    """One prompt or several, as text or as token ids; text and ids may be mixed in a list of prompts."""
+def prompts_of(value: str | list[Any], *, field: str = "prompt") -> list[str | list[int]]:
+    """One prompt or several, as text or as token ids; text and ids may be mixed in a list of prompts.
+    ``field``: where they came, for errors."""
     if isinstance(value, str):
         return [value]
     if not value:
-        raise RequestError("prompt is an empty list: it needs text or token ids", param="prompt")
+        raise RequestError(f"{field} is an empty list: it needs text or token ids", param=field)
     if all(type(item) is int for item in value):
         return [value]
     prompts: list[str | list[int]] = []
@@ -392,8 +393,8 @@ def prompts_of(value: str | list[Any]) -> list[str | list[int]]:
         if isinstance(item, str) or (isinstance(item, list) and all(type(token) is int for token in item)):
             prompts.append(item)
         else:
-            raise RequestError(f"prompt[{position}]: expected str or a list of token ids, got {_kind(item)}",
-                               param="prompt")
+            raise RequestError(f"{field}[{position}]: expected str or a list of token ids, got {_kind(item)}",
+                               param=field)
     return prompts
 
 

@@ -50,6 +50,7 @@ from weft.text.chat_request import (
     show_pictures,
 )
 from weft.text.dialect import Dialect
+from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from weft.text.worker_main import JobFunction
@@ -143,6 +144,7 @@ class ServedModel:
     budget: TokenizeBudget
     pictures: PictureReader | None
     """None where the model reads text only."""
+    pooler: Pooler
     vocabulary: bytes
     """Identifies the tokenizer: equal token ids mean equal text under the same one."""
     adapter: Adapter | None = None
@@ -194,6 +196,10 @@ class ServedModel:
         return (encode() if len(prompt.text) < LONG_TEXT_CHARS
                 else await self._encode_long(encode, len(prompt.text)))
 
+    async def pooled(self, make: Callable[[], PooledPrompt], char_count: int) -> PooledPrompt:
+        """``make``: of ``pooler``, for a text of so many characters."""
+        return make() if char_count < LONG_TEXT_CHARS else await self._encode_long(make, char_count)
+
     async def _encode_long(self, encode: Callable[[], Encoded], char_count: int) -> Encoded:
         """In a thread, within the budget. Raises TextTooLongError, QueueFullError."""
         with self.budget.spending(char_count):
@@ -229,6 +235,7 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
     names = config.served_model_name or (info.name,)
     return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template, dialect, int(time.time()),
                        TokenizeBudget(config.max_tokenize_chars), _picture_reader(info, config, tokenizer),
+                       Pooler(directory, tokenizer, name=info.name, score_labels=info.score_labels),
                        _vocabulary(directory))
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 OPERATIONS: Mapping[str, str] = {
     "/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat",
-    "/v1/messages": "chat", "/api/chat": "chat", "/api/generate": "text_completion"}
+    "/v1/messages": "chat", "/api/chat": "chat", "/api/generate": "text_completion",
+    "/v1/embeddings": "embeddings", "/api/embed": "embeddings"}
 """Path -> the operation, in the words of the conventions. Only these paths have spans."""
 _TRACES_PATH = "/v1/traces"
 _TRACE_STATE_CHARS = 512

@@ -258,6 +258,8 @@ class Choice:
         self.accepted_drafts = 0
         self.rejected_drafts = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
+        self.pooled = b""
+        """What ``Request.pooling`` asked for."""
         self._sampling = sampling
         self._text = IncrementalDetokenizer(decoder, skip_special_tokens=sampling.skip_special_tokens,
                                             context=prompt_tokens)
@@ -287,6 +289,7 @@ class Choice:
         self.recomputed_tokens = event.recomputed_tokens
         self.accepted_drafts = max(self.accepted_drafts, event.accepted_drafts)
         self.rejected_drafts = max(self.rejected_drafts, event.rejected_drafts)
+        self.pooled = event.pooled or self.pooled
         if event.prompt_logprobs:
             self.prompt_logprobs.extend(event.prompt_logprobs)
         token_count = self._take_tokens(event)

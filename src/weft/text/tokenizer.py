@@ -110,6 +110,16 @@ class Tokenizer:
         ends = list(accumulate((end for _, end in encoding.offsets), max))
         return ids, [bisect_right(ends, at) for at in boundaries]
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int, int]:
+        """The ids of two texts as the post-processor joins them; how many go before those of the second one,
+        and how many come behind."""
+        [encoding] = self._backend.encode_batch([(first, second)])
+        ids: list[int] = encoding.ids
+        of_second = [at for at, number in enumerate(encoding.sequence_ids) if number == 1]
+        if not of_second:
+            return ids, len(ids), 0
+        return ids, of_second[0], len(ids) - 1 - of_second[-1]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Bytes that are not UTF-8 become U+FFFD; ids above the vocabulary (padding rows of an embedding)
         have no text."""

@@ -40,6 +40,7 @@ from weft.server.completions import COMPLETIONS
 from weft.server.config import ServerConfig
 from weft.server.errors import error_body
 from weft.server.generation import prepare_turn
+from weft.server.pooling import EMBEDDINGS, RERANK, SCORE
 from weft.server.protocol import begin_request, read_body
 from weft.server.responses.answers import ResponsesJob
 from weft.server.responses.items import (
@@ -77,6 +78,7 @@ async def _prepare_response(service: Service, body: ResponsesBody) -> Job:
 
 _WAYS: dict[str, Way] = {
     "/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS,
+    "/v1/embeddings": EMBEDDINGS, "/v1/rerank": RERANK, "/v1/score": SCORE,
     "/v1/responses": Way(ResponsesBody, UNSERVED_IN_RESPONSES, _prepare_response)}
 URLS = frozenset(_WAYS)
 """Endpoints that a line may name."""

@@ -269,7 +269,7 @@ def running_card(model: ServedModel, name: str) -> dict[str, Any]:
 
 def show_answer(model: ServedModel) -> dict[str, Any]:
     info, defaults = model.info, model.sampling_defaults
-    capabilities = ["completion"]
+    capabilities = ["completion"] if info.generates else ["rerank" if info.score_labels else "embedding"]
     capabilities += ["tools"] * model.dialect.template_takes_tools
     capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)

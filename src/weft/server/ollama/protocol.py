@@ -82,6 +82,28 @@ class OllamaGenerateBody(OllamaBody, kw_only=True):
     raw: bool | None = None
 
 
+class OllamaEmbedBody(msgspec.Struct, kw_only=True):
+    """``truncate``: a longer input loses its end; it is false by default here, and an error tells of it."""
+
+    model: str
+    input: str | list[Any]
+    truncate: bool | None = None
+    dimensions: Int | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+    cache_salt: str | None = None
+
+
+class OllamaEmbeddingsBody(msgspec.Struct, kw_only=True):
+    """The older way: one prompt."""
+
+    model: str
+    prompt: str
+    options: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+    cache_salt: str | None = None
+
+
 class OllamaShowBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     name: str | None = None

@@ -222,15 +222,15 @@ def _sampled(name: str, text: str) -> FieldWords:
     return FieldWords(text, default, limits) if default is not None else FieldWords(text, limits=limits)
 
 
+_INPUTS = {"anyOf": [{"type": "string"}, {**_TOKENS, "minItems": 1},
+                     {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, _TOKENS]}}]}
 FIELDS: dict[str, FieldWords] = {
     "model": FieldWords("A name of the model, or default. Without it: the model that is served."),
     "messages": FieldWords("The conversation.", limits={"minItems": 1}),
     "prompt": FieldWords("A text.", limits={}),
     "CompletionBody.prompt": FieldWords(
         "A text, token ids, or a list of either. Choice p * n + i is answer i to prompt p.",
-        whole={"anyOf": [{"type": "string"}, {**_TOKENS, "minItems": 1},
-                         {"type": "array", "minItems": 1,
-                          "items": {"anyOf": [{"type": "string"}, _TOKENS]}}]}),
+        whole=_INPUTS),
     "stream": FieldWords("Send the answer in pieces, as server-sent events.", False),
     "stream_options": FieldWords("Only with stream."),
     "include_usage": FieldWords("A last chunk has the usage.", False),
@@ -337,6 +337,29 @@ FIELDS: dict[str, FieldWords] = {
     "raw": FieldWords("The prompt goes to the model without the chat template.", False),
     "verbose": FieldWords("Accepted; it changes nothing.", False),
     "OllamaShowBody.name": FieldWords("The same as model."),
+    "EmbeddingBody.input": FieldWords("A text, token ids, or a list of either.", whole=_INPUTS),
+    "OllamaEmbedBody.input": FieldWords("A text, token ids, or a list of either.", whole=_INPUTS),
+    "encoding_format": FieldWords("float: numbers; base64: their float32 bytes.", "float"),
+    "dimensions": FieldWords("The first of an embedding, normalised again.", limits={"minimum": 1}),
+    "prompt_name": FieldWords("One of the checkpoint's prompts goes before each text."),
+    "EmbeddingBody.prompt": FieldWords("A text that goes before each text."),
+    **{f"{body}.truncate_prompt_tokens": FieldWords(
+        "A longer input loses its end, and the answer lists it in truncated; -1: the longest that is "
+        "served. Without it a longer input is an error.", limits={"minimum": -1})
+       for body in ("EmbeddingBody", "RerankBody", "ScoreBody")},
+    "query": FieldWords("What the documents are ranked by."),
+    "RerankBody.documents": FieldWords("Texts, or objects with a text.", whole={
+        "type": "array", "minItems": 1, "items": {"anyOf": [
+            {"type": "string"}, {"type": "object", "required": ["text"],
+                                 "properties": {"text": {"type": "string"}}}]}}),
+    "top_n": FieldWords("How many results come back; by default all.", limits={"minimum": 1}),
+    "return_documents": FieldWords("Whether a result has the text of its document.", True),
+    "max_tokens_per_doc": FieldWords("As truncate_prompt_tokens, by Cohere's name.", limits={"minimum": 1}),
+    "instruction": FieldWords("What a generative reranker is told; without it, that of Qwen3-Reranker."),
+    "text_1": FieldWords("One text for all of text_2, or as many."),
+    "text_2": FieldWords("A text, or a list of texts."),
+    "truncate": FieldWords("A longer input loses its end, and the answer lists it in truncated. Ollama's "
+                           "default is true.", False),
     "store": FieldWords("Accepted and ignored: the answer's header X-Weft-Ignored says so.", False),
     "return_token_strs": FieldWords("Add the text of each token.", False),
     "tokens": FieldWords("Token ids.", limits={"items": _TOKENS["items"]}),

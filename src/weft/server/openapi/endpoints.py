@@ -29,7 +29,21 @@ from weft.server.batches.routes import (
 )
 from weft.server.chat import ChatChunk, ChatCompletion
 from weft.server.completions import CompletionResponse
-from weft.server.ollama.protocol import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
+from weft.server.ollama.protocol import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
+)
+from weft.server.pooling import (
+    EmbeddingBody,
+    EmbeddingList,
+    RerankAnswer,
+    RerankBody,
+    ScoreBody,
+    ScoreList,
+)
 from weft.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -221,6 +235,21 @@ class OllamaLine(msgspec.Struct, kw_only=True):
     eval_duration: int | UnsetType = UNSET
 
 
+class OllamaEmbeddings(msgspec.Struct, kw_only=True):
+    """``truncated``: the indices of inputs that were cut."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+    truncated: list[int] | UnsetType = UNSET
+
+
+class OllamaEmbedding(msgspec.Struct):
+    embedding: list[float]
+
+
 class OllamaModels(msgspec.Struct):
     models: list[dict[str, Any]]
 
@@ -357,6 +386,27 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="The answer to one prompt, in Ollama's dialect.", body=OllamaGenerateBody,
              answer=OllamaLine, events=OllamaLine, stream_type=JSON_LINES, error=OllamaError,
              errors=(404, 413, 422)),
+    Endpoint(operation="embeddings", method="POST", path="/v1/embeddings", group="Embed and rank",
+             text="The embeddings of texts or token ids.", body=EmbeddingBody, answer=EmbeddingList,
+             errors=(404, 413, 422)),
+    Endpoint(operation="rerank", method="POST", path="/v1/rerank", group="Embed and rank",
+             text="Documents by how well they answer a query.", body=RerankBody, answer=RerankAnswer,
+             errors=(404, 413, 422)),
+    Endpoint(operation="plain_rerank", method="POST", path="/rerank", group="Embed and rank",
+             text="The same as /v1/rerank.", body=RerankBody, answer=RerankAnswer, errors=(404, 413, 422)),
+    Endpoint(operation="cohere_rerank", method="POST", path="/v2/rerank", group="Embed and rank",
+             text="The same as /v1/rerank.", body=RerankBody, answer=RerankAnswer, errors=(404, 413, 422)),
+    Endpoint(operation="score", method="POST", path="/v1/score", group="Embed and rank",
+             text="How well one text answers another, for pairs.", body=ScoreBody, answer=ScoreList,
+             errors=(404, 413, 422)),
+    Endpoint(operation="plain_score", method="POST", path="/score", group="Embed and rank",
+             text="The same as /v1/score.", body=ScoreBody, answer=ScoreList, errors=(404, 413, 422)),
+    Endpoint(operation="ollama_embed", method="POST", path="/api/embed", group="Ollama",
+             text="The embeddings of texts, in Ollama's dialect.", body=OllamaEmbedBody,
+             answer=OllamaEmbeddings, error=OllamaError, errors=(404, 413, 422)),
+    Endpoint(operation="ollama_embeddings", method="POST", path="/api/embeddings", group="Ollama",
+             text="The embedding of one text, in Ollama's older dialect.", body=OllamaEmbeddingsBody,
+             answer=OllamaEmbedding, error=OllamaError, errors=(404, 413, 422)),
     Endpoint(operation="ollama_tags", method="GET", path="/api/tags", group="Ollama",
              text="The names of the model, as Ollama lists them.", answer=OllamaModels, error=OllamaError),
     Endpoint(operation="ollama_show", method="POST", path="/api/show", group="Ollama",

@@ -1,0 +1,70 @@
+"""Embeddings and scores of a program: inputs to calls, pooled rows to values.
+
+``Engine.embed``, ``Engine.score`` and ``Engine.rerank`` are these functions over the engine's own calls; the
+server's endpoints stand on the same ``Pooler``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.api.calls import Call, CallTable
+from weft.api.completion import Prompt, prompt_list
+from weft.errors import RequestError
+from weft.request import Request, SamplingParams
+from weft.text.pooling import PooledPrompt, Pooler
+from weft.text.tokenizer import Tokenizer
+
+NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
+"""Of a request that asks for no answer."""
+MakeRequest = Callable[[PooledPrompt], Request]
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """``index``: of the document as it was given; ``score``: the higher, the better it answers."""
+
+    index: int
+    score: float
+
+
+class PoolingCalls:
+    """``request``: a request of the engine for a pooled prompt."""
+
+    def __init__(self, pooler: Pooler, calls: CallTable, tokenizer: Tokenizer, *, limit: int) -> None:
+        self._pooler, self._calls, self._tokenizer, self._limit = pooler, calls, tokenizer, limit
+
+    def embed(self, inputs: Prompt | Sequence[Prompt], request: MakeRequest, *, prompt: str | None,
+              prompt_name: str | None, dimensions: int | None, truncate_to: int | None,
+              progress: bool) -> npt.NDArray[np.float32]:
+        prompts = [self._pooler.embedding(one, limit=self._limit, prompt=prompt, prompt_name=prompt_name,
+                                          truncate_to=truncate_to, param=f"inputs[{at}]")
+                   for at, one in enumerate(prompt_list(inputs))]
+        rows = self._pooled(prompts, request, progress)
+        return np.array([self._pooler.vector(row, dimensions) for row in rows], dtype=np.float32)
+
+    def scores(self, pairs: Sequence[tuple[str, str]], request: MakeRequest, *, instruction: str | None,
+               truncate_to: int | None, progress: bool) -> list[float]:
+        if not pairs:
+            raise RequestError("there is nothing to score: pairs is empty", param="pairs")
+        prompts = [self._pooler.scoring(query, document, limit=self._limit, instruction=instruction,
+                                        truncate_to=truncate_to, param=f"documents[{at}]")
+                   for at, (query, document) in enumerate(pairs)]
+        return [self._pooler.score(row) for row in self._pooled(prompts, request, progress)]
+
+    def _pooled(self, prompts: Sequence[PooledPrompt], request: MakeRequest, progress: bool) -> list[bytes]:
+        calls = [Call(request(prompt), self._tokenizer) for prompt in prompts]
+        self._calls.complete(calls, progress=progress)
+        return [call.choices[0].pooled for call in calls]
+
+
+def ranked(scores: Sequence[float], top_n: int | None = None) -> list[RankedDocument]:
+    """The best first; of equal ones, the one that was given first. Raises RequestError."""
+    if top_n is not None and top_n < 1:
+        raise RequestError(f"top_n is {top_n}; it must be at least 1", param="top_n")
+    order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
+    return [RankedDocument(at, scores[at]) for at in order[:top_n]]

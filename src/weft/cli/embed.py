@@ -1,0 +1,48 @@
+"""``weft embed``: the embeddings of texts, one JSON list a line; no server in between."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from weft.cli.flags import FlagCommand, build
+from weft.config import EngineConfig
+from weft.errors import RequestError
+
+
+@click.command("embed", cls=FlagCommand, configs=(EngineConfig,), positional=False, params=[
+    click.Argument(["texts"], nargs=-1),
+    click.Option(["--prompt-name"], help="One of the checkpoint's prompts goes before each text."),
+    click.Option(["--dimensions"], type=int, help="The first of each embedding, normalised again."),
+    click.Option(["--query"], help="Rank TEXTS by how well they answer this, with a reranker."),
+])
+def command(texts: tuple[str, ...], prompt_name: str | None, dimensions: int | None, query: str | None,
+            **values: Any) -> None:
+    """Print the embedding of each of TEXTS as a line of JSON.
+
+    Without TEXTS each line of stdin is one. With --query, a line is [score, text], the best first. With
+    --lora its first adapter computes them.
+    """
+    listed = list(texts) or ([] if sys.stdin.isatty() else sys.stdin.read().splitlines())
+    if not listed:
+        raise RequestError('there is nothing to embed: type weft embed "a text", or pipe lines in',
+                           param="texts")
+    from weft.api import Engine
+    from weft.cli.chat import first_adapter
+    from weft.cli.remote import waiting
+
+    with waiting("loading") as status:
+        config = build(EngineConfig, values)
+        engine = Engine(**asdict(config), on_progress=status.say)
+    with engine:
+        lora = first_adapter(config)
+        if query is not None:
+            for one in engine.rerank(query, listed, lora=lora):
+                click.echo(json.dumps([one.score, listed[one.index]], ensure_ascii=False))
+            return
+        for vector in engine.embed(listed, prompt_name=prompt_name, dimensions=dimensions, lora=lora):
+            click.echo(json.dumps(vector.tolist()))

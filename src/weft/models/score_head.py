@@ -1,0 +1,48 @@
+"""Checkpoints that were saved without the head for next tokens: encoders, and models that score prompts.
+
+    Qwen3Model                        no head: embeddings are all that is asked for
+    Qwen3ForSequenceClassification    score.weight [labels, hidden]: logits of the labels, of the last token
+
+Source: ``GenericForSequenceClassification`` of transformers 5.19.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from weft.errors import CheckpointError
+from weft.models.checkpoint_files import CheckpointFiles
+from weft.models.stored_values import MappedFiles, is_finite
+
+SCORE_HEAD = "score.weight"
+_HEADED = ("ForCausalLM", "ForConditionalGeneration")
+LABELS_MAX = 4096
+
+
+def is_headless(checkpoint: CheckpointFiles) -> bool:
+    """Whether config.json names an architecture without a head for next tokens, and the files have none."""
+    names = [str(name) for name in checkpoint.config.get("architectures") or ()]
+    return (bool(names) and not any(name.endswith(_HEADED) for name in names)
+            and not any(name.endswith("lm_head.weight") for name in checkpoint.tensors))
+
+
+def read_score_head(checkpoint: CheckpointFiles, hidden: int,
+                    device: torch.device | None) -> torch.Tensor | None:
+    """float32 [labels, hidden], None where the checkpoint has none. Raises CheckpointError."""
+    stored = checkpoint.tensors.get(SCORE_HEAD)
+    if stored is None:
+        return None
+    if len(stored.shape) != 2 or stored.shape[1] != hidden or not 1 <= stored.shape[0] <= LABELS_MAX:
+        raise CheckpointError(f"{stored.file}: tensor {SCORE_HEAD} has shape {list(stored.shape)}; it must "
+                              f"be [labels, {hidden}]", param="model")
+    if stored.dtype not in ("F32", "F16", "BF16"):
+        raise CheckpointError(f"{stored.file}: tensor {SCORE_HEAD} is stored as {stored.dtype}; weft reads "
+                              "F32, F16 and BF16 here", param="model")
+    files = MappedFiles()
+    try:
+        values = files.read(stored)
+        if not is_finite(values, stored.dtype):
+            raise CheckpointError(f"{stored.file}: {SCORE_HEAD} has NaN or infinite values", param="model")
+        return values.to(device or torch.device("cpu"), torch.float32, copy=True)
+    finally:
+        files.close()

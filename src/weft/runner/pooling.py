@@ -1,0 +1,54 @@
+"""Pooled prompts: what comes back of the hidden rows of a prompt that asks for no answer.
+
+    last   [ . . . . . . x ]           the row of the last token: as it is, through the score head, or its
+                                       logits of some tokens
+    mean   [ skip | 1 1 1 | 2 2 2 ]    sums of rows between multiples of CHUNK_TOKENS, float64
+
+A chunk of a prompt ends at a multiple of CHUNK_TOKENS or at its end. So the sums are the same however the
+prompt was cut. ``Stream.add_pooled`` adds them in order. Nothing here depends on other rows of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+from weft.runner.batch import PooledSpan
+from weft.units import CHUNK_TOKENS
+
+
+class Heads(Protocol):
+    """``score_LD``: float32 [labels, D], where the model has a score head."""
+
+    def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor: ...
+
+
+def pool(model: Heads, spans: Iterable[PooledSpan], hidden_TD: torch.Tensor) -> list[torch.Tensor]:
+    """For each span float64 [parts, width]. ``hidden_TD``: of the whole step."""
+    return [_sums(span, hidden_TD) if span.pooling.kind == "mean"
+            else _last(model, span, hidden_TD).double() for span in spans]
+
+
+def _last(model: Heads, span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tensor:
+    row_1D = hidden_TD[span.stop - 1 : span.stop]
+    if span.pooling.score:
+        score_LD = getattr(model, "score_LD", None)
+        assert score_LD is not None, "a model without a score head was asked for a score"
+        scores_1L: torch.Tensor = row_1D.float() @ score_LD.T
+        return scores_1L
+    if span.pooling.tokens:
+        return model.logits(row_1D)[:, list(span.pooling.tokens)]
+    return row_1D
+
+
+def _sums(span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tensor:
+    sums, end = [], span.start + span.stop - span.first
+    begin = max(span.start, span.pooling.skip)
+    while begin < end:
+        stop = min(end, (begin // CHUNK_TOKENS + 1) * CHUNK_TOKENS)
+        offset = span.first - span.start
+        sums.append(hidden_TD[begin + offset : stop + offset].double().sum(dim=0))
+        begin = stop
+    return torch.stack(sums)

@@ -1,0 +1,383 @@
+"""/v1/embeddings, /v1/rerank and /v1/score: prompts that ask for no answer, over the shared Generation.
+
+    EmbeddingBody                      \\                                              / EmbeddingJob
+    OllamaEmbedBody                     >-- PooledPrompt --Generation--> pooled rows --  OllamaEmbedJob
+    RerankBody (Cohere, Jina), ScoreBody /                                            \\ RerankJob, ScoreJob
+
+Fields are those of OpenAI's embeddings, of Cohere's and Jina's rerank, and of vLLM's score, with
+sentence-transformers' ``prompt_name``. An input that is too long is an error. ``truncate_prompt_tokens`` (of
+Ollama: ``truncate``) allows a cut at its end, and ``truncated`` in the answer lists the inputs that were cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from secrets import token_hex
+from typing import Any, Literal
+
+import msgspec
+
+from weft.errors import RequestError
+from weft.request import SamplingParams
+from weft.server.generation import TO_THE_CONTEXT, Generation, Prompt, check_count
+from weft.server.ollama.protocol import (
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    read_options,
+    served_name,
+)
+from weft.server.protocol import Int, Priority, Salt, Unserved, prompts_of
+from weft.server.service import ServedModel, Service
+from weft.server.sse import Way
+from weft.text.pooling import PooledPrompt
+
+_SPLIT = "an answer is one object, and is not streamed"
+UNSERVED_IN_POOLING: Unserved = {"stream": (_SPLIT, (False,))}
+UNSERVED_IN_RERANK: Unserved = {
+    "stream": (_SPLIT, (False,)), "rank_fields": ("documents are texts here, not records", ([],)),
+    "max_chunks_per_doc": ("a document is read whole", (1,))}
+_YIELD_EVERY = 16
+"""Short inputs that are tokenized, or vectors that are written, before others get the loop."""
+_NO_ANSWER = SamplingParams(max_tokens=0, temperature=0.0)
+_encoder = msgspec.json.Encoder()
+
+
+class PoolingBody(msgspec.Struct, kw_only=True):
+    """``truncate_prompt_tokens``: a longer input loses its end; -1 is the longest that is served."""
+
+    model: str | None = None
+    user: str | None = None
+    priority: Priority | None = None
+    cache_salt: Salt | None = None
+    truncate_prompt_tokens: Int | None = None
+
+    @property
+    def stream(self) -> bool:
+        return False
+
+
+class EmbeddingBody(PoolingBody, kw_only=True):
+    """``prompt``, ``prompt_name``: what goes before every input, as text or by the checkpoint's name."""
+
+    input: str | list[Any]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Int | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+
+
+class RerankBody(PoolingBody, kw_only=True):
+    """``documents``: texts, or objects with a ``text``."""
+
+    query: str
+    documents: list[Any]
+    top_n: Int | None = None
+    return_documents: bool | None = None
+    max_tokens_per_doc: Int | None = None
+    instruction: str | None = None
+
+
+class ScoreBody(PoolingBody, kw_only=True):
+    """One text or a list on each side: one with all, or pairs."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+    instruction: str | None = None
+
+
+class PoolingUsage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: Any = None
+
+
+class EmbeddingObject(msgspec.Struct, kw_only=True):
+    """``embedding``: numbers, or their float32 bytes in base64."""
+
+    object: str = "embedding"
+    index: int
+    embedding: Any
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """``truncated``: the indices of inputs that were cut."""
+
+    object: str
+    id: str
+    created: int
+    model: str
+    data: list[Any]
+    usage: PoolingUsage
+    truncated: list[int] = []
+
+
+class RankedText(msgspec.Struct):
+    text: str
+
+
+class RankedResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+    index: int
+    relevance_score: float
+    document: RankedText | None = None
+
+
+class RerankAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """``results``: the best first."""
+
+    id: str
+    model: str
+    results: list[RankedResult]
+    usage: PoolingUsage
+    truncated: list[int] = []
+
+
+class ScoreObject(msgspec.Struct, kw_only=True):
+    object: str
+    index: int
+    score: float
+
+
+class ScoreList(msgspec.Struct, kw_only=True, omit_defaults=True):
+    object: str
+    id: str
+    created: int
+    model: str
+    data: list[ScoreObject]
+    usage: PoolingUsage
+    truncated: list[int] = []
+
+
+class PoolingJob(ABC):
+    """Prompts of one request, in order; ``body`` has the fields that all share."""
+
+    prefix = "embd"
+
+    def __init__(self, service: Service, model: ServedModel, body: Any, name: str | None,
+                 prompts: Sequence[PooledPrompt], *, field: str) -> None:
+        self.body, self.model, self.prompts = body, model, prompts
+        self.name = service.name_of(model, name)
+        self.generation = Generation(
+            service, model, [Prompt(one.tokens, boundaries=one.boundaries, pooling=one.pooling)
+                             for one in prompts], [_NO_ANSWER] * len(prompts),
+            priority=getattr(body, "priority", None) or 0, cache_salt=body.cache_salt or "",
+            prompt_field=field)
+        self.id, self.created = f"{self.prefix}-{token_hex(16)}", int(time.time())
+
+    async def answer(self) -> bytes:
+        await self.generation.whole()
+        return await self.written([choice.pooled for choice in self.generation.choices])
+
+    async def lines(self) -> AsyncGenerator[bytes, None]:
+        yield await self.answer()
+
+    @abstractmethod
+    async def written(self, rows: Sequence[bytes]) -> bytes:
+        """The body of the answer."""
+        ...
+
+    def truncated(self) -> list[int]:
+        return [at for at, one in enumerate(self.prompts) if one.truncated]
+
+    def usage(self) -> PoolingUsage:
+        usage = self.generation.usage()
+        return PoolingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.total_tokens,
+                            prompt_tokens_details=usage.prompt_tokens_details)
+
+    async def vectors(self, rows: Sequence[bytes], dimensions: int | None,
+                      write: Callable[[int, Any], Any]) -> list[msgspec.Raw]:
+        """Each by itself, so that others are served between two."""
+        written = []
+        for at, row in enumerate(rows):
+            if at % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+            vector = self.model.pooler.vector(row, dimensions)
+            written.append(msgspec.Raw(_encoder.encode(write(at, vector))))
+        return written
+
+
+class EmbeddingJob(PoolingJob):
+    async def written(self, rows: Sequence[bytes]) -> bytes:
+        as_bytes = self.body.encoding_format == "base64"
+        data = await self.vectors(rows, self.body.dimensions, lambda at, vector: EmbeddingObject(
+            index=at, embedding=base64.b64encode(vector.tobytes()).decode() if as_bytes else vector.tolist()))
+        return _encoder.encode(EmbeddingList(object="list", data=data, usage=self.usage(),
+                                             truncated=self.truncated(), id=self.id,
+                                             created=self.created, model=self.name))
+
+
+class OllamaEmbedJob(PoolingJob):
+    async def written(self, rows: Sequence[bytes]) -> bytes:
+        ended_s = time.perf_counter()
+        dimensions = getattr(self.body, "dimensions", None)
+        vectors = await self.vectors(rows, dimensions, lambda at, vector: vector.tolist())
+        if isinstance(self.body, OllamaEmbeddingsBody):
+            return _encoder.encode({"embedding": vectors[0]})
+        answer = {"model": self.name, "embeddings": vectors,
+                  "total_duration": round(
+                      (ended_s - self.generation.outcome(stream=False).arrived_s) * 1e9),
+                  "load_duration": 0, "prompt_eval_count": self.generation.usage().prompt_tokens}
+        return _encoder.encode({**answer, "truncated": self.truncated()} if self.truncated() else answer)
+
+
+class RerankJob(PoolingJob):
+    prefix = "rerank"
+
+    def __init__(self, *args: Any, texts: Sequence[str], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._texts = texts
+
+    async def written(self, rows: Sequence[bytes]) -> bytes:
+        scores = [self.model.pooler.score(row) for row in rows]
+        order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[:self.body.top_n]
+        shows = self.body.return_documents is not False
+        results = [RankedResult(index=at, relevance_score=scores[at],
+                                document=RankedText(self._texts[at]) if shows else None) for at in order]
+        return _encoder.encode(RerankAnswer(id=self.id, model=self.name, results=results,
+                                            usage=self.usage(), truncated=self.truncated()))
+
+
+class ScoreJob(PoolingJob):
+    prefix = "score"
+
+    async def written(self, rows: Sequence[bytes]) -> bytes:
+        data = [ScoreObject(object="score", index=at, score=self.model.pooler.score(row))
+                for at, row in enumerate(rows)]
+        return _encoder.encode(ScoreList(object="list", data=data, usage=self.usage(),
+                                         truncated=self.truncated(), id=self.id,
+                                             created=self.created, model=self.name))
+
+
+async def prepare_embeddings(service: Service, body: EmbeddingBody) -> EmbeddingJob:
+    """Raises RequestError, ContextLengthError, UnknownModelError, EngineUnavailableError."""
+    model = service.model_for(body.model)
+    prompts = await embedding_prompts(model, prompts_of(body.input, field="input"), field="input",
+                                      limit=model.info.sizes.max_model_len, truncate_to=_cut(body, model),
+                                      prompt=body.prompt, prompt_name=body.prompt_name)
+    if body.dimensions is not None:
+        check_dimensions(model, body.dimensions)
+    return EmbeddingJob(service, model, body, body.model, prompts, field="input")
+
+
+async def prepare_ollama_embed(service: Service, body: OllamaEmbedBody | OllamaEmbeddingsBody,
+                               ) -> OllamaEmbedJob:
+    """As ``prepare_embeddings``. ``options.num_ctx`` is a limit of an input."""
+    model = service.model_for(served_name(body.model))
+    options, whole = read_options(body.options), model.info.sizes.max_model_len
+    limit = min(whole, options.num_ctx or whole)
+    truncate = None
+    if isinstance(body, OllamaEmbedBody):
+        given, field = prompts_of(body.input, field="input"), "input"
+        truncate = limit if body.truncate else None
+        if body.dimensions is not None:
+            check_dimensions(model, body.dimensions)
+    else:
+        given, field = [body.prompt], "prompt"
+    prompts = await embedding_prompts(model, given, field=field, limit=limit, truncate_to=truncate)
+    return OllamaEmbedJob(service, model, body, served_name(body.model), prompts, field=field)
+
+
+async def embedding_prompts(model: ServedModel, inputs: Sequence[str | list[int]], *, field: str, limit: int,
+                            truncate_to: int | None, **before: str | None) -> list[PooledPrompt]:
+    check_count(len(inputs), model.info.sizes.queue_max)
+    prompts = []
+    for at, given in enumerate(inputs):
+        if at % _YIELD_EVERY == 0:
+            await asyncio.sleep(0)
+        name = field if len(inputs) == 1 else f"{field}[{at}]"
+        if isinstance(given, str):
+            if truncate_to is None:
+                await model.check_text(given, param=name)
+        else:
+            model.check_ids(given, param=name)
+        chars = len(given) if isinstance(given, str) else 0
+        prompts.append(await model.pooled(functools.partial(
+            model.pooler.embedding, given, limit=limit, truncate_to=truncate_to, param=name,
+            **before), chars))
+    return prompts
+
+
+async def prepare_rerank(service: Service, body: RerankBody) -> RerankJob:
+    """As ``prepare_embeddings``."""
+    model = service.model_for(body.model)
+    texts = [_text_of(at, one) for at, one in enumerate(body.documents)]
+    if not texts:
+        raise RequestError("documents is an empty list", param="documents")
+    if body.top_n is not None and body.top_n < 1:
+        raise RequestError(f"top_n is {body.top_n}; it must be at least 1", param="top_n")
+    cut = _cut(body, model)
+    if body.max_tokens_per_doc is not None:
+        if body.max_tokens_per_doc < 1:
+            raise RequestError(f"max_tokens_per_doc is {body.max_tokens_per_doc}; it must be at least 1",
+                               param="max_tokens_per_doc")
+        cut = min(cut or model.info.sizes.max_model_len, body.max_tokens_per_doc)
+    pairs = [(body.query, text) for text in texts]
+    prompts = await _scored(model, pairs, body.instruction, cut, fields=("query", "documents"))
+    return RerankJob(service, model, body, body.model, prompts, field="documents", texts=texts)
+
+
+async def prepare_score(service: Service, body: ScoreBody) -> ScoreJob:
+    """As ``prepare_embeddings``."""
+    model = service.model_for(body.model)
+    sides = [[side] if isinstance(side, str) else side for side in (body.text_1, body.text_2)]
+    if not all(sides) or (len(sides[0]) != len(sides[1]) and len(sides[0]) != 1):
+        raise RequestError(f"text_1 has {len(sides[0])} texts and text_2 has {len(sides[1])}; give one "
+                           "text_1 for all of text_2, or as many", param="text_1")
+    first = sides[0] * (len(sides[1]) if len(sides[0]) == 1 else 1)
+    prompts = await _scored(model, list(zip(first, sides[1], strict=True)), body.instruction,
+                            _cut(body, model), fields=("text_1", "text_2"))
+    return ScoreJob(service, model, body, body.model, prompts, field="text_2")
+
+
+async def _scored(model: ServedModel, pairs: Sequence[tuple[str, str]], instruction: str | None,
+                  cut: int | None, *, fields: tuple[str, str]) -> list[PooledPrompt]:
+    limit = model.info.sizes.max_model_len
+    check_count(len(pairs), model.info.sizes.queue_max)
+    await model.check_text(pairs[0][0], param=fields[0])
+    prompts = []
+    for at, (query, text) in enumerate(pairs):
+        if at % _YIELD_EVERY == 0:
+            await asyncio.sleep(0)
+        name = f"{fields[1]}[{at}]"
+        if cut is None:
+            await model.check_text(text, param=name)
+        make = functools.partial(model.pooler.scoring, query, text, limit=limit, instruction=instruction,
+                                 truncate_to=cut, param=name)
+        prompts.append(await model.pooled(make, len(query) + len(text)))
+    return prompts
+
+
+def check_dimensions(model: ServedModel, dimensions: int) -> None:
+    """Before anything is computed. Raises RequestError."""
+    if not 1 <= dimensions <= model.info.hidden_size:
+        raise RequestError(f"dimensions is {dimensions}; it must be at least 1 and at most "
+                           f"{model.info.hidden_size}, the width of {model.name}", param="dimensions")
+
+
+def _cut(body: PoolingBody, model: ServedModel) -> int | None:
+    count = body.truncate_prompt_tokens
+    if count is None:
+        return None
+    if count != TO_THE_CONTEXT and count < 1:
+        raise RequestError(f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for the longest "
+                           "that is served", param="truncate_prompt_tokens")
+    return model.info.sizes.max_model_len if count == TO_THE_CONTEXT else count
+
+
+def _text_of(at: int, document: Any) -> str:
+    text = document.get("text") if isinstance(document, dict) else document
+    if not isinstance(text, str):
+        raise RequestError(f"documents[{at}]: expected a text, or an object with one under text",
+                           param="documents", code="invalid_type")
+    return text
+
+
+EMBEDDINGS = Way(EmbeddingBody, UNSERVED_IN_POOLING, prepare_embeddings)
+RERANK = Way(RerankBody, UNSERVED_IN_RERANK, prepare_rerank)
+SCORE = Way(ScoreBody, UNSERVED_IN_POOLING, prepare_score)
+OLLAMA_EMBED = Way(OllamaEmbedBody, {}, prepare_ollama_embed)
+OLLAMA_EMBEDDINGS = Way(OllamaEmbeddingsBody, {}, prepare_ollama_embed)

@@ -1,0 +1,203 @@
+"""Embeddings, rerank and scores over HTTP: clients, batches, workers, replicas, limits."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import ollama
+import openai
+import pytest
+
+from tests.fixtures.pooled_checkpoints import INSTRUCTION, cross_encoder, embedder
+from tests.server.running import RunningServer, eventually, running_server
+
+ENGINE = {"memory": "32MB", "threads": 1, "max_model_len": 512, "dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    directory = embedder(tmp_path_factory.mktemp("pooled") / "embedder", "qwen3_5")
+    settings = {"http_workers": 2, "api_key": ["one"], "replicas": "2", "key_requests_per_minute": 2000,
+                "file_store": str(tmp_path_factory.mktemp("files"))}
+    with running_server("", engine={"model": str(directory), **ENGINE}, server=settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> openai.OpenAI:
+    return server.client(api_key="one")
+
+
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    directory = cross_encoder(tmp_path_factory.mktemp("pooled") / "cross-encoder")
+    with running_server("", engine={"model": str(directory), **ENGINE}) as running:
+        yield running
+
+
+def post(server: RunningServer, path: str, body: Any, **more: Any) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, timeout=30,
+                      headers={"authorization": "Bearer one"}, **more)
+
+
+def test_numbers_and_base64_are_the_same_embeddings(client: openai.OpenAI) -> None:
+    texts = ["hello", "a longer text " * 20]
+    numbers = client.embeddings.create(model="embedder", input=texts, encoding_format="float")
+    raw = client.post("/embeddings", cast_to=object,
+                      body={"model": "embedder", "input": texts, "encoding_format": "base64"})
+    for one, coded in zip(numbers.data, raw["data"], strict=True):
+        data = base64.b64decode(coded["embedding"])
+        assert list(struct.unpack(f"<{len(data) // 4}f", data)) == one.embedding
+        assert sum(value * value for value in one.embedding) == pytest.approx(1.0, abs=1e-6)
+    assert [one.index for one in numbers.data] == [0, 1]
+    assert numbers.usage.prompt_tokens == numbers.usage.total_tokens > 100
+    tokens = post_tokens(client, "hello")
+    ids = client.embeddings.create(model="embedder", input=[tokens, tokens], encoding_format="float")
+    assert ids.data[0].embedding == ids.data[1].embedding
+    assert ids.data[0].embedding == pytest.approx(numbers.data[0].embedding, abs=1e-6)
+    short = client.embeddings.create(model="embedder", input="hello", dimensions=5)
+    assert len(short.data[0].embedding) == 5
+    assert sum(value * value for value in short.data[0].embedding) == pytest.approx(1.0, abs=1e-6)
+
+
+def post_tokens(client: openai.OpenAI, text: str) -> list[int]:
+    answer = httpx.post(str(client.base_url).replace("/v1/", "/tokenize"), json={"prompt": text}, timeout=30,
+                        headers={"authorization": "Bearer one"})
+    return answer.json()["tokens"]
+
+
+def test_an_instruction_is_a_prefix_that_is_computed_once(server: RunningServer) -> None:
+    cached = 0
+    for number in range(6):   # to one of two replicas, in one of two workers
+        body = {"input": f"question {number}", "prompt_name": "query"}
+        answer = post(server, "/v1/embeddings", body).json()
+        cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= 4 * 64, f"of the {len(INSTRUCTION)} tokens of the instruction"
+
+
+def test_ollamas_client_embeds_too(server: RunningServer, client: openai.OpenAI) -> None:
+    theirs = ollama.Client(host=server.url, headers={"authorization": "Bearer one"})
+    answer = theirs.embed(model="embedder:latest", input=["hello", "you"])
+    mine = client.embeddings.create(model="embedder", input=["hello", "you"], encoding_format="float")
+    for one, other in zip(answer.embeddings, mine.data, strict=True):
+        assert list(one) == pytest.approx(other.embedding, abs=1e-6)
+    assert answer.prompt_eval_count == mine.usage.prompt_tokens
+    assert answer.total_duration > 0
+    older = theirs.embeddings(model="embedder", prompt="hello")
+    assert list(older.embedding) == list(answer.embeddings[0])
+    with pytest.raises(ollama.ResponseError, match=r"input has 600 tokens; the limit is 512"):
+        theirs.embed(model="embedder", input="x" * 600)
+    body = {"model": "embedder", "input": ["y", "x" * 600], "truncate": True}
+    cut = post(server, "/api/embed", body).json()
+    assert cut["truncated"] == [1], "never without a word"
+
+
+def test_a_batch_has_embeddings(client: openai.OpenAI) -> None:
+    lines = [json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/embeddings",
+                         "body": {"input": text}}) for number, text in enumerate(("a", "b" * 600))]
+    given = client.files.create(file=("in.jsonl", io.BytesIO("\n".join(lines).encode())), purpose="batch")
+    batch = client.batches.create(input_file_id=given.id, endpoint="/v1/embeddings", completion_window="24h")
+    assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
+    batch = client.batches.retrieve(batch.id)
+    [answer] = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    assert len(answer["response"]["body"]["data"][0]["embedding"]) == 64
+    [error] = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
+    assert error["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
+BAD = [
+    ("/v1/embeddings", {}, "input is missing"),
+    ("/v1/embeddings", {"input": []}, "input is an empty list"),
+    ("/v1/embeddings", {"input": ""}, "input is empty"),
+    ("/v1/embeddings", {"input": ["a", ""]}, r"input[1] is empty"),
+    ("/v1/embeddings", {"input": [[]]}, "input is empty"),
+    ("/v1/embeddings", {"input": {"a": 1}}, "expected str | array"),
+    ("/v1/embeddings", {"input": ["a", 1]}, r"input[1]: expected str or a list of token ids"),
+    ("/v1/embeddings", {"input": [1, 99999]}, "has token 99999"),
+    ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions is 0"),
+    ("/v1/embeddings", {"input": "a", "dimensions": 65}, "at most 64"),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+    ("/v1/embeddings", {"input": "a", "stream": True}, "stream is not supported"),
+    ("/v1/embeddings", {"input": "a", "prompt_name": "other"}, "of this model are document, query"),
+    ("/v1/embeddings", {"input": [1, 2], "prompt_name": "query"}, "this input is token ids"),
+    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
+    ("/v1/embeddings", {"input": ["a"] * 1025}, "1025 sequences"),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}, "has no score head"),
+    ("/v1/score", {"text_1": "a", "text_2": ["b"]}, "has no score head"),
+    ("/v1/completions", {"prompt": "a"}, "generates none"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, ""),
+    ("/api/embed", {"model": "embedder", "input": "a", "options": {"num_ctx": 0, "nonsense": 1}}, ""),
+    ("/api/embed", {"model": "embedder", "input": ["a" * 20], "options": {"num_ctx": 10}}, "the limit is 10"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "said"), BAD)
+def test_bad_input_is_named(server: RunningServer, path: str, body: dict[str, Any], said: str) -> None:
+    answer = post(server, path, body)
+    if "nonsense" in str(body):   # noted, as every unknown field is
+        assert answer.status_code == 200
+        assert "options.nonsense" in answer.headers["x-weft-ignored"]
+        return
+    assert answer.status_code == 400
+    assert said in str(answer.json()["error"])
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score",
+                                  "/score", "/api/embed", "/api/embeddings"])
+def test_the_new_doors_have_the_locks_of_the_others(server: RunningServer, path: str) -> None:
+    body = {"model": "embedder", "input": "a", "prompt": "a"}
+    assert httpx.post(server.url + path, json=body, timeout=30).status_code == 401
+    assert post(server, path, body).status_code in (200, 400)
+    for header, status in (({"origin": "http://evil.example"}, 403), ({"host": "evil.example"}, 421)):
+        answer = httpx.post(server.url + path, json=body, timeout=30,
+                            headers={"authorization": "Bearer one", **header})
+        assert answer.status_code == status
+    other = httpx.post(server.url + path, content=b"{}", timeout=30, headers={
+        "authorization": "Bearer one", "content-type": "text/plain"})
+    assert other.status_code == (400 if path.startswith("/api") else 415)
+
+
+def test_metrics_count_embeddings_as_prompts(server: RunningServer) -> None:
+    text = httpx.get(server.url + "/metrics", headers={"authorization": "Bearer one"}, timeout=30).text
+    counts = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
+              if line.startswith(("weft:prompt_tokens_total", "weft:generation_tokens_total"))}
+    assert counts["weft:prompt_tokens_total"] > 0
+
+
+def test_documents_are_ranked_in_the_words_of_cohere_and_jina(scorer: RunningServer) -> None:
+    documents = ["first", {"text": "second"}, "third " * 5]
+    body = {"model": "cross-encoder", "query": "which?", "documents": documents}
+    whole = post(scorer, "/v1/rerank", body).json()
+    scores = [one["relevance_score"] for one in whole["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert sorted(one["index"] for one in whole["results"]) == [0, 1, 2]
+    assert {one["document"]["text"] for one in whole["results"]} == {"first", "second", "third " * 5}
+    for path in ("/rerank", "/v2/rerank"):
+        top = post(scorer, path, body | {"top_n": 1, "return_documents": False}).json()
+        assert top["results"] == [{"index": whole["results"][0]["index"], "relevance_score": scores[0]}]
+    assert whole["usage"]["total_tokens"] > 0
+    pairs = post(scorer, "/v1/score", {"text_1": "which?", "text_2": ["first", "second"]}).json()
+    by_index = {one["index"]: one["relevance_score"] for one in whole["results"]}
+    assert [one["score"] for one in pairs["data"]] == pytest.approx([by_index[0], by_index[1]], abs=1e-6)
+    cut = post(scorer, "/rerank", {**body, "documents": ["x" * 900], "max_tokens_per_doc": 100}).json()
+    assert cut["truncated"] == [0]
+    for bad, said in (({"documents": []}, "empty list"), ({"documents": [3]}, "documents[0]"),
+                      ({"top_n": 0}, "top_n is 0"), ({"instruction": "x"}, "instruction"),
+                      ({"documents": ["x" * 900]}, "limit is 512"), ({"rank_fields": ["a"]}, "rank_fields"),
+                      ({"max_tokens_per_doc": 0}, "max_tokens_per_doc is 0")):
+        answer = post(scorer, "/v1/rerank", body | bad)
+        assert answer.status_code == 400
+        assert said in answer.json()["error"]["message"]
+    wrong = post(scorer, "/score", {"text_1": ["a", "b"], "text_2": ["c"]})
+    assert "text_1 has 2 texts and text_2 has 1" in wrong.json()["error"]["message"]
+    assert post(scorer, "/api/show", {"model": "cross-encoder"}).json()["capabilities"] == ["rerank"]
+
+
+def test_clients_learn_what_a_model_does(server: RunningServer) -> None:
+    assert post(server, "/api/show", {"model": "embedder"}).json()["capabilities"] == ["embedding"]
