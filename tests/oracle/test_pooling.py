@@ -68,8 +68,8 @@ def test_a_mean_is_that_of_the_rows_behind_the_instruction(mean_engine: Engine) 
 
 
 def test_the_bits_of_a_mean_do_not_depend_on_hits_and_neighbours(mean_directory: Path) -> None:
-    """In bfloat16, and chunks within the tolerance: torch's products of such small matrices depend on the rows
-    of a step. That the sums do not, the simulator shows (``tests.support.checkers``)."""
+    """In bfloat16, and chunks within the tolerance: torch's products of such small matrices depend on the
+    rows of a step. That the sums do not, the simulator shows (``tests.support.checkers``)."""
     settings = SIZES | {"dtype": "bfloat16"}
     with Engine(str(mean_directory), **settings) as engine:
         alone = np.concatenate([engine.embed(text, prompt_name="query") for text in TEXTS])
