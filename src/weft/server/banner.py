@@ -55,7 +55,7 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
     line("Try it in a shell:", "bold")
     line(curl_snippet(model, url, with_key=bool(config.client_keys())))
     line()
-    if not model.info.score_labels:   # OpenAI's client has no rerank
+    if _example(model)[0] != "/v1/rerank":   # OpenAI's client has no rerank
         line("or in Python (pip install openai):", "bold")
         line(openai_snippet(model, url, with_key=bool(config.client_keys())))
         line()
@@ -88,7 +88,7 @@ def openai_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
 def _example(model: ServedModel) -> tuple[str, dict[str, object]]:
     """A checkpoint without a chat template serves completions only, one that was saved to embed or to score
     no text at all."""
-    if model.info.score_labels:
+    if not model.info.generates and model.info.score_labels:
         return "/v1/rerank", {"model": model.name, "query": "How tall is it?",
                                "documents": ["8,849 m", "red"]}
     if not model.info.generates:
