@@ -195,12 +195,15 @@ enum class WeightForm : int {
   int4 = 3,      // tiles of 16 rows: for each 8 columns 16 x 4 bytes, columns 0-3 in the low halves
   int6 = 8,      // tiles of 16 rows: for each 16 columns 128 bytes as in int4, then 64 with two more bits of each
   int8_both = 6, // as int8, and x becomes int8 too (w8a8.inl): no zeros, groups of 128 n columns, or one
+  bfloat16_fp8 = 9,        // bfloat16_tiles as codes of e4m3 with scales (coded_tiles.inl); in is a multiple of 8
+  bfloat16_four_bits = 10, // the same of four bits, and a table of 16 floats
   bfloat16_twelve_bit = 7,  // bfloat16_tiles in 12 bits (twelve_bit.inl); where has_twelve_bit_products; in is a multiple of 8
 };
 
 // Numbers of groups. ``bytes``: signed, each times a float16 that a block of 256 columns shares. Bytes of e4m3 without
 // a sign, or of e8m0, are multiplied by a float32 that a row shares, or divided by it.
-enum class ScaleForm : int { float32 = 0, float16 = 1, bytes = 2, e4m3 = 3, e8m0 = 4, e4m3_divided = 5 };
+// ``of_tiles``: float32 [tiles][groups], of coded tiles; e8m0 stand alone there.
+enum class ScaleForm : int { float32 = 0, float16 = 1, bytes = 2, e4m3 = 3, e8m0 = 4, e4m3_divided = 5, of_tiles = 6 };
 
 struct Weight {
   const void* data;
@@ -214,7 +217,7 @@ struct Weight {
   const void* minimums;    // as scales, or null. Subtracted: value = code scale - minimum. Groups of 16 or 32 columns
   const uint16_t *block_scales, *block_minimums;  // float16 [tiles][blocks][16], of bytes
   const float* row_scales; // [tiles][16], of e4m3 and e8m0
-  const uint8_t* table;    // of int4, 16 bytes: 128 more than what each code stands for; or null
+  const uint8_t* table;    // of int4, 16 bytes: 128 more than what each code stands for; or null. Coded tiles: 16 floats
 };
 
 struct LinearArgs {
@@ -278,6 +281,7 @@ struct Kernels {
   void (*widen_weight)(const WidenArgs&);
   bool (*has_byte_products)();
   bool (*has_twelve_bit_products)();
+  bool (*has_coded_tiles)();
   void (*moe)(const MoeArgs&);
   void (*adapt)(const AdaptArgs&);
 };

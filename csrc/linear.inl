@@ -432,6 +432,8 @@ void item_of(const Weight& weight, int64_t first, const Prepared& x, int64_t row
     case WeightForm::bfloat16_tiles:
     case WeightForm::float32_tiles:
     case WeightForm::bfloat16_twelve_bit:
+    case WeightForm::bfloat16_fp8:
+    case WeightForm::bfloat16_four_bits:
     case WeightForm::int8_both: return;  // see tiles.inl, w8a8.inl
     case WeightForm::int8: return codes_item<8, ROWS>(weight, first, x, row, y, count);
     case WeightForm::int6: return codes_item<6, ROWS>(weight, first, x, row, y, count);

@@ -48,11 +48,11 @@ WEFT_INLINE f32x16 without_minimums(const Weight& weight, int64_t tile, const fl
 class TileChunks {
  public:
   TileChunks(const Weight& weight, int64_t tile, int count, Line* room) : weight_(weight), tile_(tile), count_(count), room_(room) {
-    if (packed())
+    if (weight.form == WeightForm::bfloat16_twelve_bit)
       for (int t = 0; t < count; ++t) odd_[t] = SqueezedTile(weight, tile + t).odd;
   }
 
-  bool packed() const { return weight_.form == WeightForm::bfloat16_twelve_bit; }
+  bool packed() const { return weight_.form == WeightForm::bfloat16_twelve_bit || is_coded(weight_.form); }
   int64_t stride() const { return stride_; }
 
   // Steps [first, first + steps), all of them whole or one that is not.
@@ -75,6 +75,10 @@ class TileChunks {
 
  private:
   void unpack(int t, int64_t unit, int64_t count, uint16_t* to) {
+    if (is_coded(weight_.form)) {
+      const KeepDenormals kept;  // of codes: sums alone take them for zeros
+      return unpack_coded_tile(weight_, tile_ + t, unit, unit + count, reinterpret_cast<Half*>(to));
+    }
     const SqueezedTile tile(weight_, tile_ + t);
     const __m512i highs = tile.upper_bytes();
     for (const int64_t end = unit + count; unit < end; ++unit, to += kUnitWords) {

@@ -168,7 +168,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 16;
+  m.attr("INTERFACE") = 17;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -313,6 +313,7 @@ NB_MODULE(_native, m) {
   m.def("amx_missing", &amx_missing);
   m.def("follows_manual", &follows_manual);
   m.def("has_twelve_bit_products", [] { return kernels().has_twelve_bit_products(); });
+  m.def("has_coded_tiles", [] { return kernels().has_coded_tiles(); });
   m.def("has_byte_products", [] { return kernels().has_byte_products(); });
   m.def("widen_weight", [](const WeightTuple& weight, int64_t first, int64_t last, int64_t stride, int out_dtype,
                            Address out) {

@@ -47,6 +47,10 @@ void items_of_products(const std::vector<LinearArgs>& products) {
         return few_tiles<X>(args, tile, tile + kOutTiles < tiles ? tile + kOutTiles : tiles, 0, args.rows);
       }
     }
+    if (is_coded(args.weight.form)) {
+      if constexpr (std::is_same_v<T, bf16>)
+        return coded_item<X>(args, tile, tile + kOutTiles < tiles ? tile + kOutTiles : tiles, 0, args.rows);
+    }
 #elif defined(__aarch64__)
     if (args.weight.form == WeightForm::bfloat16_twelve_bit) {
       if constexpr (std::is_same_v<T, bf16>)
@@ -54,7 +58,7 @@ void items_of_products(const std::vector<LinearArgs>& products) {
     }
 #endif
     const Weight* const next = after == Pool::kNone ? nullptr : &products[static_cast<size_t>(after / items)].weight;
-    const char* const ahead = !next || next->form == WeightForm::bfloat16_twelve_bit
+    const char* const ahead = !next || next->form == WeightForm::bfloat16_twelve_bit || is_coded(next->form)
                                   ? nullptr
                                   : static_cast<const char*>(next->data) + after % items * item_bytes;
     tiles_of_item<T, X>(args, tile, 0, args.rows, ahead);

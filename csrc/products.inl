@@ -19,6 +19,12 @@ void linear(const LinearArgs& args) {
 #endif
       return twelve_bit_products(args);
 #endif
+#if defined(__AVX512F__)
+    case WeightForm::bfloat16_fp8:
+    case WeightForm::bfloat16_four_bits:
+      if (matrix_unit() != MatrixUnit::none) return matrix_products(&args, 1);
+      return coded_products(args);
+#endif
     case WeightForm::int8_both:
       return args.x_dtype == Dtype::bfloat16 ? byte_products<bf16>(args) : byte_products<float>(args);
     case WeightForm::int8:

@@ -38,6 +38,7 @@ void linear(const LinearArgs& args);
 void widen_weight(const WidenArgs& args);
 bool has_byte_products();
 bool has_twelve_bit_products();
+bool has_coded_tiles();
 void moe(const MoeArgs& args);
 void adapt(const AdaptArgs& args);
 

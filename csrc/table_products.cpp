@@ -10,6 +10,7 @@
 #include "tiles.inl"
 #include "twelve_bit.inl"
 #include "twelve_bit_neon.inl"
+#include "coded_tiles.inl"
 #include "matrix_pieces.inl"
 #include "code_pieces.inl"
 #include "matrix_products.inl"
@@ -26,6 +27,13 @@ WEFT_GIVES(widen_weight, WidenArgs)
 WEFT_GIVES(moe, MoeArgs)
 WEFT_GIVES(adapt, AdaptArgs)
 bool has_byte_products() { return has_vnni(); }
+bool has_coded_tiles() {
+#if defined(__AVX512F__)
+  return true;
+#else
+  return false;
+#endif
+}
 bool has_twelve_bit_products() {
 #if defined(__AVX512F__) || defined(__aarch64__)
   return true;

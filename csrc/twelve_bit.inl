@@ -277,10 +277,10 @@ struct Blocks {
   std::vector<Block<X>> blocks;
   std::vector<X> copies;
 
-  // ``each``: how jobs are done.
+  // ``each``: how jobs are done. ``most``: rows of a block.
   template <class Each>
-  void set(const LinearArgs& args, const Each& each) {
-    const int64_t count = (args.rows + kTwelveBitRows - 1) / kTwelveBitRows, in = args.weight.in;
+  void set(const LinearArgs& args, const Each& each, int64_t most = kTwelveBitRows) {
+    const int64_t count = (args.rows + most - 1) / most, in = args.weight.in;
     blocks.resize(static_cast<size_t>(count));
     if (args.rows == 1) {
       blocks[0] = {0, 1, static_cast<const X*>(args.x)};

@@ -132,8 +132,17 @@ def _quantised(torch: Mapping[str, Any]) -> Finding:
     if torch["gpus"] or not torch["kernels"]:
         return Finding("quantised weights", "int8, int4, MXFP4 and NVFP4 as they are, by torch", "note",
                        "fp8 and nf4 take 16 bits here; products in fewer bits are slow without kernels")
+    if keeps_codes():
+        return Finding("quantised weights",
+                       "int8, int4, fp8, MXFP8, MXFP4, NVFP4, nf4, fp4, ggml's K forms as they are", "good",
+                       "ggml's IQ1 to IQ3 and torchao's int4 with float zeros take 16 bits")
     return Finding("quantised weights", "int8, int4, MXFP4, NVFP4 and ggml's K forms as they are", "good",
                    "fp8 and nf4 take 16 bits here: --quantize int8 keeps them small")
+
+
+def keeps_codes() -> bool:
+    """Whether this machine's CPU multiplies by codes of fp8, nf4 and fp4, if the C++ kernels were built."""
+    return bool(cpu_facts()["features"]["avx512f"])
 
 
 def _gpus(gpus: list[Mapping[str, Any]], triton: str | None, *, flashinfer: bool) -> list[Finding]:

@@ -89,6 +89,7 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     if model is None:
         return _list_known(as_json)
 
+    from weft.cli.doctor import keeps_codes
     from weft.planning.model_plan import PlanOptions, make_plan, plan_data
 
     sizes, from_here = _sizes(memory, arena)
@@ -98,7 +99,8 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     name, config = find_config(model, revision)
     mtp = "mtp" in parse_sources(speculate) and (from_here or speculate != "auto")
     packed = from_here and _packs_bfloat16() if twelve_bit is None else twelve_bit
-    asked = PlanOptions(**sizes, lengths=lengths, mtp=mtp, twelve_bit=packed, **stored_as(more))
+    asked = PlanOptions(**sizes, lengths=lengths, mtp=mtp, twelve_bit=packed,
+                        coded_tiles=packed and (not from_here or keeps_codes()), **stored_as(more))
     plan = make_plan(name, config, asked)
     from weft.cli.plan_view import serve_command
 

@@ -39,6 +39,7 @@ from weft.spec import DTypeName, ModelSpec
 from weft.tensor import gpu
 from weft.tensor.device import multiplies_fp8
 from weft.tensor.layout import DTYPES
+from weft.tensor.weights.tiles import serves_coded
 
 _NAMES_SHOWN = 4
 _NAME_OF_STORED: dict[str, DTypeName] = {"F32": "float32", "F64": "float32", "BF16": "bfloat16",
@@ -94,9 +95,9 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     architecture = architecture if share is None else share.architecture
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
     place = device or torch.device("cpu")
-    runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs, twelve_bit=twelve_bit,
-                          on_gpu_kernels=gpu.reaches(place),
-                          fp8_inputs=quantize_inputs and multiplies_fp8(place))
+    runtime = RuntimeForm(quantize, not quantize_inputs, True, twelve_bit, gpu.reaches(place),
+                          fp8_inputs=quantize_inputs and multiplies_fp8(place),
+                          coded_tiles=quantize == "none" and serves_coded(place, DTYPES[chosen]))
     started_s = time.perf_counter()
     with torch.inference_mode():
         check = TensorCheck(checkpoint, DTYPES[chosen], runtime, share)

@@ -6,12 +6,15 @@
     the head, steps  tiled, packed or plain   int8           int8 (they are felt most)     w8a8
     of Mamba-1
     codes of files   as they are              as they are    as they are                   int8 ones: w8a8
-    fp8 of files     as it is on GPUs;        int8           int4                          w8a8
-                     else as float matrices;
-                     inputs too, see below
+    fp8 of files     as it is, inputs too     int8           int4                          w8a8
+                     on GPUs; see below
+    nf4, fp4         as they are on CPUs      int8           int4                          w8a8
 
 Inputs of matrices in fp8 are rounded to fp8 where torch multiplies fp8 by blocks (``device.multiplies_fp8``)
 unless ``debug.quantize_inputs`` is off. Experts see theirs as they are.
+
+CPUs keep fp8, nf4 and fp4 of bfloat16 models as codes where a kernel multiplies by them (``coded_tiles``);
+elsewhere they are widened.
 
 Never rounded: embeddings, norms, convolutions, routers and gates of one row, whatever a family reads with
 ``TensorSource.tensor``. A head tied to the embedding is rounded as a copy: every step reads all of the head
@@ -29,7 +32,7 @@ from weft.models.blocks.linear import PlainWeight
 from weft.tensor import native
 from weft.tensor.weights.packed import pack
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
-from weft.tensor.weights.tiles import InTiles, can_be_tiled, in_best_tiles
+from weft.tensor.weights.tiles import InTiles, can_be_tiled, coded_tiles, has_float_table, in_best_tiles
 
 _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 
@@ -39,7 +42,7 @@ class RuntimeForm:
     """``exact_inputs``: quantised layers see their inputs as they are. ``packs``: whether plain matrices may
     be put into another order. ``twelve_bit``: whether tiles of bfloat16 may be kept in 12 bits a weight.
     ``on_gpu_kernels``: the Triton kernels will multiply. ``fp8_inputs``: matrices in fp8 see inputs in
-    fp8."""
+    fp8. ``coded_tiles``: a CPU multiplies by codes of fp8, nf4 and fp4, and the model is in bfloat16."""
 
     quantize: QuantizeChoice = "none"
     exact_inputs: bool = False
@@ -47,11 +50,17 @@ class RuntimeForm:
     twelve_bit: bool = True
     on_gpu_kernels: bool = False
     fp8_inputs: bool = False
+    coded_tiles: bool = False
 
     @property
     def keeps_fp8(self) -> bool:
         """Whether matrices that are stored in fp8 stay so."""
-        return self.on_gpu_kernels and self.quantize == "none"
+        return self.quantize == "none" and (self.on_gpu_kernels or self.coded_tiles)
+
+    @property
+    def keeps_float_tables(self) -> bool:
+        """Whether those in nf4 and fp4 stay so."""
+        return self.quantize == "none" and self.coded_tiles
 
     def of_values(self, weight: torch.Tensor, *, finer: bool = False) -> PlainWeight:
         """``weight`` [out, in], which the caller gives away. ``finer``: in 8 bits where others are in 4."""
@@ -83,7 +92,9 @@ class RuntimeForm:
     def _in_tiles(self, weight: torch.Tensor) -> InTiles | None:
         return in_best_tiles(weight, twelve_bit=self.twelve_bit)
 
-    def of_codes(self, codes: Codes) -> QuantizedWeight:
+    def of_codes(self, codes: Codes) -> QuantizedWeight | PlainWeight:
+        if self.coded_tiles and (codes.fp8 or has_float_table(codes)):
+            return coded_tiles(codes) or self.of_values(codes.dense().to(torch.bfloat16))
         rounds = self.fp8_inputs if codes.fp8 else self.quantize == "w8a8"
         return in_tiles(codes, exact=self.exact_inputs, byte_inputs=rounds)
 
@@ -97,5 +108,6 @@ class RuntimeForm:
 
     def rounded(self, weight: torch.Tensor, bits: int | None = None) -> QuantizedWeight:
         """``weight`` [..., out, in] in ``bits``, those of ``--quantize`` where none are given."""
-        bits = bits or _BITS[self.quantize]
-        return self.of_codes(rounded(weight, bits))
+        codes = self.of_codes(rounded(weight, bits or _BITS[self.quantize]))
+        assert isinstance(codes, QuantizedWeight)
+        return codes

@@ -38,8 +38,9 @@ from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankShare
 from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
 from weft.tensor.ops.moe import ExpertWeights
+from weft.tensor.weights.packed import PackedWeight
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
-from weft.tensor.weights.tiles import ExpertTiles, InTiles, TwelveBitWeight
+from weft.tensor.weights.tiles import CodedTiles, ExpertTiles, InTiles, TwelveBitWeight, has_float_table
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) as weights are read."""
@@ -70,6 +71,7 @@ class TensorSource(ABC):
         self.runtime = runtime or RuntimeForm()
         self.form = stored_form(checkpoint.config, checkpoint.tensors)
         self.form.keeps_fp8 = self.runtime.keeps_fp8
+        self.form.keeps_float_tables = self.runtime.keeps_float_tables
         self.form.keeps_blocks = not self.runtime.on_gpu_kernels
         self.form.itemsize = dtype.itemsize
         self.place = RankPlace() if share is None else share.place
@@ -203,7 +205,10 @@ class TensorSource(ABC):
         coded = self._grouping(name, columns) is not None
         if coded and self.share is None and not self.runtime.on_gpu_kernels:
             weight = self._counted(self.runtime.of_codes(self._codes((name, rows), columns)))
-            return CodedTable(weight, self.dtype)
+            if isinstance(weight, QuantizedWeight):
+                return CodedTable(weight, self.dtype)
+            assert not isinstance(weight, PackedWeight)
+            return weight
         if coded or not is_head:
             return self.tensor(name, rows, columns)
         packed = self._packed([(name, rows)], columns)
@@ -258,7 +263,7 @@ class TensorSource(ABC):
         kinds = {self._grouping(name, columns) for group in names for name in group}
         if kinds == {None} and self.runtime.quantize == "none":
             return self._float_experts(names, rows, columns)
-        each = []
+        each: list[PlainWeight] = []
         for group in names:
             if None not in kinds and len(kinds) == 1:
                 each.append(self.runtime.of_codes(_joined([self._codes((name, rows), columns)
@@ -267,7 +272,17 @@ class TensorSource(ABC):
                 return self._float_experts(names, rows, columns)
             else:
                 each.append(self.runtime.rounded(self._rows([(name, rows) for name in group], (columns,))))
-        return self._counted(stacked(each))
+        return self._together(each)
+
+    def _together(self, experts: Sequence[PlainWeight]) -> ExpertWeights:
+        quantized = [one for one in experts if isinstance(one, QuantizedWeight)]
+        if len(quantized) == len(experts):
+            return self._counted(stacked(quantized))
+        tiles = [one for one in experts if isinstance(one, InTiles)]
+        if len(tiles) == len(experts) and len({isinstance(one, CodedTiles) for one in tiles}) == 1:
+            return self._counted_experts(tiles)
+        return self._counted(torch.stack([one if isinstance(one, torch.Tensor) else one.dense()
+                                          for one in experts]).to(self.dtype))
 
     def all_experts(self, name: str, count: int, rows: int, columns: int, *, transposed: bool = False,
                     order: Order | None = None) -> ExpertWeights:
@@ -275,7 +290,12 @@ class TensorSource(ABC):
         ``transposed``. ``order`` puts its rows in another order: a function of [count, rows, anything]."""
         if self._grouping(name, columns) is not None:
             codes = self._codes((name, rows), columns, count)
-            return self._counted(self.runtime.of_codes(codes if order is None else codes.reordered(order)))
+            codes = codes if order is None else codes.reordered(order)
+            if self.runtime.coded_tiles and (codes.fp8 or has_float_table(codes)):
+                return self._together([self.runtime.of_codes(codes.of(index)) for index in range(count)])
+            weight = self.runtime.of_codes(codes)
+            assert isinstance(weight, QuantizedWeight)
+            return self._counted(weight)
         tiles = self.runtime.tiles_experts(self.device, self.dtype, count * rows, columns)
         as_stored = not transposed and order is None
         packed = self._packed_experts(name, count, rows, columns) if tiles and as_stored else None
@@ -293,7 +313,7 @@ class TensorSource(ABC):
 
     def _count(self, weight: PlainWeight) -> None:
         size = held_bytes(weight)
-        form = (weight.form if isinstance(weight, QuantizedWeight | TwelveBitWeight)
+        form = (weight.form if isinstance(weight, QuantizedWeight | TwelveBitWeight | CodedTiles)
                 else str(weight.dtype).removeprefix("torch."))
         self.held_bytes += size
         self._bytes_by_form[form] += size

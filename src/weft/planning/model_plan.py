@@ -47,7 +47,7 @@ class PlanOptions:
     ``arena_bytes`` (for pages and states alone). ``ep``: experts are divided by their number. ``quantize``: a
     name of ``weights.FORMS``. None: the model's own. ``mtp``: with its head for multi-token prediction, if it
     has one that weft knows and there is one rank. ``twelve_bit``: the device is a CPU that keeps bfloat16 in
-    12 bits."""
+    12 bits. ``coded_tiles``: and fp8, nf4 and fp4 as codes."""
 
     memory_bytes: int | None = None
     arena_bytes: int | None = None
@@ -58,6 +58,7 @@ class PlanOptions:
     state_dtype: CacheDTypeName | None = None
     quantize: str | None = None
     twelve_bit: bool = False
+    coded_tiles: bool = False
     lengths: tuple[int, ...] = ()
     drafts: int = DRAFTS
     mtp: bool = False
@@ -171,7 +172,8 @@ def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions,
     rank = rank_architecture(whole, tp, ep=asked.ep)
     mtp = asked.mtp and rank.mtp is not None
     spec = with_cache_dtypes(rank.spec(mtp=mtp), asked.kv_dtype, asked.state_dtype)
-    form = form_of(config, whole.dtype, asked.quantize, twelve_bit=asked.twelve_bit)
+    form = form_of(config, whole.dtype, asked.quantize, twelve_bit=asked.twelve_bit,
+                   coded_tiles=asked.coded_tiles)
     return spec, count_weights(whole, rank, tp, form, mtp=mtp)
 
 

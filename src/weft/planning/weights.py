@@ -100,9 +100,10 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
 
 
 def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
-            twelve_bit: bool = False) -> WeightForm:
+            twelve_bit: bool = False, coded_tiles: bool = False) -> WeightForm:
     """How the matrices are kept in memory: as ``asked`` (a name of FORMS), as config.json says, or in
-    ``dtype``. ``twelve_bit``: a CPU that keeps large matrices of bfloat16 in 12 bits.
+    ``dtype``. ``twelve_bit``: a CPU that keeps large matrices of bfloat16 in 12 bits. ``coded_tiles``: one
+    that keeps fp8, nf4 and fp4 of models in bfloat16.
 
     Raises CheckpointError for a quantisation that config.json names and this does not know.
     """
@@ -119,10 +120,14 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
     stored, group = _stored_form(method, settings)
     if twelve_bit and stored in ("nvfp4", "mxfp4"):             # of CPUs
         return WeightForm(f"{stored} as int4 codes", 4, group, 8)
-    if stored in _WIDENED or (stored in _FP8 and twelve_bit and dtype == "bfloat16"):
+    if coded_tiles and dtype == "bfloat16" and stored == "nf4 or fp4":
+        return WeightForm(stored, 4, 64, 32)
+    if stored in _WIDENED or (not coded_tiles and stored in _FP8 and twelve_bit and dtype == "bfloat16"):
         if twelve_bit and dtype == "bfloat16":
             return replace(TWELVE_BIT, name=f"{stored}, widened to bfloat16 in 12 bits")
         return WeightForm(f"{stored}, widened to {dtype}", 8 * ITEM_BYTES[dtype])
+    if coded_tiles and stored == "mxfp8":
+        return WeightForm(stored, 8, group, 8)
     if stored in _FP8:      # in memory a scale is of 16 rows where these share one
         return WeightForm(stored, 8, 16 * group if method == "fp8" else group, 32)
     if stored in ("int4", "int8"):
@@ -136,7 +141,7 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
 
 
 _FP8 = ("fp8", "mxfp8")
-"""GPUs keep them, CPUs widen them."""
+"""GPUs keep them, and so do CPUs with ``coded_tiles``."""
 _WIDENED = ("nvfp4", "nf4 or fp4", "int4 with float zeros")
 _ROW = 4096
 """Columns, where a scale is of a whole row."""

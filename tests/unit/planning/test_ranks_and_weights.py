@@ -17,6 +17,7 @@ from weft.families.tensors import tables
 from weft.planning.geometries import GEOMETRIES, find_geometry
 from weft.planning.model_plan import ModelPlan, PlanOptions, make_plan
 from weft.planning.weights import FORMS, TWELVE_BIT, count_weights, form_of
+from weft.spec import DTypeName
 
 
 def plan_of(name: str, **asked: object) -> ModelPlan:
@@ -146,6 +147,17 @@ def test_fp8_is_counted_as_gpus_keep_it_and_as_a_cpu_widens_it() -> None:
     assert form_of(config, "bfloat16", None).matrix_bytes(256 * 128) == 256 * 128 + 4 * 256 // 16
     widened = form_of(config, "bfloat16", None, twelve_bit=True)
     assert widened == replace(TWELVE_BIT, name="fp8, widened to bfloat16 in 12 bits")
+
+
+def test_floats_in_codes_are_counted_as_a_cpu_with_wide_vectors_keeps_them() -> None:
+    def bits(quantization: dict[str, object], dtype: DTypeName = "bfloat16") -> float:
+        form = form_of({"quantization_config": quantization}, dtype, None, twelve_bit=True, coded_tiles=True)
+        return form.matrix_bytes(1 << 20) / (1 << 17)
+
+    assert bits({"quant_method": "fp8", "weight_block_size": [128, 128]}) == 8 + 32 / 128 / 16
+    assert bits({"quant_method": "modelopt", "quant_algo": "MXFP8"}) == 8.25
+    assert bits({"quant_method": "bitsandbytes", "load_in_4bit": True}) == 4.5
+    assert bits({"quant_method": "bitsandbytes", "load_in_4bit": True}, "float32") == 32
 
 
 @pytest.mark.parametrize("quantization", [{"quant_method": "magic"}, {"quant_method": "awq", "bits": 3},

@@ -124,7 +124,8 @@ def _fp8(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
     rows, columns = shape[-2:]
     codes = ask(names.codes, shape, ("F8_E4M3",)).view(torch.uint8)
     if form.dtype_of(names.scales) in POWERS:
-        scales = _powers(ask, names.scales, (*shape[:-1], -(-columns // _GROUPS["mxfp8"]))).float()
+        powers = _powers(ask, names.scales, (*shape[:-1], -(-columns // _GROUPS["mxfp8"])))
+        scales = powers if form.keeps_blocks else powers.float()
         return Codes(8, codes, scales, None, _GROUPS["mxfp8"], fp8=True)
     if block is not None:
         high, wide = block

@@ -3,7 +3,7 @@
     TensorSource --wants "x.weight" [rows, columns]--> StoredForm.read(ask, ...) --ask("x.qweight", ...)--+
                                                                                                           |
       Codes (kept in 8 or 4 bits)  or  a float32 tensor (widened)  <--------------------------------------+
-      fp8 is kept if ``keeps_fp8`` is set, on GPUs
+      fp8 is kept if ``keeps_fp8`` is set, nf4 and fp4 if ``keeps_float_tables`` is
 
 ``ask(name, shape, dtypes)`` gives one stored tensor as it lies in the file. Against headers it gives a meta
 tensor and notes what is wrong. So a form states what it needs once, and decides nothing by value.
@@ -47,7 +47,7 @@ class MatrixPiece:
 class Grouping(NamedTuple):
     """How the codes of a matrix are grouped. ``columns``: those that share a scale, 0 for whole rows.
     ``minimums``: a group has a minimum. ``by_blocks``: scales are ``BlockNumbers``. ``table``: what codes
-    stand for."""
+    stand for. ``floats``: they stand for a table of floats."""
 
     bits: int
     columns: int
@@ -55,18 +55,20 @@ class Grouping(NamedTuple):
     minimums: bool = False
     by_blocks: bool = False
     table: tuple[int, ...] = ()
+    floats: bool = False
 
 
 class StoredForm(ABC):
     """``settings``: quantization_config. ``headers``: the checkpoint's tensors as the files have them;
     ``tensors``: as a rank holds them, set once the form is chosen. ``keeps_fp8``: matrices in fp8 stay codes.
-    ``keeps_blocks``: so do those whose groups have minimums, 16 columns or bytes for scales. ``itemsize``:
-    the bytes of a widened value."""
+    ``keeps_float_tables``: so do those in nf4 and fp4. ``keeps_blocks``: so do those whose groups have
+    minimums, 16 columns or bytes for scales. ``itemsize``: the bytes of a widened value."""
 
     tensors: Mapping[str, StoredTensor]
     headers: Mapping[str, StoredTensor]
     keeps_fp8: bool = False
     keeps_blocks: bool = True
+    keeps_float_tables: bool = False
     itemsize: int = 4
     places: Callable[[str], torch.Tensor | None] = staticmethod(lambda name: None)
     """Name of a stored tensor -> the indices of the entries that this rank holds, None for all."""

@@ -29,7 +29,7 @@ from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.scratch import scratch
 from weft.tensor.weights.quantized import PART, TILE_ROWS, ZERO_POINT, QuantizedWeight, floats_of
-from weft.tensor.weights.tiles import InTiles, TiledWeight
+from weft.tensor.weights.tiles import CodedTiles, InTiles, TiledWeight
 
 FORMS: dict[int, int] = {8: 2, 6: 8, 4: 3}
 """Bits -> their number in csrc/kernels.hpp."""
@@ -218,5 +218,7 @@ def tiles_fit(x: torch.Tensor, weight: InTiles) -> bool:
     """Whether the C++ form (csrc/tiles.inl) takes ``x`` and ``weight``."""
     if not native.in_use() or x.dtype != weight.dtype or not x.is_cpu:
         return False
+    if isinstance(weight, CodedTiles):
+        return bool(native.extension().has_coded_tiles())
     # A sealed twelve-bit weight has no other reader than these kernels.
     return isinstance(weight, TiledWeight) or bool(native.extension().has_twelve_bit_products())

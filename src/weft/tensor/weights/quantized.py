@@ -89,6 +89,10 @@ def _below(parts: Sequence[Numbers]) -> Numbers:
         assert len({(part.each.dtype, part.divides) for part in blocks}) == 1, "bytes of other kinds"
         return replace(blocks[0], each=_joined_rows([part.each for part in blocks]),
                        shared=_joined_rows([part.shared for part in blocks]))
+    powers = [part.view(torch.uint8) for part in parts
+              if isinstance(part, torch.Tensor) and part.dtype == torch.float8_e8m0fnu]
+    if len(powers) == len(parts):
+        return _joined_rows(powers).view(torch.float8_e8m0fnu)
     return _joined_rows([floats_of(part) for part in parts])
 
 
@@ -104,7 +108,8 @@ class Codes:
     """``codes`` uint8 [..., rows, columns]; ``scales`` float32 [..., rows, groups]; ``zeros`` uint8 of the
     same shape, None for the middle code. ``group``: columns per scale. ``fp8``: codes are bytes of e4m3, and
     there are no zeros. ``minimums``: as the scales, subtracted; then zeros are None, and stand for 0.
-    ``table``: uint8 [16], of int4 without zeros and minimums: what a code stands for, and 128."""
+    ``table``: uint8 [16], of int4 without zeros and minimums: what a code stands for, and 128. Or float32
+    [16], the numbers themselves (nf4). Scales of fp8 may be e8m0."""
 
     bits: int
     codes: torch.Tensor
@@ -125,9 +130,17 @@ class Codes:
             assert self.zeros is None, "codes with minimums have no zeros"
             return self.codes.float() * scales - _per_column(floats_of(self.minimums), self.group, columns)
         if self.table is not None:
-            return (self.table[self.codes.int()].float() - ZERO_POINT[8]) * scales
+            numbers = self.table[self.codes.int()].float()
+            return numbers * scales if self.table.is_floating_point() else (numbers - ZERO_POINT[8]) * scales
         zeros = ZERO_POINT[self.bits] if self.zeros is None else _per_column(self.zeros, self.group, columns)
         return (self.codes.float() - zeros) * scales
+
+    def of(self, index: int) -> Codes:
+        """Matrix ``index`` of a stack without zeros and minimums, whose scales are one tensor."""
+        assert isinstance(self.scales, torch.Tensor)
+        assert self.zeros is None
+        assert self.minimums is None
+        return replace(self, codes=self.codes[index], scales=self.scales[index])
 
     def in_bytes(self) -> Codes:
         """The same values in int8 with floats for scales, of codes without zeros and minimums."""

@@ -27,7 +27,7 @@ an expert by its row of a table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ import torch.nn.functional as F
 
 from weft.tensor import native
 from weft.tensor.weights import large_pages
+from weft.tensor.weights.quantized import Codes
 
 TILE_ROWS = 16
 _FORMS = {torch.bfloat16: 4, torch.float32: 5}
@@ -253,7 +254,122 @@ class TwelveBitWeight:
         return out
 
 
-InTiles = TiledWeight | TwelveBitWeight
+_CODED_FORMS = {8: 9, 4: 10}
+"""Bits of codes -> the form's number."""
+_SCALE_FORMS = {torch.float32: 0, torch.float8_e8m0fnu: 4}
+_ONE_A_TILE = 6
+"""The number of scales that are one for the rows of a tile."""
+FP8_SCALE_MAX = 100.0
+"""Largest scale of codes in fp8: the kernel multiplies it by 2^120."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodedTiles:
+    """Tiles of bfloat16 that are codes in memory: weight = bfloat16(number of the code x scale), as the
+    library that wrote them widens it, and products have the bits of those tiles (csrc/coded_tiles.inl).
+
+    ``units`` uint8 [tiles / 2, columns / 8, 2, 128 or 64]: e4m3, or four bits whose numbers are ``table``
+    float32 [16]. ``scales`` float32 [tiles, groups, 16], or [tiles, groups, 1] where the rows of a tile share
+    one, or e8m0 [tiles, groups, 16]; ``group`` columns share one."""
+
+    units: torch.Tensor
+    scales: torch.Tensor
+    table: torch.Tensor | None
+    group: int
+    rows: int
+    columns: int
+    form: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+    @property
+    def device(self) -> torch.device:
+        return self.units.device
+
+    @property
+    def body(self) -> torch.Tensor:
+        return self.units
+
+    @property
+    def held_bytes(self) -> int:
+        """Without what fills the last tile."""
+        bits = 8 if self.table is None else 4
+        return self.rows * self.columns * bits // 8 + self.scales.numel() * self.scales.itemsize
+
+    def native(self) -> NativeWeight:
+        """As the extension takes it."""
+        shared = self.scales.shape[2] == 1
+        return (self.units.data_ptr(), _CODED_FORMS[8 if self.table is None else 4], self.columns, self.rows,
+                self.scales.data_ptr(), _ONE_A_TILE if shared else _SCALE_FORMS[self.scales.dtype], 0,
+                self.group, 0, (0, 0, 0, 0, 0 if self.table is None else self.table.data_ptr()))
+
+    def dense(self) -> torch.Tensor:
+        """[rows, columns], a copy."""
+        by_tile = self.units.transpose(1, 2).flatten(0, 1)
+        tiles, units = by_tile.shape[:2]
+        if self.table is None:
+            halves = by_tile.view(tiles, units, 2, TILE_ROWS, 4)
+            numbers = halves.view(torch.float8_e4m3fn).float()
+        else:
+            one = by_tile.view(tiles, units, TILE_ROWS, 4)
+            numbers = self.table[torch.stack((one & 15, one >> 4), 2).int()]
+        plain = numbers.permute(0, 3, 1, 2, 4).reshape(tiles, TILE_ROWS, self.columns)
+        scales = self.scales.float().transpose(1, 2).expand(tiles, TILE_ROWS, -1)
+        wide = scales.repeat_interleave(self.group, 2)[:, :, :self.columns]
+        return (plain * wide).flatten(0, 1)[:self.rows].to(torch.bfloat16)
+
+    def rows_at(self, rows_T: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> those rows, [T, columns]."""
+        return self.dense()[rows_T]
+
+
+def has_float_table(codes: Codes) -> bool:
+    return codes.table is not None and codes.table.dtype == torch.float32
+
+
+def coded_tiles(codes: Codes) -> CodedTiles | None:
+    """fp8, or four bits with a table of floats, in the kernels' order; None where no kernel serves them, or
+    rows are no whole units."""
+    rows, columns = codes.codes.shape
+    group = min(codes.group, -(-columns // UNIT_COLUMNS) * UNIT_COLUMNS)
+    scales = codes.scales
+    assert isinstance(scales, torch.Tensor)
+    if columns % UNIT_COLUMNS or group % UNIT_COLUMNS:
+        return None
+    if codes.fp8 and not scales.is_meta and float(scales.float().abs().amax()) > FP8_SCALE_MAX:
+        return None
+    tiles = -(-rows // (2 * TILE_ROWS)) * 2
+    first = None if codes.table is None or codes.table.is_meta else float(codes.table[0])
+    form = "fp8" if codes.fp8 else "fp4" if first == 0 else "nf4"
+    if codes.codes.is_meta:
+        units = codes.codes.new_empty((tiles // 2, columns // UNIT_COLUMNS, 2, 16 * codes.bits))
+        by_tile = scales.new_empty((tiles, scales.shape[1], TILE_ROWS))
+        return CodedTiles(units, by_tile, codes.table, group, rows, columns, form)
+    padded = F.pad(codes.codes, (0, 0, 0, tiles * TILE_ROWS - rows))
+    cut = padded.view(tiles // 2, 2, TILE_ROWS, columns // UNIT_COLUMNS, 2, 4).permute(0, 3, 1, 4, 2, 5)
+    units = cut if codes.bits == 8 else cut[:, :, :, :1] | cut[:, :, :, 1:] << 4
+    units = units.reshape(tiles // 2, columns // UNIT_COLUMNS, 2, 16 * codes.bits)
+    bits = scales.view(torch.uint8) if scales.dtype == torch.float8_e8m0fnu else scales.float()
+    # Rows of padding have the last row's scale, so that a tile may have one.
+    whole = torch.cat((bits, bits[-1:].expand(tiles * TILE_ROWS - rows, -1)))
+    by_tile = whole.view(tiles, TILE_ROWS, -1).transpose(1, 2)
+    if bits.dtype == torch.float32 and bool((by_tile == by_tile[:, :, :1]).all()):
+        by_tile = by_tile[:, :, :1]
+    by_tile = by_tile.contiguous()
+    return CodedTiles(large_pages.copied(units.contiguous()),
+                      by_tile if bits.dtype == torch.float32 else by_tile.view(torch.float8_e8m0fnu),
+                      codes.table, group, rows, columns, form)
+
+
+def serves_coded(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels multiply by codes of fp8 and of floats in four bits."""
+    return (device.type == "cpu" and dtype == torch.bfloat16 and serves(dtype)
+            and bool(native.extension().has_coded_tiles()))
+
+
+InTiles = TiledWeight | TwelveBitWeight | CodedTiles
 
 
 def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True, copies: int = 1) -> InTiles | None:
@@ -305,6 +421,10 @@ class ExpertTiles:
     @classmethod
     def of(cls, experts: Sequence[InTiles]) -> ExpertTiles:
         assert len({(one.rows, one.columns, one.dtype) for one in experts}) == 1
+        shared = {one.scales.shape[2] for one in experts if isinstance(one, CodedTiles)}
+        if len(shared) > 1:     # the kernel takes them in one form
+            experts = [replace(one, scales=one.scales.expand(-1, -1, TILE_ROWS).contiguous())
+                       if isinstance(one, CodedTiles) else one for one in experts]
         table = []
         for one in experts:
             address, form, _, _, highs, _, _, _, odd, _ = one.native()

@@ -1,0 +1,118 @@
+"""fp8, nf4 and fp4 on CPUs: a product by codes has the bits of the product by the widened weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.ops.quantised import noise
+from weft.tensor import native
+from weft.tensor.ops.linear import tiled_linear
+from weft.tensor.weights.quantized import Codes
+from weft.tensor.weights.tiles import CodedTiles, coded_tiles, small_tiles
+
+BUILT = native.MISSING is None and native.extension().has_coded_tiles()
+ROWS = (1, 2, 5, 12, 13, 40, 200)
+FORMS = ("fp8 blocks", "fp8 rows", "fp8 groups", "mxfp8", "nf4", "fp4") if BUILT else ()
+"""Without the kernels there are no such tiles."""
+_NF4 = [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0, 0.0795803,
+        0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
+_FP4 = [0.0, 0.0052083, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25]
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    native.choose("auto")
+    yield
+    native.choose("auto")
+
+
+def codes_of(form: str, rows: int, columns: int) -> Codes:
+    """Each code, numbers without a leading one as well."""
+    generator = torch.Generator().manual_seed(rows + columns)
+
+    def any_of(count: int) -> torch.Tensor:
+        return torch.randint(0, count, (rows, columns), generator=generator, dtype=torch.uint8)
+
+    def scales(group: int) -> torch.Tensor:
+        return torch.rand(rows, -(-columns // group), generator=generator) / 50 + 1e-4
+
+    if form in ("nf4", "fp4"):
+        table = torch.tensor(_NF4 if form == "nf4" else [*_FP4, *(-number for number in _FP4)])
+        return Codes(4, any_of(16), scales(64), None, 64, table=table)
+    e4m3 = any_of(127) + (any_of(2) << 7)
+    if form == "mxfp8":
+        powers = torch.randint(110, 121, (rows, -(-columns // 32)), generator=generator, dtype=torch.uint8)
+        return Codes(8, e4m3, powers.view(torch.float8_e8m0fnu), None, 32, fp8=True)
+    if form == "fp8 blocks":
+        return Codes(8, e4m3, scales(128)[:1].repeat(rows, 1), None, 128, fp8=True)
+    group = 1 << 20 if form == "fp8 rows" else 64
+    return Codes(8, e4m3, scales(group), None, -(-columns // 32) * 32 if group > columns else 64, fp8=True)
+
+
+def tiles_of(codes: Codes) -> CodedTiles:
+    made = coded_tiles(codes)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tiles_are_the_codes_rounded_to_bfloat16_once(form: str) -> None:
+    codes = codes_of(form, 50, 128)
+    assert torch.equal(tiles_of(codes).dense(), codes.dense().to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("by", ["x86_64_v4_bf16", "x86_64_v4", "software unit"])
+@pytest.mark.parametrize("form", FORMS)
+def test_products_have_the_bits_of_the_widened_weights(form: str, by: str) -> None:
+    extension, before = native.extension(), native.matrix_unit()
+    best = extension.instruction_set()
+    unit = by == "software unit"
+    sets = [best] if unit and extension.has_coded_tiles() else [
+        name for name in extension.instruction_sets() if name == by]
+    assert native.use_matrix_unit("software" if unit else "none")
+    try:
+        for name in sets:   # those that this machine has
+            assert extension.use(name)
+            products_agree(form)
+    finally:
+        assert extension.use(best)
+        assert native.use_matrix_unit(before)
+
+
+def products_agree(form: str) -> None:
+    for rows_out, columns in ((130, 256), (64, 1024), (16, 64)):
+        codes = codes_of(form, rows_out, columns)
+        coded, plain = tiles_of(codes), small_tiles(codes.dense().to(torch.bfloat16))
+        assert plain is not None
+        bias = noise(5, rows_out)
+        for rows in ROWS:
+            x = noise(rows, rows, columns + 6, dtype=torch.bfloat16)[:, 6:]
+            assert torch.equal(tiled_linear(x, coded, bias), tiled_linear(x, plain, bias)), (form, rows)
+
+
+def test_a_product_by_another_scale_would_be_seen() -> None:
+    codes = codes_of("fp8 groups", 130, 256)
+    codes.scales[129, 3] *= 1.01
+    x = noise(1, 1, 256, dtype=torch.bfloat16)
+    before = tiles_of(codes_of("fp8 groups", 130, 256))
+    assert not torch.equal(tiled_linear(x, tiles_of(codes), None), tiled_linear(x, before, None))
+
+
+def test_codes_take_the_bytes_of_their_files() -> None:
+    numbers = 512 * 1024
+    bits = {form: 8 * tiles_of(codes_of(form, 512, 1024)).held_bytes / numbers for form in FORMS}
+    assert bits["fp8 blocks"] == pytest.approx(8 + 32 / 128 / 16)
+    assert bits["mxfp8"] == 8.25
+    assert bits["nf4"] == bits["fp4"] == 4.5
+    assert bits["fp8 rows"] < 8.04
+
+
+def test_what_no_kernel_serves_is_left_to_be_widened() -> None:
+    assert coded_tiles(codes_of("nf4", 16, 68)) is None
+    codes = codes_of("fp8 rows", 16, 64)
+    codes.scales[3] = 101
+    assert coded_tiles(codes) is None, "the kernel multiplies scales by 2^120"
+    assert native.in_use()
