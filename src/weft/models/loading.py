@@ -95,8 +95,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     architecture = architecture if share is None else share.architecture
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
     place = device or torch.device("cpu")
-    runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs, twelve_bit=twelve_bit,
-                          on_gpu_kernels=gpu.reaches(place),
+    runtime = RuntimeForm(quantize, not quantize_inputs, True, twelve_bit, gpu.reaches(place),
                           fp8_inputs=quantize_inputs and multiplies_fp8(place),
                           coded_tiles=quantize == "none" and serves_coded(place, DTYPES[chosen]))
     started_s = time.perf_counter()
