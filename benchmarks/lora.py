@@ -5,8 +5,9 @@
 
 A random bfloat16 model of a public geometry with ``--adapters`` adapters of all its projections. Each round
 runs every arm once, in turns; the figure of an arm is the median over rounds of the CPU time of its steps, on
-one thread, so other load on the machine does not count. Beside it stands the ratio to the arm without
-adapters: 1.00x is free. Speed does not depend on what weights say, so random ones do.
+one thread, so other load on the machine counts little. Beside it stands the ratio to the arm without
+adapters, the median of the rounds' own: 1.00x is free. Speed does not depend on what weights say, so random
+ones do.
 
     32 rows        rows of the batch have the adapters in turns: neighbours differ
     one stream     one row, with the first adapter
@@ -144,21 +145,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             names = [f"a{number}" for number in range(args.adapters)]
             for number, name in enumerate(names):
                 engine.load_lora(name, write_adapter(engine, home / name, args.rank, number))
-            table = measure(engine, names, args)
+            table, ratios = measure(engine, names, args)
         if args.peft:
             table |= peft_seconds(home / "base", home / "a0", args.rounds)
     print(f"{cpu_name_and_flags()[0]}, {native.describe()}; {args.geometry}, {args.layers} layers, "
           f"{args.adapters} adapters of rank {args.rank}; CPU time, one thread")
     for arm, seconds in table.items():
         base = table["transformers"] if arm == "peft" else table[arm.removesuffix(" adapted")]
-        ratio = f"  {base / seconds:.2f}x" if base != seconds else ""
+        ratio = f"  {ratios.get(arm, base / seconds):.2f}x" if base != seconds else ""
         print(f"{arm:<22} {1e3 * seconds:>9.2f} ms{ratio}")
     if args.json is not None:
-        args.json.write_text(json.dumps({"processor": cpu_name_and_flags()[0], "seconds": table}, indent=1))
+        args.json.write_text(json.dumps({"processor": cpu_name_and_flags()[0], "seconds": table,
+                                         "ratios": ratios}, indent=1))
     return 0
 
 
-def measure(engine: Engine, names: Sequence[str], args: Any) -> dict[str, float]:
+def measure(engine: Engine, names: Sequence[str], args: Any) -> tuple[dict[str, float], dict[str, float]]:
     in_turns = [names[row % len(names)] for row in range(args.rows)]
     arms: dict[str, Callable[[int], float]] = {
         f"{args.rows} rows": lambda seed: decode_seconds(engine, [None] * args.rows, seed),
@@ -173,7 +175,10 @@ def measure(engine: Engine, names: Sequence[str], args: Any) -> dict[str, float]
             seconds = run(number)
             if number:   # the first round warms up
                 taken[arm].append(seconds)
-    return {arm: statistics.median(seconds) for arm, seconds in taken.items()}
+    ratios = {arm: statistics.median(
+        base / own for base, own in zip(taken[arm.removesuffix(" adapted")], seconds, strict=True))
+        for arm, seconds in taken.items() if arm.endswith(" adapted")}
+    return {arm: statistics.median(seconds) for arm, seconds in taken.items()}, ratios
 
 
 if __name__ == "__main__":

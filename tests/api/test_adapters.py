@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from tests.fixtures.adapters import PREFIX, factors, written
 from tests.fixtures.checkpoints import checkpoint, make_checkpoint
 from tests.support.gguf_files import write_gguf
 from weft import Engine
-from weft.adapters import read_adapter, salted
+from weft.adapters import Adapter, read_adapter, salted
 from weft.api.completion import Completion
 from weft.errors import CheckpointError, RequestError, WeftError
 
@@ -229,6 +233,73 @@ def test_a_store_keeps_adapters_apart_over_a_restart(base: Path, tmp_path: Path)
     other, cached = life()
     assert cached == 0
     assert other != first
+
+
+def test_the_control_without_the_digest_in_the_key_a_reload_finds_what_is_stale(
+        base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Adapter, "salt", lambda self, cache_salt: f"\0{self.name}\0{cache_salt}")
+    path = make_adapter(tmp_path / "same", 40)
+    for seed in (40, 70):
+        make_adapter(path, seed)
+        with Engine(str(base), loras={"same": path}, memory="64MiB", store=str(tmp_path / "store"),
+                    store_size="64MiB") as engine:
+            [answer] = answers(engine, ["same"])
+    assert answer.cached_tokens > 0, "the other files' prefix"
+
+
+LIFE = """
+import json, sys
+from weft import Engine
+base, path, store, prompt = sys.argv[1:4] + [json.loads(sys.argv[4])]
+with Engine(base, loras={"same": path}, memory="64MiB", store=store, store_size="64MiB") as engine:
+    for turn in range(3000):   # until it is killed
+        [one] = engine.generate([prompt if not turn else prompt[:5]], lora="same", max_tokens=12,
+                                temperature=0, ignore_eos=True, progress=False)
+        if not turn:
+            print(json.dumps(one.tokens), flush=True)
+"""
+
+
+def test_after_kill_9_an_adapters_prefixes_come_back_and_never_anothers(base: Path, tmp_path: Path) -> None:
+    path, other = make_adapter(tmp_path / "same", 40), make_adapter(tmp_path / "other", 70)
+    store = tmp_path / "store"
+    command = [sys.executable, "-c", LIFE, str(base), str(path), str(store), json.dumps(PROMPT)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        end = time.monotonic() + 60
+        while not any(file.stat().st_size for file in store.glob("ledger-*.rows")):
+            assert process.poll() is None
+            assert time.monotonic() < end, "nothing came into the store"
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    with Engine(str(base), loras={"same": path, "other": other}, memory="64MiB", store=str(store),
+                store_size="64MiB") as engine:
+        [stranger, plain] = answers(engine, ["other", None])
+        [again] = answers(engine, ["same"])
+    assert stranger.cached_tokens == plain.cached_tokens == 0
+    assert again.cached_tokens > 0
+    assert again.tokens == first
+    assert first not in (stranger.tokens, plain.tokens)
+
+
+def test_many_registered_adapters_take_turns_in_little_memory(base: Path, tmp_path: Path) -> None:
+    paths = {f"n{number}": make_adapter(tmp_path / str(number), number) for number in range(40)}
+    with Engine(str(base), loras=paths, memory="64MiB", lora_memory="1MiB") as engine:
+        resident = engine.stats().adapters.resident
+        assert 4 <= resident < 20
+        names = [f"n{7 * at % 40}" for at in range(60)]
+        alone = {name: answers(engine, [name], PROMPT[:9])[0].tokens for name in ("n0", "n7", "n39")}
+        engine.flush_cache()
+        for first in range(0, len(names), 3):   # three at a time, of adapters that mostly have to come first
+            said = answers(engine, list(names[first:first + 3]), PROMPT[:9])
+            for name, one in zip(names[first:first + 3], said, strict=True):
+                assert one.tokens == alone.get(name, one.tokens)
+        stats = engine.stats().adapters
+        assert stats.held_bytes <= 1 << 20
+        assert stats.evictions >= 40
+        assert len({tuple(tokens) for tokens in alone.values()}) == 3
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
