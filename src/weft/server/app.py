@@ -85,7 +85,7 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
     batches = None
     if service.files is not None:
         batches = BatchRunner(service, service.files, lines_max=config.max_batch_lines,
-                              age_s=config.file_limits().age_s, keys=keys.has_clients or keys.has_operators,
+                              age_s=config.file_limits().age_s, keys=keys.has_clients,
                               tenant_of=keys.tenant_of)
         service.background.append(batches)
     groups = (_Handlers(service), AdapterHandlers(service), ResponseHandlers(service, forward),

@@ -132,7 +132,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
 
 class BatchRunner:
-    """``tenant_of`` finds the key of an owner; ``keys``: the server has any."""
+    """``tenant_of`` finds the key of an owner; ``keys``: clients need one."""
 
     def __init__(self, service: Service, files: FileStore, *, lines_max: int, age_s: float, keys: bool,
                  tenant_of: Callable[[str], Tenant | None]) -> None:
@@ -233,7 +233,8 @@ class BatchRunner:
             index = await asyncio.to_thread(read_index, source, urls=(batch.endpoint,),
                                             lines_max=self._lines_max, param="input_file_id")
             tenant = self._tenant_of(record.owner)
-            if tenant is None and self._keys:
+            # No owner: of a client that needed no key, as where operators alone have some.
+            if tenant is None and (record.owner or self._keys):
                 raise RequestError("the API key of this batch is not one of the server's any more",
                                    code="invalid_api_key")
         except BadInputError as error:
