@@ -101,6 +101,10 @@ def ceilings() -> str:
     return f"{words}; packing: {median(packing_s) / weight.numel() * 1e9:.1f} ns a weight on one thread"
 
 
+def _file_name(number: int) -> str:
+    return f"model-{number:05d}.safetensors"
+
+
 def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
     """Returns the bytes of the weights."""
     source = CheckpointFiles(directory, config, {}, "model.", directory / "config.json")
@@ -124,7 +128,7 @@ def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
         held += size
         whole += size
     for number, part in enumerate(files):
-        header, begin = {}, 0
+        header, begin = {"__metadata__": {"format": "pt"}}, 0   # transformers reads nothing without it
         for name in part:
             size = 2 * int(np.prod(shapes.shapes[name], dtype=np.int64))
             header[name] = {"dtype": "BF16", "shape": shapes.shapes[name],
@@ -132,7 +136,7 @@ def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
             begin += size
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        with (directory / f"model-{number:05d}.safetensors").open("wb") as file:
+        with (directory / _file_name(number)).open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for at, name in enumerate(part):
                 left, offset = int(np.prod(shapes.shapes[name], dtype=np.int64)), at * 7919 % 65536
@@ -142,6 +146,9 @@ def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
                     left, offset = left - len(piece), 0
             file.flush()
             os.fsync(file.fileno())
+    places = {name: _file_name(number) for number, part in enumerate(files) for name in part}
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": whole}, "weight_map": places}))
     return whole
 
 
