@@ -44,7 +44,7 @@ def test_what_is_computed_in_fewer_bits_is_named() -> None:
     here, there, without = (_judged(*changes)["quantised weights"]
                             for changes in ((), gpu, (("torch", "kernels", False),)))
     assert "NVFP4" in here.fact
-    assert "fp8" in here.advice
+    assert "fp8" in here.fact
     assert "fp8" in there.fact
     assert "NVFP4" in there.advice
     assert (here.verdict, there.verdict, without.verdict) == ("good", "good", "note")

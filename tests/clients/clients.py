@@ -324,7 +324,7 @@ def evaluate(url: str, task: str) -> dict[str, float]:
 
 
 def picture_checks(url: str) -> Checks:
-    """Of a server whose model sees, at $WEFT_SEEING_URL: the client's own types bring a picture there. Its
+    """Of a server whose model sees, at $SEEING_URL: the client's own types bring a picture there. Its
     rows are tokens of the prompt."""
     import base64
     import io
@@ -334,7 +334,7 @@ def picture_checks(url: str) -> Checks:
     import openai
     from PIL import Image
 
-    seeing, out = os.environ["WEFT_SEEING_URL"], io.BytesIO()
+    seeing, out = os.environ["SEEING_URL"], io.BytesIO()
     Image.new("RGB", (200, 120), "teal").save(out, "PNG")
     data = base64.b64encode(out.getvalue()).decode()
     address = f"data:image/png;base64,{data}"

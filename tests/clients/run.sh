@@ -43,7 +43,7 @@ start() {    # LOG ARGUMENTS...; the address in $url
 if [[ " ${names[*]} " == *" pictures "* ]]; then   # of a tiny checkpoint with random weights
     (cd "$root" && PYTHONPATH=src "$python" -m tests.clients.seeing "$work/seeing")
     start seeing.log "$work/seeing" --response-store off
-    export WEFT_SEEING_URL=$url
+    export SEEING_URL=$url
 fi
 start log --response-store "$work/responses.sqlite"
 
