@@ -54,6 +54,8 @@ class Stream:
         self.queued_s: float | None = None
         self.lost: LostTokens | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if seq.prompt_logprobs_due else None
+        self.pooled: npt.NDArray[np.float64] | None = None
+        """The sum so far of what ``pooling`` asks for."""
 
     def start(self, now_s: float, cached_tokens: int, lost: Lost) -> None:
         """The sequence was admitted for the first time."""
@@ -61,9 +63,6 @@ class Stream:
         self.lost = lost_tokens(lost)
         self.queued_s = now_s - self.accepted_s
         self.cached_tokens = cached_tokens
-
-        self.pooled: npt.NDArray[np.float64] | None = None
-        """The sum so far of what ``pooling`` asks for."""
 
     def restart_prompt(self) -> None:
         """The sequence was preempted: if its prompt was incomplete, it is computed again from the start."""
