@@ -112,9 +112,15 @@ def answers(core: EngineCore, prompts: Sequence[list[int]],
             ) -> list[list[int]]:
     """The tokens of each."""
     samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-    tokens: dict[str, list[int]] = {f"{name}{at}": [] for at in range(len(prompts))}
-    for (request, prompt), one in zip(zip(tokens, prompts, strict=True), samplings, strict=True):
-        core.submit(Request(request_id=request, prompt_tokens=prompt, sampling=one))
+    return answered(core, [Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=one)
+                           for at, (prompt, one) in enumerate(zip(prompts, samplings, strict=True))])
+
+
+def answered(core: EngineCore, requests: Sequence[Request]) -> list[list[int]]:
+    """The tokens of each."""
+    tokens: dict[str, list[int]] = {one.request_id: [] for one in requests}
+    for one in requests:
+        core.submit(one)
     while core.has_work:
         for event in core.step():
             tokens[event.request_id] += event.tokens

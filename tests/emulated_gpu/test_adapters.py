@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from tests.emulated_gpu import emulated
-from tests.emulated_gpu.engines import GREEDY, started
+from tests.emulated_gpu.engines import GREEDY, answered, started
 from tests.fixtures.adapters import factors, written
 from tests.fixtures.checkpoints import checkpoint
 from weft.adapters import Adapter, read_adapter
@@ -33,15 +33,9 @@ def adapters(home: Path, model: object) -> list[Adapter]:
 
 
 def answers(core: EngineCore, whose: list[Adapter | None], name: str) -> list[list[int]]:
-    tokens: dict[str, list[int]] = {f"{name}{at}": [] for at in range(len(whose))}
-    for (request, adapter), prompt in zip(zip(tokens, whose, strict=True), PROMPTS, strict=False):
-        core.submit(Request(request_id=request, prompt_tokens=prompt, sampling=GREEDY, adapter=adapter))
-    while core.has_work:
-        for event in core.step():
-            tokens[event.request_id] += event.tokens
-        if core.failure is not None:
-            raise core.failure
-    return list(tokens.values())
+    return answered(core, [
+        Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=GREEDY, adapter=adapter)
+        for at, (adapter, prompt) in enumerate(zip(whose, PROMPTS, strict=False))])
 
 
 @pytest.mark.parametrize("family", ["qwen3_5"])

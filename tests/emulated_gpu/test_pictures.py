@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.emulated_gpu import emulated
-from tests.emulated_gpu.engines import started
+from tests.emulated_gpu.engines import answered, started
 from tests.emulated_gpu.sample import sample
 from tests.fixtures.vision_checkpoints import SEEING, vision_checkpoint
 from tests.oracle.test_pictures import BIG, SMALL, seeing
@@ -22,15 +22,9 @@ Prompt = tuple[list[int], list[PlacedPicture]]
 
 
 def said(core: EngineCore, prompts: list[Prompt], name: str) -> list[list[int]]:
-    tokens: dict[str, list[int]] = {f"{name}{at}": [] for at in range(len(prompts))}
-    for request, (prompt, pictures) in zip(tokens, prompts, strict=True):
-        core.submit(Request(request_id=request, prompt_tokens=prompt, sampling=GREEDY, pictures=pictures))
-    while core.has_work:
-        for event in core.step():
-            tokens[event.request_id] += event.tokens
-        if core.failure is not None:
-            raise core.failure
-    return list(tokens.values())
+    return answered(core, [
+        Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=GREEDY, pictures=pictures)
+        for at, (prompt, pictures) in enumerate(prompts)])
 
 
 @pytest.mark.parametrize("way", sample(WAYS, 1))
