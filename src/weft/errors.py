@@ -13,6 +13,7 @@ request (or the flag) that is to blame.
 
 from __future__ import annotations
 
+import math
 import re
 
 
@@ -89,6 +90,14 @@ class EngineUnavailableError(WeftError):
 
     status = 503
     kind = "service_unavailable"
+
+
+class ModelLoadError(EngineUnavailableError):
+    """The model of the request, one of several, does not load. ``retry_after_s``: when it is tried again."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, param="model", code="model_load_failed")
+        self.retry_after_s = max(1, math.ceil(retry_after_s))
 
 
 class RankLostError(EngineUnavailableError):

@@ -13,21 +13,28 @@ import fcntl
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
+Result = TypeVar("Result")
 CPUINFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _ram_share = 1
 _memory_turn: int | None = None
+_memory_bytes: int | None = None
+BACKGROUND_NICE = 10
 
 
-def use_part_of_host(cores: Sequence[int], ram_share: int, memory_turn: int | None = None) -> None:
+def use_part_of_host(cores: Sequence[int], ram_share: int, memory_turn: int | None = None,
+                     memory_bytes: int | None = None) -> None:
     """This process is one of ``ram_share`` that divide the free RAM, and runs on ``cores`` alone (empty: on
     all). ``memory_turn``: the descriptor of a file that they share; the one that measures free RAM locks it
-    until ``end_memory_turn``. To be called before threads are started."""
-    global _ram_share, _memory_turn
-    _ram_share, _memory_turn = ram_share, memory_turn
+    until ``end_memory_turn``. ``memory_bytes``: for its weights and its arena together. To be called before
+    threads are started."""
+    global _ram_share, _memory_turn, _memory_bytes
+    _ram_share, _memory_turn, _memory_bytes = ram_share, memory_turn, memory_bytes
     if cores and sys.platform == "linux":
         os.sched_setaffinity(0, cores)
 
@@ -64,6 +71,24 @@ def free_ram_bytes() -> int:
         if limit is not None and used is not None:
             free = min(free, max(0, limit - used))
     return free // _ram_share
+
+
+def memory_share_bytes() -> int | None:
+    """What this process may have for weights and arena together; None: what is free."""
+    return _memory_bytes
+
+
+def in_background(work: Callable[[], Result]) -> Result:
+    """The result of ``work``, done by a thread that gives way to other processes. A process could not raise
+    its priority again; on Linux a thread has one of its own, and those that it starts inherit it."""
+    def run() -> Result:
+        os.setpriority(os.PRIO_PROCESS, 0, BACKGROUND_NICE)
+        return work()
+
+    if sys.platform != "linux":
+        return work()
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
+        return thread.submit(run).result()
 
 
 def end_memory_turn() -> None:

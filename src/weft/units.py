@@ -6,6 +6,7 @@ run time. *Index*, *count* and *bytes* are different words in every name.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NewType
 
@@ -81,6 +82,26 @@ def parse_byte_rate(text: str, *, flag: str) -> int:
     if rate <= 0:
         raise ConfigError(f"{flag} is {text!r}; it must be above 0 bytes a second", param=flag)
     return rate
+
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str | float, *, flag: str) -> float | None:
+    """``"5m"``, ``"1h30m"``, ``"300"`` or 300 -> seconds; below 0: None, for ever. Raises ConfigError."""
+    if isinstance(text, str):
+        parts = re.findall(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h|d)", text.strip().lstrip("-+"))
+        if parts and "".join(number + unit for number, unit in parts) == text.strip().lstrip("-+"):
+            seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+            return None if text.strip().startswith("-") and seconds else seconds
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise ConfigError(f"{flag} {str(text)[:50]!r} is not a time: write seconds, or such as 30s, 5m or "
+                          "1h30m; below 0 is for ever", param=flag)
+    return None if seconds < 0 or math.isinf(seconds) else seconds
 
 
 def format_bytes(count: int | float) -> str:

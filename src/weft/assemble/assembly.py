@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import sys
 import time
 from collections import Counter
@@ -47,6 +46,7 @@ from weft.assemble.room import (
     plan_memory,
     ram_room,
     records_verify_runs,
+    within_share,
 )
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
@@ -257,6 +257,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     capture = choose_capture(config, device, group)
     room = (measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell) if device.type == "cuda"
             else ram_room(config, spec, kv_dtype))
+    room = within_share(room, loaded.weights_bytes)
     if ranks is not None:
         room = ranks.common_room(room, loaded)
     arena, pictures_bytes, memory_note = plan_memory(config, spec, kv_dtype, room, device,
@@ -346,7 +347,7 @@ def kernels_in_use(device: torch.device) -> str:
 
 def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = False) -> tuple[str, Path]:
     """(the name to serve it under, its directory). ``text_only``: a hub model without its weights."""
-    from weft.models.hub import resolve_model
+    from weft.models.hub import name_of, resolve_model
 
     if config.model is None:
         directory = Path(__file__).parents[1] / "embedded" / EMBEDDED_MODEL
@@ -355,11 +356,7 @@ def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = Fals
                               "model", param="--model")
         return EMBEDDED_MODEL, directory
     tell(f"model: {config.model}")
-    directory = resolve_model(config.model, config.revision, text_only=text_only)
-    path = Path(config.model).expanduser()
-    if path.is_file():  # of a model in several files, what their names share
-        return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem), directory
-    return (path.resolve().name if path.is_dir() else config.model), directory
+    return name_of(config.model), resolve_model(config.model, config.revision, text_only=text_only)
 
 
 def _check_text_files(directory: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from weft.config import STEP_TOKENS_GPU, EngineConfig
 from weft.errors import ConfigError
-from weft.host import free_ram_bytes
+from weft.host import free_ram_bytes, memory_share_bytes
 from weft.memory.frames.plan import WORKSPACE_SHARE, ArenaPlan, default_memory_bytes, plan_arena
 from weft.spec import ITEM_BYTES, KV_DTYPES, CacheDTypeName, ModelSpec, with_cache_dtypes
 from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
@@ -67,6 +67,20 @@ def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) ->
     return ArenaRoom(int(available * (1 - WORKSPACE_SHARE)),
                      default_memory_bytes(available, spec, config, kv_dtype),
                      f"{format_bytes(available)} of RAM are free now.")
+
+
+def within_share(room: ArenaRoom, weights_bytes: int) -> ArenaRoom:
+    """``room``, or what the weights leave of this process's share of the server's memory. Raises ConfigError
+    where that is nothing."""
+    share = memory_share_bytes()
+    if share is None:
+        return room
+    if weights_bytes >= share:
+        raise ConfigError(f"its share of --memory is {format_bytes(share)}, and its weights take "
+                          f"{format_bytes(weights_bytes)}: raise --memory, or serve fewer models",
+                          param="--memory")
+    most = min(room.most_bytes, share - weights_bytes)
+    return ArenaRoom(most, most, room.why)
 
 
 def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec, kv_dtype: CacheDTypeName,

@@ -28,7 +28,14 @@ from weft.fleet.places import divide_machine, start_at_once
 from weft.fleet.replica import Replica, first_error
 from weft.info import ModelInfo
 from weft.router.protocol import LeastLoaded, Router
-from weft.rpc.client import ANYWHERE, ASSEMBLE, STALL_AFTER_S, EngineClient, follow_snapshots
+from weft.rpc.client import (
+    ANYWHERE,
+    ASSEMBLE,
+    STALL_AFTER_S,
+    EngineClient,
+    HostShare,
+    follow_snapshots,
+)
 from weft.rpc.messages import RecordingTarget
 from weft.snapshot_report import SnapshotReport
 
@@ -44,14 +51,14 @@ _STATE_WORDS = {"dead": "dead, as its restarts are used up", "away": "away"}
 
 class Fleet:
     """``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets the lines of the
-    first start. ``listen``: where machines join, and with which keys. Raises ConfigError where the machine
-    cannot be divided (``places``)."""
+    first start. ``place``: of its one replica. ``listen``: where machines join, and with which keys. Raises
+    ConfigError where the machine cannot be divided (``places``)."""
 
     def __init__(self, config: EngineConfig, *, replicas: int = 1, restarts: int = RESTARTS,
                  factory: str = ASSEMBLE, record: RecordingTarget | None = None,
                  stall_after_s: float = STALL_AFTER_S,
                  on_progress: Callable[[str], None] = lambda text: None,
-                 router: Router | None = None,
+                 router: Router | None = None, place: HostShare | None = None,
                  listen: tuple[str, LinkKeys] | None = None) -> None:
         self.death: WeftError | None = None
         self.progress = "starting the engine"
@@ -62,7 +69,7 @@ class Fleet:
         self._factory = factory
         self._record = record
         self._stall_after_s = stall_after_s
-        self._shares = divide_machine(config, replicas) if replicas else []
+        self._shares = [place] if place else divide_machine(config, replicas) if replicas else []
         self._restarts = restarts
         self._identity: dict[str, str] = {}
         """Of the replica that was ready last, for those that join."""

@@ -42,6 +42,14 @@ def resolve_model(name: str | Path, revision: str | None = None, *, config_only:
         str(name), revision, ["config.json"] if config_only else _TEXT_FILES if text_only else _FETCHED)
 
 
+def name_of(model: str) -> str:
+    """What a model is served as that is given by this path or hub name."""
+    path = Path(model).expanduser()
+    if path.is_file():  # of a model in several files, what their names share
+        return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    return path.resolve().name if path.is_dir() else model
+
+
 def local_checkpoint(name: str | Path) -> Path | None:
     """The checkpoint directory of a path; None for what may be a hub name. Raises CheckpointError for a path
     that is no checkpoint."""

@@ -4,9 +4,9 @@
     start_child(module, launch)  ---- one frame ---->  read_launch(type)
     (the pipe stays open)        ------- end ------->  die_with_parent: leaves at once
 
-A child has a session of its own, so signals of the terminal do not reach it: the parent decides about
-Ctrl-C. It never outlives its parent: a thread waits for the end of stdin, which the kernel delivers however
-the parent ended.
+A child has a session or a process group of its own, so signals of the terminal do not reach it: the parent
+decides about Ctrl-C. It never outlives its parent: a thread waits for the end of stdin, which the kernel
+delivers however the parent ended.
 """
 
 from __future__ import annotations
@@ -28,16 +28,23 @@ LaunchType = TypeVar("LaunchType", bound=msgspec.Struct)
 
 
 async def start_child(module: str, launch: msgspec.Struct, *arguments: str, descriptors: Sequence[int] = (),
-                      environment: Mapping[str, str]) -> asyncio.subprocess.Process:
-    """``descriptors``: of files that it inherits; ``environment``: besides that of this process. Raises
-    OSError."""
+                      environment: Mapping[str, str], own_session: bool = True,
+                      ) -> asyncio.subprocess.Process:
+    """``descriptors``: of files that it inherits; ``environment``: besides that of this process. Without
+    ``own_session`` it stays in this one's session, and calls ``own_group``. Raises OSError."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *arguments, stdin=asyncio.subprocess.PIPE, start_new_session=True,
-        env={**os.environ, **environment}, pass_fds=tuple(descriptors))
+        sys.executable, "-m", module, *arguments, stdin=asyncio.subprocess.PIPE,
+        start_new_session=own_session, env={**os.environ, **environment}, pass_fds=tuple(descriptors))
     assert process.stdin is not None
     body = msgspec.msgpack.encode(launch)
     process.stdin.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
     return process
+
+
+def own_group() -> None:
+    """Signals of the terminal do not reach this process from now on. It stays in the session of its parent:
+    Linux may give each session the same time (sched_autogroup), whatever the priorities inside."""
+    os.setpgid(0, 0)
 
 
 def read_launch(stream: BinaryIO, launch: type[LaunchType]) -> LaunchType:

@@ -81,12 +81,15 @@ class HostShare:
     """The part of this machine that an engine may use. ``cores``: the numbers of its cores, empty for all.
     ``ram_share``: engines that divide the free RAM. ``environment``: variables besides those of this
     process, such as CUDA_VISIBLE_DEVICES. ``memory_turn``: the descriptor of a file that they lock in turn
-    while they choose their memory."""
+    while they choose their memory. ``memory_bytes``: for weights and arena together; None: what is free.
+    ``background``: it gives way to other engines while it starts."""
 
     cores: tuple[int, ...] = ()
     ram_share: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_turn: int | None = None
+    memory_bytes: int | None = None
+    background: bool = False
 
 
 ANYWHERE = HostShare()
@@ -180,7 +183,8 @@ class EngineLink:
         events: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PULL)
         launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder,
                         record=record, beat_s=beat_s, cores=place.cores, ram_share=place.ram_share,
-                        memory_turn=place.memory_turn)
+                        memory_turn=place.memory_turn, memory_bytes=place.memory_bytes,
+                        background=place.background)
         self._commands.bind(launch.commands_address)
         events.bind(launch.events_address)
         self._events = LoopSocket(events)
@@ -188,7 +192,8 @@ class EngineLink:
             self._process = await start_child(
                 "weft.rpc.engine_process", launch,
                 descriptors=() if place.memory_turn is None else (place.memory_turn,),
-                environment={"OMP_WAIT_POLICY": "passive", **place.environment})
+                environment={"OMP_WAIT_POLICY": "passive", **place.environment},
+                own_session=not place.background)
         except BaseException:
             self._events.close()  # nothing closes a link that has not started
             raise

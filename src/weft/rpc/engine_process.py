@@ -44,11 +44,11 @@ from weft.errors import (
     UserError,
     WeftError,
 )
-from weft.host import end_memory_turn, use_part_of_host
+from weft.host import end_memory_turn, in_background, use_part_of_host
 from weft.memory.prefix.readings import SnapshotFollower
 from weft.request import Grammar, Request, TokenEvent
 from weft.rpc.adapter_queue import AdapterQueue
-from weft.rpc.child import die_with_parent, read_launch
+from weft.rpc.child import die_with_parent, own_group, read_launch
 from weft.rpc.heartbeat import StepClock, start_beating
 from weft.rpc.messages import (
     Cancel,
@@ -454,17 +454,29 @@ def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     return factory(EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
 
 
+def start_in_background(launch: Launch, events: zmq.Socket[bytes]) -> Any:
+    """As ``build``, beside engines that answer. The threads of the kernels start anew: those of the loading
+    thread would give way for ever."""
+    assembled = in_background(lambda: build(launch, events))
+    if (native := sys.modules.get("weft.tensor.native")) is not None:
+        native.set_threads(1)
+        native.set_threads(assembled.info.threads)
+    return assembled
+
+
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     launch = read_launch(sys.stdin.buffer, Launch)
+    if launch.background:
+        own_group()
     die_with_parent(sys.stdin.fileno(), launch.folder)
-    use_part_of_host(launch.cores, launch.ram_share, launch.memory_turn)
+    use_part_of_host(launch.cores, launch.ram_share, launch.memory_turn, launch.memory_bytes)
     context = zmq.Context()
     commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     commands.connect(launch.commands_address)
     events.connect(launch.events_address)
     try:
-        assembled = build(launch, events)
+        assembled = start_in_background(launch, events) if launch.background else build(launch, events)
         with contextlib.suppress(RequestError):  # a model without grammars refuses them per request
             assembled.core.grammars.warm()
         recorder = start_recording(launch, assembled)

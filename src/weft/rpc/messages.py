@@ -60,6 +60,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...] = ()
     ram_share: int = 1
     memory_turn: int | None = None
+    memory_bytes: int | None = None
+    background: bool = False
 
     @property
     def commands_address(self) -> str:

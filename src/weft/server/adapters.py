@@ -1,6 +1,7 @@
 """The names of adapters: which there are, and how operators change that while the server runs.
 
     model: "name"  --model_for-->  the served model with that adapter        every dialect, batches too
+    "model/name"                    the same, of one of several models
     GET  /v1/models                 the model's names, then the adapters, each with its base as ``parent``
     POST /v1/load_lora_adapter      {"lora_name", "lora_path"}: read here, tried by every engine, then known
     POST /v1/unload_lora_adapter    {"lora_name"}: unknown from now on; running answers end with it
@@ -17,7 +18,9 @@ so it is refused there, and ``--lora`` is the way.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -25,11 +28,12 @@ from starlette.responses import PlainTextResponse, Response
 
 from weft.adapters import Adapter, check_name, read_adapter
 from weft.errors import ConfigError, RequestError
+from weft.fleet.all_engines import AllEngines
 from weft.server.protocol import read_body
 from weft.server.sse import read_raw
 
 if TYPE_CHECKING:
-    from weft.server.service import ServedModel, Service
+    from weft.server.service import Service
 
 
 class LoadAdapterBody(msgspec.Struct, frozen=True):
@@ -56,13 +60,17 @@ class AdapterHandlers:
 
     async def load_lora_adapter(self, request: Request) -> Response:
         body = await read_body(await read_raw(request), LoadAdapterBody)
-        model = self._open()
+        async with self._engines(body.lora_name) as engines:
+            return await self._load(body, engines)
+
+    async def _load(self, body: LoadAdapterBody, engines: AllEngines) -> Response:
         name, names = body.lora_name, self._service.adapters
         try:
             check_name(name, flag="lora_name")
         except ConfigError as error:
             raise RequestError(error.message, param="lora_name") from None
-        if name in model.names:
+        several = self._service.several
+        if name in (self._service.known_model(None).names if several is None else several.models):
             raise RequestError(f"lora_name {name} is a name of the model itself; choose another",
                                param="lora_name")
         async with self._turn:   # two loads of one name must not cross
@@ -71,27 +79,41 @@ class AdapterHandlers:
             if known is not None and known.digest != adapter.digest and body.load_inplace is False:
                 raise RequestError(f"the adapter {name} is there already, with other files; load_inplace "
                                    "true replaces it", param="lora_name")
-            await self._service.engine.engines.load_adapter(adapter)
+            await engines.load_adapter(adapter)
             names.bind(adapter)
         if known is not None and known.digest not in names.digests():
-            await self._service.engine.engines.unload_adapter(known.digest)
+            await engines.unload_adapter(known.digest)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload_lora_adapter(self, request: Request) -> Response:
         body = await read_body(await read_raw(request), UnloadAdapterBody)
-        self._open()
-        async with self._turn:
-            adapter = self._service.adapters.release(body.lora_name)
-        if adapter.digest not in self._service.adapters.digests():
-            await self._service.engine.engines.unload_adapter(adapter.digest)
+        async with self._engines(body.lora_name) as engines:
+            async with self._turn:
+                adapter = self._service.adapters.release(body.lora_name)
+            if adapter.digest not in self._service.adapters.digests():
+                await engines.unload_adapter(adapter.digest)
         return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' removed successfully.")
 
-    def _open(self) -> ServedModel:
-        """Raises EngineUnavailableError, RequestError."""
+    @contextlib.asynccontextmanager
+    async def _engines(self, name: str) -> AsyncGenerator[AllEngines]:
+        """Those of the model that the adapter belongs to; of several it is loaded, and stays meanwhile.
+        Raises EngineUnavailableError, RequestError."""
         if self._service.workers is not None:
             raise RequestError("adapters are loaded at the start (--lora) where --http-workers is above 1: a "
                                "change of names would reach one of the processes alone", param="lora_name")
-        return self._service.model_for(None)
+        self._service.check_open()
+        if self._service.several is None:
+            yield self._service.engine.engines
+            return
+        base = self._service.several.base_of(name)
+        if base is None:
+            raise RequestError(f"lora_name is {name[:200]!r}; with several models it is MODEL/NAME, and the "
+                               f"models are {', '.join(self._service.several.models)}", param="lora_name")
+        use = await self._service.several.enter(base)
+        try:
+            yield use.fleet.engines
+        finally:
+            use.end()
 
     def _read(self, name: str, path: str) -> Adapter:
         """In a thread: it reads both files."""
@@ -99,9 +121,3 @@ class AdapterHandlers:
 
         return read_adapter(name, resolve_adapter(path))
 
-
-def adapter_card(model: ServedModel, adapter: Adapter) -> dict[str, Any]:
-    """As an entry of /v1/models."""
-    return {"id": adapter.name, "object": "model", "created": model.created_s, "owned_by": "weft",
-            "root": adapter.name, "parent": model.name, "max_model_len": model.info.sizes.max_model_len,
-            "vocab_size": model.info.vocab_size}

@@ -7,6 +7,7 @@ Handlers are short: read the body, prepare a job, answer it. ``completions`` and
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.errors import WeftError
-from weft.server.adapters import AdapterHandlers, adapter_card
+from weft.fleet.fleet import Fleet
+from weft.server.adapters import AdapterHandlers
 from weft.server.anthropic.answers import MESSAGES, conversation
 from weft.server.anthropic.protocol import CountTokensBody
 from weft.server.batches.routes import BatchHandlers, BatchRunner
@@ -34,9 +36,10 @@ from weft.server.metrics import CONTENT_TYPE
 from weft.server.ollama.answers import (
     OLLAMA_CHAT,
     OLLAMA_GENERATE,
+    keep_alive_of,
     loaded_answer,
     model_card,
-    running_card,
+    running_cards,
     show_answer,
 )
 from weft.server.ollama.protocol import PROTOCOL_VERSION, OllamaShowBody, served_name
@@ -59,11 +62,12 @@ from weft.server.replicas import (
     wake_answer,
 )
 from weft.server.responses.routes import ResponseHandlers
-from weft.server.service import ServedModel, Service
+from weft.server.service import ListedModel, ServedModel, Service
 from weft.server.sse import (
     JSON_LINES,
     ClientGoneError,
     Handler,
+    Job,
     Way,
     answer_job,
     json_response,
@@ -127,7 +131,7 @@ class _Handlers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._looks = Looks(lambda: service.engine.engines.cache_shapes())
+        self._looks: dict[str, Looks] = {}
 
     async def chat(self, request: Request) -> Response:
         return await self._generate(request, CHAT)
@@ -165,8 +169,14 @@ class _Handlers:
 
     async def _embed_ollama(self, request: Request, way: Way) -> Response:
         body = await self._body(request, way, undeclared=True)
-        return await answer_job(request, await way.prepare(self._service, body), stream=False,
-                                keep_alive_s=0.0)
+        job = await self._ollama_job(way, body)
+        return await answer_job(request, job, stream=False, keep_alive_s=0.0)
+
+    async def _ollama_job(self, way: Way, body: Any) -> Job:
+        stays_s = keep_alive_of(body.keep_alive, self._service)
+        job = await way.prepare(self._service, body)
+        job.generation.keep_alive_s = stays_s
+        return job
 
     async def _generate(self, request: Request, way: Way) -> Response:
         body = await self._body(request, way)
@@ -175,10 +185,10 @@ class _Handlers:
 
     async def _generate_ollama(self, request: Request, way: Way) -> Response:
         body = await self._body(request, way, undeclared=True)
-        if loaded := loaded_answer(self._service, body):
+        if loaded := await loaded_answer(self._service, body):
             return json_response(loaded)
         # Its lines have no place for a comment that keeps a connection alive.
-        return await answer_job(request, await way.prepare(self._service, body), keep_alive_s=0.0,
+        return await answer_job(request, await self._ollama_job(way, body), keep_alive_s=0.0,
                                 stream=body.stream is not False, media_type=JSON_LINES)
 
     async def _body(self, request: Request, way: Way, *, undeclared: bool = False) -> Any:
@@ -189,17 +199,16 @@ class _Handlers:
         return body
 
     async def ollama_tags(self, request: Request) -> Response:
-        model = self._service.model_for(None)
-        return json_response({"models": [
-            model_card(model, name) for name in (*model.names, *self._service.adapters)]})
+        return json_response({"models": [model_card(one.info, one.name, one.created_s)
+                                         for one in self._service.listed()]})
 
     async def ollama_ps(self, request: Request) -> Response:
-        model = self._service.model_for(None)
-        return json_response({"models": [running_card(model, model.name)]})
+        return json_response({"models": running_cards(self._service)})
 
     async def ollama_show(self, request: Request) -> Response:
         body = await read_body(await read_raw(request, undeclared=True), OllamaShowBody)
-        return json_response(show_answer(self._service.model_for(served_name(body.model or body.name or ""))))
+        return json_response(show_answer(await self._service.text_side(
+            served_name(body.model or body.name or ""))))
 
     async def ollama_version(self, request: Request) -> Response:
         return json_response({"version": PROTOCOL_VERSION})
@@ -207,30 +216,25 @@ class _Handlers:
     async def count_tokens(self, request: Request) -> Response:
         self._service.check_open()
         body = await read_body(await read_raw(request), CountTokensBody)
-        model = self._service.model_for(body.model)
+        model = await self._service.model_for(body.model)
         text = (await model.write_chat(conversation(body), with_places=False))[1].text
         await model.check_text(text, param="messages")
         return json_response({"input_tokens": len(await model.encode(text, add_special_tokens=False))})
 
     async def models(self, request: Request) -> Response:
-        model = self._service.model_for(None)
-        adapters = [self._card(model, name) for name in self._service.adapters]
-        return json_response({"object": "list", "data": [*(_model_card(model, name) for name in model.names),
-                                                         *adapters]})
-
-    def _card(self, model: ServedModel, name: str) -> dict[str, Any]:
-        adapter = self._service.adapters.find(name)
-        return _model_card(model, name) if adapter is None else adapter_card(model, adapter)
+        return json_response({"object": "list", "data": [_model_card(one) for one in self._service.listed()]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        self._service.model_for(name)
-        return json_response(self._card(self._service.model_for(None), name))
+        listed = {one.name: one for one in self._service.listed()}
+        if name not in listed:   # "default", or unknown
+            name = self._service.own_name(name)
+        return json_response(_model_card(listed[name]))
 
     async def tokenize(self, request: Request) -> Response:
         self._service.check_open()
         body = await read_tokenize_body(await read_raw(request))
-        model = self._service.model_for(body.model)
+        model = await self._service.model_for(body.model)
         if isinstance(body, TokenizeChatBody):
             add_special_tokens = bool(body.add_special_tokens)
             _, prompt = await model.write_chat(chat_conversation(body), with_places=False)
@@ -243,7 +247,7 @@ class _Handlers:
     async def detokenize(self, request: Request) -> Response:
         self._service.check_open()
         body = await read_body(await read_raw(request), DetokenizeBody)
-        model = self._service.model_for(body.model)
+        model = await self._service.model_for(body.model)
         model.check_ids(body.tokens, param="tokens")
         text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return json_response({"prompt": text})
@@ -265,34 +269,45 @@ class _Handlers:
         return Response(await asyncio.to_thread(openapi_json), media_type="application/json")
 
     async def load(self, request: Request) -> Response:
-        running, waiting = self._service.engine.queue_lengths()
+        lengths = [fleet.queue_lengths() for _, fleet in self._service.fleets]
+        running, waiting = (sum(counts) for counts in zip((0, 0), *lengths, strict=True))
+        if self._service.several is not None:
+            waiting += self._service.several.residency.waiting
         return json_response({"server_load": self._service.active, "running": running,
                               "waiting": waiting})
 
     async def cache(self, request: Request) -> Response:
         self._service.check_open()
-        shapes = await self._looks.shapes()
-        stats = dict(self._service.engine.engines.stats())
-        text_of = self._text_of if self._service.config.show_text else None
-        return json_response(cache_reports([(number, stats[number], shape)
-                                            for number, shape in shapes if number in stats],
-                                           router=self._service.engine.router.counts(), text_of=text_of))
+        if self._service.several is None:
+            return json_response(await self._cache_of(*self._service.fleets[0]))
+        models = {name: await self._cache_of(name, fleet) for name, fleet in self._service.fleets}
+        return json_response({"models": models})
 
-    def _text_of(self, tokens: Sequence[int]) -> str:
+    async def _cache_of(self, name: str, fleet: Fleet) -> dict[str, Any]:
+        looks = self._looks.get(name)
+        if looks is None or looks.fleet is not fleet:   # it was unloaded and loaded since
+            looks = self._looks[name] = Looks(fleet)
+        shapes = await looks.shapes()
+        stats = dict(fleet.engines.stats())
+        text_of = functools.partial(self._text_of, name) if self._service.config.show_text else None
+        return cache_reports([(number, stats[number], shape) for number, shape in shapes if number in stats],
+                             router=fleet.router.counts(), text_of=text_of)
+
+    def _text_of(self, name: str, tokens: Sequence[int]) -> str:
         ids = [token for token in tokens if token >= 0]   # the others are rows of pictures
-        return self._service.model_for(None).tokenizer.decode(ids, skip_special_tokens=False)
+        return self._service.known_model(name).tokenizer.decode(ids, skip_special_tokens=False)
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()
-        await self._service.engine.engines.flush_cache()
-        self._looks.forget()
+        await asyncio.gather(*(fleet.engines.flush_cache() for _, fleet in self._service.fleets))
+        self._looks.clear()
         return await self.cache(request)
 
     async def sleep(self, request: Request) -> Response:
         self._service.check_open()
         asked = read_sleep(request.query_params, await read_raw(request))
         news = await self._service.engine.engines.sleep(asked.level, asked.mode, asked.timeout_s)
-        self._looks.forget()
+        self._looks.clear()
         return json_response(sleep_answer(news))
 
     async def wake_up(self, request: Request) -> Response:
@@ -306,7 +321,7 @@ class _Handlers:
 
     async def metrics(self, request: Request) -> Response:
         workers = self._service.workers
-        text = self._service.metrics.text(self._service.fleet_report(),
+        text = self._service.metrics.text(self._service.fleet_reports(),
                                           None if workers is None else workers.folder)
         return Response(text, media_type=CONTENT_TYPE)
 
@@ -334,10 +349,13 @@ async def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], Sequen
     return b"[" + b",".join(parts) + b"]"
 
 
-def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
-    return {"id": name if name in model.names else model.name, "object": "model", "created": model.created_s,
-            "owned_by": "weft", "root": model.info.name, "parent": None,
-            "max_model_len": model.info.sizes.max_model_len, "vocab_size": model.info.vocab_size}
+def _model_card(listed: ListedModel) -> dict[str, Any]:
+    """``state`` is there with several models alone."""
+    state = {} if listed.state is None else {"state": listed.state}
+    root = listed.info.name if listed.parent is None else listed.name
+    return {"id": listed.name, "object": "model", "created": listed.created_s, "owned_by": "weft",
+            "root": root, "parent": listed.parent, "max_model_len": listed.info.sizes.max_model_len,
+            "vocab_size": listed.info.vocab_size, **state}
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from weft.planning.residency import Residency
 from weft.server.config import ServerConfig
 from weft.server.service import ServedModel
 from weft.units import format_bytes
+
+if TYPE_CHECKING:
+    from weft.server.several import SeveralModels
 
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -60,6 +65,42 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
         line(openai_snippet(model, url, with_key=bool(config.client_keys())))
         line()
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
+
+
+def print_models(console: Console, several: SeveralModels, url: str, config: ServerConfig) -> None:
+    """Of a server with several models: what each gets, and how many of them fit together."""
+    def line(text: str = "", style: str = "") -> None:
+        console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
+
+    models = several.models.values()
+    line()
+    line(f"weft serves {', '.join(several.models)} at {url}", "bold green")
+    width = max(len(model.name) for model in models)
+    for model in models:
+        weights, share = model.source.need.weights_bytes, model.resident.share
+        line(f"{model.name:{width}}  {format_bytes(share):>9}  some {format_bytes(weights)} of weights, and "
+             f"{format_bytes(max(0, share - weights))} for KV and states")
+    line(f"{'together':{width}}  {format_bytes(several.memory_bytes):>9}  "
+         f"{in_words(several.residency)}; each is loaded when it is asked for")
+    line()
+    line(f"API      {url}/v1")
+    line(f"page     {url}/")
+    line(f"metrics  {url}/metrics")
+    line(f"health   {url}/health")
+    if config.client_keys():
+        line("Requests need a key; the header is 'Authorization: Bearer $WEFT_API_KEY'.")
+    line()
+    line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
+
+
+def in_words(residency: Residency) -> str:
+    """How many of the models can be in memory at once."""
+    shares = sorted(model.share for model in residency.models.values())
+    most = max(count for count in range(1, len(shares) + 1) if sum(shares[:count]) <= residency.budget)
+    any_of = max(count for count in range(1, len(shares) + 1) if sum(shares[-count:]) <= residency.budget)
+    if any_of == len(shares):
+        return "all of them fit at once"
+    return f"any {any_of} of them fit at once" + (f", and up to {most}" if most > any_of else "")
 
 
 def curl_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:

@@ -14,12 +14,13 @@ import dataclasses
 import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.costs.step import StepCost
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError
+from weft.fleet.fleet import Fleet
 from weft.memory.usage import STORE_COUNTS, CacheShape, MemoryUsage, PrefixShape, ShapeSum, SizeClass
 from weft.router.protocol import RouterCounts
 
@@ -32,22 +33,18 @@ TextOf = Callable[[Sequence[int]], str]
 
 
 class Looks:
-    """``look`` asks the engines. Raises what it raises."""
+    """At the caches of ``fleet``. Raises what it raises."""
 
-    def __init__(self, look: Callable[[], Awaitable[EngineShapes]]) -> None:
-        self._look = look
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
         self._one_asks = asyncio.Lock()
         self._seen: tuple[float, EngineShapes] | None = None
-
-    def forget(self) -> None:
-        """The cache was flushed: what was seen is no more."""
-        self._seen = None
 
     async def shapes(self) -> EngineShapes:
         """At most LOOK_EVERY_S old."""
         async with self._one_asks:
             if self._seen is None or time.monotonic() - self._seen[0] > LOOK_EVERY_S:
-                self._seen = time.monotonic(), await self._look()
+                self._seen = time.monotonic(), await self.fleet.engines.cache_shapes()
             return self._seen[1]
 
 

@@ -175,7 +175,7 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs with stream is not supported; echo with logprobs streams them",
                            param="prompt_logprobs", code="unsupported_parameter")
-    model = service.model_for(body.model)
+    model = await service.model_for(body.model)
     prompts = []
     marks = body.cache_boundaries or []
     listed = prompts_of(body.prompt)

@@ -22,7 +22,7 @@ from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
 from weft.text.reasoning import check_reasoning_parser
 from weft.text.tools.formats import check_tool_parser
-from weft.units import parse_bytes
+from weft.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from weft.images.decoding import ImageLimits
@@ -71,6 +71,9 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = flag(
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
+    keep_alive: str = flag("5m", "With several models: how long one without requests stays in memory, such "
+                                 "as 90s or 1h; 0: not at all, -1: until the memory is needed. Ollama's "
+                                 "field of that name says it for one request.")
     chat_template: str | None = flag(None, "File with the chat template to use instead of the checkpoint's.")
     max_tokenize_chars: int = limit(32_000_000, "Characters of long texts that may be tokenized at once "
                                                 "(413, 503).", least=4096)
@@ -222,6 +225,10 @@ class ServerConfig:
         size = parse_bytes(self.file_store_size, flag="limits.file_store_size")
         return Bounds(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
 
+    def keep_alive_s(self) -> float | None:
+        """None for ever. Raises ConfigError."""
+        return parse_duration(self.keep_alive, flag="--keep-alive")
+
     def image_limits(self) -> ImageLimits:
         """Raises ConfigError."""
         from weft.images.decoding import ImageLimits  # with Pillow, which few commands need
@@ -330,6 +337,7 @@ class ServerConfig:
         self.file_directory()
         self.file_limits()
         self.picture_hosts()
+        self.keep_alive_s()
         if not self.client_keys() and (self.tenant_by_key or self.quotas().any):
             raise ConfigError("--tenant-by-key and the quotas of keys need keys: --api-key or --api-key-file",
                               param="--tenant-by-key" if self.tenant_by_key else "--api-key")

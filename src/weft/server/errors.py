@@ -64,7 +64,7 @@ def error_body(error: WeftError) -> bytes:
 
 def error_headers(error: WeftError) -> dict[str, str]:
     if error.status in (429, 503):
-        retry_after_s = error.retry_after_s if isinstance(error, EdgeError) else RETRY_AFTER_S
+        retry_after_s = getattr(error, "retry_after_s", RETRY_AFTER_S)
         return {"retry-after": str(retry_after_s)}
     return {"www-authenticate": "Bearer"} if error.status == 401 else {}
 

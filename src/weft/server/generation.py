@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -31,12 +32,15 @@ from weft.info import ModelInfo
 from weft.request import LostTokens, PlacedPicture, Pooling, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
 from weft.server.protocol import SamplingFields, grammar_of, sampling_params
-from weft.server.service import ServedModel, Service
+from weft.server.service import KeepAlive, ServedModel, Service
 from weft.server.tracing import GenerationOutcome
 from weft.text.chat_request import ConversationFields, KnownPrefix
 from weft.text.choices import Choice, Piece, TextDecoder
 from weft.text.dialect import AnswerBlock, AnswerPlan, BlockEvent
 from weft.text.tokenizer import banned_sequences
+
+if TYPE_CHECKING:
+    from weft.server.several import ModelUse
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -90,8 +94,12 @@ class Generation:
                  samplings: Sequence[SamplingParams], *, priority: int, cache_salt: str,
                  decoder: TextDecoder | None = None, prompt_field: str = "prompt") -> None:
         self._service = service
-        self._requests_in_flight = service.engine.requests
-        self._metrics = service.metrics
+        self._model = model
+        self.keep_alive_s: KeepAlive = UNSET
+        self.load_s = 0.0
+        """How long it waited for its model to be loaded."""
+        self._use: ModelUse | None = None
+        self._metrics = service.metrics_of(model)
         self._arrived_s = time.perf_counter()
         self._stream: RequestStream | None = None
         self._closed = False
@@ -136,6 +144,11 @@ class Generation:
         """Raises what the engine rejects it with, or EngineUnavailableError."""
         self._service.enter()
         try:
+            if self._model.loadable is not None:
+                self._use = await self._model.loadable.enter(self.keep_alive_s)
+                self.load_s = time.perf_counter() - self._arrived_s
+            fleet = self._service.engine if self._use is None else self._use.fleet
+            self._requests_in_flight = fleet.requests
             self._stream = await self._requests_in_flight.submit(self._requests)
         except BaseException:
             self.close()
@@ -203,6 +216,13 @@ class Generation:
             return
         self._closed = True
         self._service.leave()
+        try:
+            self._cancel_rest()
+        finally:
+            if self._use is not None:
+                self._use.end()
+
+    def _cancel_rest(self) -> None:
         if self._stream is None:
             return
         for request, choices in zip(self._requests, self._by_prompt, strict=True):
@@ -457,7 +477,7 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     """Raises RequestError, UnknownModelError, EngineUnavailableError."""
     fields = turn.fields
     check_truncation(fields, is_chat=True)
-    model = service.model_for(fields.model)
+    model = await service.model_for(fields.model)
     request, prompt = await model.write_chat(turn.conversation)
     if fields.truncate_prompt_tokens is None:
         await model.check_text(prompt.text, param=turn.prompt_field)

@@ -22,7 +22,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +32,7 @@ from rich.console import Console
 from weft.config import EngineConfig
 from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
+from weft.fleet.places import visible_gpus
 from weft.fleet.start_progress import StartProgress
 from weft.host import usable_cores
 from weft.info import ModelInfo
@@ -41,7 +42,7 @@ from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
 from weft.rpc.link import LinkKeys, new_token, read_or_create_token, tcp_address
 from weft.schedule.snapshots import parse_snapshots
-from weft.server.banner import base_url, print_banner
+from weft.server.banner import base_url, print_banner, print_models
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, serving, set_up_logging
 from weft.server.service import Service, load_served_model
@@ -54,8 +55,10 @@ _ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
-def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: str = ASSEMBLE) -> int:
-    """Serves until it is told to stop; returns the exit code. Call it from the main thread.
+def serve(engine_config: EngineConfig, server_config: ServerConfig, models: Sequence[str] = (), *,
+          factory: str = ASSEMBLE) -> int:
+    """Serves until it is told to stop; returns the exit code. Call it from the main thread. ``models``: as
+    they were named, where there are several.
 
     ``factory`` ("module:function") builds the engine in its process; tests put scripted ones here.
     """
@@ -66,6 +69,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         engine_config.check()
         parse_sources(engine_config.speculate)
         parse_snapshots(engine_config.snapshots)
+        if len(models) > 1:
+            return _serve_several(engine_config, server_config, models, console, factory)
         if server_config.own_replicas and factory == ASSEMBLE:
             _check_model(engine_config)
         listener = bind(server_config)
@@ -85,6 +90,28 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         return EXIT_CONFIG
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Serving(service, listener, console, progress, ray).run())
+
+
+def _serve_several(engine: EngineConfig, config: ServerConfig, models: Sequence[str], console: Console,
+                   factory: str) -> int:
+    """Raises ConfigError, CheckpointError."""
+    from weft.planning.together import share_out
+    from weft.server.several import SeveralModels
+    from weft.server.sources import memory_of, read_sources
+
+    sources = read_sources(models, engine, config, reads_weights=factory == ASSEMBLE)
+    memory = memory_of(engine)
+    shares = share_out([source.need for source in sources], memory)
+    listener = bind(config)
+    several = SeveralModels(
+        sources, config, shares=shares, memory_bytes=memory, factory=factory,
+        background=engine.device == "cpu" or not visible_gpus(),   # a GPU's context is its thread's
+        tell=lambda line: console.print(line, markup=False, highlight=False))
+    service = Service(config, None, several=several)
+    if service.responses is not None and config.response_store is not None:
+        service.responses.open_now()
+    with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(ServingSeveral(service, listener, console, StartProgress(console)).run())
 
 
 def _check_model(config: EngineConfig) -> None:
@@ -180,7 +207,6 @@ class Serving:
                  progress: StartProgress, ray: RayFleet | None = None) -> None:
         self._service = service
         self._ray = ray
-        self._engine = service.engine
         self._config = service.config
         self._listener = listener
         self._console = console
@@ -188,6 +214,10 @@ class Serving:
         self._first_stop, self._second_stop = asyncio.Event(), asyncio.Event()
         host, port = listener.getsockname()[:2]
         self._url = base_url(self._config.host if self._config.host else host, port)
+
+    @property
+    def _engine(self) -> Fleet:
+        return self._service.engine
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -207,7 +237,7 @@ class Serving:
             finally:
                 if self._ray is not None:
                     await self._ray.stop()
-                await self._engine.stop("the server was stopped")
+                await self._stop_engines("the server was stopped")
                 if workers is not None:
                     await workers.stop()
 
@@ -230,9 +260,19 @@ class Serving:
         print_banner(self._console, self._service.model, self._url, self._config)
         if await _first_of(self._engine.died(), self._first_stop.wait()):
             return self._engine_lost()
+        return await self._end_work()
+
+    async def _end_work(self) -> int:
         for work in self._service.background:
             await work.stop()
         return await self._drain()
+
+    async def _stop_engines(self, reason: str) -> None:
+        await self._engine.stop(reason)
+
+    async def _no_engine(self) -> object:
+        """Waits for the death of the last one."""
+        return await self._engine.died()
 
     def _engine_lost(self) -> int:
         assert self._engine.death is not None
@@ -264,13 +304,13 @@ class Serving:
                       "Ctrl-C again stops at once")
         finished = asyncio.ensure_future(service.drain())
         try:
-            await _within(_first_of(finished, _first_of(self._second_stop.wait(), self._engine.died())),
+            await _within(_first_of(finished, _first_of(self._second_stop.wait(), self._no_engine())),
                           self._config.drain_timeout)
         finally:
             finished.cancel()
         if self._second_stop.is_set():
             return EXIT_INTERRUPTED
-        if self._engine.death is not None:
+        if self._service.death is not None:
             return self._engine_lost()
         if active := service.active:
             self._say(f"{active} requests did not finish in {self._config.drain_timeout:g} s "
@@ -282,6 +322,25 @@ class Serving:
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
+
+
+class ServingSeveral(Serving):
+    """Models are loaded when they are asked for: it serves from the beginning, and no death ends it."""
+
+    async def _until_stopped(self) -> int:
+        for work in self._service.background:
+            work.start()
+        assert self._service.several is not None
+        print_models(self._console, self._service.several, self._url, self._config)
+        await self._first_stop.wait()
+        return await self._end_work()
+
+    async def _stop_engines(self, reason: str) -> None:
+        assert self._service.several is not None
+        await self._service.several.stop(reason)
+
+    async def _no_engine(self) -> object:
+        return await asyncio.Event().wait()
 
 
 def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:

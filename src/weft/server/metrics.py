@@ -13,6 +13,7 @@ dashboards load.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
@@ -24,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from weft.engine.stats import EngineStats
 from weft.memory.values import LOSS_REASONS
+from weft.planning.residency import Resident
 from weft.request import SamplingParams, TokenEvent
 from weft.router.protocol import RouterCounts
 from weft.schedule.tier_values import NO_TIER, TierStats
@@ -66,23 +68,29 @@ class Metrics:
         self._families = {
             name: Histogram(f"{prefix}:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
             for name, (text, buckets) in HISTOGRAMS.items()}
-        edge.on_refusal = lambda code: self._count("http_refusals", code)
-        self._fleet: FleetReport | None = None
-        self.name_model("")
+        edge.on_refusal = lambda code: self.count(self._first, "http_refusals", code)
+        self._fleets: list[FleetReport] = []
+        self._models: dict[str, ModelMetrics] = {}
         self._registry.register(self)
 
-    def name_model(self, name: str) -> None:
-        """Until a model is served, series carry an empty name and nothing is observed."""
-        self._model = name
-        if name:
-            self._histograms = {key: family.labels(name, _FIRST_ENGINE)
-                                for key, family in self._families.items()}
-            for reason in ("stop", "length", "abort"):
-                self._count("request_success", reason, 0)
+    @property
+    def _first(self) -> str:
+        """The label of what belongs to no model; empty until one is served."""
+        return next(iter(self._models), "")
 
-    def text(self, fleet: FleetReport, workers_folder: str | None = None) -> bytes:
-        """``workers_folder``: where HTTP workers count, which adds to what this process has."""
-        self._fleet = fleet
+    def of(self, model: str) -> ModelMetrics:
+        """What is observed of the requests to a model; its series exist from now on."""
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = ModelMetrics(
+                {key: family.labels(model, _FIRST_ENGINE) for key, family in self._families.items()},
+                functools.partial(self.count, model, "request_success"))
+        return known
+
+    def text(self, fleets: list[FleetReport], workers_folder: str | None = None) -> bytes:
+        """``fleets``: of each model. ``workers_folder``: where HTTP workers count, which adds to what this
+        process has."""
+        self._fleets = fleets
         if workers_folder is None:
             return prometheus_client.generate_latest(self._registry)
         from prometheus_client.multiprocess import MultiProcessCollector
@@ -90,21 +98,74 @@ class Metrics:
         workers = MultiProcessCollector(None, workers_folder)  # type: ignore[no-untyped-call]
         return prometheus_client.generate_latest(SummedSeries([self._registry, workers]))
 
-    def _count(self, name: str, label: str, amount: int = 1) -> None:
-        self._counters[name].labels(self._model, _FIRST_ENGINE, label).inc(amount)
+    def count(self, model: str, name: str, label: str, amount: int = 1) -> None:
+        self._counters[name].labels(model, _FIRST_ENGINE, label).inc(amount)
 
-    # ------------------------------------------------------------------ observations
+    def steps_ran(self, model: str, engine: int, sizes: list[int]) -> None:
+        if model:
+            histogram = self._families["iteration_tokens_total"].labels(model, str(engine))
+            for size in sizes:
+                histogram.observe(size)
+
+    # ------------------------------------------------------------------ the engine's numbers
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry. Series of several engines are one family."""
+        families: dict[str, Metric] = {}
+        for metric in self._all_metrics():
+            family = families.setdefault(metric.name, metric)
+            if family is not metric:
+                family.samples += metric.samples
+        yield from families.values()
+
+    def _all_metrics(self) -> Iterator[Metric]:
+        yield from self._rows(EDGE, self._edge, _FIRST_ENGINE)
+        for fleet in self._fleets:
+            yield from self._of_fleet(fleet)
+
+    def _of_fleet(self, fleet: FleetReport) -> Iterator[Metric]:
+        rows = functools.partial(self._rows, model=fleet.model)
+        yield from rows(FLEET, fleet, _FIRST_ENGINE)
+        if fleet.resident is not None:
+            yield from rows(MODEL, fleet.resident, _FIRST_ENGINE)
+        for engine in fleet.engines:
+            number = str(engine.number)
+            yield from rows(REPLICA, engine, number)
+            if engine.stats is not None:
+                shared = shares_a_store(engine, fleet.engines)
+                yield from rows([row for row in ENGINE if not (shared and row.combine == "once")],
+                                engine.stats, number)
+            if engine.number in fleet.router:
+                yield from rows(ROUTER, fleet.router[engine.number], number)
+
+    def _rows(self, rows: Sequence[Row[Source]], source: Source, engine: str,
+              model: str | None = None) -> Iterator[Metric]:
+        model = self._first if model is None else model
+        for row in rows:
+            value = row.read(source)
+            if value is None:
+                continue
+            kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+            own = [row.label] if row.label else []
+            family = kind(f"{self._prefix}:{row.name}", row.help, labels=[*_LABELS, *own])
+            for label, number in value.items() if isinstance(value, Mapping) else (("", value),):
+                family.add_metric([model, engine, label][:len(_LABELS) + len(own)], number)
+            yield family
+
+
+class ModelMetrics:
+    """Of the requests to one model, as their events pass. ``count_end`` takes a reason and an amount."""
+
+    def __init__(self, histograms: dict[str, Histogram], count_end: Callable[..., None]) -> None:
+        self._histograms = histograms
+        self._ended = count_end
+        for reason in ("stop", "length", "abort"):
+            count_end(reason, 0)
 
     def request_came(self, sampling: SamplingParams) -> None:
         self._histograms["request_params_n"].observe(sampling.n)
         if sampling.max_tokens is not None:
             self._histograms["request_params_max_tokens"].observe(sampling.max_tokens)
-
-    def steps_ran(self, engine: int, sizes: list[int]) -> None:
-        if self._model:
-            histogram = self._families["iteration_tokens_total"].labels(self._model, str(engine))
-            for size in sizes:
-                histogram.observe(size)
 
     def event_came(self, times: SequenceTimes, event: TokenEvent, now: float) -> None:
         """``now``: when it arrived (``time.perf_counter``)."""
@@ -125,7 +186,7 @@ class Metrics:
 
     def sequence_ended(self, times: SequenceTimes, reason: str, generated_tokens: int) -> None:
         times.finish_reason = reason
-        self._count("request_success", reason)
+        self._ended(reason)
         if reason == "abort":
             return
         seen = self._histograms
@@ -146,45 +207,6 @@ class Metrics:
 
     def request_ended(self, longest_answer_tokens: int) -> None:
         self._histograms["request_max_num_generation_tokens"].observe(longest_answer_tokens)
-
-    # ------------------------------------------------------------------ the engine's numbers
-
-    def collect(self) -> Iterator[Metric]:
-        """Called by the registry. Series of several engines are one family."""
-        families: dict[str, Metric] = {}
-        for metric in self._all_metrics():
-            family = families.setdefault(metric.name, metric)
-            if family is not metric:
-                family.samples += metric.samples
-        yield from families.values()
-
-    def _all_metrics(self) -> Iterator[Metric]:
-        yield from self._rows(EDGE, self._edge, _FIRST_ENGINE)
-        fleet = self._fleet
-        if fleet is None:
-            return
-        yield from self._rows(FLEET, fleet, _FIRST_ENGINE)
-        for engine in fleet.engines:
-            number = str(engine.number)
-            yield from self._rows(REPLICA, engine, number)
-            if engine.stats is not None:
-                shared = shares_a_store(engine, fleet.engines)
-                yield from self._rows([row for row in ENGINE if not (shared and row.combine == "once")],
-                                      engine.stats, number)
-            if engine.number in fleet.router:
-                yield from self._rows(ROUTER, fleet.router[engine.number], number)
-
-    def _rows(self, rows: Sequence[Row[Source]], source: Source, engine: str) -> Iterator[Metric]:
-        for row in rows:
-            value = row.read(source)
-            if value is None:
-                continue
-            kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
-            own = [row.label] if row.label else []
-            family = kind(f"{self._prefix}:{row.name}", row.help, labels=[*_LABELS, *own])
-            for label, number in value.items() if isinstance(value, Mapping) else (("", value),):
-                family.add_metric([self._model, engine, label][:len(_LABELS) + len(own)], number)
-            yield family
 
 
 class SummedSeries(CollectorRegistry):
@@ -232,13 +254,16 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """``resumes`` of requests; ``deadly``: requests that were refused because engines died of them."""
+    """Of one model. ``resumes`` of requests; ``deadly``: requests that were refused because engines died of
+    them. ``resident``: of a server with several models."""
 
+    model: str
     engines: list[EngineReport]
     resumes: int
     deadly: int
     router: dict[int, RouterCounts] = field(default_factory=dict)
     """By replica; empty for a router that predicts nothing."""
+    resident: Resident | None = None
 
 
 @dataclass(frozen=True)
@@ -324,6 +349,17 @@ REPLICA = (
                       lambda engine: engine.up),
     Row[EngineReport]("engine_restarts", "counter", "Engine processes started after the first.",
                       lambda engine: engine.restarts),
+)
+MODEL = (
+    Row[Resident]("model_loaded", "gauge", "With several models: 1 while this one is in memory.",
+                  lambda model: model.state == "loaded"),
+    Row[Resident]("model_memory_bytes", "gauge", "With several models: its share of the memory, while it "
+                  "takes it.", lambda model: model.held),
+    Row[Resident]("model_requests_waiting", "gauge", "Requests that wait for this model to be loaded.",
+                  lambda model: model.waiting),
+    Row[Resident]("model_loads", "counter", "How often this model was loaded.", lambda model: model.loads),
+    Row[Resident]("model_unloads", "counter", "How often this model was unloaded, or its engines ended.",
+                  lambda model: model.unloads),
 )
 E = Row[EngineStats]
 ENGINE = (
@@ -470,7 +506,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 def combines() -> dict[str, Combine]:
     """How the replicas of each gauge and counter make one number, by its name in Prometheus text."""
-    rows = {row.sample_name: row.combine for row in (*EDGE, *FLEET, *REPLICA, *ENGINE, *ROUTER)}
+    rows = {row.sample_name: row.combine for row in (*EDGE, *FLEET, *MODEL, *REPLICA, *ENGINE, *ROUTER)}
     return rows | dict.fromkeys((f"{name}_total" for name in COUNTERS), "sum")
 
 

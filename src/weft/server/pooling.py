@@ -254,7 +254,7 @@ class ScoreJob(PoolingJob):
 
 async def prepare_embeddings(service: Service, body: EmbeddingBody) -> EmbeddingJob:
     """Raises RequestError, ContextLengthError, UnknownModelError, EngineUnavailableError."""
-    model = service.model_for(body.model)
+    model = await service.model_for(body.model)
     prompts = await embedding_prompts(model, prompts_of(body.input, field="input"), field="input",
                                       limit=model.info.sizes.max_model_len, truncate_to=_cut(body, model),
                                       prompt=body.prompt, prompt_name=body.prompt_name)
@@ -266,7 +266,7 @@ async def prepare_embeddings(service: Service, body: EmbeddingBody) -> Embedding
 async def prepare_ollama_embed(service: Service, body: OllamaEmbedBody | OllamaEmbeddingsBody,
                                ) -> OllamaEmbedJob:
     """As ``prepare_embeddings``. ``options.num_ctx`` is a limit of an input."""
-    model = service.model_for(served_name(body.model))
+    model = await service.model_for(served_name(body.model))
     options, whole = read_options(body.options), model.info.sizes.max_model_len
     limit = min(whole, options.num_ctx or whole)
     truncate = None
@@ -303,7 +303,7 @@ async def embedding_prompts(model: ServedModel, inputs: Sequence[str | list[int]
 
 async def prepare_rerank(service: Service, body: RerankBody) -> RerankJob:
     """As ``prepare_embeddings``."""
-    model = service.model_for(body.model)
+    model = await service.model_for(body.model)
     texts = [_text_of(at, one) for at, one in enumerate(body.documents)]
     if not texts:
         raise RequestError("documents is an empty list", param="documents")
@@ -322,7 +322,7 @@ async def prepare_rerank(service: Service, body: RerankBody) -> RerankJob:
 
 async def prepare_score(service: Service, body: ScoreBody) -> ScoreJob:
     """As ``prepare_embeddings``."""
-    model = service.model_for(body.model)
+    model = await service.model_for(body.model)
     sides = [[side] if isinstance(side, str) else side for side in (body.text_1, body.text_2)]
     if not all(sides) or (len(sides[0]) != len(sides[1]) and len(sides[0]) != 1):
         raise RequestError(f"text_1 has {len(sides[0])} texts and text_2 has {len(sides[1])}; give one "

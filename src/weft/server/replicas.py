@@ -46,6 +46,7 @@ class ReplicaReport(msgspec.Struct):
     sequences: int
     running: int
     waiting: int
+    model: str = ""
 
 
 class ReplicaList(msgspec.Struct):
@@ -60,7 +61,8 @@ class ReplicaHandlers:
         self._service = service
 
     async def replicas(self, request: Request) -> Response:
-        self._service.engine.check_alive()
+        if self._service.several is None:
+            self._service.engine.check_alive()
         return self._answer()
 
     async def drain_replica(self, request: Request) -> Response:
@@ -80,17 +82,17 @@ class ReplicaHandlers:
         return self._answer()
 
     def _answer(self) -> Response:
-        fleet = self._service.engine
         return json_response(ReplicaList("list", [
-            _report(replica, fleet.requests.count_on(replica.number)) for replica in fleet.replicas
+            _report(replica, fleet.requests.count_on(replica.number), name)
+            for name, fleet in self._service.fleets for replica in fleet.replicas
             if replica.state != "left"]))
 
 
-def _report(replica: Replica, sequences: int) -> ReplicaReport:
+def _report(replica: Replica, sequences: int, model: str) -> ReplicaReport:
     stats = replica.engine.stats
     return ReplicaReport(replica.number, replica.host, replica.shown_state, replica.restart_count,
                          replica.reason, sequences, stats.running if stats else 0,
-                         stats.waiting if stats else 0)
+                         stats.waiting if stats else 0, model)
 
 
 def _replica_number(request: Request) -> int:

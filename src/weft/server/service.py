@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,14 +26,16 @@ from weft.errors import (
     QueueFullError,
     RequestError,
     UnknownModelError,
+    WeftError,
 )
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
+from weft.planning.residency import Resident
 from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge, SharedCounts, Tally
-from weft.server.metrics import EngineReport, FleetReport, Metrics
+from weft.server.metrics import EngineReport, FleetReport, Metrics, ModelMetrics
 from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
@@ -59,6 +61,7 @@ from weft.units import parse_bytes
 
 if TYPE_CHECKING:
     from weft.server.pictures import PictureReader
+    from weft.server.several import LoadableModel, SeveralModels
     from weft.server.workers.supervisor import Workers
 
 ANY_NAME = "default"
@@ -68,6 +71,8 @@ _HEAD_CHARS_PER_TOKEN = 16
 """A text with more characters than this for each token of the context is first tokenized in part."""
 _DRAIN_LOOK_S = 0.05
 Encoded = TypeVar("Encoded")
+KeepAlive: TypeAlias = float | msgspec.UnsetType | None
+"""Seconds that a model stays in memory after a request, None for ever; UNSET: as the server says."""
 
 
 class TextTooLongError(RequestError):
@@ -149,6 +154,8 @@ class ServedModel:
     """Identifies the tokenizer: equal token ids mean equal text under the same one."""
     adapter: Adapter | None = None
     """What requests under this name are computed with."""
+    loadable: LoadableModel | None = None
+    """Of a server with several models."""
 
     @property
     def name(self) -> str:
@@ -262,6 +269,26 @@ def _vocabulary(directory: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()[:16]
 
 
+def unknown_model(name: str, names: Sequence[str]) -> UnknownModelError:
+    """``names``: what there is."""
+    served = ", ".join(repr(known) for known in (*names[:_NAMES_SHOWN], ANY_NAME))
+    served += f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return UnknownModelError(f"there is no model {name[:200]!r} here{did_you_mean(name, names)}; this server "
+                             f"has {served}", param="model")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """As lists of models show it. ``parent``: the model of an adapter; ``state``: of a server with several
+    models."""
+
+    name: str
+    info: ModelInfo
+    created_s: int
+    parent: str | None = None
+    state: str | None = None
+
+
 class Background(Protocol):
     """Work of the server's own, from the time when the model is ready until draining."""
 
@@ -271,20 +298,26 @@ class Background(Protocol):
 
 
 class Service:
-    """``counts``: of all HTTP processes, where there are several."""
+    """``counts``: of all HTTP processes, where there are several. ``engine``: of the one model, or
+    ``several`` models."""
 
-    def __init__(self, config: ServerConfig, engine: Fleet, counts: SharedCounts | None = None, *,
-                 is_supervisor: bool = False) -> None:
+    def __init__(self, config: ServerConfig, engine: Fleet | None, counts: SharedCounts | None = None, *,
+                 is_supervisor: bool = False, several: SeveralModels | None = None) -> None:
         self.config = config
-        self.engine = engine
+        self._engine = engine
+        self.several = several
         self.counts = counts
         self.workers: Workers | None = None
         self.edge = HttpEdge(config.edge_limits(), counts, is_inner=is_supervisor)
         self.body_checker = BodyChecker(config.max_json_values)
         self.metrics = Metrics(config.metrics_prefix, self.edge)
-        engine.on_step_tokens = self.metrics.steps_ran
+        if engine is not None:
+            engine.on_step_tokens = lambda replica, sizes: self.metrics.steps_ran(
+                "" if self.model is None else self.model.name, replica, sizes)
+        if several is not None:
+            several.on_fleet = self._follow
         self.model: ServedModel | None = None
-        self.adapters = AdapterNames()
+        self.adapters = AdapterNames() if several is None else several.adapters
         path = config.response_path()
         self.files = open_file_store(config.file_directory(), config.file_limits(),
                                      is_default=config.file_store is None)
@@ -294,6 +327,34 @@ class Service:
         self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
         self._active = Tally() if counts is None else counts.requests
         self._drains = Tally() if counts is None else counts.drains
+
+    @property
+    def engine(self) -> Fleet:
+        """Of the one model. Raises RequestError where there are several."""
+        if self._engine is None:
+            raise RequestError("this is served with one model only, and this server has several: they are "
+                               "loaded and unloaded as requests need them", code="several_models")
+        return self._engine
+
+    @property
+    def fleets(self) -> list[tuple[str, Fleet]]:
+        """The name and the engines of each model that is loaded."""
+        if self.several is not None:
+            return self.several.fleets
+        return [("" if self.model is None else self.model.name, self.engine)]
+
+    @property
+    def death(self) -> WeftError | None:
+        """Why this server computes nothing any more."""
+        return None if self._engine is None else self._engine.death
+
+    def _follow(self, name: str, fleet: Fleet) -> None:
+        fleet.on_step_tokens = functools.partial(self.metrics.steps_ran, name)
+
+    def metrics_of(self, model: ServedModel) -> ModelMetrics:
+        """Under the name of the model itself, not of an adapter."""
+        base = self.model if model.loadable is None else model.loadable
+        return self.metrics.of("" if base is None else base.name)
 
     def enter(self) -> None:
         """A request begins to be answered; ``leave`` when it has ended, however it did."""
@@ -330,44 +391,74 @@ class Service:
     def open(self, model: ServedModel) -> None:
         self.adapters.start_with(model.info.adapters, (*model.names, ANY_NAME))
         self.model = model
-        self.metrics.name_model(model.name)
+        self.metrics.of(model.name)
 
-    def model_for(self, name: str | None) -> ServedModel:
-        """The model a request means. Raises EngineUnavailableError, UnknownModelError."""
+    async def model_for(self, name: str | None) -> ServedModel:
+        """The model a request means; of several, it is loaded if it never was. Raises EngineUnavailableError,
+        UnknownModelError, QueueFullError."""
         self.check_open()
+        return self.known_model(name) if self.several is None else await self.several.model_for(name)
+
+    def known_model(self, name: str | None) -> ServedModel:
+        """The one model, or an adapter of it; of several, one that was loaded. Raises UnknownModelError."""
+        if self.several is not None:
+            served = self.several.find(name).served
+            assert served is not None
+            return served
         assert self.model is not None
         if name is not None and name != ANY_NAME and name not in self.model.names:
             adapter = self.adapters.find(name)
             if adapter is not None:
                 return replace(self.model, names=(name,), adapter=adapter)
-            names = (*self.model.names, *self.adapters)
-            served = ", ".join(repr(known) for known in (*names[:_NAMES_SHOWN], ANY_NAME))
-            served += f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-            close = did_you_mean(name, names)
-            raise UnknownModelError(f"there is no model {name[:200]!r} here{close}; this server has {served}",
-                                    param="model")
+            raise unknown_model(name, [*self.model.names, *self.adapters])
         return self.model
+
+    def listed(self) -> list[ListedModel]:
+        """Every name that requests may use: models, then their adapters. Raises EngineUnavailableError."""
+        self.check_open()
+        if self.several is None:
+            model = self.known_model(None)
+            own = [ListedModel(name, model.info, model.created_s) for name in model.names]
+            return [*own, *(ListedModel(name, model.info, model.created_s, model.name)
+                            for name in self.adapters)]
+        models = self.several.models.values()
+        return [*(ListedModel(one.name, one.info, one.created_s, None, one.state) for one in models),
+                *(ListedModel(name, one.info, one.created_s, one.name, one.state)
+                  for one in models for name in self.several.adapter_names(one))]
+
+    def own_name(self, name: str | None) -> str:
+        """Of the model or adapter that a request means. Raises UnknownModelError."""
+        if self.several is not None:
+            model = self.several.find(name)
+            return model.name if name in (None, ANY_NAME) else str(name)
+        return self.name_of(self.known_model(name), name)
+
+    async def text_side(self, name: str | None) -> ServedModel:
+        """To look at; of several models without loading it. Raises UnknownModelError."""
+        self.check_open()
+        return self.known_model(name) if self.several is None else await self.several.find(name).preview()
 
     def check_open(self) -> None:
         if self.draining:
             raise EngineUnavailableError("this server is shutting down and takes no new requests")
-        self.engine.check_alive()
-        if self.model is None:
+        if self._engine is not None:
+            self._engine.check_alive()
+        if self.model is None and self.several is None:
             raise EngineUnavailableError("the server is starting: it reads the tokenizer")
 
     def name_of(self, model: ServedModel, asked: str | None) -> str:
         """What ``model`` says in a response: the name that the request used, if it is one of its own."""
         return asked if asked in model.names and asked is not None else model.name
 
-    def fleet_report(self) -> FleetReport:
-        """For /metrics."""
-        fleet = self.engine
-        return FleetReport([EngineReport(replica.number, replica.ready, replica.restart_count,
-                                         replica.engine.stats, replica.host) for replica in fleet.replicas
-                            if replica.state != "left"],
-                           fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts())
+    def fleet_reports(self) -> list[FleetReport]:
+        """For /metrics, of each model."""
+        if self.several is None:
+            return [_report(*self.fleets[0])]
+        return [_report(name, model.fleet, model.resident) for name, model in self.several.models.items()]
 
     def health(self) -> tuple[int, Mapping[str, Any]]:
+        if self.several is not None:
+            return self._health_of(self.several)
         if self.engine.death is not None:
             return 503, {"status": "dead", "reason": self.engine.death.message}
         if self.model is None:
@@ -383,8 +474,28 @@ class Service:
                          **details}
         return 200, {"status": "ok", **details}
 
+    def _health_of(self, several: SeveralModels) -> tuple[int, Mapping[str, Any]]:
+        """Counts without names: no key is needed to read them."""
+        if self.draining:
+            return 503, {"status": "draining", "reason": "the server is shutting down"}
+        ailing = sum(fleet.ailment is not None for _, fleet in several.fleets)
+        degraded = {"reason": f"engines of {ailing} of the models restart"} if ailing else {}
+        return 200, {"status": "degraded" if ailing else "ok", **degraded, "models": several.states(),
+                     **self._store_details()}
+
     def _store_details(self) -> dict[str, str]:
         """``/health`` needs no key, so this has the kind of a fault, and neither bucket nor address."""
         faults = {stats.store.store.bucket_fault.partition(":")[0]
-                  for _, stats in self.engine.engines.stats() if stats.store is not None} - {""}
+                  for _, fleet in self.fleets for _, stats in fleet.engines.stats()
+                  if stats.store is not None} - {""}
         return {"store": f"the bucket does not answer: {', '.join(sorted(faults))}"} if faults else {}
+
+
+def _report(name: str, fleet: Fleet | None, resident: Resident | None = None) -> FleetReport:
+    if fleet is None:
+        return FleetReport(name, [], 0, 0, resident=resident)
+    return FleetReport(name, [EngineReport(replica.number, replica.ready, replica.restart_count,
+                                           replica.engine.stats, replica.host) for replica in fleet.replicas
+                              if replica.state != "left"],
+                       fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts(),
+                       resident)

@@ -24,7 +24,7 @@ from typing import Any
 import uvloop
 
 from weft.config import EngineConfig
-from weft.errors import EngineUnavailableError, QueueFullError, RequestError, WeftError
+from weft.errors import EngineUnavailableError, ModelLoadError, QueueFullError, RequestError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.rpc.client import ASSEMBLE
 from weft.server.batches.lines import (
@@ -96,6 +96,8 @@ async def answer_line(service: Service, url: str, raw: bytes, *,
             job.generation.close()
             if tenant is not None:
                 tenant.spend(job.generation.usage().total_tokens)
+    except ModelLoadError as error:   # of one model of several: other lines are answered
+        return error.status, error_body(error)
     except (QueueFullError, EngineUnavailableError) as error:
         raise LaterError(error.message) from error
     except WeftError as error:
@@ -118,10 +120,14 @@ async def _job(service: Service, url: str, raw: bytes, tenant: Tenant | None) ->
 
 
 _PAUSE_S = 0.5
+_WINDOW_OF_SEVERAL = 64
+"""Lines at once where there are several models: not all of the room of those that wait for loads."""
 
 
 def window_of(service: Service) -> int:
     """How many lines are worked on at once."""
+    if service.several is not None:   # each line may name another model
+        return max(1, min(_WINDOW_OF_SEVERAL, service.several.residency.waiting_max // 2))
     assert service.model is not None
     sizes = service.model.info.sizes
     return max(1, min(sizes.rows_max + sizes.rows_max // 2 + 4, sizes.queue_max // 2))
@@ -158,8 +164,8 @@ async def run_lines(service: Service, source: Path, lines: Iterable[IndexedLine]
                 try:
                     status, body = task.result()
                 except LaterError:
-                    if service.engine.death is not None:
-                        raise service.engine.death from None
+                    if service.death is not None:
+                        raise service.death from None
                     waiting.appendleft(line)
                     pause = True
                     continue

@@ -173,16 +173,17 @@ def prefix_key(body: bytes) -> bytes:
         system B, question 1        B1 q1
 
     That is the order in which a depth-first walk visits the tree of prefixes: one is computed once, and used
-    while it is warm. It is the text of the request and not of the template, which costs more to render. Any
-    JSON has a key."""
+    while it is warm. Those of one model come together: each of several is loaded once. It is the text of the
+    request and not of the template, which costs more to render. Any JSON has a key."""
     try:
         fields = msgspec.json.decode(body)
         text = b"".join(_parts(fields)) if isinstance(fields, dict) else body
     except (msgspec.DecodeError, ValueError, RecursionError):
-        text = body
+        text, fields = body, None
+    model = msgspec.json.encode(fields.get("model")) if isinstance(fields, dict) else b""
     blocks = range(0, min(len(text), BLOCK_CHARS * KEY_BLOCKS_MAX), BLOCK_CHARS)
-    return b"".join(hashlib.blake2b(text[at:at + BLOCK_CHARS], digest_size=_HASH_BYTES).digest()
-                    for at in blocks)
+    pieces = [model, *(text[at:at + BLOCK_CHARS] for at in blocks)]
+    return b"".join(hashlib.blake2b(piece, digest_size=_HASH_BYTES).digest() for piece in pieces)
 
 
 def _parts(fields: dict[str, Any]) -> Iterable[bytes]:

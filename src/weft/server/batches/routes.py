@@ -221,7 +221,7 @@ class BatchRunner:
             if work.cancelled():
                 continue
             if (error := work.exception()) is not None:
-                if self._service.engine.death is not None:
+                if self._service.death is not None:
                     return  # a server with an engine goes on
                 _log.error("%s failed", record.batch.id, exc_info=error)
                 self._fail(record.batch, [(0, "internal_error", "the server failed on this batch")])

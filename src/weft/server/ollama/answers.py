@@ -5,8 +5,7 @@
     raw                ----------------> RawTurn: the prompt as it is             /
 
 A stream is one JSON object a line. The last one has ``done``, the reason and the counts. A call of a tool is
-sent when it is complete. Times are nanoseconds. The load time is 0, as the model is loaded before the server
-answers.
+sent when it is complete. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from weft.errors import RequestError, WeftError
+from weft.errors import ConfigError, RequestError, WeftError
+from weft.info import ModelInfo
 from weft.server.errors import bug
 from weft.server.generation import ChatTurn, Generation, PreparedTurn, Prompt, prepare_turn
 from weft.server.ollama.protocol import (
@@ -35,8 +35,8 @@ from weft.server.ollama.protocol import (
     sampling_fields,
     served_name,
 )
-from weft.server.protocol import grammar_of, sampling_params
-from weft.server.service import ServedModel, Service
+from weft.server.protocol import grammar_of, note_ignored, sampling_params
+from weft.server.service import KeepAlive, ServedModel, Service
 from weft.server.sse import Way
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
@@ -44,6 +44,7 @@ from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
 from weft.text.pictures import ImagePart
 from weft.text.tokenizer import banned_sequences
+from weft.units import parse_duration
 
 _EFFORTS = ("low", "medium", "high")
 _REASONS = {"length": "length"}
@@ -127,7 +128,8 @@ class OllamaJob:
         first_s = ended_s if times.first_s is None else times.first_s
         began_s = times.arrived_s if times.began_s is None else times.began_s
         return {"done": True, "done_reason": _REASONS.get(self._turn.finish_reason(piece) or "", "stop"),
-                "total_duration": _ns(ended_s - times.arrived_s), "load_duration": 0,
+                "total_duration": _ns(ended_s - times.arrived_s),
+                "load_duration": _ns(self.generation.load_s),
                 "prompt_eval_count": usage.prompt_tokens,
                 "prompt_eval_duration": _ns(first_s - began_s),
                 "eval_count": usage.completion_tokens, "eval_duration": _ns(ended_s - first_s)}
@@ -155,7 +157,7 @@ OLLAMA_GENERATE = Way(OllamaGenerateBody, UNSERVED_IN_OLLAMA, prepare_ollama_gen
 async def _job(service: Service, body: OllamaBody, messages: list[ChatMessage], *, chat: bool,
                tools: list[Any] | None = None) -> OllamaJob:
     options = read_options(body.options)
-    model = service.model_for(served_name(body.model))
+    model = await service.model_for(served_name(body.model))
     think, effort = _think(body, model)
     turn = await prepare_turn(service, ChatTurn(
         conversation=ConversationFields(
@@ -169,7 +171,7 @@ async def _job(service: Service, body: OllamaBody, messages: list[ChatMessage], 
 
 async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
     options = read_options(body.options)
-    model = service.model_for(served_name(body.model))
+    model = await service.model_for(served_name(body.model))
     if body.system:
         raise RequestError("system goes into the chat template, which raw leaves out", param="system")
     if body.images:
@@ -187,17 +189,37 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
                      shows_thinking=False)
 
 
-def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateBody) -> dict[str, Any] | None:
+def keep_alive_of(given: str | float | None, service: Service) -> KeepAlive:
+    """Raises RequestError. The one model of a server stays, and the field is named as ignored."""
+    if given is None:
+        return msgspec.UNSET
+    try:
+        seconds = parse_duration(given, flag="keep_alive")
+    except ConfigError as error:
+        raise RequestError(error.message, param="keep_alive") from None
+    if service.several is None:
+        note_ignored("keep_alive")
+        return msgspec.UNSET
+    return seconds
+
+
+async def loaded_answer(service: Service,
+                        body: OllamaChatBody | OllamaGenerateBody) -> dict[str, Any] | None:
     """The answer to a request without messages or prompt, by which clients load or unload a model; None for
     any other request."""
     if body.messages if isinstance(body, OllamaChatBody) else body.prompt:
         return None
-    model = service.model_for(served_name(body.model))
+    stays_s, asked = keep_alive_of(body.keep_alive, service), served_name(body.model)
+    service.own_name(asked)   # an unknown one is refused before anything is loaded
+    unloads = body.keep_alive is not None and parse_duration(body.keep_alive, flag="keep_alive") == 0
+    if service.several is not None and unloads:
+        service.several.unload_soon(service.several.find(asked))
+    elif service.several is not None:
+        (await service.several.enter(service.several.find(asked), stays_s)).end()
     said = ({"message": {"role": "assistant", "content": ""}} if isinstance(body, OllamaChatBody)
             else {"response": ""})
-    name = service.name_of(model, served_name(body.model))
-    return {"model": name, "created_at": _moment(time.time()), **said, "done": True,
-            "done_reason": "unload" if body.keep_alive in (0, "0", "0s") else "load"}
+    return {"model": service.own_name(asked), "created_at": _moment(time.time()), **said, "done": True,
+            "done_reason": "unload" if unloads else "load"}
 
 
 def _think(body: OllamaBody, model: ServedModel) -> tuple[bool | None, str | None]:
@@ -252,19 +274,30 @@ def _call(block: AnswerBlock) -> dict[str, Any]:
     return {"id": block.call_id, "function": {"name": block.name, "arguments": arguments_of(block.text)}}
 
 
-def model_card(model: ServedModel, name: str) -> dict[str, Any]:
-    """As /api/tags lists it. ``digest``: of what decides the model's tokens."""
-    info = model.info
-    return {"name": name, "model": name, "modified_at": _moment(model.created_s), "size": info.weights_bytes,
-            "digest": hashlib.sha256(_encoder.encode(sorted(info.identity.items()))).hexdigest(),
-            "details": _details(model)}
+def model_card(info: ModelInfo, name: str, created_s: int) -> dict[str, Any]:
+    """As /api/tags lists it. ``digest``: of what decides the model's tokens, once it was loaded."""
+    identity = sorted(info.identity.items()) or [("directory", info.directory)]
+    return {"name": name, "model": name, "modified_at": _moment(created_s), "size": info.weights_bytes,
+            "digest": hashlib.sha256(_encoder.encode(identity)).hexdigest(), "details": _details(info)}
 
 
-def running_card(model: ServedModel, name: str) -> dict[str, Any]:
-    """As /api/ps lists it."""
-    in_vram = model.info.weights_bytes if model.info.device.startswith("cuda") else 0
-    return {**model_card(model, name), "expires_at": _NEVER, "size_vram": in_vram,
-            "context_length": model.info.sizes.max_model_len}
+def running_cards(service: Service) -> list[dict[str, Any]]:
+    """As /api/ps lists what is in memory. Raises EngineUnavailableError."""
+    if service.several is None:
+        service.check_open()
+        model = service.known_model(None)
+        return [_running_card(model.info, model.name, model.created_s, None)]
+    now_s = time.monotonic()
+    return [_running_card(model.info, model.name, model.created_s, None if model.resident.expires_s is None
+                          else time.time() + model.resident.expires_s - now_s)
+            for model in service.several.models.values() if model.fleet is not None]
+
+
+def _running_card(info: ModelInfo, name: str, created_s: int, expires_s: float | None) -> dict[str, Any]:
+    in_vram = info.weights_bytes if info.device.startswith("cuda") else 0
+    return {**model_card(info, name, created_s), "size_vram": in_vram,
+            "expires_at": _NEVER if expires_s is None else _moment(expires_s),
+            "context_length": info.sizes.max_model_len}
 
 
 def show_answer(model: ServedModel) -> dict[str, Any]:
@@ -273,7 +306,7 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
     capabilities += ["tools"] * model.dialect.template_takes_tools
     capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)
-    return {"modelfile": f"FROM {info.name}", "details": _details(model), "capabilities": capabilities,
+    return {"modelfile": f"FROM {info.name}", "details": _details(info), "capabilities": capabilities,
             "parameters": "\n".join(f"{name} {value}" for name, value in defaults.items()),
             "template": "", "modified_at": _moment(model.created_s),
             "model_info": {"general.architecture": info.family,
@@ -281,8 +314,7 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
                            f"{info.family}.vocab_size": info.vocab_size}}
 
 
-def _details(model: ServedModel) -> dict[str, Any]:
-    info = model.info
+def _details(info: ModelInfo) -> dict[str, Any]:
     return {"parent_model": "", "format": "gguf" if info.directory.endswith(".gguf") else "safetensors",
             "family": info.family, "families": [info.family], "parameter_size": "",
             "quantization_level": info.dtype}

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, WeftError
-from weft.server.protocol import Int, SamplingFields, Unserved, check_known, note_ignored
+from weft.server.protocol import Int, SamplingFields, Unserved, check_known
 
 PROTOCOL_VERSION = "0.12.0"
 """The version of Ollama whose fields are served. Clients refuse a server with an old one."""
@@ -126,8 +126,6 @@ def read_options(given: dict[str, Any] | None) -> OllamaOptions:
 
 def sampling_fields(body: OllamaBody, options: OllamaOptions, *, model: str) -> SamplingFields:
     """Raises RequestError for a ``format`` that is none."""
-    if body.keep_alive is not None:
-        note_ignored("keep_alive")   # the one model stays
     return SamplingFields(
         model=model, stream=body.stream is not False, temperature=options.temperature, top_p=options.top_p,
         top_k=options.top_k, min_p=options.min_p, repetition_penalty=options.repeat_penalty,

@@ -91,7 +91,7 @@ class ResponseHandlers:
     async def response_input_tokens(self, request: Request) -> Response:
         self._service.check_open()
         body = await self._body(request, await read_raw(request))
-        model = self._service.model_for(body.model)
+        model = await self._service.model_for(body.model)
         history = await self._history(request, body)
         items = await self._items(request, body, history, new_response_id())
         fields = conversation(body, [*history.items, *items])
@@ -209,7 +209,7 @@ class ResponseHandlers:
         if any(status_of(stored) in UNFINISHED for stored in path):
             raise RequestError(f"{body.previous_response_id!r} is not finished, and cannot be continued yet",
                                param="previous_response_id", code="response_not_finished")
-        return read_history(path, self._service.model_for(body.model).vocabulary)
+        return read_history(path, (await self._service.model_for(body.model)).vocabulary)
 
     async def _items(self, request: Request, body: ResponsesBody, history: TurnHistory,
                      response_id: str) -> list[Item]:

@@ -1,0 +1,314 @@
+"""Which of several models are in memory: one budget, loads and unloads, and the queue of those that wait.
+
+    absent --enter--> waits --room--> loading --loaded--> loaded --unload--> unloading --unloaded--> absent
+       ^                                 |                   |
+       '--------- failed (refused for a while) --------------'  died
+
+A pure state machine. Times are passed in, and ``actions`` says what to do next: load, unload, or let those in
+who waited for a model that stays after all. The process control around it is ``server.several``.
+
+    L1   the shares of models that are loading, loaded or unloading never exceed the budget
+    L2   a model that a request uses is never unloaded
+    L3   one load at a time, in the order in which models were first asked for: nothing starves
+    L4   who waits is bounded; beyond that ``enter`` says so
+
+Room is made from models without requests, the least recently used first. Where those are too few, the load
+waits PATIENCE_S for others to fall idle. Then the least recently used of the busy ones *drain*: their new
+requests wait behind the load, and those that run end in peace.
+
+A share is weights and arena together. It follows from the set of models alone (``shares``), never from what
+else is loaded, so a model serves the same context whenever it is there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+PATIENCE_S = 5.0
+"""How long a load waits for models to fall idle before busy ones drain."""
+FRESH_S = 10.0
+"""A model that has just been loaded is kept this long for its first request."""
+RETRY_FIRST_S, RETRY_MAX_S = 2.0, 120.0
+"""After a failed load the model is refused for so long; twice as long after each further one."""
+
+State = Literal["absent", "loading", "loaded", "unloading"]
+Entry = Literal["in", "waits", "full", "refused"]
+Verb = Literal["load", "unload", "admit"]
+
+
+def shares(weights: Mapping[str, int], arenas: Mapping[str, int], budget: int) -> dict[str, int]:
+    """Bytes of each model, weights and arena. ``arenas``: what each should have at least. With k the most
+    models of which any k fit together with these arenas (at least 1), a model gets its weights and a k-th of
+    what it and the k - 1 largest others leave. So any k fit, and all of them where k is their number."""
+    together = max((k for k in range(1, len(weights) + 1)
+                    if all(_arena(name, weights, budget, k) >= arenas[name] for name in weights)), default=1)
+    return {name: size + max(0, _arena(name, weights, budget, together)) for name, size in weights.items()}
+
+
+def _arena(name: str, weights: Mapping[str, int], budget: int, together: int) -> int:
+    others = sorted((size for other, size in weights.items() if other != name), reverse=True)
+    return (budget - weights[name] - sum(others[:together - 1])) // together
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """``admit``: the model stays, and who waited for it is in."""
+
+    verb: Verb
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Of a model by one request, from ``enter`` to ``leave``. ``life``: the load that it belongs to."""
+
+    name: str
+    life: int
+
+
+@dataclass(slots=True)
+class Resident:
+    """One model. ``expires_s``: when it goes for lack of use; None while it is used, or for ever."""
+
+    name: str
+    share: int
+    keep_alive_s: float | None
+    state: State = "absent"
+    life: int = 0
+    users: int = 0
+    waiting: int = 0
+    since_s: float = 0.0
+    """Since when the first of those waits."""
+    drains: bool = False
+    used_s: float = 0.0
+    fresh_until_s: float = 0.0
+    expires_s: float | None = None
+    failures: int = 0
+    retry_s: float = 0.0
+    loads: int = 0
+    unloads: int = 0
+
+    @property
+    def held(self) -> int:
+        return 0 if self.state == "absent" else self.share
+
+
+@dataclass(slots=True)
+class Residency:
+    """``keep_alive_s``: of models that no request said otherwise of; None for ever. ``waiting_max``: most
+    requests that wait for loads."""
+
+    budget: int
+    waiting_max: int
+    models: dict[str, Resident] = field(default_factory=dict)
+    _queue: list[str] = field(default_factory=list)
+    """Models that are asked for and not loaded, by their first request that waits."""
+
+    @classmethod
+    def of(cls, shares: Mapping[str, int], budget: int, *, waiting_max: int,
+           keep_alive_s: float | None) -> Residency:
+        assert all(share <= budget for share in shares.values()), "shares() never gives more"
+        return cls(budget, waiting_max,
+                   {name: Resident(name, share, keep_alive_s) for name, share in shares.items()})
+
+    @property
+    def held(self) -> int:
+        return sum(model.held for model in self.models.values())
+
+    @property
+    def waiting(self) -> int:
+        return sum(model.waiting for model in self.models.values())
+
+    # ------------------------------------------------------------------ requests
+
+    def enter(self, name: str, now_s: float) -> Entry:
+        """A request for the model. "in": it is counted as a user, and so will those be that wait, once
+        their model is loaded or admitted."""
+        model = self.models[name]
+        if model.state == "loaded" and not model.drains:
+            self._let_in(model, 1, now_s)
+            return "in"
+        if now_s < model.retry_s:
+            return "refused"
+        if self.waiting >= self.waiting_max:
+            return "full"
+        model.waiting += 1
+        if name not in self._queue and model.state != "loading":
+            self._queue.append(name)
+            model.since_s = now_s
+        return "waits"
+
+    def leave_queue(self, name: str) -> None:
+        """One that waited has gone."""
+        model = self.models[name]
+        assert model.waiting > 0
+        model.waiting -= 1
+        if not model.waiting and name in self._queue:
+            self._queue.remove(name)
+
+    def use(self, name: str) -> Use:
+        """Of one that is in."""
+        return Use(name, self.models[name].life)
+
+    def leave(self, use: Use, now_s: float, *, keep_fresh: bool = False) -> None:
+        """The request has ended. ``keep_fresh``: another one that uses the model is about to come. A model
+        that died meanwhile has forgotten it."""
+        model = self.models[use.name]
+        if model.life != use.life or model.state != "loaded":
+            return
+        assert model.users > 0
+        model.users -= 1
+        model.used_s = now_s
+        if not keep_fresh:
+            model.fresh_until_s = 0.0
+        self._set_expiry(model, now_s)
+
+    def keep_alive(self, name: str, seconds: float | None, now_s: float) -> None:
+        """From now on it stays for so long after its last request; None for ever."""
+        model = self.models[name]
+        model.keep_alive_s = seconds
+        if model.state == "loaded":
+            if seconds is not None and seconds <= 0:
+                model.fresh_until_s = 0.0
+            self._set_expiry(model, now_s)
+
+    # ------------------------------------------------------------------ what became of actions
+
+    def loaded(self, name: str, now_s: float) -> None:
+        """Those that waited are in."""
+        model = self.models[name]
+        assert model.state == "loading"
+        model.state, model.failures, model.loads = "loaded", 0, model.loads + 1
+        model.used_s, model.fresh_until_s = now_s, now_s + FRESH_S
+        self._admit(model, now_s)
+        if not model.users:
+            self._set_expiry(model, now_s)
+
+    def failed(self, name: str, now_s: float) -> None:
+        """It did not load. Those that waited are to be told, and later ones are refused for a while."""
+        model = self.models[name]
+        assert model.state == "loading"
+        self._end(model)
+        self._refuse_for_a_while(model, now_s)
+
+    def died(self, name: str, now_s: float) -> None:
+        """Its engines have ended for good; ``unloaded`` follows."""
+        model = self.models[name]
+        assert model.state == "loaded"
+        model.state, model.users, model.drains = "unloading", 0, False
+        self._refuse_for_a_while(model, now_s)
+
+    def unloaded(self, name: str) -> None:
+        model = self.models[name]
+        assert model.state == "unloading"
+        model.unloads += 1
+        self._end(model)
+
+    # ------------------------------------------------------------------ decisions
+
+    def actions(self, now_s: float) -> Sequence[Action]:
+        """What is to be done now; the states are as if it had begun. ``loaded``, ``failed`` and ``unloaded``
+        say how it ended, and then there may be more to do."""
+        actions = [self._unload(model) for model in self.models.values()
+                   if model.expires_s is not None and now_s >= model.expires_s and self._is_idle(model, now_s)
+                   and not model.waiting]
+        head = self.models[self._queue[0]] if self._queue else None
+        victims: set[str] = set()
+        if head is not None and head.state == "absent":
+            lacking = head.share - (self.budget - self.held)
+            if lacking <= 0 and not any(model.state == "loading" for model in self.models.values()):
+                head.state, head.life = "loading", head.life + 1
+                self._queue.remove(head.name)
+                actions.append(Action("load", head.name))
+            elif lacking > 0:
+                lacking -= sum(model.share for model in self.models.values() if model.state == "unloading")
+                victims = self._make_room(head, lacking, now_s, actions)
+        for model in self.models.values():
+            if model.drains and model.name not in victims:
+                model.drains = False
+                if model.state == "loaded" and model.waiting:
+                    self._queue.remove(model.name)
+                    self._admit(model, now_s)
+                    actions.append(Action("admit", model.name))
+        return actions
+
+    def _make_room(self, head: Resident, lacking: int, now_s: float, actions: list[Action]) -> set[str]:
+        """Appends unloads where idle models are enough. Returns the models that are to drain."""
+        loaded = sorted((model for model in self.models.values() if model.state == "loaded"),
+                        key=lambda model: (not model.drains, model.used_s))
+        idle = _enough([model for model in loaded if self._is_idle(model, now_s)], lacking)
+        if idle is not None:
+            actions += [self._unload(model) for model in idle]
+            return set()
+        if now_s < head.since_s + PATIENCE_S:
+            return set()
+        idle_first = sorted(loaded, key=lambda model: not self._is_idle(model, now_s) and not model.drains)
+        draining = _enough(idle_first, lacking) or []   # None: a model that is loading has the rest
+        for model in draining:
+            model.drains = True
+        return {model.name for model in draining}
+
+    def next_s(self, now_s: float) -> float:
+        """When ``actions`` should be asked again, if nothing else happens; infinity for never."""
+        times = [model.expires_s for model in self.models.values() if model.expires_s is not None]
+        times += [model.fresh_until_s for model in self.models.values() if model.state == "loaded"]
+        if self._queue:
+            times.append(self.models[self._queue[0]].since_s + PATIENCE_S)
+        return min((time for time in times if time > now_s), default=math.inf)
+
+    # ------------------------------------------------------------------ parts
+
+    def _is_idle(self, model: Resident, now_s: float) -> bool:
+        return model.state == "loaded" and not model.users and now_s >= model.fresh_until_s
+
+    def _let_in(self, model: Resident, count: int, now_s: float) -> None:
+        model.users += count
+        model.used_s, model.expires_s = now_s, None
+
+    def _admit(self, model: Resident, now_s: float) -> None:
+        if model.waiting:
+            self._let_in(model, model.waiting, now_s)
+            model.waiting = 0
+
+    def _set_expiry(self, model: Resident, now_s: float) -> None:
+        if model.users or model.keep_alive_s is None:
+            model.expires_s = None
+        else:
+            model.expires_s = max(now_s + model.keep_alive_s, model.fresh_until_s)
+
+    def _unload(self, model: Resident) -> Action:
+        assert not model.users, "law L2"
+        model.state, model.drains, model.expires_s = "unloading", False, None
+        return Action("unload", model.name)
+
+    def _end(self, model: Resident) -> None:
+        model.state, model.users, model.expires_s, model.fresh_until_s = "absent", 0, None, 0.0
+        model.drains = False
+
+    def _refuse_for_a_while(self, model: Resident, now_s: float) -> None:
+        model.failures += 1
+        model.retry_s = now_s + min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** (model.failures - 1))
+        model.waiting = 0
+        if model.name in self._queue:
+            self._queue.remove(model.name)
+
+
+def _enough(models: Sequence[Resident], lacking: int) -> list[Resident] | None:
+    """The first of ``models`` whose shares are ``lacking`` bytes, without those that are not needed for that;
+    None where all are too few."""
+    chosen: list[Resident] = []
+    for model in models:
+        if lacking <= 0:
+            break
+        chosen.append(model)
+        lacking -= model.share
+    if lacking > 0:
+        return None
+    for model in list(chosen):   # a small one before a large one may not be needed
+        if lacking + model.share <= 0:
+            chosen.remove(model)
+            lacking += model.share
+    return chosen

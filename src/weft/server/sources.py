@@ -1,0 +1,131 @@
+"""From ``weft serve A B=path C.gguf`` to the models of a server: names, directories, needs, shares.
+
+    NAME=path    the name that requests use; without one, that of the directory, the file or the hub
+    --memory     of all models together, weights and arenas; by default 80 % of the RAM that is free
+    --lora       MODEL/NAME=path: an adapter belongs to one model
+    --store      each model has a directory of its own below it, so each can write
+
+Wrong paths and names, and flags that several models cannot have, are said before anything listens. A model
+whose config.json cannot be read is served all the same: its requests get the error, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from weft.adapters import named_paths
+from weft.config import EngineConfig
+from weft.errors import CheckpointError, ConfigError
+from weft.fleet.places import visible_gpus
+from weft.host import cpu_name_and_flags, free_ram_bytes
+from weft.models.hub import name_of, resolve_model
+from weft.planning.together import ModelNeed, need_of, options_of
+from weft.server.config import ServerConfig
+from weft.server.service import ANY_NAME
+from weft.server.several import ModelSource
+from weft.units import parse_bytes
+
+MEMORY_SHARE = 0.8
+"""Of the RAM that is free when the server starts."""
+_NAME = re.compile(r"[^\x00-\x20\x7f=]{1,256}")
+
+
+def named_model(text: str) -> tuple[str, str]:
+    """(name, path or hub name) of ``A`` or ``NAME=A``. Raises ConfigError for a name that is none."""
+    name, sign, path = text.partition("=")
+    if not sign or Path(text).expanduser().exists():
+        return name_of(text), text
+    if not _NAME.fullmatch(name) or name == ANY_NAME or not path:
+        raise ConfigError(f"{text[:200]!r} is no NAME=MODEL: a name has 1 to 256 characters without spaces "
+                          f"and =, and is not {ANY_NAME!r}", param="model")
+    return name, path
+
+
+def check_together(engine: EngineConfig, server: ServerConfig) -> None:
+    """Raises ConfigError for what is not served with several models."""
+    no = {"--replicas": server.replicas != "1", "--tp": engine.tp > 1, "--ray": server.ray is not None,
+          "--listen-engines": server.listen_engines is not None, "--http-workers": server.http_workers > 1,
+          "--record": server.record is not None, "--served-model-name": bool(server.served_model_name),
+          "--revision": engine.revision is not None, "--chat-template": server.chat_template is not None}
+    for flag, given in no.items():
+        if given:
+            instead = "; a model's name is NAME=MODEL" if flag == "--served-model-name" else ""
+            raise ConfigError(f"{flag} is not served with several models: each has one engine process of "
+                              f"this machine{instead}", param=flag)
+    if engine.memory is None and engine.device != "cpu" and visible_gpus():
+        raise ConfigError("several models on a GPU need --memory: what all of them may take of it, weights "
+                          "and arenas", param="--memory")
+
+
+def memory_of(engine: EngineConfig) -> int:
+    """Of all models together."""
+    if engine.memory is None:
+        return int(free_ram_bytes() * MEMORY_SHARE)
+    return parse_bytes(engine.memory, flag="--memory")
+
+
+def read_sources(models: Sequence[str], engine: EngineConfig, server: ServerConfig, *,
+                 reads_weights: bool = True) -> list[ModelSource]:
+    """``reads_weights``: else the engines are scripted ones, and need nothing. Raises ConfigError,
+    CheckpointError."""
+    check_together(engine, server)
+    named = [named_model(text) for text in models]
+    names = [name for name, _ in named]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two models are called {name}; give one of them another name: NAME=MODEL",
+                              param="model")
+    adapters = _adapters_of(engine.lora, names)
+    own = replace(engine, memory=None)
+    sources = []
+    for at, (name, model) in enumerate(named):
+        config = _with_own_store(replace(own, model=model, lora=tuple(adapters[name])), at, names)
+        if reads_weights:
+            directory = resolve_model(model, config_only=True)
+            need = _need(name, directory, config)
+        else:
+            directory, need = Path(model), ModelNeed(name, 0)
+        sources.append(ModelSource(name, config, replace(server, served_model_name=(name,)), directory, need))
+    return sources
+
+
+def _need(name: str, directory: Path, config: EngineConfig) -> ModelNeed:
+    """Of a model that cannot be planned, the size of its files: loading it says what is wrong."""
+    features = cpu_name_and_flags()[1]
+    asked = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features),
+                       coded_tiles="avx512f" in features)
+    try:
+        return need_of(name, json.loads((directory / "config.json").read_text(encoding="utf-8")), asked)
+    except (CheckpointError, ConfigError, OSError, ValueError, KeyError, TypeError):
+        return ModelNeed(name, sum(file.stat().st_size for file in directory.glob("*.safetensors")))
+
+
+def _adapters_of(entries: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """``name=path`` of each model's own. Raises ConfigError for one that belongs to none."""
+    adapters: dict[str, list[str]] = {name: [] for name in names}
+    for full, path in named_paths(entries).items():
+        bases = [name for name in names if full.startswith(f"{name}/") and len(full) > len(name) + 1]
+        if not bases:
+            raise ConfigError(f"--lora {full} belongs to no model; with several models it is "
+                              f"MODEL/NAME=path, and the models are {', '.join(names)}", param="--lora")
+        base = max(bases, key=len)
+        adapters[base].append(f"{full.removeprefix(f'{base}/')}={path}")
+    return adapters
+
+
+def _with_own_store(engine: EngineConfig, at: int, names: Sequence[str]) -> EngineConfig:
+    """One process writes to a store, so each model has its own. ``--store-size`` is of all of them."""
+    if engine.store is None:
+        return engine
+    slugs = [re.sub(r"[^\w.-]+", "-", name).strip(".") or "model" for name in names]
+    slug = slugs[at] if slugs.count(slugs[at]) == 1 else f"{slugs[at]}-{at}"
+    cache, size = engine.store_cache, engine.store_size
+    return replace(
+        engine, store=f"{engine.store.rstrip('/')}/{slug}",
+        store_cache=None if cache is None else f"{cache.rstrip('/')}/{slug}",
+        store_size=None if size is None else f"{parse_bytes(size, flag='--store-size') // len(names)}B")
+
