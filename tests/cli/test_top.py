@@ -32,10 +32,10 @@ def metrics(requests: int, *, prefix: str = "weft", alive: bool = True, engine_c
         rig.submit(f"r{number}", list(range(70)), max_tokens=5)
         rig.run()
     table = Metrics(prefix, HttpEdge(EdgeLimits()))
-    table.name_model("small")
+    table.of("small")
     engine = EngineReport(0, alive, 0, rig.core.stats())
     engines = [engine, dataclasses.replace(engine, number=1, up=False)][:engine_count]
-    return table.text(FleetReport(engines, 0, 0)).decode()
+    return table.text([FleetReport("small", engines, 0, 0)]).decode()
 
 
 def shown(now: Reading, before: Reading | None = None, cache: Any = CACHE,

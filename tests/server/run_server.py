@@ -14,5 +14,5 @@ if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     server = {key: tuple(value) if isinstance(value, list) else value
               for key, value in given["server"].items()}
-    sys.exit(serve(EngineConfig(**given["engine"]), ServerConfig(**server),
+    sys.exit(serve(EngineConfig(**given["engine"]), ServerConfig(**server), given.get("models", ()),
                    factory=given["factory"] or ASSEMBLE))

@@ -27,10 +27,11 @@ _URL = re.compile(r"at (http://\S+)")
 class RunningServer:
     """``url`` once it serves. ``lines`` is what it printed."""
 
-    def __init__(self, factory: str, engine: dict[str, Any], server: dict[str, Any], wait_for: str) -> None:
+    def __init__(self, factory: str, engine: dict[str, Any], server: dict[str, Any], wait_for: str,
+                 models: tuple[str, ...] = ()) -> None:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
                        "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-        arguments = json.dumps({"factory": factory, "engine": engine, "server": {
+        arguments = json.dumps({"factory": factory, "engine": engine, "models": models, "server": {
             "port": 0, "response_store": "off", "file_store": "off", **server}})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.server.run_server", arguments], cwd=ROOT, env=environment,
@@ -123,10 +124,12 @@ class RunningServer:
 @contextlib.contextmanager
 def running_server(factory: str, *, engine: dict[str, Any] | None = None,
                    server: dict[str, Any] | None = None,
-                   wait_for: str = "Ctrl-C finishes") -> Iterator[RunningServer]:
-    """``factory`` "" is the real engine; else a function of tests/server/scripted_engine.py."""
+                   wait_for: str = "Ctrl-C finishes",
+                   models: tuple[str, ...] = ()) -> Iterator[RunningServer]:
+    """``factory`` "" is the real engine; else a function of tests/server/scripted_engine.py. ``models``: of
+    a server with several."""
     running = RunningServer(factory and f"tests.server.scripted_engine:{factory}", engine or {}, server or {},
-                            wait_for)
+                            wait_for, models)
     try:
         yield running
     finally:

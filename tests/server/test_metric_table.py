@@ -55,8 +55,8 @@ def replica(number: int, *, path: str, writable: bool, stored_bytes: int = 0,
 
 def read(*engines: EngineReport) -> top.Reading:
     metrics = Metrics("weft", HttpEdge(EdgeLimits()))
-    metrics.name_model("small")
-    return top.read_metrics(metrics.text(FleetReport(list(engines), 0, 0)).decode(), 0.0)
+    metrics.of("small")
+    return top.read_metrics(metrics.text([FleetReport("small", list(engines), 0, 0)]).decode(), 0.0)
 
 
 @pytest.mark.parametrize("writer", [0, 1])

@@ -126,7 +126,7 @@ def test_what_has_no_effect_is_named_and_a_prompt_is_never_cut(server: RunningSe
     answer = httpx.post(f"{server.url}/api/chat", json=body, timeout=30)
     assert answer.status_code == 200
     assert answer.headers["x-weft-ignored"].split(", ") == [
-        "options.num_gpu", "options.mirostat", "keep_alive"]
+        "keep_alive", "options.num_gpu", "options.mirostat"]
     with pytest.raises(ollama.ResponseError, match=r"num_ctx is 5; this server drops no part") as caught:
         ask(server, "abcdefgh", options={"num_ctx": 5})
     assert caught.value.status_code == 400

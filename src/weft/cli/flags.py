@@ -39,8 +39,7 @@ TEST_VARIABLES = frozenset({"WEFT_TEST_DEVICE", "WEFT_NATIVE_UNDER_TEST", "WEFT_
                             "WEFT_FUZZ_ROUNDS", "WEFT_FUZZ_SEED", "WEFT_TEST_STOPPED_S"})
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "dtype", "quantize", "weights_cache", "seed", "served_model_name",
-              "chat_template", "reasoning_parser", "tool_parser", "keep_alive", "lora", "max_lora_rank",
-              "lora_memory"),
+              "chat_template", "reasoning_parser", "tool_parser", "lora", "max_lora_rank", "lora_memory"),
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
     "Cache": ("prefix_cache", "snapshots", "exact", "compress_kv", "store", "store_size", "store_cache",
               "store_required"),

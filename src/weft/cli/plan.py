@@ -34,7 +34,7 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
 
 
 @click.command("plan", cls=FlagCommand, params=[
-    click.Argument(["model"], required=False),
+    click.Argument(["models"], nargs=-1, metavar="[MODEL]..."),
     click.Option(["--memory"], help="Memory of one device, weights included, such as 80GiB; default: the RAM "
                                     "that is free here. The --memory of `weft serve` is a part of it."),
     click.Option(["--arena"], help="Instead: that part, the memory for KV pages and states without weights, "
@@ -75,15 +75,21 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
                  help="Write the screen, pictures included, to this .svg or .html file."),
     click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
 ])
-def command(model: str | None, memory: str | None, arena: str | None, lengths: tuple[int, ...], compare: bool,
+def command(models: tuple[str, ...], memory: str | None, arena: str | None, lengths: tuple[int, ...], compare: bool,
             as_json: bool, plot: Path | None, revision: str | None, store: str | None, device: str,
             prefill_rate: float | None, speculate: str, twelve_bit: bool | None, lora: tuple[str, ...],
             **more: Any) -> int:
     """Show what a model takes of a device's memory, and how many sequences then fit at once.
 
     MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
-    is fetched). Without one, lists the models it knows.
+    is fetched). Without one, lists the models it knows. Of several, or of NAME=MODEL, it shows what each gets
+    of the memory of one server, and how many are in it together.
     """
+    if len(models) > 1:
+        from weft.cli.plan_together import plan_together
+
+        return plan_together(models, memory, lengths, more, as_json=as_json)
+    model = models[0] if models else None
     if plot is not None and plot.suffix not in (".svg", ".html"):
         raise ConfigError(f"--plot {plot}: the file's name must end in .svg or .html", param="--plot")
     if model is None:
@@ -98,7 +104,7 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
         sizes[size] = max(sizes[size] - sum(adapters.values()), 1)
     name, config = find_config(model, revision)
     mtp = "mtp" in parse_sources(speculate) and (from_here or speculate != "auto")
-    packed = from_here and _packs_bfloat16() if twelve_bit is None else twelve_bit
+    packed = from_here and packs_bfloat16() if twelve_bit is None else twelve_bit
     asked = PlanOptions(**sizes, lengths=lengths, mtp=mtp, twelve_bit=packed,
                         coded_tiles=packed and (not from_here or keeps_codes()), **stored_as(more))
     plan = make_plan(name, config, asked)
@@ -233,7 +239,7 @@ def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]
     return {"memory_bytes": free_ram_bytes()}, True
 
 
-def _packs_bfloat16() -> bool:
+def packs_bfloat16() -> bool:
     """Whether this machine's CPU keeps bfloat16 in 12 bits, if the C++ kernels were built."""
     from weft.cli.doctor import cpu_facts
 

@@ -61,7 +61,10 @@ def read_metrics(text: str, at_s: float) -> Reading:
     by_label: dict[str, dict[str, float]] = {}
     engines: dict[str, dict[str, float]] = {}
     model, is_weft = "", False
-    for family in text_string_to_metric_families(text):
+    listed = list(text_string_to_metric_families(text))
+    models = {sample.labels["model_name"] for family in listed for sample in family.samples
+              if sample.name.endswith(":engine_up")}
+    for family in listed:
         if family.type not in ("gauge", "counter"):
             continue
         for sample in family.samples:
@@ -72,7 +75,9 @@ def read_metrics(text: str, at_s: float) -> Reading:
             numbers, key = (by_label.setdefault(name, {}), own[0]) if own else (values, name)
             numbers[key] = numbers.get(key, 0.0) + sample.value
             if not own:
-                engines.setdefault(sample.labels.get("engine", ""), {})[name] = sample.value
+                number = sample.labels.get("engine", "")
+                place = f"{sample.labels.get('model_name', '')} {number}" if len(models) > 1 else number
+                engines.setdefault(place, {})[name] = sample.value
     for name, combine in combines().items():
         if combine == "mean" and name in values:
             values[name] /= sum(name in numbers for numbers in engines.values())

@@ -4,20 +4,20 @@
        ^                                 |                   |
        '--------- failed (refused for a while) --------------'  died
 
-A pure state machine. Times are passed in, and ``actions`` says what to do next: load, unload, or let those in
-who waited for a model that stays after all. The process control around it is ``server.several``.
+A pure state machine. Times are passed in, and ``actions`` says what to do next: load, unload, or admit the
+requests that waited for a model which stays after all. The process control around it is ``server.several``.
 
     L1   the shares of models that are loading, loaded or unloading never exceed the budget
     L2   a model that a request uses is never unloaded
     L3   one load at a time, in the order in which models were first asked for: nothing starves
-    L4   who waits is bounded; beyond that ``enter`` says so
+    L4   requests that wait are bounded; beyond that ``enter`` says so
 
 Room is made from models without requests, the least recently used first. Where those are too few, the load
 waits PATIENCE_S for others to fall idle. Then the least recently used of the busy ones *drain*: their new
 requests wait behind the load, and those that run end in peace.
 
 A share is weights and arena together. It follows from the set of models alone (``shares``), never from what
-else is loaded, so a model serves the same context whenever it is there.
+else is loaded. So a model serves the same context whenever it is there.
 """
 
 from __future__ import annotations
@@ -40,22 +40,26 @@ Verb = Literal["load", "unload", "admit"]
 
 
 def shares(weights: Mapping[str, int], arenas: Mapping[str, int], budget: int) -> dict[str, int]:
-    """Bytes of each model, weights and arena. ``arenas``: what each should have at least. With k the most
-    models of which any k fit together with these arenas (at least 1), a model gets its weights and a k-th of
-    what it and the k - 1 largest others leave. So any k fit, and all of them where k is their number."""
-    together = max((k for k in range(1, len(weights) + 1)
-                    if all(_arena(name, weights, budget, k) >= arenas[name] for name in weights)), default=1)
-    return {name: size + max(0, _arena(name, weights, budget, together)) for name, size in weights.items()}
+    """Bytes of each model, weights and arena. ``arenas``: what each should have at least.
+
+    As many models as possible, from the smallest on, are to fit together with these arenas. They divide what
+    their weights leave into equal arenas. A larger model gets such an arena too, as far as there is room."""
+    by_size = sorted(weights, key=lambda name: weights[name])
+    together = max((count for count in range(1, len(by_size) + 1)
+                    if _arena(by_size[:count], weights, budget) >= max(arenas[name]
+                                                                       for name in by_size[:count])), default=1)
+    arena = _arena(by_size[:together], weights, budget)
+    return {name: max(size, min(budget, size + max(arena, arenas[name] if name in by_size[together:] else 0)))
+            for name, size in weights.items()}
 
 
-def _arena(name: str, weights: Mapping[str, int], budget: int, together: int) -> int:
-    others = sorted((size for other, size in weights.items() if other != name), reverse=True)
-    return (budget - weights[name] - sum(others[:together - 1])) // together
+def _arena(together: Sequence[str], weights: Mapping[str, int], budget: int) -> int:
+    return (budget - sum(weights[name] for name in together)) // len(together)
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """``admit``: the model stays, and who waited for it is in."""
+    """``admit``: the model stays, and what waited for it is in."""
 
     verb: Verb
     name: str

@@ -21,7 +21,7 @@ from weft.units import format_bytes
 
 COMFORT_TOKENS = 32768
 """As many models stay in memory together as leave each one an arena for a sequence of so many tokens."""
-_AMPLE_BYTES = 1 << 50
+AMPLE_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ModelNeed:
 def options_of(config: EngineConfig, *, twelve_bit: bool = False, coded_tiles: bool = False) -> PlanOptions:
     """Of a model whose memory is not known yet."""
     return PlanOptions(
-        arena_bytes=_AMPLE_BYTES, dtype=KV_DTYPES.get(config.dtype),  # type: ignore[arg-type]
+        arena_bytes=AMPLE_BYTES, dtype=KV_DTYPES.get(config.dtype),  # type: ignore[arg-type]
         kv_dtype=KV_DTYPES.get(config.kv_dtype), state_dtype=KV_DTYPES.get(config.state_dtype),
         quantize=None if config.quantize == "none" else config.quantize, mtp=config.speculate != "off",
         twelve_bit=twelve_bit, coded_tiles=coded_tiles,

@@ -109,7 +109,7 @@ class AdapterHandlers:
         if base is None:
             raise RequestError(f"lora_name is {name[:200]!r}; with several models it is MODEL/NAME, and the "
                                f"models are {', '.join(self._service.several.models)}", param="lora_name")
-        use = await self._service.several.enter(base)
+        use = await base.enter()
         try:
             yield use.fleet.engines
         finally:

@@ -97,10 +97,7 @@ def in_words(residency: Residency) -> str:
     """How many of the models can be in memory at once."""
     shares = sorted(model.share for model in residency.models.values())
     most = max(count for count in range(1, len(shares) + 1) if sum(shares[:count]) <= residency.budget)
-    any_of = max(count for count in range(1, len(shares) + 1) if sum(shares[-count:]) <= residency.budget)
-    if any_of == len(shares):
-        return "all of them fit at once"
-    return f"any {any_of} of them fit at once" + (f", and up to {most}" if most > any_of else "")
+    return "all of them fit at once" if most == len(shares) else f"at most {most} of them at once"
 
 
 def curl_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:

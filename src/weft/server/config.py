@@ -71,9 +71,9 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = flag(
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
-    keep_alive: str = flag("5m", "With several models: how long one without requests stays in memory, such "
-                                 "as 90s or 1h; 0: not at all, -1: until the memory is needed. Ollama's "
-                                 "field of that name says it for one request.")
+    keep_alive: str = limit("5m", "With several models: how long one without requests stays in memory, such "
+                                  "as 90s or 1h; 0: not at all, -1: until the memory is needed. Ollama's "
+                                  "field of that name says it for one request.")
     chat_template: str | None = flag(None, "File with the chat template to use instead of the checkpoint's.")
     max_tokenize_chars: int = limit(32_000_000, "Characters of long texts that may be tokenized at once "
                                                 "(413, 503).", least=4096)
@@ -227,7 +227,7 @@ class ServerConfig:
 
     def keep_alive_s(self) -> float | None:
         """None for ever. Raises ConfigError."""
-        return parse_duration(self.keep_alive, flag="--keep-alive")
+        return parse_duration(self.keep_alive, flag="limits.keep_alive")
 
     def image_limits(self) -> ImageLimits:
         """Raises ConfigError."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from secrets import token_hex
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -32,15 +31,12 @@ from weft.info import ModelInfo
 from weft.request import LostTokens, PlacedPicture, Pooling, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
 from weft.server.protocol import SamplingFields, grammar_of, sampling_params
-from weft.server.service import KeepAlive, ServedModel, Service
+from weft.server.service import KeepAlive, ModelUse, ServedModel, Service
 from weft.server.tracing import GenerationOutcome
 from weft.text.chat_request import ConversationFields, KnownPrefix
 from weft.text.choices import Choice, Piece, TextDecoder
 from weft.text.dialect import AnswerBlock, AnswerPlan, BlockEvent
 from weft.text.tokenizer import banned_sequences
-
-if TYPE_CHECKING:
-    from weft.server.several import ModelUse
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -50,6 +50,7 @@ from weft.speculation.drafter import parse_sources
 
 if TYPE_CHECKING:
     from weft.fleet.ray_fleet import RayFleet
+    from weft.server.several import SeveralModels
 
 _ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
@@ -111,7 +112,7 @@ def _serve_several(engine: EngineConfig, config: ServerConfig, models: Sequence[
     if service.responses is not None and config.response_store is not None:
         service.responses.open_now()
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(ServingSeveral(service, listener, console, StartProgress(console)).run())
+        return runner.run(ServingSeveral(service, several, listener, console).run())
 
 
 def _check_model(config: EngineConfig) -> None:
@@ -327,17 +328,20 @@ class Serving:
 class ServingSeveral(Serving):
     """Models are loaded when they are asked for: it serves from the beginning, and no death ends it."""
 
+    def __init__(self, service: Service, several: SeveralModels, listener: socket.socket,
+                 console: Console) -> None:
+        super().__init__(service, listener, console, StartProgress(console))
+        self._several = several
+
     async def _until_stopped(self) -> int:
         for work in self._service.background:
             work.start()
-        assert self._service.several is not None
-        print_models(self._console, self._service.several, self._url, self._config)
+        print_models(self._console, self._several, self._url, self._config)
         await self._first_stop.wait()
         return await self._end_work()
 
     async def _stop_engines(self, reason: str) -> None:
-        assert self._service.several is not None
-        await self._service.several.stop(reason)
+        await self._several.stop(reason)
 
     async def _no_engine(self) -> object:
         return await asyncio.Event().wait()

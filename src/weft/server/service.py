@@ -30,7 +30,7 @@ from weft.errors import (
 )
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
-from weft.planning.residency import Resident
+from weft.planning.residency import Residency, Resident
 from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
 from weft.server.config import ServerConfig
@@ -61,7 +61,6 @@ from weft.units import parse_bytes
 
 if TYPE_CHECKING:
     from weft.server.pictures import PictureReader
-    from weft.server.several import LoadableModel, SeveralModels
     from weft.server.workers.supervisor import Workers
 
 ANY_NAME = "default"
@@ -136,6 +135,61 @@ class TokenizeBudget:
             yield
         finally:
             self._spent -= count
+
+
+class ModelUse(Protocol):
+    """Of a loaded model by one request; ``end`` is idempotent."""
+
+    fleet: Fleet
+
+    def end(self) -> None: ...
+
+
+class LoadableModel(Protocol):
+    """One of several models (``several``). ``fleet`` while it is loaded, ``served`` from its first load
+    on."""
+
+    name: str
+    resident: Resident
+    fleet: Fleet | None
+    served: ServedModel | None
+    created_s: int
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    async def preview(self) -> ServedModel: ...
+
+    async def enter(self, keep_alive_s: KeepAlive = msgspec.UNSET) -> ModelUse: ...
+
+    def unload_soon(self) -> None: ...
+
+
+class Models(Protocol):
+    """Of a server with several (``several.SeveralModels``), as handlers see them."""
+
+    adapters: AdapterNames
+    residency: Residency
+    on_fleet: Callable[[str, Fleet], None]
+
+    @property
+    def models(self) -> Mapping[str, LoadableModel]: ...
+
+    @property
+    def fleets(self) -> list[tuple[str, Fleet]]: ...
+
+    def find(self, name: str | None) -> LoadableModel: ...
+
+    def base_of(self, name: str) -> LoadableModel | None: ...
+
+    def adapter_names(self, name: str) -> list[str]: ...
+
+    async def model_for(self, name: str | None) -> ServedModel: ...
+
+    def states(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +356,7 @@ class Service:
     ``several`` models."""
 
     def __init__(self, config: ServerConfig, engine: Fleet | None, counts: SharedCounts | None = None, *,
-                 is_supervisor: bool = False, several: SeveralModels | None = None) -> None:
+                 is_supervisor: bool = False, several: Models | None = None) -> None:
         self.config = config
         self._engine = engine
         self.several = several
@@ -424,7 +478,7 @@ class Service:
         models = self.several.models.values()
         return [*(ListedModel(one.name, one.info, one.created_s, None, one.state) for one in models),
                 *(ListedModel(name, one.info, one.created_s, one.name, one.state)
-                  for one in models for name in self.several.adapter_names(one))]
+                  for one in models for name in self.several.adapter_names(one.name))]
 
     def own_name(self, name: str | None) -> str:
         """Of the model or adapter that a request means. Raises UnknownModelError."""
@@ -474,7 +528,7 @@ class Service:
                          **details}
         return 200, {"status": "ok", **details}
 
-    def _health_of(self, several: SeveralModels) -> tuple[int, Mapping[str, Any]]:
+    def _health_of(self, several: Models) -> tuple[int, Mapping[str, Any]]:
         """Counts without names: no key is needed to read them."""
         if self.draining:
             return 503, {"status": "draining", "reason": "the server is shutting down"}

@@ -57,7 +57,7 @@ class ModelSource:
     need: ModelNeed
 
 
-class LoadableModel:
+class HostedModel:
     """``fleet`` while it is loaded; ``served`` from its first load on; ``error``: why the last load failed,
     or why its engines ended."""
 
@@ -99,11 +99,15 @@ class LoadableModel:
             self._preview = await asyncio.to_thread(load_served_model, self.info, self.source.server)
         return self._preview
 
-    async def enter(self, keep_alive_s: KeepAlive) -> ModelUse:
+    async def enter(self, keep_alive_s: KeepAlive = UNSET) -> FleetUse:
         return await self._several.enter(self, keep_alive_s)
 
+    def unload_soon(self) -> None:
+        """Once no request uses it."""
+        self._several.unload_soon(self)
 
-class ModelUse:
+
+class FleetUse:
     """Of a loaded model by one request. ``end`` is idempotent."""
 
     def __init__(self, fleet: Fleet, end: Callable[[], None]) -> None:
@@ -128,7 +132,7 @@ class SeveralModels:
         self.residency = Residency.of(
             shares, memory_bytes, waiting_max=sources[0].engine.max_queued_requests,
             keep_alive_s=self.default_keep_alive_s)
-        self.models = {source.name: LoadableModel(source, self.residency.models[source.name], self)
+        self.models = {source.name: HostedModel(source, self.residency.models[source.name], self)
                        for source in sources}
         self.adapters = AdapterNames()
         self.on_fleet: Callable[[str, Fleet], None] = lambda name, fleet: None
@@ -144,27 +148,28 @@ class SeveralModels:
     # ------------------------------------------------------------------ names
 
     @property
-    def first(self) -> LoadableModel:
+    def first(self) -> HostedModel:
         """What "default" and a request without a name mean."""
         return next(iter(self.models.values()))
 
-    def adapter_names(self, model: LoadableModel) -> list[str]:
-        """MODEL/NAME of each: those of --lora, and those that were loaded later."""
-        own = [f"{model.name}/{name}" for name in named_paths(model.source.engine.lora)]
-        bound = [name for name in self.adapters if self.base_of(name) is model]
+    def adapter_names(self, name: str) -> list[str]:
+        """MODEL/NAME of each of a model: those of --lora, and those that were loaded later."""
+        model = self.models[name]
+        own = [f"{name}/{adapter}" for adapter in named_paths(model.source.engine.lora)]
+        bound = [full for full in self.adapters if self.base_of(full) is model]
         return list(dict.fromkeys([*own, *bound])) if model.served is None else bound
 
-    def find(self, name: str | None) -> LoadableModel:
+    def find(self, name: str | None) -> HostedModel:
         """The model of a name, of an adapter's too. Raises UnknownModelError with those that there are."""
         if name is None or name == ANY_NAME:
             return self.first
         if name in self.models:
             return self.models[name]
         base = self.base_of(name)
-        if base is not None and name in self.adapter_names(base):
+        if base is not None and name in self.adapter_names(base.name):
             return base
         names = [*self.models, *(known for model in self.models.values()
-                                 for known in self.adapter_names(model))]
+                                 for known in self.adapter_names(model.name))]
         raise unknown_model(name, names)
 
     async def model_for(self, name: str | None) -> ServedModel:
@@ -181,15 +186,15 @@ class SeveralModels:
             return (await self.model_for(self.find(name).name))
         return replace(model.served, names=(name,), adapter=adapter)
 
-    def base_of(self, name: str) -> LoadableModel | None:
+    def base_of(self, name: str) -> HostedModel | None:
         """The model of an adapter that is called MODEL/NAME."""
         bases = [model for model in self.models.values() if name.startswith(f"{model.name}/")]
         return max(bases, key=lambda model: len(model.name), default=None)
 
     # ------------------------------------------------------------------ requests
 
-    async def enter(self, model: LoadableModel, keep_alive_s: KeepAlive = UNSET, *,
-                    keep_fresh: bool = False) -> ModelUse:
+    async def enter(self, model: HostedModel, keep_alive_s: KeepAlive = UNSET, *,
+                    keep_fresh: bool = False) -> FleetUse:
         """Returns when the model is loaded and this request is one of its users. ``keep_fresh``: what comes
         next uses it. Raises ModelLoadError, QueueFullError, EngineUnavailableError."""
         if self._stopped is not None:
@@ -209,14 +214,13 @@ class SeveralModels:
         stays_s = self.default_keep_alive_s if keep_alive_s is UNSET else keep_alive_s
         self.residency.keep_alive(model.name, stays_s, time.monotonic())
         assert model.fleet is not None
-        return ModelUse(model.fleet, lambda: self._leave(use, keep_fresh=keep_fresh))
+        return FleetUse(model.fleet, lambda: self._leave(use, keep_fresh=keep_fresh))
 
-    def unload_soon(self, model: LoadableModel) -> None:
-        """Once no request uses it."""
+    def unload_soon(self, model: HostedModel) -> None:
         self.residency.keep_alive(model.name, 0.0, time.monotonic())
         self._act()
 
-    async def _wait(self, model: LoadableModel) -> Use:
+    async def _wait(self, model: HostedModel) -> Use:
         waiter: asyncio.Future[Use] = asyncio.get_running_loop().create_future()
         model.waiters.append(waiter)
         self._act()
@@ -235,8 +239,8 @@ class SeveralModels:
         self.residency.leave(use, time.monotonic(), keep_fresh=keep_fresh)
         self._act()
 
-    def _let_in(self, model: LoadableModel) -> None:
-        """All who wait: ``residency`` counts them as users by now."""
+    def _let_in(self, model: HostedModel) -> None:
+        """All that wait: ``residency`` counts them as users by now."""
         waiters, model.waiters = model.waiters, []
         use = self.residency.use(model.name)
         for waiter in waiters:
@@ -245,7 +249,7 @@ class SeveralModels:
             else:
                 waiter.set_result(use)
 
-    def _turn_away(self, model: LoadableModel, error: WeftError) -> None:
+    def _turn_away(self, model: HostedModel, error: WeftError) -> None:
         waiters, model.waiters = model.waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -271,7 +275,7 @@ class SeveralModels:
         self._timer = None if math.isinf(due_s) else asyncio.get_running_loop().call_later(
             due_s - now_s, self._act)
 
-    async def _load(self, model: LoadableModel) -> None:
+    async def _load(self, model: HostedModel) -> None:
         share, began_s = model.resident.share, time.monotonic()
         self._tell(f"{model.name}: loading, with {format_bytes(share)} of {format_bytes(self.memory_bytes)}")
         fleet = Fleet(model.source.engine, restarts=self._config.restarts, factory=self._factory,
@@ -296,7 +300,7 @@ class SeveralModels:
                    f"{model.info.sizes.max_model_len} tokens; {self._loaded_in_words()}")
         self._act()
 
-    async def _learn(self, model: LoadableModel, info: ModelInfo) -> None:
+    async def _learn(self, model: HostedModel, info: ModelInfo) -> None:
         """The text side, unless the files are those of the load before."""
         known = model.served
         if known is not None and (known.info.identity, known.info.sizes) == (info.identity, info.sizes):
@@ -306,7 +310,7 @@ class SeveralModels:
         for adapter in info.adapters:
             self.adapters.bind(msgspec.structs.replace(adapter, name=f"{model.name}/{adapter.name}"))
 
-    def _failed(self, model: LoadableModel, error: Exception) -> None:
+    def _failed(self, model: HostedModel, error: Exception) -> None:
         if not isinstance(error, WeftError):
             _log.error("loading %s failed", model.name, exc_info=error)
         model.error = error if isinstance(error, WeftError) else WeftError(
@@ -318,7 +322,7 @@ class SeveralModels:
                                               f"{model.error.message}", left_s))
         self._act()
 
-    async def _watch(self, model: LoadableModel, fleet: Fleet) -> None:
+    async def _watch(self, model: HostedModel, fleet: Fleet) -> None:
         """Until its engines have ended for good: requests fail, and the next one loads it again."""
         model.error = await fleet.died()
         self._tell(f"{model.name}: its engine is gone, and its restarts are used up: {model.error.message}")
@@ -328,7 +332,7 @@ class SeveralModels:
                                               model.resident.retry_s - time.monotonic()))
         _begin(self._end(model, fleet, "its engine died"), self._unloads)
 
-    async def _unload(self, model: LoadableModel) -> None:
+    async def _unload(self, model: HostedModel) -> None:
         fleet, watch = model.fleet, model.watch
         assert fleet is not None
         if watch is not None:
@@ -337,7 +341,7 @@ class SeveralModels:
         await self._end(model, fleet, "the model was unloaded")
         self._tell(f"{model.name}: unloaded; {self._loaded_in_words()}")
 
-    async def _end(self, model: LoadableModel, fleet: Fleet, reason: str) -> None:
+    async def _end(self, model: HostedModel, fleet: Fleet, reason: str) -> None:
         """Prefixes that are worth it go to the store first, as at every end of an engine."""
         await fleet.stop(reason)
         self.residency.unloaded(model.name)

@@ -70,7 +70,7 @@ def memory_of(engine: EngineConfig) -> int:
 
 def read_sources(models: Sequence[str], engine: EngineConfig, server: ServerConfig, *,
                  reads_weights: bool = True) -> list[ModelSource]:
-    """``reads_weights``: else the engines are scripted ones, and need nothing. Raises ConfigError,
+    """``reads_weights``: else the engines are scripted ones, which need no checkpoint. Raises ConfigError,
     CheckpointError."""
     check_together(engine, server)
     named = [named_model(text) for text in models]
@@ -84,11 +84,8 @@ def read_sources(models: Sequence[str], engine: EngineConfig, server: ServerConf
     sources = []
     for at, (name, model) in enumerate(named):
         config = _with_own_store(replace(own, model=model, lora=tuple(adapters[name])), at, names)
-        if reads_weights:
-            directory = resolve_model(model, config_only=True)
-            need = _need(name, directory, config)
-        else:
-            directory, need = Path(model), ModelNeed(name, 0)
+        directory = resolve_model(model, config_only=True) if reads_weights else Path(model)
+        need = _need(name, directory, config)
         sources.append(ModelSource(name, config, replace(server, served_model_name=(name,)), directory, need))
     return sources
 

@@ -213,9 +213,9 @@ async def loaded_answer(service: Service,
     service.own_name(asked)   # an unknown one is refused before anything is loaded
     unloads = body.keep_alive is not None and parse_duration(body.keep_alive, flag="keep_alive") == 0
     if service.several is not None and unloads:
-        service.several.unload_soon(service.several.find(asked))
+        service.several.find(asked).unload_soon()
     elif service.several is not None:
-        (await service.several.enter(service.several.find(asked), stays_s)).end()
+        (await service.several.find(asked).enter(stays_s)).end()
     said = ({"message": {"role": "assistant", "content": ""}} if isinstance(body, OllamaChatBody)
             else {"response": ""})
     return {"model": service.own_name(asked), "created_at": _moment(time.time()), **said, "done": True,

@@ -1,0 +1,99 @@
+"""``weft plan A B C --memory 24GiB``: what several models of one server get, and which give way to which.
+
+The shares are those of ``weft serve A B C --memory`` (``planning.together``). Which model is unloaded is asked of
+``planning.residency``: the models are used one after the other, as listed, each when the one before is idle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from weft.errors import ConfigError
+from weft.host import free_ram_bytes
+from weft.planning.model_plan import PlanOptions
+from weft.planning.residency import Residency
+from weft.planning.together import AMPLE_BYTES, ModelNeed, need_of, share_out
+from weft.units import format_bytes, parse_bytes
+
+
+def plan_together(models: Sequence[str], memory: str | None, lengths: tuple[int, ...],
+                  flags: Mapping[str, Any], *, as_json: bool) -> int:
+    """Exit code 0: all fit together; 1: some give way to others. Raises ConfigError for a model that does not
+    fit alone."""
+    from weft.cli.doctor import keeps_codes
+    from weft.cli.plan import find_config, packs_bfloat16, stored_as
+
+    served = ("dtype", "kv_dtype", "state_dtype", "quantize")
+    from_here = memory is None
+    budget = free_ram_bytes() if memory is None else parse_bytes(memory, flag="--memory")
+    asked = PlanOptions(arena_bytes=AMPLE_BYTES, lengths=lengths[-1:],
+                        twelve_bit=from_here and packs_bfloat16(), coded_tiles=from_here and keeps_codes(),
+                        **stored_as({name: flags[name] for name in served}))
+    needs: list[ModelNeed] = []
+    for text in models:
+        name, sign, model = text.partition("=")
+        given = text if not sign or Path(text).expanduser().exists() else model
+        shown, config = find_config(given)
+        needs.append(need_of(shown if given == text else name, config, asked))
+    if len({need.name for need in needs}) < len(needs):
+        raise ConfigError("two of the models have one name; give one another: NAME=MODEL", param="model")
+    shares = share_out(needs, budget)
+    unloads = first_round(shares, budget)
+    if as_json:
+        rows = [{"model": need.name, "weights_bytes": need.weights_bytes,
+                 "arena_bytes": shares[need.name] - need.weights_bytes,
+                 "wanted_arena_bytes": need.arena_bytes, "share_bytes": shares[need.name],
+                 "unloads": unloads[need.name]} for need in needs]
+        click.echo(json.dumps({"memory_bytes": budget, "fit_together": sum(shares.values()) <= budget,
+                               "models": rows}, indent=2))
+    else:
+        _show(needs, shares, unloads, budget)
+    return 0 if sum(shares.values()) <= budget else 1
+
+
+def first_round(shares: Mapping[str, int], budget: int) -> dict[str, list[str]]:
+    """By the name of each model: what is unloaded when it is asked for, after all models before it. The round
+    is gone twice, so the first one meets the last."""
+    machine = Residency.of(shares, budget, waiting_max=1, keep_alive_s=None)
+    unloaded: dict[str, list[str]] = {}
+    for at, name in enumerate([*shares, *shares]):
+        unloaded[name] = []
+        if machine.enter(name, 1000.0 * at) == "waits":
+            for action in machine.actions(1000.0 * at):
+                if action.verb == "unload":
+                    unloaded[name].append(action.name)
+                    machine.unloaded(action.name)
+            if machine.models[name].state == "absent":
+                machine.actions(1000.0 * at)
+            machine.loaded(name, 1000.0 * at)
+        machine.leave(machine.use(name), 1000.0 * at + 1)
+    return unloaded
+
+
+def _show(needs: Sequence[ModelNeed], shares: Mapping[str, int], unloads: Mapping[str, list[str]],
+          budget: int) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("model", no_wrap=True)
+    for title in ("weights", "KV and states", "together"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("unloads")
+    for need in needs:
+        share = shares[need.name]
+        table.add_row(need.name.split("/")[-1], format_bytes(need.weights_bytes),
+                      format_bytes(share - need.weights_bytes),
+                      format_bytes(share), ", ".join(name.split("/")[-1] for name in unloads[need.name]) or "none")
+    console = Console(highlight=False)
+    console.print(table)
+    total = sum(shares.values())
+    if total <= budget:
+        console.print(f"all of them fit together: {format_bytes(total)} of {format_bytes(budget)}")
+    else:
+        console.print(f"not all of them fit together: {format_bytes(total)} of {format_bytes(budget)}. Asked "
+                      "for one after the other, each unloads what was not used for the longest time")

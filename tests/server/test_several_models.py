@@ -1,0 +1,272 @@
+"""Several models behind one address: swaps under load, faults of one of them, names in every dialect."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+from tests.fixtures.checkpoints import checkpoint
+from tests.server.running import RunningServer, eventually, running_server
+from tests.server.scripted_engine import CHAT_TEMPLATE, write_model_directory
+from weft.api.engine import Engine
+from weft.cli.top import read_metrics
+
+PROMPTS = [list(range(3 + 7 * seed, 163 + 7 * seed)) for seed in range(3)]
+
+
+def states(server: RunningServer) -> dict[str, str]:
+    return {card["id"]: card["state"] for card in server.get("/v1/models").json()["data"]}
+
+
+def say(server: RunningServer, model: str, text: str = "say:hello", **more: Any) -> httpx.Response:
+    return server.post("/v1/chat/completions", {
+        "model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 40, **more})
+
+
+def metric(server: RunningServer, name: str, model: str) -> float:
+    line = next(line for line in server.get("/metrics").text.splitlines()
+                if line.startswith(f"weft:{name}{{") and f'model_name="{model}"' in line)
+    return float(line.rpartition(" ")[2])
+
+
+# ---------------------------------------------------------------------- real models, one at a time
+
+
+def alone(name: str) -> list[list[int]]:
+    """The answers to PROMPTS by this model, which no other one disturbs."""
+    with Engine(str(checkpoint(name)), memory="2MB", threads=1, max_model_len=512) as engine:
+        return [answer.tokens for answer in engine.generate(PROMPTS, max_tokens=12, temperature=0,
+                                                            ignore_eos=True)]
+
+
+def test_swaps_under_load_change_no_token_and_prefixes_come_back_from_the_store(tmp_path: Path) -> None:
+    models = ("big=" + str(checkpoint("qwen3_5")), "small=" + str(checkpoint("lfm2")))
+    engine = {"memory": "3MB", "threads": 1, "max_model_len": 512, "store": str(tmp_path / "store"),
+              "store_size": "64MB", "store_reserve": "1MB"}
+    expected = {"big": alone("qwen3_5"), "small": alone("lfm2")}
+    assert all(big != small for big, small in zip(expected["big"], expected["small"], strict=True)), \
+        "the control: an answer of the other model would be noticed"
+    with running_server("", engine=engine, models=models) as server:
+        assert "at most 1 of them at once" in server.output
+        client = server.client()
+
+        def answer(model: str, at: int) -> tuple[list[int], int]:
+            said = client.completions.create(model=model, prompt=PROMPTS[at], max_tokens=12, temperature=0,
+                                             extra_body={"ignore_eos": True, "return_token_ids": True})
+            details = said.usage.prompt_tokens_details
+            return said.choices[0].token_ids, details.cached_tokens
+
+        asked = [(model, at) for at in range(len(PROMPTS)) for model in ("big", "small")]
+        with ThreadPoolExecutor(len(asked)) as threads:
+            answers = list(threads.map(lambda one: answer(*one), asked))
+        assert [tokens for tokens, _ in answers] == [expected[model][at] for model, at in asked]
+        answers = [answer("big", 0), answer("small", 1), answer("big", 0)]
+        assert [tokens for tokens, _ in answers] == [expected["big"][0], expected["small"][1],
+                                                     expected["big"][0]]
+        assert [cached > 0 for _, cached in answers] == [True] * 3, "each was unloaded in between"
+        assert metric(server, "store_restored_tokens_total", "big") > 0
+        loads = {name: metric(server, "model_loads_total", name) for name in ("big", "small")}
+        assert min(loads.values()) >= 2
+        assert metric(server, "model_memory_bytes", "big") <= 3_000_000
+        assert metric(server, "engine_restarts_total", "big") == 0, "an audit that failed would be one"
+        assert "error" not in server.output.lower()
+
+
+# ---------------------------------------------------------------------- scripted engines
+
+
+def scripted(directory: Path, name: str, **config: Any) -> str:
+    """A model whose template writes its name, with the config.json of a real one for its needs."""
+    folder = directory / name
+    folder.mkdir()
+    write_model_directory(folder, template=CHAT_TEMPLATE.replace("LOUD", f"LOUD {name}"))
+    (folder / "config.json").write_text((checkpoint("qwen3_5") / "config.json").read_text())
+    return f"{name}={folder}"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[RunningServer]:
+    """Room for two of three; ``broken`` has no tokenizer."""
+    models = (scripted(home, "one"), scripted(home, "two"), scripted(home, "broken"))
+    (home / "broken" / "tokenizer.json").unlink()
+    engine = {"memory": "6MB", "max_model_len": 512, "max_queued_requests": 8}
+    with running_server("build_paced", engine=engine, models=models,
+                        server={"operator_key": ["operator-key-of-a-test"]}) as running:
+        yield running
+
+
+def test_models_are_loaded_when_they_are_asked_for_and_lists_say_which_are(server: RunningServer) -> None:
+    assert server.get("/health").json()["status"] == "ok"
+    assert say(server, "one").json()["model"] == "one"
+    assert states(server)["one"] == "loaded"
+    assert states(server)["two"] == "absent" or states(server)["two"] == "loaded"
+    client = ollama.Client(host=server.url)
+    assert {model.model for model in client.list().models} == {"one", "two", "broken"}
+    assert "one" in {model.model for model in client.ps().models}
+    assert client.show("two").modelinfo["general.architecture"] == "qwen3_5"
+    assert server.get("/v1/models/default").json()["id"] == "one"
+    assert server.get("/health").json()["models"]["loaded"] >= 1
+    running = read_metrics(server.get("/metrics", headers={
+        "Authorization": "Bearer operator-key-of-a-test"}).text, 0.0)
+    assert running.values["model_loaded"] >= 1
+
+
+def test_every_dialect_picks_the_model_by_its_name(server: RunningServer) -> None:
+    hello = [{"role": "user", "content": "say:hello"}]
+    chat = {"messages": hello, "max_tokens": 40}
+    bodies = {"/v1/chat/completions": chat, "/v1/completions": {"prompt": "say:hello", "max_tokens": 40},
+              "/v1/responses": {"input": "say:hello", "store": False}, "/v1/messages": chat,
+              "/api/chat": {"messages": hello, "stream": False}, "/v1/embeddings": {"input": "hello"},
+              "/api/generate": {"prompt": "say:hello", "stream": False},
+              "/api/embed": {"input": "hello"}, "/v1/score": {"text_1": "a", "text_2": "b"}}
+    for model in ("one", "two"):
+        for path, body in bodies.items():
+            answer = server.post(path, {"model": model, **body})
+            said = answer.json()
+            assert said.get("model") == model or "score" in path, (path, answer.text)
+    unknown = say(server, "twoo")
+    assert unknown.status_code == 404
+    assert "did you mean two" in unknown.json()["error"]["message"]
+    for name in ("one", "two", "broken", "default"):
+        assert repr(name) in unknown.json()["error"]["message"]
+
+
+def test_a_model_that_does_not_load_fails_its_requests_alone(server: RunningServer) -> None:
+    say(server, "one")
+    first = say(server, "broken")
+    assert first.status_code == 503
+    assert first.json()["error"]["code"] == "model_load_failed"
+    assert "'broken' does not load" in first.json()["error"]["message"]
+    assert int(first.headers["retry-after"]) >= 1
+    again = say(server, "broken")
+    assert again.status_code == 503
+    assert "tried again in" in again.json()["error"]["message"]
+    assert say(server, "one").status_code == 200
+    assert states(server)["broken"] == "failed"
+
+
+def test_a_killed_engine_of_one_model_does_not_hurt_the_other(server: RunningServer) -> None:
+    for name in ("one", "two"):
+        assert say(server, name).status_code == 200
+    pids = children(server.process.pid)
+    assert len(pids) == 2
+    texts: dict[str, str] = {}
+
+    def stream(model: str) -> None:
+        parts = server.client().chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "sing"}], max_tokens=400, stream=True)
+        texts[model] = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+
+    threads = [threading.Thread(target=stream, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    assert eventually(lambda: server.running() == 2)
+    os.kill(pids[0], signal.SIGKILL)
+    for thread in threads:
+        thread.join(60)
+    assert texts["one"] == texts["two"] != ""
+    assert sum(server.get("/metrics", headers={"Authorization": "Bearer operator-key-of-a-test"}).text.count(
+        f'engine_restarts_total{{engine="0",model_name="{name}"}} 1.0') for name in ("one", "two")) == 1
+
+
+def children(pid: int) -> list[int]:
+    """Its engine processes, oldest first."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(one) for one in found
+            if b"weft.rpc.engine_process" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+
+def test_keep_alive_unloads_and_loads(server: RunningServer) -> None:
+    client = ollama.Client(host=server.url)
+    client.generate("one", "say:hello", keep_alive=-1)
+    assert {model.model: model.expires_at.year for model in client.ps().models}["one"] > 2300
+    assert client.generate("one", keep_alive=0).done_reason == "unload"
+    assert eventually(lambda: states(server)["one"] == "absent")
+    assert client.generate("one", keep_alive="10m").done_reason == "load"
+    assert states(server)["one"] == "loaded"
+    client.generate("one", "say:hello", keep_alive=0)
+    assert eventually(lambda: states(server)["one"] == "absent")
+    wrong = server.post("/api/generate", {"model": "one", "prompt": "x", "keep_alive": "soon"})
+    assert wrong.status_code == 400
+    assert "keep_alive" in wrong.json()["error"]
+
+
+def test_what_is_of_one_model_is_refused_in_one_line(server: RunningServer) -> None:
+    for path in ("/sleep", "/wake_up", "/v1/replicas/restart", "/v1/replicas/0/drain"):
+        answer = server.post(path, headers={"Authorization": "Bearer operator-key-of-a-test"})
+        assert answer.status_code == 400, path
+        assert answer.json()["error"]["code"] == "several_models"
+
+
+def test_batches_name_their_models_and_adapters_their_base(home: Path, tmp_path: Path) -> None:
+    models = ("a=" + str(home / "one"), "b=" + str(home / "two"))
+    with running_server("build", models=models, engine={"memory": "3MB", "max_model_len": 512},
+                        server={"file_store": str(tmp_path / "files")}) as server:
+        client = server.client()
+        lines = [json.dumps({"custom_id": f"{number}", "method": "POST", "url": "/v1/chat/completions",
+                             "body": {"model": "ab"[number % 2], "max_tokens": 40, "messages": [
+                                 {"role": "user", "content": f"say:{number}"}]}}) for number in range(8)]
+        source = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=source.id, endpoint="/v1/chat/completions",
+                                      completion_window="24h")
+        assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
+        output = client.batches.retrieve(batch.id).output_file_id
+        assert output is not None
+        said = [json.loads(line) for line in client.files.content(output).text.splitlines()]
+        assert {one["custom_id"]: (one["response"]["body"]["model"],
+                                   one["response"]["body"]["choices"][0]["message"]["content"])
+                for one in said} == {f"{number}": ("ab"[number % 2], f"{number}") for number in range(8)}
+        assert metric(server, "model_loads_total", "a") == metric(server, "model_loads_total", "b") == 1, \
+            "lines of one model come together, though one model fits at a time"
+        wrong = server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "/nowhere"})
+        assert wrong.status_code == 400
+        assert "MODEL/NAME" in wrong.json()["error"]["message"]
+
+
+def test_who_waits_for_a_load_is_bounded(home: Path) -> None:
+    models = ("one=" + str(home / "one"), "two=" + str(home / "two"))
+    engine = {"memory": "3MB", "max_model_len": 512, "max_queued_requests": 2}
+    with running_server("build_never", models=models, engine=engine) as server, ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            pool.submit(say, server, "one")
+        assert eventually(lambda: server.get("/load").json()["waiting"] == 2)
+        full = say(server, "two")
+        assert full.status_code == 503
+        assert full.json()["error"]["code"] == "queue_full"
+        assert "--max-queued-requests" in full.json()["error"]["message"]
+        assert int(full.headers["retry-after"]) >= 1
+        server.stop()
+
+
+@pytest.mark.parametrize(("engine", "server", "said"), [
+    ({"tp": 2}, {}, "--tp"), ({}, {"replicas": "2"}, "--replicas"),
+    ({}, {"http_workers": 2}, "--http-workers"),
+    ({"memory": "1MB"}, {}, "--memory of all models together is 977 KiB"),
+    ({"lora": ["x=/nowhere"]}, {}, "MODEL/NAME=path"), ({}, {"keep_alive": "soon"}, "limits.keep_alive")])
+def test_what_several_models_cannot_have_is_said_before_anything_listens(
+        engine: dict[str, Any], server: dict[str, Any], said: str,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    from weft.config import EngineConfig
+    from weft.server.config import ServerConfig
+    from weft.server.launch import EXIT_CONFIG, serve
+
+    models = ("a=" + str(checkpoint("qwen3_5")), "b=" + str(checkpoint("lfm2")))
+    assert serve(EngineConfig(**engine), ServerConfig(**server), models) == EXIT_CONFIG
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
