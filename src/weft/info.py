@@ -26,7 +26,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint's makers recommend, as fields of SamplingParams. ``identity``: what decides its tokens
     (``weft.assemble.identity``). ``image_token``: of a model that sees pictures. ``adapters``: of ``--lora``,
     what it serves beside the model. ``generates``: it was not saved to embed or to score alone;
-    ``score_labels``: rows of its score head."""
+    ``score_labels``: rows of its score head. ``peer``: where other engines send records to it, empty
+    where they cannot."""
 
     name: str
     directory: str
@@ -50,3 +51,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int = 0
     generates: bool = True
     score_labels: int = 0
+    peer: str = ""
