@@ -109,10 +109,10 @@ def test_files_that_changed_behind_the_engine_are_refused(base: Path, tmp_path: 
     path, other = lfm2_adapter(tmp_path / "a", 1), lfm2_adapter(tmp_path / "b", 2)
     with Engine(str(base), loras={"a": path, "b": other}, memory="64MiB", lora_memory="200KiB") as engine:
         assert engine.stats().adapters.resident == 1
-        lfm2_adapter(path, 3)
-        with pytest.raises(CheckpointError, match=r"files of adapter a have changed"):
-            answers(engine, ["a"])
-        assert len(answers(engine, ["b"])[0].tokens) == 12, "the engine goes on"
+        lfm2_adapter(other, 3)
+        with pytest.raises(CheckpointError, match=r"files of adapter b have changed"):
+            answers(engine, ["b"])
+        assert len(answers(engine, ["a"])[0].tokens) == 12, "the engine goes on"
 
 
 def test_the_least_recently_used_adapter_gives_way_and_a_running_one_stays(base: Path, tmp_path: Path,

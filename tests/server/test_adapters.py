@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.fixtures.adapters import factors, written
+from tests.fixtures.adapters import factors, variants, written
 from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, running_server
 
@@ -139,8 +140,34 @@ def test_a_bad_adapter_is_refused_with_one_line_and_the_server_is_unhurt(server:
     assert tokens(server, "first")[0]
 
 
+def metric(server: RunningServer, name: str) -> float:
+    text = server.get("/metrics", headers=OPERATOR).text
+    [line] = [line for line in text.splitlines() if line.startswith(f"weft:{name}{{")]
+    return float(line.split()[-1])
+
+
 def test_metrics_count_the_adapters(server: RunningServer) -> None:
     tokens(server, "first")
-    text = server.get("/metrics", headers=OPERATOR).text
-    [line] = [line for line in text.splitlines() if line.startswith("weft:lora_adapters{")]
-    assert float(line.split()[-1]) >= 1
+    assert metric(server, "lora_adapters") >= 1
+
+
+def test_a_thousand_names_are_served_with_ten_in_memory(home: Path, tmp_path: Path) -> None:
+    paths = variants(make_adapter(home / "shared", 7), tmp_path, 1000)
+    engine = {"model": str(checkpoint("qwen3_5")), "memory": "32MB", "threads": 1, "max_model_len": 4096,
+              "speculate": "off", "lora": [f"{name}={path}" for name, path in paths.items()],
+              "lora_memory": "280KiB"}
+    with running_server("", engine=engine, server={"operator_key": ["operator-key-of-a-test"]}) as server:
+        assert metric(server, "lora_adapters") == 10
+        assert len(server.get("/v1/models").json()["data"]) == 1001
+        asked = [f"n{37 * at % 1000}" for at in range(1, 25)]
+        with ThreadPoolExecutor(7) as pool:   # n0 runs beside all others
+            long = pool.submit(complete, server, "n0", max_tokens=1500)
+            answers = list(pool.map(lambda name: tokens(server, name)[0], asked))
+        assert metric(server, "lora_evictions_total") >= 14
+        assert metric(server, "lora_adapters") <= 10
+        assert metric(server, "lora_bytes") <= metric(server, "lora_budget_bytes")
+        again = [tokens(server, name)[0] for name in (asked[0], asked[-1])]
+        assert again == [answers[0], answers[-1]]
+        assert len({tuple(one) for one in answers}) >= 4, "they are adapters of their own"
+        beside = long.result().json()["choices"][0]["token_ids"]
+        assert beside == complete(server, "n0", max_tokens=1500).json()["choices"][0]["token_ids"]
