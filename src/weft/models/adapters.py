@@ -138,22 +138,24 @@ def remove(model: CausalModel, loaded: LoadedAdapter) -> None:
 
 
 def _tensors(adapter: Adapter, directory: Path) -> dict[str, torch.Tensor]:
-    """Every tensor, finite, in float32 or the dtype it has."""
+    """Every tensor, finite, in the dtype it has: views of the file's bytes."""
     file = directory / WEIGHTS_FILE
     stored = read_header(file)   # its errors name the tensor and the byte
-    content = file.read_bytes()
+    content = bytearray(file.read_bytes())
     if files_digest(directory, content) != adapter.digest:
         raise CheckpointError(f"{directory}: the files of adapter {adapter.name} have changed since it was "
                               "loaded; load it again", param="lora")
     tensors: dict[str, torch.Tensor] = {}
-    held = bytearray(content)
     for name, one in stored.items():
         if one.dtype not in _FLOATS:
             raise CheckpointError(f"{file}: tensor {name} is {one.dtype}; "
                                   "factors are float32, float16 or bfloat16", param="lora")
         if one.stored_bytes:
-            flat = torch.frombuffer(held, dtype=torch.uint8, count=one.stored_bytes, offset=one.begin).clone()
-            tensors[name] = flat.view(TORCH_DTYPES[one.dtype]).view(one.shape)
+            dtype, held, offset = TORCH_DTYPES[one.dtype], content, one.begin
+            if offset % dtype.itemsize:
+                held, offset = content[offset:offset + one.stored_bytes], 0
+            count = one.stored_bytes // dtype.itemsize
+            tensors[name] = torch.frombuffer(held, dtype=dtype, count=count, offset=offset).view(one.shape)
             if not is_finite(tensors[name], one.dtype):
                 raise CheckpointError(f"{file}: tensor {name} has NaN or infinite values", param="lora")
     return tensors
@@ -387,7 +389,7 @@ class _Placing:
         rows, columns = target.rows, target.columns
         if one.whole is not None and one.a is None:
             self._check(one, "weight", one.whole, (rows, columns))
-            self._table = TableChange(whole=one.whole.to(self._device, self._dtype))
+            self._table = TableChange(whole=one.whole.to(self._device, self._dtype, copy=True))
             return
         if one.a is None or one.b is None or not one.of_table:
             raise CheckpointError(f"the adapter has no embedding factors of {one.module}", param="lora")
@@ -403,7 +405,7 @@ class _Placing:
         for piece in sorted(pieces, key=lambda one: one.first):
             part = Part(piece.first, piece.first + piece.rows, gain=self._vector(piece.gain),
                         shift=self._vector(piece.shift),
-                        whole=None if piece.whole is None else self._factor(piece.whole))
+                        whole=None if piece.whole is None else self._factor(piece.whole.clone()))
             if piece.a is not None and piece.b is not None:
                 low = _even(piece.a.T).T
                 downs.append(low)

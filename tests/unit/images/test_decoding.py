@@ -53,7 +53,7 @@ def test_of_a_gif_the_first_frame() -> None:
 @pytest.mark.parametrize("block", [b"garbage", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff",
                                    b"II*\0\xff\xff\xff\xff", b""])
 def test_a_broken_block_of_exif_leaves_the_picture_as_it_is(form: str, block: bytes) -> None:
-    np.testing.assert_array_equal(decode(encoded(RGB, form, exif=block)), decode(encoded(RGB, form)))
+    assert (decode(encoded(RGB, form, exif=block)) == decode(encoded(RGB, form))).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
