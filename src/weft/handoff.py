@@ -6,7 +6,7 @@
 
 A *role* is a preference of the router and no property of an engine. A ``prefill`` replica computes prompts
 whose answers go on elsewhere, a ``decode`` replica goes on with them. Each can do all: with no partner left,
-requests are served whole by whoever is there.
+any replica serves requests whole.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse_roles(text: str, *, flag: str = "--roles") -> list[Role]:
 
 
 def partner_missing(roles: list[Role]) -> str:
-    """The role that nobody in ``roles`` has, though another one needs it; empty if none is."""
+    """The role that is not in ``roles``, though another one needs it; empty if there is none."""
     if "both" in roles and len(roles) > 1:
         return ""
     has_prefill, has_decode = "prefill" in roles, "decode" in roles

@@ -288,8 +288,7 @@ class Fleet:
         self.requests.dispatch()
 
     def _say_partner(self, replica: Replica) -> None:
-        """A replica with a role and nobody for the other one is worth a line, once all of this machine
-        serve."""
+        """A replica whose role lacks the other one is worth a line, once all of this machine serve."""
         ready = [other for other in self.replicas if other.ready]
         missing = partner_missing([other.role for other in ready])
         has_begun = all(other.ready for other in self.replicas[:self._own_count])

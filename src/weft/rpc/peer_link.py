@@ -5,8 +5,8 @@
     one machine     ipc, and the bytes are in shared memory: the message has its place   /proc/PID/fd/N
     two machines    tcp with CURVE, with the keys of the fleet's token; the bytes are in the message
 
-An address is "ipc://FOLDER/peers tcp://HOST:PORT". Whoever sees the folder is on the same machine; another
-one takes the second part. Nothing listens on tcp without a token. The shared memory has no name, so the
+An address is "ipc://FOLDER/peers tcp://HOST:PORT". A process that sees the folder is on the same
+machine; another one takes the second part. Nothing listens on tcp without a token. The shared memory has no name, so the
 system frees it with its last process, also after kill -9. A receiver that cannot open it says so, and gets
 the bytes in a message.
 

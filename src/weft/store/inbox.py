@@ -8,8 +8,9 @@ A parcel is what a put of a store is: KV records from a page on, and one state b
 handoff follow one another, and the last state replaces the one before. So a sender that dies in the middle
 leaves a prefix that is shorter and as good.
 
-Laws: L8 (an arrival matches only where memory has all KV before it), L10 (tokens and salt are compared, and
-checksums before the sender is told that its bytes are here), L11 (``limit_bytes``; the oldest one goes).
+Laws: L8 (an arrival matches only where memory has all KV before it), L10 (tokens and salt are compared), L11
+(``limit_bytes``; the oldest one goes). Checksums are compared before the sender learns that its bytes are
+here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from weft.memory.prefix_store import (
 from weft.store.index import places_of
 from weft.store.ledger import payload_checksum, token_bytes
 
-KEPT_S = 60.0
+EXPIRES_S = 60.0
 """An arrival that no request has loaded for so long is dropped."""
 _FIRST_NUMBER = 1 << 62
 """Snapshots of an inbox are numbered from here on; those of a directory stay below."""
@@ -152,7 +153,7 @@ class Inbox:
             now_s)
         for name, arrival in list(self._arrivals.items()):
             over = sum(one.nbytes for one in self._arrivals.values()) > self._limit_bytes
-            if name != parcel.handoff and (over or now_s - arrival.arrived_s > KEPT_S):
+            if name != parcel.handoff and (over or now_s - arrival.arrived_s > EXPIRES_S):
                 del self._arrivals[name]
         return ""
 

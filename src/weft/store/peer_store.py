@@ -194,7 +194,7 @@ class PeerStore:
             self._end(order, "what it computed is not cached any more" if is_lost else "")
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for it any more. Unknown ids are ignored."""
+        """No engine waits for it any more. Unknown ids are ignored."""
         self._orders.pop(request_id, None)
 
     def clear(self) -> None:
