@@ -6,9 +6,9 @@
     two machines    tcp with CURVE, with the keys of the fleet's token; the bytes are in the message
 
 An address is "ipc://FOLDER/peers tcp://HOST:PORT". A process that sees the folder is on the same
-machine; another one takes the second part. Nothing listens on tcp without a token. The shared memory has no name, so the
-system frees it with its last process, also after kill -9. A receiver that cannot open it says so, and gets
-the bytes in a message.
+machine; another one takes the second part. Nothing listens on tcp without a token. The shared memory
+has no name, so the system frees it with its last process, also after kill -9. A receiver that cannot open it
+says so, and gets the bytes in a message.
 
 Each send has one outcome. A link that breaks off, a key that is refused and SILENT_S without an answer are
 outcomes of all that is under way on it. ZeroMQ delivers a message whole or not at all, so a sender that

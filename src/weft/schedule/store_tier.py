@@ -71,7 +71,8 @@ class StoreTier:
         return min(self.restores.next_deadline_s, self.writes.next_look_s)
 
     def seek(self, request_id: str, *, computed: bool) -> None:
-        """The deepest snapshot that memory has of an order is a candidate. Only new ones are by themselves. ``computed``: its prompt is, and what it left is in the tree."""
+        """The deepest snapshot that memory has of an order is a candidate. Only new ones are by
+        themselves. ``computed``: its prompt is, and what it left is in the tree."""
         prompt = None if self._orders is None else self._orders.prompt_of(request_id)
         if prompt is None or self._orders is None:
             return
