@@ -142,7 +142,7 @@ def test_a_head_changes_no_token_of_an_answer_about_a_picture(name: str, place: 
                       head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
     assert free._head is not None   # its weights are noise, and noise is rarely right: drafts count as likely
     free._head.drafts = lambda sequences, costs: 3  # type: ignore[method-assign]
-    free._head.chances.survivals = lambda proposal: [0.9] * len(proposal.tokens)  # type: ignore[method-assign]
+    free._head.chances.of("").survivals = lambda proposal: [0.9] * len(proposal.tokens)  # type: ignore[method-assign]
     engine = Serving("", model=with_head(name, place), drafter=free, cache=True)
     for before, behind in CASES * 2:
         answers(engine, [seeing(name, before, (BIG,), behind, seed=7)])

@@ -191,7 +191,7 @@ def load_adapters(core: EngineCore, adapters: list[Adapter], tell: OnProgress) -
     served ends the start. Returns what to tell the user."""
     for adapter in adapters:
         tell(f"adapter {adapter.name}: rank {adapter.rank}")
-        core.adapters.load(adapter)
+        core.adapters.check(adapter)
     if not adapters:
         return []
     stats = core.adapters.stats()

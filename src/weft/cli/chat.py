@@ -188,7 +188,7 @@ def command(
     """Talk to a model in the terminal.
 
     MODEL is a checkpoint directory or a hub name; without one, the embedded model. With --url it is the
-    name to ask that server for. With --lora its first adapter answers.
+    name to ask that server for, of an adapter too. With --lora its first adapter answers.
     """
     fields = given_sampling(values)
     given = given_flags(ctx, EngineConfig)
@@ -197,6 +197,9 @@ def command(
     conversation = Conversation(system)
     if url is not None:
         idle = [flag_name(name) for name in given if name not in ("model", "seed")]
+        if "--lora" in idle:
+            raise ConfigError(f"--lora cannot change the server at --url {url}; an adapter that it serves is "
+                              "named as the model: weft chat NAME --url URL", param="--lora")
         if idle:
             raise ConfigError(f"{', '.join(idle)} cannot change the server at --url {url}; give "
                               f"{'it' if len(idle) == 1 else 'them'} to `weft serve`", param=idle[0])

@@ -191,7 +191,8 @@ class _Handlers:
     async def ollama_tags(self, request: Request) -> Response:
         model = self._service.model_for(None)
         return json_response({"models": [
-            model_card(model, name) for name in (*model.names, *self._service.adapters)]})
+            model_card(self._service.model_for(name), name)
+            for name in (*model.names, *self._service.adapters)]})
 
     async def ollama_ps(self, request: Request) -> Response:
         model = self._service.model_for(None)

@@ -23,16 +23,14 @@ Sources: transformers ``Qwen3NextAttention`` and ``Lfm3Attention`` for the gates
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from weft.families.architecture import Attention, LatentAttention
-from weft.models.blocks.adapted import AdaptedProduct
+from weft.models.blocks.adapted import AdaptedBlock, LatentChange
 from weft.models.blocks.chosen import IndexBlock
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
-from weft.tensor.adapter_rows import AdapterRows
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, seen_layer, staged
@@ -126,8 +124,8 @@ class LatentAttentionBlock:
     query_norm: Norm | None = None
     index: IndexBlock | None = None
     """If ``shape.index``."""
-    expansion: AdaptedProduct = field(default_factory=AdaptedProduct, repr=False, compare=False)
-    """What adapters add to the matrix of ``keys_HOC`` and ``values_HVC``, of rows head by head."""
+    adapted: AdaptedBlock[LatentChange] | None = field(default=None, repr=False, compare=False)
+    """What adapters change of ``keys_HOC`` and ``values_HVC``."""
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
@@ -167,26 +165,23 @@ class LatentAttentionBlock:
 
     def _in_latents(self, own_THO: torch.Tensor) -> torch.Tensor:
         """Queries [T, heads, own] -> [T, heads, latent]."""
-        q_THC = torch.einsum("tho,hoc->thc", own_THO, self.keys_HOC)
-        for group, low_RC, up_HWR in self._expansions(len(own_THO)):
-            asked_HTR = own_THO[group.rows].transpose(0, 1) @ up_HWR[:, :self.shape.own_dim]
-            q_THC[group.rows] += (asked_HTR @ low_RC).transpose(0, 1)
+        changes = [] if self.adapted is None else self.adapted.of_step(len(own_THO))
+        plain_THO = own_THO
+        if any(change.gain_HO is not None for _, change in changes):
+            plain_THO = own_THO.clone()
+            for group, change in changes:
+                if change.gain_HO is not None:
+                    plain_THO[group.rows] *= change.gain_HO
+        q_THC = torch.einsum("tho,hoc->thc", plain_THO, self.keys_HOC)
+        for group, change in changes:
+            q_THC[group.rows] += change.asked(own_THO[group.rows])
         return q_THC
 
     def _of_latents(self, o_THC: torch.Tensor) -> torch.Tensor:
         """Outputs [T, heads, latent] -> [T, heads, value]."""
         o_THV = torch.einsum("thc,hvc->thv", o_THC, self.values_HVC)
-        for group, low_RC, up_HWR in self._expansions(len(o_THC)):
-            low_HTR = o_THC[group.rows].transpose(0, 1) @ low_RC.T
-            o_THV[group.rows] += (low_HTR @ up_HWR[:, self.shape.own_dim:].transpose(1, 2)).transpose(0, 1)
+        for group, change in [] if self.adapted is None else self.adapted.of_step(len(o_THC)):
+            if change.gain_HV is not None:
+                o_THV[group.rows] *= change.gain_HV
+            o_THV[group.rows] += change.given(o_THC[group.rows])
         return o_THV
-
-    def _expansions(self, rows: int) -> Iterator[tuple[AdapterRows, torch.Tensor, torch.Tensor]]:
-        """Of each adapter in the step: its rows, A [r, latent], and B of each head [heads, own + value,
-        r]."""
-        for group, change in self.expansion.of_step(rows):
-            [part] = change.parts
-            assert change.down is not None
-            assert part.up is not None
-            rank = part.end - part.begin
-            yield group, change.down.plain(), part.up.plain().view(self.shape.heads, -1, rank)

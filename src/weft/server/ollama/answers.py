@@ -255,8 +255,9 @@ def _call(block: AnswerBlock) -> dict[str, Any]:
 def model_card(model: ServedModel, name: str) -> dict[str, Any]:
     """As /api/tags lists it. ``digest``: of what decides the model's tokens."""
     info = model.info
+    decisive = [sorted(info.identity.items()), model.adapter]
     return {"name": name, "model": name, "modified_at": _moment(model.created_s), "size": info.weights_bytes,
-            "digest": hashlib.sha256(_encoder.encode(sorted(info.identity.items()))).hexdigest(),
+            "digest": hashlib.sha256(_encoder.encode(decisive)).hexdigest(),
             "details": _details(model)}
 
 
@@ -273,7 +274,9 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
     capabilities += ["tools"] * model.dialect.template_takes_tools
     capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)
-    return {"modelfile": f"FROM {info.name}", "details": _details(model), "capabilities": capabilities,
+    adapter = "" if model.adapter is None else f"\nADAPTER {model.adapter.name}"
+    return {"modelfile": f"FROM {info.name}{adapter}", "details": _details(model),
+            "capabilities": capabilities,
             "parameters": "\n".join(f"{name} {value}" for name, value in defaults.items()),
             "template": "", "modified_at": _moment(model.created_s),
             "model_info": {"general.architecture": info.family,
@@ -283,7 +286,8 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
 
 def _details(model: ServedModel) -> dict[str, Any]:
     info = model.info
-    return {"parent_model": "", "format": "gguf" if info.directory.endswith(".gguf") else "safetensors",
+    return {"parent_model": info.name if model.adapter else "",
+            "format": "gguf" if info.directory.endswith(".gguf") else "safetensors",
             "family": info.family, "families": [info.family], "parameter_size": "",
             "quantization_level": info.dtype}
 
