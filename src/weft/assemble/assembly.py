@@ -160,7 +160,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         sizes=sizes, memory=memory_table(placed, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len), adapters=adapters,
-        image_token=None if placed.own.pictures is None else placed.own.pictures.image_token,
+        picture_tokens=[] if placed.own.pictures is None else list(placed.own.pictures.picture_tokens),
         hidden_size=loaded.spec.hidden_size, generates=not (loaded.headless or is_embedder(directory)),
         score_labels=0 if loaded.model.score_LD is None else len(loaded.model.score_LD))
     return Assembled(core, info)
