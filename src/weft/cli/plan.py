@@ -75,8 +75,8 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
                  help="Write the screen, pictures included, to this .svg or .html file."),
     click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
 ])
-def command(models: tuple[str, ...], memory: str | None, arena: str | None, lengths: tuple[int, ...], compare: bool,
-            as_json: bool, plot: Path | None, revision: str | None, store: str | None, device: str,
+def command(models: tuple[str, ...], memory: str | None, arena: str | None, lengths: tuple[int, ...],
+            compare: bool, as_json: bool, plot: Path | None, revision: str | None, store: str | None, device: str,
             prefill_rate: float | None, speculate: str, twelve_bit: bool | None, lora: tuple[str, ...],
             **more: Any) -> int:
     """Show what a model takes of a device's memory, and how many sequences then fit at once.

@@ -1,7 +1,7 @@
 """``weft plan A B C --memory 24GiB``: what several models of one server get, and which give way to which.
 
-The shares are those of ``weft serve A B C --memory`` (``planning.together``). Which model is unloaded is asked of
-``planning.residency``: the models are used one after the other, as listed, each when the one before is idle.
+The shares are those of ``weft serve A B C --memory`` (``planning.together``). ``planning.residency`` says
+which model is unloaded: the models are used one after the other, as listed, each when the one before is idle.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def _show(needs: Sequence[ModelNeed], shares: Mapping[str, int], unloads: Mappin
     table.add_column("unloads")
     for need in needs:
         share = shares[need.name]
+        others = ", ".join(name.split("/")[-1] for name in unloads[need.name])
         table.add_row(need.name.split("/")[-1], format_bytes(need.weights_bytes),
-                      format_bytes(share - need.weights_bytes),
-                      format_bytes(share), ", ".join(name.split("/")[-1] for name in unloads[need.name]) or "none")
+                      format_bytes(share - need.weights_bytes), format_bytes(share), others or "none")
     console = Console(highlight=False)
     console.print(table)
     total = sum(shares.values())

@@ -46,8 +46,8 @@ def shares(weights: Mapping[str, int], arenas: Mapping[str, int], budget: int) -
     their weights leave into equal arenas. A larger model gets such an arena too, as far as there is room."""
     by_size = sorted(weights, key=lambda name: weights[name])
     together = max((count for count in range(1, len(by_size) + 1)
-                    if _arena(by_size[:count], weights, budget) >= max(arenas[name]
-                                                                       for name in by_size[:count])), default=1)
+                    if _arena(by_size[:count], weights, budget)
+                    >= max(arenas[name] for name in by_size[:count])), default=1)
     arena = _arena(by_size[:together], weights, budget)
     return {name: max(size, min(budget, size + max(arena, arenas[name] if name in by_size[together:] else 0)))
             for name, size in weights.items()}

@@ -46,6 +46,7 @@ from weft.rpc.messages import (
     Launch,
     LoadAdapter,
     Look,
+    PeerKeys,
     Progress,
     Ready,
     RecordingTarget,
@@ -82,7 +83,8 @@ class HostShare:
     ``ram_share``: engines that divide the free RAM. ``environment``: variables besides those of this
     process, such as CUDA_VISIBLE_DEVICES. ``memory_turn``: the descriptor of a file that they lock in turn
     while they choose their memory. ``memory_bytes``: for weights and arena together; None: what is free.
-    ``background``: it gives way to other engines while it starts."""
+    ``background``: it gives way to other engines while it starts. ``peers``: how engines of other machines
+    reach it."""
 
     cores: tuple[int, ...] = ()
     ram_share: int = 1
@@ -90,6 +92,7 @@ class HostShare:
     memory_turn: int | None = None
     memory_bytes: int | None = None
     background: bool = False
+    peers: PeerKeys | None = None
 
 
 ANYWHERE = HostShare()
@@ -184,7 +187,7 @@ class EngineLink:
         launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder,
                         record=record, beat_s=beat_s, cores=place.cores, ram_share=place.ram_share,
                         memory_turn=place.memory_turn, memory_bytes=place.memory_bytes,
-                        background=place.background)
+                        background=place.background, peers=place.peers)
         self._commands.bind(launch.commands_address)
         events.bind(launch.events_address)
         self._events = LoopSocket(events)
@@ -253,7 +256,8 @@ def exit_reason(code: int) -> str:
 class EngineClient:
     """``on_progress`` gets the lines of a starting engine, ``on_events`` the events of its sequences,
     ``on_step_tokens`` the sizes of its steps in tokens. ``on_snapshots`` gets what its prefix cache got and
-    lost, once it is followed. ``on_failure`` gets the id of a request that a fleet gave up.
+    lost, once it is followed. ``on_failure`` gets the id of a request that a fleet gave up. ``on_handoff``
+    gets that of one whose records were sent, or why they were not.
     ``place``: the part of the machine that it may use.
     ``record``: where a recording of its traffic goes. ``link``: to a process elsewhere (default: a child).
     ``heart`` knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0:
@@ -266,7 +270,8 @@ class EngineClient:
                  on_events: Callable[[list[TokenEvent]], None] = lambda events: None,
                  on_step_tokens: Callable[[list[int]], None] = lambda sizes: None,
                  on_snapshots: Callable[[SnapshotReport], None] = lambda report: None,
-                 on_failure: Callable[[str, WeftError], None] = lambda request_id, error: None) -> None:
+                 on_failure: Callable[[str, WeftError], None] = lambda request_id, error: None,
+                 on_handoff: Callable[[str, str], None] = lambda request_id, reason: None) -> None:
         self.state: State = "starting"
         self.progress = "starting the engine"
         self.death: WeftError | None = None
@@ -277,6 +282,7 @@ class EngineClient:
         self._on_step_tokens = on_step_tokens
         self._on_snapshots = on_snapshots
         self._on_failure = on_failure
+        self._on_handoff = on_handoff
         self._config = config
         self._factory = factory
         self._place = place
@@ -322,6 +328,7 @@ class EngineClient:
         """Events that still arrive are dropped: their sequences are computed elsewhere from now on."""
         self.on_events = lambda events: None
         self._on_snapshots = lambda report: None
+        self._on_handoff = lambda request_id, reason: None
 
     # ------------------------------------------------------------------ requests
 
@@ -434,6 +441,8 @@ class EngineClient:
             self._on_snapshots(report.snapshots)
         for request_id, refusal in report.failures.items():
             self._on_failure(request_id, refusal.as_error())
+        for request_id, reason in report.handoffs.items():
+            self._on_handoff(request_id, reason)
 
     async def _wait_for_end(self) -> None:
         reason = await self.link.wait()

@@ -274,11 +274,11 @@ class ServedModel:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
         request = read_chat(conversation, template_variables=self.template.variables,
-                            reads_images=self.pictures is not None)
+                            reads=self.pictures.tokens if self.pictures is not None else ())
         chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
         prompt = await self.template.write(request.messages, chars_cut=chars_cut, **request.rendering)
-        if self.pictures is not None and request.images:
-            prompt = show_pictures(prompt, await self.pictures.read(request.images), self.pictures.token)
+        if self.pictures is not None and request.pictures:
+            prompt = show_pictures(prompt, await self.pictures.read(request.pictures), self.pictures.tokens)
         return request, prompt
 
 
@@ -302,18 +302,21 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
 
 def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer) -> PictureReader | None:
     """Raises CheckpointError for settings of pictures that are not served."""
-    if info.image_token is None:
+    if not info.picture_tokens:
         return None
-    from weft.images.worker import settings_of  # with numpy and Pillow, which text never needs
+    from weft.images.worker import start_of  # with numpy and Pillow, which text never needs
+    from weft.request import PICTURE_KINDS
     from weft.server.pictures import PictureReader
 
     limits, hosts, media = config.image_limits(), config.picture_hosts(), None
     if hosts:
         from weft.server.media import MediaFetcher
 
-        media = MediaFetcher(hosts, bytes_max=limits.image_bytes, seconds=config.image_seconds)
-    return PictureReader(settings_of(Path(info.directory)), limits,
-                         token=tokenizer.token_text(info.image_token), seconds=config.image_seconds,
+        media = MediaFetcher(hosts, bytes_max=limits.image_bytes, seconds=config.image_seconds,
+                             videos=(limits.video_bytes, config.video_seconds))
+    tokens = dict(zip(PICTURE_KINDS, map(tokenizer.token_text, info.picture_tokens), strict=False))
+    return PictureReader(start_of(Path(info.directory), limits), tokens=tokens,
+                         seconds={"image": config.image_seconds, "video": config.video_seconds},
                          memory_bytes=parse_bytes(config.image_memory, flag="limits.image_memory"),
                          pictures_max=config.images, media=media)
 
@@ -341,6 +344,7 @@ class ListedModel:
     created_s: int
     parent: str | None = None
     state: str | None = None
+    adapter: Adapter | None = None
 
 
 class Background(Protocol):
@@ -473,11 +477,11 @@ class Service:
         if self.several is None:
             model = self.known_model(None)
             own = [ListedModel(name, model.info, model.created_s) for name in model.names]
-            return [*own, *(ListedModel(name, model.info, model.created_s, model.name)
-                            for name in self.adapters)]
+            return [*own, *(ListedModel(name, model.info, model.created_s, model.name,
+                                        adapter=self.adapters.find(name)) for name in self.adapters)]
         models = self.several.models.values()
         return [*(ListedModel(one.name, one.info, one.created_s, None, one.state) for one in models),
-                *(ListedModel(name, one.info, one.created_s, one.name, one.state)
+                *(ListedModel(name, one.info, one.created_s, one.name, one.state, self.adapters.find(name))
                   for one in models for name in self.several.adapter_names(one.name))]
 
     def own_name(self, name: str | None) -> str:
@@ -552,4 +556,4 @@ def _report(name: str, fleet: Fleet | None, resident: Resident | None = None) ->
                                            replica.engine.stats, replica.host) for replica in fleet.replicas
                               if replica.state != "left"],
                        fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts(),
-                       resident)
+                       fleet.requests.handoff_count, resident)

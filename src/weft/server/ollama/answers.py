@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from weft.adapters import Adapter
 from weft.errors import ConfigError, RequestError, WeftError
 from weft.info import ModelInfo
 from weft.server.errors import bug
@@ -36,13 +37,13 @@ from weft.server.ollama.protocol import (
     served_name,
 )
 from weft.server.protocol import grammar_of, note_ignored, sampling_params
-from weft.server.service import KeepAlive, ServedModel, Service
+from weft.server.service import KeepAlive, ListedModel, ServedModel, Service
 from weft.server.sse import Way
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
-from weft.text.pictures import ImagePart
+from weft.text.pictures import PicturePart
 from weft.text.tokenizer import banned_sequences
 from weft.units import parse_duration
 
@@ -246,7 +247,7 @@ def _check_context(prompt: Prompt, options: OllamaOptions) -> None:
 def _message(at: int, given: OllamaMessage) -> ChatMessage:
     message = ChatMessage(role=given.role, content=given.content)
     if given.images:
-        message.content = [ImagePart(f"data:;base64,{data}", f"messages[{at}].images[{number}]")
+        message.content = [PicturePart(f"data:;base64,{data}", f"messages[{at}].images[{number}]")
                            for number, data in enumerate(given.images)]
         message.content += [{"type": "text", "text": given.content}] if given.content else []
     if given.tool_calls:
@@ -274,28 +275,30 @@ def _call(block: AnswerBlock) -> dict[str, Any]:
     return {"id": block.call_id, "function": {"name": block.name, "arguments": arguments_of(block.text)}}
 
 
-def model_card(info: ModelInfo, name: str, created_s: int) -> dict[str, Any]:
+def model_card(listed: ListedModel) -> dict[str, Any]:
     """As /api/tags lists it. ``digest``: of what decides the model's tokens, once it was loaded."""
-    identity = sorted(info.identity.items()) or [("directory", info.directory)]
-    return {"name": name, "model": name, "modified_at": _moment(created_s), "size": info.weights_bytes,
-            "digest": hashlib.sha256(_encoder.encode(identity)).hexdigest(), "details": _details(info)}
+    info = listed.info
+    decisive = [sorted(info.identity.items()) or info.directory, listed.adapter]
+    return {"name": listed.name, "model": listed.name, "modified_at": _moment(listed.created_s),
+            "size": info.weights_bytes, "digest": hashlib.sha256(_encoder.encode(decisive)).hexdigest(),
+            "details": _details(info, listed.adapter)}
 
 
 def running_cards(service: Service) -> list[dict[str, Any]]:
     """As /api/ps lists what is in memory. Raises EngineUnavailableError."""
+    listed = {one.name: one for one in service.listed()}
     if service.several is None:
-        service.check_open()
-        model = service.known_model(None)
-        return [_running_card(model.info, model.name, model.created_s, None)]
+        return [_running_card(next(iter(listed.values())), None)]
     now_s = time.monotonic()
-    return [_running_card(model.info, model.name, model.created_s, None if model.resident.expires_s is None
+    return [_running_card(listed[name], None if model.resident.expires_s is None
                           else time.time() + model.resident.expires_s - now_s)
-            for model in service.several.models.values() if model.fleet is not None]
+            for name, model in service.several.models.items() if model.fleet is not None]
 
 
-def _running_card(info: ModelInfo, name: str, created_s: int, expires_s: float | None) -> dict[str, Any]:
+def _running_card(listed: ListedModel, expires_s: float | None) -> dict[str, Any]:
+    info = listed.info
     in_vram = info.weights_bytes if info.device.startswith("cuda") else 0
-    return {**model_card(info, name, created_s), "size_vram": in_vram,
+    return {**model_card(listed), "size_vram": in_vram,
             "expires_at": _NEVER if expires_s is None else _moment(expires_s),
             "context_length": info.sizes.max_model_len}
 
@@ -306,7 +309,9 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
     capabilities += ["tools"] * model.dialect.template_takes_tools
     capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)
-    return {"modelfile": f"FROM {info.name}", "details": _details(info), "capabilities": capabilities,
+    adapter = "" if model.adapter is None else f"\nADAPTER {model.adapter.name}"
+    return {"modelfile": f"FROM {info.name}{adapter}", "details": _details(info, model.adapter),
+            "capabilities": capabilities,
             "parameters": "\n".join(f"{name} {value}" for name, value in defaults.items()),
             "template": "", "modified_at": _moment(model.created_s),
             "model_info": {"general.architecture": info.family,
@@ -314,8 +319,9 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
                            f"{info.family}.vocab_size": info.vocab_size}}
 
 
-def _details(info: ModelInfo) -> dict[str, Any]:
-    return {"parent_model": "", "format": "gguf" if info.directory.endswith(".gguf") else "safetensors",
+def _details(info: ModelInfo, adapter: Adapter | None) -> dict[str, Any]:
+    return {"parent_model": info.name if adapter else "",
+            "format": "gguf" if info.directory.endswith(".gguf") else "safetensors",
             "family": info.family, "families": [info.family], "parameter_size": "",
             "quantization_level": info.dtype}
 
