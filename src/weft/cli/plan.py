@@ -7,7 +7,7 @@ config.json is fetched. Exit code 1 when the model does not fit, so that a scrip
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -76,9 +76,9 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
     click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
 ])
 def command(models: tuple[str, ...], memory: str | None, arena: str | None, lengths: tuple[int, ...],
-            compare: bool, as_json: bool, plot: Path | None, revision: str | None, store: str | None, device: str,
-            prefill_rate: float | None, speculate: str, twelve_bit: bool | None, lora: tuple[str, ...],
-            **more: Any) -> int:
+            compare: bool, as_json: bool, plot: Path | None, revision: str | None, store: str | None,
+            device: str, prefill_rate: float | None, speculate: str, twelve_bit: bool | None,
+            lora: tuple[str, ...], **more: Any) -> int:
     """Show what a model takes of a device's memory, and how many sequences then fit at once.
 
     MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
@@ -86,9 +86,7 @@ def command(models: tuple[str, ...], memory: str | None, arena: str | None, leng
     of the memory of one server, and how many are in it together.
     """
     if len(models) > 1:
-        from weft.cli.plan_together import plan_together
-
-        return plan_together(models, memory, lengths, more, as_json=as_json)
+        return _plan_several(models, memory, lengths, more, as_json=as_json)
     model = models[0] if models else None
     if plot is not None and plot.suffix not in (".svg", ".html"):
         raise ConfigError(f"--plot {plot}: the file's name must end in .svg or .html", param="--plot")
@@ -132,6 +130,27 @@ def command(models: tuple[str, ...], memory: str | None, arena: str | None, leng
     if adapters and not as_json:
         click.echo(_adapters_line(adapters))
     return 0 if plan.enough else 1
+
+
+def _plan_several(models: Sequence[str], memory: str | None, lengths: tuple[int, ...],
+                  flags: Mapping[str, Any], *, as_json: bool) -> int:
+    from weft.cli.doctor import keeps_codes
+    from weft.cli.plan_together import plan_together
+    from weft.planning.model_plan import PlanOptions
+    from weft.planning.together import AMPLE_BYTES
+
+    served = ("dtype", "kv_dtype", "state_dtype", "quantize")
+    sizes, from_here = _sizes(memory, None)
+    asked = PlanOptions(arena_bytes=AMPLE_BYTES, lengths=lengths[-1:],
+                        twelve_bit=from_here and packs_bfloat16(), coded_tiles=from_here and keeps_codes(),
+                        **stored_as({name: flags[name] for name in served}))
+    found = []
+    for text in models:
+        name, sign, model = text.partition("=")
+        given = text if not sign or Path(text).expanduser().exists() else model
+        shown, config = find_config(given)
+        found.append((shown if given == text else name, config))
+    return plan_together(found, asked, sizes["memory_bytes"], as_json=as_json)
 
 
 def adapter_bytes(entries: tuple[str, ...]) -> dict[str, int]:

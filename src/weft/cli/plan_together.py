@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,32 +15,17 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.errors import ConfigError
-from weft.host import free_ram_bytes
 from weft.planning.model_plan import PlanOptions
 from weft.planning.residency import Residency
-from weft.planning.together import AMPLE_BYTES, ModelNeed, need_of, share_out
-from weft.units import format_bytes, parse_bytes
+from weft.planning.together import ModelNeed, need_of, share_out
+from weft.units import format_bytes
 
 
-def plan_together(models: Sequence[str], memory: str | None, lengths: tuple[int, ...],
-                  flags: Mapping[str, Any], *, as_json: bool) -> int:
-    """Exit code 0: all fit together; 1: some give way to others. Raises ConfigError for a model that does not
-    fit alone."""
-    from weft.cli.doctor import keeps_codes
-    from weft.cli.plan import find_config, packs_bfloat16, stored_as
-
-    served = ("dtype", "kv_dtype", "state_dtype", "quantize")
-    from_here = memory is None
-    budget = free_ram_bytes() if memory is None else parse_bytes(memory, flag="--memory")
-    asked = PlanOptions(arena_bytes=AMPLE_BYTES, lengths=lengths[-1:],
-                        twelve_bit=from_here and packs_bfloat16(), coded_tiles=from_here and keeps_codes(),
-                        **stored_as({name: flags[name] for name in served}))
-    needs: list[ModelNeed] = []
-    for text in models:
-        name, sign, model = text.partition("=")
-        given = text if not sign or Path(text).expanduser().exists() else model
-        shown, config = find_config(given)
-        needs.append(need_of(shown if given == text else name, config, asked))
+def plan_together(models: Sequence[tuple[str, Mapping[str, Any]]], asked: PlanOptions, budget: int, *,
+                  as_json: bool) -> int:
+    """``models``: name and config.json. Exit code 0: all fit together; 1: some give way to others. Raises
+    ConfigError for a model that does not fit alone."""
+    needs = [need_of(name, config, asked) for name, config in models]
     if len({need.name for need in needs}) < len(needs):
         raise ConfigError("two of the models have one name; give one another: NAME=MODEL", param="model")
     shares = share_out(needs, budget)
