@@ -42,7 +42,7 @@ from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
-from weft.text.pictures import ImagePart
+from weft.text.pictures import PicturePart
 from weft.text.tokenizer import banned_sequences
 
 _EFFORTS = ("low", "medium", "high")
@@ -224,7 +224,7 @@ def _check_context(prompt: Prompt, options: OllamaOptions) -> None:
 def _message(at: int, given: OllamaMessage) -> ChatMessage:
     message = ChatMessage(role=given.role, content=given.content)
     if given.images:
-        message.content = [ImagePart(f"data:;base64,{data}", f"messages[{at}].images[{number}]")
+        message.content = [PicturePart(f"data:;base64,{data}", f"messages[{at}].images[{number}]")
                            for number, data in enumerate(given.images)]
         message.content += [{"type": "text", "text": given.content}] if given.content else []
     if given.tool_calls:
