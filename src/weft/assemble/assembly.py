@@ -60,6 +60,7 @@ from weft.memory.frames.plan import ArenaPlan, fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
 from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
+from weft.models.local import LoadedLock
 from weft.schedule.plan import StepPlan
 from weft.schedule.snapshots import parse_snapshots
 from weft.schedule.store_tier import StoreTier
@@ -112,6 +113,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     check_policy(config.cache_policy)
     parse_sources(config.speculate)
     started = time.monotonic()
+    loaded_lock = LoadedLock(config.model)
     name, directory = find_model(config, tell)
     _check_text_files(directory)
     adapters = registered_adapters(config)
@@ -149,6 +151,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       encoder=placed.executor.pictures, pictures_bytes=placed.pictures_bytes,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     notes += load_adapters(core, adapters, tell)
+    core.on_close.append(loaded_lock.close)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
     if ranks is not None:
         core.counters.ranks = partial(ranks.stats, placed.own)
