@@ -18,7 +18,7 @@ def test_a_server_is_listed_while_it_lives_with_what_it_has_in_memory(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert main(["ps"]) == 0
     assert "no server runs on this machine" in capsys.readouterr().out
-    with running_server("build", engine={"model": str(write_model_directory(tmp_path / "scripted"))},
+    with running_server("build", engine={"model": str(write_model_directory(tmp_path))},
                         server={"api_key": ["a-key"]}) as server:
         [announced] = running_servers()
         assert (announced.pid, announced.url) == (server.process.pid, server.url)

@@ -163,7 +163,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         sizes=sizes, memory=memory_table(placed, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len), adapters=adapters,
-        image_token=None if placed.own.pictures is None else placed.own.pictures.image_token,
+        picture_tokens=[] if placed.own.pictures is None else list(placed.own.pictures.picture_tokens),
         hidden_size=loaded.spec.hidden_size, generates=not (loaded.headless or is_embedder(directory)),
         score_labels=0 if loaded.model.score_LD is None else len(loaded.model.score_LD))
     return Assembled(core, info)
@@ -194,7 +194,7 @@ def load_adapters(core: EngineCore, adapters: list[Adapter], tell: OnProgress) -
     served ends the start. Returns what to tell the user."""
     for adapter in adapters:
         tell(f"adapter {adapter.name}: rank {adapter.rank}")
-        core.adapters.load(adapter)
+        core.adapters.check(adapter)
     if not adapters:
         return []
     stats = core.adapters.stats()

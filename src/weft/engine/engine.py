@@ -110,7 +110,7 @@ class EngineCore:
         self.sleep_state = AWAKE
         """Changed by ``weft.engine.sleeper`` alone."""
         self._submission = Submission(vocab_size=vocab_size, sizes=sizes, eos_ids=eos_ids, seed=seed,
-                                      image_token=None if encoder is None else encoder.image_token)
+                                      picture_tokens=() if encoder is None else encoder.picture_tokens)
         self._flush = CacheFlush(memory, self.scheduler)
         self._ages = Ages()
         self._closed = False

@@ -92,7 +92,7 @@ def resolve_adapter(name: str) -> Path:
     import huggingface_hub as hub
 
     return Path(ask_hub(name, None, lambda: hub.snapshot_download(
-        name, allow_patterns=["adapter_config.json", "adapter_model.safetensors"])))
+        name, allow_patterns=["adapter_config.json", "adapter_model.safetensors"]), what="adapter"))
 
 
 Answer = TypeVar("Answer")
@@ -157,7 +157,8 @@ def files_of_type(files: Sequence[str], kind: str) -> list[list[str]]:
     return [models[model] for model in plain or models]
 
 
-def ask_hub(name: str, revision: str | None, ask: Callable[[], Answer], *, cached: bool = True) -> Answer:
+def ask_hub(name: str, revision: str | None, ask: Callable[[], Answer], *, what: str = "model",
+            cached: bool = True) -> Answer:
     """What the hub, or its cache, answers. ``cached``: directories and the cache were tried before. Raises
     CheckpointError."""
     from huggingface_hub import constants, errors
@@ -174,9 +175,9 @@ def ask_hub(name: str, revision: str | None, ask: Callable[[], Answer], *, cache
     except errors.GatedRepoError:
         reason = "it is gated on the hub: accept its terms there and log in (hf auth login, or HF_TOKEN)"
     except errors.RepositoryNotFoundError:
-        reason = f"{tried}the hub has no such model (a private one needs HF_TOKEN){owner}"
+        reason = f"{tried}the hub has no such {what} (a private one needs HF_TOKEN){owner}"
     except errors.RevisionNotFoundError:
-        reason = "the hub has the model but not this revision"
+        reason = f"the hub has the {what} but not this revision"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         reason = unreached
     except errors.HfHubHTTPError as error:

@@ -66,8 +66,8 @@ class ServerConfig:
     allowed_origin: tuple[str, ...] = flag((), "Origin of web pages that may use this server, such as "
                                                "https://app.example.org, or *; may be given several times.")
     media_domains: tuple[str, ...] = flag(
-        (), "Host whose pictures requests may name by https address; *.example.org: those below it, *: every "
-            "public host. May be given several times. Default: pictures come as data: URLs alone.")
+        (), "Host whose pictures and videos requests may name by https address; *.example.org: those below "
+            "it, *: every public host. May be given several times. Default: they come as data: URLs alone.")
     served_model_name: tuple[str, ...] = flag(
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
@@ -81,12 +81,16 @@ class ServerConfig:
     template_chars: int = limit(32_000_000, "Characters that a conversation may be rendered to.", least=1)
     template_memory: str = limit("512MiB", "Memory that a process that renders conversations may take.",
                                  size=True)
-    images: int = limit(64, "Pictures of one conversation (400).", least=0)
+    images: int = limit(64, "Pictures and videos of one conversation (400).", least=0)
     image_bytes: str = limit("32MiB", "Bytes of the file of one picture (400).", size=True)
     image_pixels: int = limit(50_000_000, "Pixels of one picture, before it is decoded (400).", least=1)
     image_side: int = limit(16_384, "Pixels of the longer side of a picture (400).", least=1)
     image_seconds: float = limit(10.0, "Seconds that reading one picture may take (400).", least=0.1)
-    image_memory: str = limit("1GiB", "Memory that the process that reads pictures may take.", size=True)
+    image_memory: str = limit("1GiB", "Memory that a process that reads pictures or videos may take.",
+                              size=True)
+    video_bytes: str = limit("64MiB", "Bytes of the file of one video (400).", size=True)
+    video_frames: int = limit(768, "Frames that are read of one video (400).", least=2)
+    video_seconds: float = limit(60.0, "Seconds that reading one video may take (400).", least=0.1)
     reasoning_parser: str = flag("auto", "Format of the model's reasoning, which answers give apart from "
                                          "their content; auto goes by the chat template, none leaves it in.")
     tool_parser: str = flag("auto", "Format of the model's tool calls; auto goes by the chat template, none "
@@ -227,7 +231,9 @@ class ServerConfig:
         from weft.images.decoding import ImageLimits  # with Pillow, which few commands need
 
         return ImageLimits(image_bytes=parse_bytes(self.image_bytes, flag="limits.image_bytes"),
-                           image_pixels=self.image_pixels, image_side=self.image_side)
+                           image_pixels=self.image_pixels, image_side=self.image_side,
+                           video_bytes=parse_bytes(self.video_bytes, flag="limits.video_bytes"),
+                           video_frames=self.video_frames)
 
     def picture_hosts(self) -> tuple[str, ...]:
         """Raises ConfigError."""
