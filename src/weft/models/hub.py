@@ -185,7 +185,7 @@ def ask_hub(name: str, revision: str | None, ask: Callable[[], Answer], *, what:
     except out_of_reach() as error:
         is_of_disk = getattr(error, "errno", None) and not isinstance(error, _OF_SOCKETS)
         reason = f"the hub did not deliver it: {error}" if is_of_disk else unreached
-    fail(name, revision, reason)
+    fail(name, revision, reason, what)
 
 
 def out_of_reach() -> tuple[type[Exception], ...]:
@@ -197,6 +197,6 @@ def out_of_reach() -> tuple[type[Exception], ...]:
     return errors.OfflineModeIsEnabled, library if issubclass(library, Exception) else OSError, OSError
 
 
-def fail(name: str, revision: str | None, reason: str) -> NoReturn:
-    asked = f"model {name!r}" + (f" at revision {revision!r}" if revision else "")
-    raise CheckpointError(f"{asked}: {reason}", param="model")
+def fail(name: str, revision: str | None, reason: str, what: str = "model") -> NoReturn:
+    asked = f"{what} {name!r}" + (f" at revision {revision!r}" if revision else "")
+    raise CheckpointError(f"{asked}: {reason}", param="model" if what == "model" else "lora")
