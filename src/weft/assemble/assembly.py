@@ -117,8 +117,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     name, directory = find_model(config, tell)
     _check_text_files(directory)
     adapters = registered_adapters(config)
-    threads = prepare_torch(config, notes)
-    device = choose_device_of(config, 0, notes)
+    threads, device = prepare_torch(config, notes), choose_device_of(config, 0, notes)
     config, overlap = with_step_tokens(config, device), overlaps(config, device)
     choose_kernels(config, threads, device)
     ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
@@ -131,8 +130,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     kernels = kernels_in_use(device)   # a kernel that does not fit turns Triton off
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
     notes += placed.notes
-    defaults = loaded.generation_defaults
-    cost = _guessed_cost(loaded)
+    defaults, cost = loaded.generation_defaults, _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
