@@ -46,6 +46,7 @@ from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import base_url, print_banner, print_models
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, serving, set_up_logging
+from weft.server.running import Announcement
 from weft.server.service import Service, load_served_model
 from weft.speculation.drafter import parse_sources
 
@@ -92,7 +93,9 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, models: Sequ
         _complain(error)
         return EXIT_CONFIG
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Serving(service, listener, console, progress, ray).run())
+        serving_once = Serving(service, listener, console, progress, ray)
+        with contextlib.closing(Announcement(serving_once.url, engine_config.model)):
+            return runner.run(serving_once.run())
 
 
 def _serve_several(engine: EngineConfig, config: ServerConfig, models: Sequence[str], console: Console,
@@ -114,7 +117,9 @@ def _serve_several(engine: EngineConfig, config: ServerConfig, models: Sequence[
     if service.responses is not None and config.response_store is not None:
         service.responses.open_now()
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(ServingSeveral(service, several, listener, console).run())
+        serving_all = ServingSeveral(service, several, listener, console)
+        with contextlib.closing(Announcement(serving_all.url, ", ".join(several.models))):
+            return runner.run(serving_all.run())
 
 
 def _peer_host(address: str) -> str:
@@ -223,7 +228,7 @@ class Serving:
         self._progress = progress
         self._first_stop, self._second_stop = asyncio.Event(), asyncio.Event()
         host, port = listener.getsockname()[:2]
-        self._url = base_url(self._config.host if self._config.host else host, port)
+        self.url = base_url(self._config.host if self._config.host else host, port)
 
     @property
     def _engine(self) -> Fleet:
@@ -238,7 +243,7 @@ class Serving:
             workers.start()
         listener = self._listener if workers is None else listen_at(workers.http_socket)
         async with serving(self._service, listener):
-            self._say(f"listening on {self._url}; answers 503 until the model is ready")
+            self._say(f"listening on {self.url}; answers 503 until the model is ready")
             if (replicas := self._config.own_replicas) > (cores := usable_cores()):
                 self._say(f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part "
                           f"of the free memory; more than {cores} are no faster")
@@ -267,7 +272,7 @@ class Serving:
         finally:
             self._progress.end()
         assert self._service.model is not None
-        print_banner(self._console, self._service.model, self._url, self._config)
+        print_banner(self._console, self._service.model, self.url, self._config)
         if await _first_of(self._engine.died(), self._first_stop.wait()):
             return self._engine_lost()
         return await self._end_work()
@@ -345,7 +350,7 @@ class ServingSeveral(Serving):
     async def _until_stopped(self) -> int:
         for work in self._service.background:
             work.start()
-        print_models(self._console, self._several, self._url, self._config)
+        print_models(self._console, self._several, self.url, self._config)
         await self._first_stop.wait()
         return await self._end_work()
 
