@@ -1,8 +1,8 @@
 """A resumed answer goes on with the same logits, to the bit: three answers of one request, as after kill -9.
 
 The first engine decodes each of them beside the others. The next one computes its tokens in a prefill, beside
-other requests. Weights are in tiles, as those of real models are; torch's products of small matrices have bits
-that depend on the rows beside them, so that one sampled token in many thousands was another.
+other requests. Weights are in tiles, as large ones are; torch's products of small matrices have bits that
+depend on the rows beside them, so that one sampled token in many thousands was another.
 """
 
 from __future__ import annotations
