@@ -27,7 +27,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     (``weft.assemble.identity``). ``picture_tokens``: of a model that sees pictures, by
     ``PICTURE_KINDS``: with two it reads videos. ``adapters``: of ``--lora``,
     what it serves beside the model. ``generates``: it was not saved to embed or to score alone;
-    ``score_labels``: rows of its score head."""
+    ``score_labels``: rows of its score head. ``peer``: where other engines send records to it, empty
+    where they cannot."""
 
     name: str
     directory: str
@@ -51,3 +52,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int = 0
     generates: bool = True
     score_labels: int = 0
+    peer: str = ""

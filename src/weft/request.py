@@ -15,6 +15,7 @@ import msgspec
 
 from weft.adapters import Adapter, salted
 from weft.errors import ContextLengthError, RequestError
+from weft.handoff import Handoff
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -249,7 +250,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     engine ended. ``prediction``: the client's guess of the answer, in tokens. It changes no token of the
     answer. ``pictures``: in the order of their rows in the prompt, which has the token of their kind there.
     ``adapter``: whose answer it is, None for the base model's. ``pooling``: no answer is asked for, but a
-    value of the prompt."""
+    value of the prompt. ``handoff``: what is computed of the prompt goes to another engine."""
 
     request_id: str
     prompt_tokens: list[int]
@@ -263,6 +264,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pictures: list[PlacedPicture] = []
     adapter: Adapter | None = None
     pooling: Pooling | None = None
+    handoff: Handoff | None = None
 
     @property
     def salt(self) -> str:

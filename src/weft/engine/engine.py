@@ -26,6 +26,7 @@ the engine calls when it has fallen idle).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
@@ -102,6 +103,7 @@ class EngineCore:
         self.settlement = Settlement(self.scheduler, self.streams, self.counters, feed)
         if feed is not None:
             self.on_step.append(feed.stepped)
+        self.on_close: list[Callable[[], None]] = []
         self.processes: ProcessWatch | None = None
         """Other processes that the executor needs; an idle engine watches them."""
         self.failure: BaseException | None = None
@@ -267,6 +269,8 @@ class EngineCore:
             self._loop.abandon()
             self.executor.close()
             self.grammars.close()
+            for end in self.on_close:
+                end()
         return self.streams.drain()
 
     def write_all(self, limit_s: float) -> None:
@@ -293,6 +297,13 @@ class EngineCore:
         self.streams.audit()
         self.pictures.audit()
 
+    def _store_stats(self) -> dict[str, Any]:
+        """A tier without a directory is there for handoffs alone."""
+        if self.store is None:
+            return {}
+        stats = self.store.stats()
+        return {"store": stats if stats.store.path else None, "link": self.store.link_stats()}
+
     def stats(self) -> EngineStats:
         return EngineStats(
             **self.counters.counts(),
@@ -300,7 +311,7 @@ class EngineCore:
             rows_max=self.sizes.rows_max, queue_max=self.sizes.queue_max, memory=self.memory.usage(),
             preemptions=self.scheduler.preemption_count,
             recomputed_tokens=self.scheduler.recomputed_tokens,
-            sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
+            sleep=self.sleep_state, **self._store_stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
             pictures=self.pictures.stats(), costs=self.meter.cost(), ranks=self.counters.ranks(),
             adapters=self.adapters.stats())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from weft.config_check import check_fields, debug, flag, limit
 from weft.errors import ConfigError
+from weft.handoff import Role, parse_roles, partner_missing
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
 from weft.server.edge import EdgeLimits, Origins
@@ -122,7 +123,10 @@ class ServerConfig:
     replicas: str = flag("1", "Engine processes behind this address; cores, free RAM and GPUs are divided "
                               "among them. --memory and --threads are for each of them. 0: only those of "
                               "machines that join (--listen-engines). MIN..MAX with --ray.")
-    router: Literal["seconds", "kv-only", "prefix-hash", "round-robin", "least-loaded"] = debug(
+    roles: str | None = flag(None, "What replicas are for: 1p2d is one that computes prompts, and two that "
+                                   "go on with the answers; b: both. A prompt and its answer part where that "
+                                   "is sooner.")
+    router: Literal["seconds", "kv-only", "split", "prefix-hash", "round-robin", "least-loaded"] = debug(
         "seconds", "How a request gets its replica. seconds: the soonest first token, by the snapshots "
                    "that each replica has. The others are to compare with.")
     listen_engines: str | None = flag(None, "HOST:PORT for the engines of other machines (weft join); "
@@ -309,9 +313,28 @@ class ServerConfig:
             raise ConfigError(f"--replicas {self.replicas}: the most is below the least", param="--replicas")
         return least, most
 
+    def replica_roles(self) -> list[Role]:
+        """Of the replicas of this machine; empty without ``--roles``. Raises ConfigError."""
+        if self.roles is None:
+            return []
+        roles = parse_roles(self.roles)
+        missing = partner_missing(roles)
+        if missing and self.listen_engines is None:
+            raise ConfigError(f"--roles {self.roles} has no {missing} replica, so nothing is split; add one, "
+                              "or let machines join (--listen-engines)", param="--roles")
+        if self.ray is not None or self.router not in ("seconds", "kv-only", "split"):
+            other = "--ray" if self.ray is not None else f"debug.router {self.router}"
+            raise ConfigError(f"--roles {self.roles} does not work with {other}", param="--roles")
+        if str(self.replicas) not in ("1", str(len(roles))):
+            raise ConfigError(f"--roles {self.roles} are {len(roles)} replicas, and --replicas is "
+                              f"{self.replicas}", param="--roles")
+        return roles
+
     @property
     def own_replicas(self) -> int:
         """Engine processes of this machine."""
+        if self.roles is not None:
+            return len(parse_roles(self.roles))
         return 0 if self.ray is not None else self.replica_range()[0]
 
     def check(self) -> None:
@@ -325,6 +348,7 @@ class ServerConfig:
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
         self._check_joining()
+        self.replica_roles()
         if self.record is not None and not self.own_replicas:
             raise ConfigError("--record records the replicas of this machine, and there is none (--replicas "
                               f"{self.replicas})", param="--record")

@@ -39,11 +39,13 @@ from weft.models.hub import local_checkpoint, resolve_model
 from weft.router.blind import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
-from weft.rpc.link import LinkKeys, new_token, read_or_create_token, tcp_address
+from weft.rpc.link import LinkKeys, new_token, own_address, read_or_create_token, tcp_address
+from weft.rpc.messages import PeerKeys
 from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import base_url, print_banner
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, serving, set_up_logging
+from weft.server.running import Announcement
 from weft.server.service import Service, load_served_model
 from weft.speculation.drafter import parse_sources
 
@@ -74,7 +76,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         fleet = Fleet(engine_config, replicas=server_config.own_replicas, restarts=server_config.restarts,
                       factory=factory, record=server_config.recording(),
                       stall_after_s=server_config.stall_after, on_progress=progress.show,
-                      router=_router(server_config),
+                      router=_router(server_config), roles=server_config.replica_roles(),
+                      peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
                       listen=None if link is None else (link[0], LinkKeys.of(link[1])))
         ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp)
         service = new_service(server_config, fleet, listener)
@@ -84,7 +87,16 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         _complain(error)
         return EXIT_CONFIG
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Serving(service, listener, console, progress, ray).run())
+        serving_once = Serving(service, listener, console, progress, ray)
+        with contextlib.closing(Announcement(serving_once.url, engine_config.model)):
+            return runner.run(serving_once.run())
+
+
+def _peer_host(address: str) -> str:
+    """Where engines of other machines reach those of this one: at the host that machines join at. One that
+    stands for all of this machine's addresses gives the one that it has towards the others."""
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    return own_address() if host in _ALL_HOSTS or host == "[::]" else host
 
 
 def _check_model(config: EngineConfig) -> None:
@@ -187,7 +199,7 @@ class Serving:
         self._progress = progress
         self._first_stop, self._second_stop = asyncio.Event(), asyncio.Event()
         host, port = listener.getsockname()[:2]
-        self._url = base_url(self._config.host if self._config.host else host, port)
+        self.url = base_url(self._config.host if self._config.host else host, port)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -198,7 +210,7 @@ class Serving:
             workers.start()
         listener = self._listener if workers is None else listen_at(workers.http_socket)
         async with serving(self._service, listener):
-            self._say(f"listening on {self._url}; answers 503 until the model is ready")
+            self._say(f"listening on {self.url}; answers 503 until the model is ready")
             if (replicas := self._config.own_replicas) > (cores := usable_cores()):
                 self._say(f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part "
                           f"of the free memory; more than {cores} are no faster")
@@ -227,7 +239,7 @@ class Serving:
         finally:
             self._progress.end()
         assert self._service.model is not None
-        print_banner(self._console, self._service.model, self._url, self._config)
+        print_banner(self._console, self._service.model, self.url, self._config)
         if await _first_of(self._engine.died(), self._first_stop.wait()):
             return self._engine_lost()
         for work in self._service.background:

@@ -368,7 +368,8 @@ class Service:
         return FleetReport([EngineReport(replica.number, replica.ready, replica.restart_count,
                                          replica.engine.stats, replica.host) for replica in fleet.replicas
                             if replica.state != "left"],
-                           fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts())
+                           fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts(),
+                           fleet.requests.handoff_count)
 
     def health(self) -> tuple[int, Mapping[str, Any]]:
         if self.engine.death is not None:
