@@ -225,8 +225,9 @@ def test_batches_name_their_models_and_adapters_their_base(home: Path, tmp_path:
         batch = client.batches.create(input_file_id=source.id, endpoint="/v1/chat/completions",
                                       completion_window="24h")
         assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
-        output = client.batches.retrieve(batch.id).output_file_id
-        assert output is not None
+        ended = client.batches.retrieve(batch.id)
+        output = ended.output_file_id
+        assert output is not None, client.files.content(ended.error_file_id or "").text
         said = [json.loads(line) for line in client.files.content(output).text.splitlines()]
         assert {one["custom_id"]: (one["response"]["body"]["model"],
                                    one["response"]["body"]["choices"][0]["message"]["content"])
