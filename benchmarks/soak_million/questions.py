@@ -204,7 +204,8 @@ class Stream:
         self.is_done = False
 
     def said(self) -> Said:
-        return [self._choices[index] for index in sorted(self._choices)] or [["", "", []]]
+        """A choice that has no piece yet says nothing."""
+        return [self._choices.get(index, ["", "", []]) for index in range(max(self._choices, default=0) + 1)]
 
     def line(self, line: str) -> None:
         """Raises StreamFailed."""

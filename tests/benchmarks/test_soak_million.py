@@ -73,3 +73,5 @@ def test_an_answer_that_was_left_must_be_the_beginning_of_the_whole_one() -> Non
         stream.line("data: " + json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": None}]}))
     assert begins(stream.said(), [["abcd", "length", []]])
     assert not begins(stream.said(), [["abd", "length", []]])
+    stream.line("data: " + json.dumps({"choices": [{"index": 2, "text": "x", "finish_reason": None}]}))
+    assert begins(stream.said(), [["abcd", "length", []], ["none yet", "length", []], ["xy", "length", []]])
