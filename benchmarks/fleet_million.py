@@ -51,7 +51,8 @@ def simulate(requests: int, replicas: int, seeds: list[int], processes: int) -> 
                 print(law, file=sys.stderr, flush=True)
     slowest = max(cpu_s, key=lambda seed: cpu_s[seed])
     return {"requests": total["requests"], "replicas": replicas, "seeds": len(seeds),
-            "requests_per_seed": each, "laws_broken": broken, "wall_s": round(time.monotonic() - began_s), "processes": processes,
+            "requests_per_seed": each, "laws_broken": broken, "processes": processes,
+            "wall_s": round(time.monotonic() - began_s),
             "cpu_s": round(sum(cpu_s.values())), "slowest_seed": slowest,
             "slowest_seed_cpu_s": round(cpu_s[slowest], 1), "machine": machine(),
             "load_1min": round(os.getloadavg()[0], 1), "counts": dict(sorted(total.items()))}

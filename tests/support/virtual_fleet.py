@@ -514,7 +514,7 @@ class World:
         for name in ("_lives", "_streams", "_acceptances", "_held", "_offers"):
             assert not getattr(requests, name), f"Placement.{name} has some left"
         assert not any(requests._placed.values()), "a replica has a request"
-        assert not any(sequences or tokens for sequences, tokens in requests._loads.values()), "a load is left"
+        assert not any(any(load) for load in requests._loads.values()), "a load is left"
         assert not router._flights, f"{len(router._flights)} requests fly in the router"
         boundaries = router._boundaries
         longest = 4096 // PAGE_TOKENS
