@@ -155,7 +155,7 @@ def in_an_engine(name: str, args: argparse.Namespace) -> dict[str, float]:
         core = assemble(EngineConfig(
             model=str(directory), dtype=args.dtype, memory="512MiB", max_model_len=4096, speculate="off",
             threads=1 if args.busy else args.threads, max_step_ms=args.max_step_ms)).core
-    token, numbers = core.executor.pictures.image_token, itertools.count()  # type: ignore[attr-defined]
+    token, numbers = core.executor.pictures.picture_tokens[0], itertools.count()  # type: ignore[attr-defined]
 
     def submit(prompt: list[int], new: int, placed: Sequence[PlacedPicture] = ()) -> str:
         request_id = str(next(numbers))

@@ -144,13 +144,14 @@ def read_settings(directory: Path) -> AdapterSettings:
         base=str(config.get("base_model_name_or_path") or ""))
 
 
-def files_digest(directory: Path, weights: bytes | None = None) -> str:
+def files_digest(directory: Path, weights: bytes | bytearray | None = None) -> str:
     """sha256 of both files, each behind its length. ``weights``: of the second one, if they are in memory."""
     digest = hashlib.sha256()
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         path = inside(directory / name)
         if name == WEIGHTS_FILE and weights is not None:
-            digest.update(len(weights).to_bytes(8, "little") + weights)
+            digest.update(len(weights).to_bytes(8, "little"))
+            digest.update(weights)
             continue
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:

@@ -99,6 +99,8 @@ class EngineConfig:
         "auto", "Pack exact records of the store without rounding (needs weft[store]); auto: where a GPU "
                 "computes.")
     store_reserve: str = limit("8GiB", "Bytes of the disk that the store leaves free.", size=True)
+    handoffs: bool = debug(False, "Prompts may be computed by one engine and answered by another; --roles "
+                                  "turns it on.")
     picture_rows: str = limit("256MiB", "Most memory of --memory for pictures that were encoded.", size=True)
     grammar_seconds: int = limit(3, "CPU seconds that compiling the grammar of one request may take.",
                                  least=1)
@@ -158,6 +160,11 @@ class EngineConfig:
                 known[name] = DTYPE_SPELLINGS.get(known[name], known[name])
         return cls(**known)
 
+    @property
+    def moves_records(self) -> bool:
+        """Whether pages and states go to or come from somewhere else."""
+        return self.store is not None or self.handoffs
+
     def check(self) -> None:
         """Raises ConfigError that names the flag, for a value of a wrong type, choice or range, and for flags
         that exclude each other."""
@@ -168,6 +175,10 @@ class EngineConfig:
         if self.store is not None and not self.prefix_cache:
             raise ConfigError(f"--store {self.store} needs the prefix cache, and --no-prefix-cache turns it "
                               "off", param="--store")
+        if self.handoffs and (not self.prefix_cache or self.snapshots == "none"
+                              or "-request-end" in self.snapshots):
+            raise ConfigError("--roles needs the prefix cache, and request-end among --snapshots: the state "
+                              "behind a prompt is what goes to another engine", param="--roles")
         if (self.store_size is not None
                 and parse_bytes(self.store_size, flag="--store-size") < STORE_BYTES_MIN):
             raise ConfigError(f"--store-size {self.store_size} is too small: a store has at least "

@@ -24,9 +24,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind, in words. ``memory``: the memory table, top to bottom. ``notes``: sentences the user should see
     (what was shrunk to fit, what of the checkpoint was ignored). ``generation_defaults``: what the
     checkpoint's makers recommend, as fields of SamplingParams. ``identity``: what decides its tokens
-    (``weft.assemble.identity``). ``image_token``: of a model that sees pictures. ``adapters``: of ``--lora``,
+    (``weft.assemble.identity``). ``picture_tokens``: of a model that sees pictures, by
+    ``PICTURE_KINDS``: with two it reads videos. ``adapters``: of ``--lora``,
     what it serves beside the model. ``generates``: it was not saved to embed or to score alone;
-    ``score_labels``: rows of its score head."""
+    ``score_labels``: rows of its score head. ``peer``: where other engines send records to it, empty
+    where they cannot."""
 
     name: str
     directory: str
@@ -45,8 +47,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: list[int]
     generation_defaults: dict[str, float | int]
     identity: dict[str, str] = {}
-    image_token: int | None = None
+    picture_tokens: list[int] = []
     adapters: list[Adapter] = []
     hidden_size: int = 0
     generates: bool = True
     score_labels: int = 0
+    peer: str = ""

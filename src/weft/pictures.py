@@ -45,12 +45,13 @@ LEAD_TOKENS = 7
 _SIGN = np.int32(-(1 << 31))
 
 
-def check_pictures(pictures: Sequence[PlacedPicture], tokens: Int32s, image_token: int | None) -> None:
-    """``image_token``: what stands at their rows in the prompt; None where the model has no encoder. Raises
-    RequestError."""
+def check_pictures(pictures: Sequence[PlacedPicture], tokens: Int32s,
+                   picture_tokens: Sequence[int]) -> None:
+    """``picture_tokens``: what may stand at their rows in the prompt; none where the model has no encoder.
+    Raises RequestError."""
     if not pictures:
         return
-    if image_token is None:
+    if not picture_tokens:
         raise RequestError("this model reads text only: its checkpoint has no vision encoder",
                            param="messages", code="unsupported_parameter")
     end = 0
@@ -64,9 +65,10 @@ def check_pictures(pictures: Sequence[PlacedPicture], tokens: Int32s, image_toke
                 raise RequestError(f"picture {number} has {count} rows from position {first} on; the prompt "
                                    f"has {len(tokens)} tokens, and the rows before end at {end}",
                                    param="pictures")
-            if (tokens[first:first + count] != image_token).any():
+            if tokens[first] not in picture_tokens or (tokens[first:first + count] != tokens[first]).any():
                 raise RequestError(f"picture {number}: the positions {first} to {first + count - 1} are not "
-                                   f"all the image token {image_token}", param="pictures")
+                                   f"all one of the tokens {', '.join(map(str, picture_tokens))}",
+                                   param="pictures")
             end = first + count
 
 

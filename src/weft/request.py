@@ -15,6 +15,7 @@ import msgspec
 
 from weft.adapters import Adapter, salted
 from weft.errors import ContextLengthError, RequestError
+from weft.handoff import Handoff
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -221,10 +222,14 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(f"pooling names a token outside of 0 to {vocab_size - 1}", param="pooling")
 
 
+PictureKind = Literal["image", "video"]
+PICTURE_KINDS: tuple[PictureKind, ...] = ("image", "video")
+
+
 class PlacedPicture(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture in a prompt (``weft.pictures``). ``digest``: SHA-256 of its pixels and of the processor's
-    settings. ``places``: (first position, count) of its rows in the prompt, ascending, one for each tile.
-    ``data``: the encoder's input."""
+    """A picture or a video in a prompt (``weft.pictures``). ``digest``: SHA-256 of its pixels and of the
+    processor's settings. ``places``: (first position, count) of its rows in the prompt, ascending, one for
+    each tile. ``data``: the encoder's input."""
 
     digest: bytes
     places: list[tuple[int, int]]
@@ -243,9 +248,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     message); hints, so those out of range mean nothing. ``marks``: the same, asked for by the client: they go
     before all others and are checked, see ``check_marks``. ``resumption``: the request goes on after its
     engine ended. ``prediction``: the client's guess of the answer, in tokens. It changes no token of the
-    answer. ``pictures``: in the order of their rows in the prompt, which has the image token there.
+    answer. ``pictures``: in the order of their rows in the prompt, which has the token of their kind there.
     ``adapter``: whose answer it is, None for the base model's. ``pooling``: no answer is asked for, but a
-    value of the prompt."""
+    value of the prompt. ``handoff``: what is computed of the prompt goes to another engine."""
 
     request_id: str
     prompt_tokens: list[int]
@@ -259,6 +264,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pictures: list[PlacedPicture] = []
     adapter: Adapter | None = None
     pooling: Pooling | None = None
+    handoff: Handoff | None = None
 
     @property
     def salt(self) -> str:

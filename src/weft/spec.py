@@ -6,6 +6,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     attention      2 x kv_heads x head_dim            -
     latent         latent + shared key, no V block    -
     reading        another layer's                    -
+    index          a row of numbers, no V block       -
     window         -                                  ring [2, kv_heads, W, head_dim]: last W keys, values
     gated_delta    -                                  conv [C, K-1], recurrent [v_heads, k_dim, v_dim] fp32
     kimi_delta     -                                  conv [C, K-1], recurrent [heads, dim, dim] fp32
@@ -14,6 +15,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     short_conv     -                                  conv [C, K-1]
     lightning      -                                  recurrent [heads, dim, dim] fp32
     rg_lru         -                                  conv [C, K-1], recurrent [C / 16, 16] fp32
+    ngrams         -                                  conv.tokens [16, n-1], conv.values [C, reach]
 
 A layer may have both (Falcon-H1) or neither (an MLP-only layer of Nemotron-H). Families turn a
 ``config.json`` into a ``ModelSpec`` (see ``weft.families``); nothing here or there imports torch.
@@ -198,8 +200,25 @@ def rg_lru(channels: int, conv_kernel: int) -> LayerSpec:
                                       StatePart("recurrent", rows, "float32")))
 
 
+def index_rows(width: int) -> LayerSpec:
+    """What an index keeps of each token. It is a layer of its own, behind those of the depth."""
+    return LayerSpec("index", kv_heads=1, head_dim=width, has_values=False)
+
+
+HISTORY_CHANNELS = 16
+HISTORY_BASE = 128
+"""A token's number in three digits of this base: whole numbers that any dtype of a window holds exactly."""
+
+
+def ngrams(size: int, width: int, reach: int) -> LayerSpec:
+    """The last ``size - 1`` tokens, as digits in the window of a convolution; the last ``reach`` inputs of
+    another."""
+    return LayerSpec("ngrams", state=(StatePart("conv.tokens", (HISTORY_CHANNELS, size - 1), "model"),
+                                      StatePart("conv.values", (width, reach), "model")))
+
+
 def together(kind: str, attention: LayerSpec, recurrent: LayerSpec) -> LayerSpec:
-    """A layer with the pages of one and the state of the other."""
+    """A layer with the pages of the first, and the states of both."""
     return replace(attention, kind=kind, state=attention.state + recurrent.state)
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
 BASE = {"adapters", "errors", "units", "spec", "config", "request", "families", "files", "info", "host",
-        "config_check", "foreign", "pictures", "snapshot_report", "prefix_digests"}
+        "config_check", "foreign", "handoff", "pictures", "snapshot_report", "prefix_digests"}
 PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text", "store",
         "router", "costs", "images"}
 """Groups that never import torch, not even through something else."""

@@ -230,7 +230,7 @@ def test_a_picture_that_cannot_be_read_or_is_refused_is_left_out(tmp_path: Path)
 
     def refusing(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
         if isinstance(messages[-1]["content"], list):
-            raise UserError("no picture")
+            raise UserError("no picture", param="messages[0].content[0]")
         yield AnswerDelta("yes")
 
     model, written = _chat(f"/image {tmp_path / 'dog.png'}", f"/image {file}", "one", "two", "/image",
@@ -239,3 +239,31 @@ def test_a_picture_that_cannot_be_read_or_is_refused_is_left_out(tmp_path: Path)
     assert "error: no picture" in written
     assert model.asked[1] == [{"role": "user", "content": "two"}]
     assert "FILE: a picture for the next message" in written
+
+
+def test_a_picture_stays_for_the_next_message_if_it_was_not_refused(tmp_path: Path) -> None:
+    file, failed = tmp_path / "clip.mp4", []
+    file.write_bytes(b"frames")
+
+    def busy(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
+        if not failed:
+            failed.append(True)
+            raise UserError("the queue is full", param="messages" if messages == [] else None)
+        yield AnswerDelta("yes")
+
+    model, written = _chat(f"/video {file}", "one", "two", answer=busy)
+    assert "error: the queue is full\nwhat you show still goes with the next message" in written
+    shown = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,ZnJhbWVz"}}
+    assert model.asked[1][-1]["content"] == [shown, {"type": "text", "text": "two"}]
+
+
+@pytest.mark.parametrize(("status", "error", "param"), [
+    (400, {"message": "no", "param": "messages[1].content[0]"}, "messages[1].content[0]"),
+    (400, {"message": "no"}, "messages"), (400, {"message": "no", "param": "seed"}, "seed"),
+    (503, {"message": "no"}, None), (401, {"message": "no"}, None)])
+def test_what_a_server_refuses_is_known_by_its_field(status: int, error: dict[str, str],
+                                                     param: str | None) -> None:
+    model = _remote(lambda request: httpx.Response(status, json={"error": error}), model="m")
+    with pytest.raises(WeftError) as caught:
+        list(model.stream_chat([], {}))
+    assert caught.value.param == param

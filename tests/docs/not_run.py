@@ -35,6 +35,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/adding-a-model.md", "python -m tests.oracle.compositions"): LONG,
     ("docs/pictures.md", "weft serve Qwen/Qwen3.5-4B"): HUB,
     ("docs/pictures.md", "import base64"): "needs a picture; tests/server/test_pictures.py draws some",
+    ("docs/pictures.md", "frames ="): "needs frames; tests/server/test_pictures.py draws some",
     ("docs/adapters.md", "weft serve"): "needs adapters; tests/server/test_adapters.py makes some",
     ("docs/adapters.md", "curl"): "needs adapters; tests/server/test_adapters.py makes some",
     ("docs/server.md", "python -m benchmarks.batch"): LONG,

@@ -1,4 +1,4 @@
-"""Prompts with pictures on the emulated GPU: graphs, chunks, hits; transformers' tokens, no report."""
+"""A picture and a video in prompts on the emulated GPU: graphs, chunks, hits; transformers' tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.emulated_gpu import emulated
 from tests.emulated_gpu.engines import answered, started
 from tests.emulated_gpu.sample import sample
 from tests.fixtures.vision_checkpoints import SEEING, vision_checkpoint
-from tests.oracle.test_pictures import BIG, SMALL, seeing
+from tests.oracle.test_pictures import BIG, CLIP, seeing
 from weft.engine.engine import EngineCore
 from weft.request import PlacedPicture, Request, SamplingParams
 
@@ -31,7 +31,7 @@ def said(core: EngineCore, prompts: list[Prompt], name: str) -> list[list[int]]:
 @pytest.mark.parametrize("name", sample(SEEING[1:], 1))
 def test_answers_about_pictures_are_those_of_transformers(name: str, way: str) -> None:
     """Text decodes beside them; the second time prefixes are hit, and the batch's rows change hands."""
-    cases = [seeing(name, 20, (SMALL,), 12, seed=2), seeing(name, 40, (BIG,), 40, seed=7)]
+    cases = [seeing(name, 20, (CLIP,), 12, seed=2), seeing(name, 40, (BIG,), 40, seed=7)]
     prompts = [*((case.tokens, case.pictures) for case in cases), (cases[0].tokens[:15], [])]
     with emulated() as card, started(card, f"{vision_checkpoint(name)}", **WAYS[way]) as engine:
         first = said(engine.core, prompts, "first")

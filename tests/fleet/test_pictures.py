@@ -1,4 +1,5 @@
-"""Pictures in requests whose engine gets kill -9: the same tokens, and the store has their prefixes then."""
+"""A picture and a video in requests whose engine gets kill -9: the same tokens, and the store has their
+prefixes then."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ import pytest
 from tests.fixtures.vision_checkpoints import vision_checkpoint
 from tests.fleet.test_resume import resumes
 from tests.server.running import RunningServer, eventually, running_server
-from tests.server.test_pictures import QWEN_TEMPLATE, SHOWN, expected, png
+from tests.server.test_pictures import CLIP, QWEN_TEMPLATE, SHOWN, expected, frame_urls
 
 NEW_TOKENS = 12
 """As ``expected`` has them; the answers are longer."""
 ASKED: list[Any] = [{"role": "user", "content": [
     {"type": "text", "text": "compare"}, SHOWN,
-    {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(90, 41)}"}},
+    {"type": "video", "video": frame_urls(*CLIP)},
     {"type": "text", "text": "the dog and the cat"}]}]
-SIZES = ((200, 120), (90, 41))
+SIZES = ((200, 120), CLIP)
 
 
 @pytest.fixture(scope="module")

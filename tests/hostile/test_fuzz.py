@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.hostile.test_media import fetched
 from tests.support.pictures import drawn, encoded
 from tests.unit.text.test_grammar_sandbox import new_compiler, reference_chain, rule_chain
 from tests.unit.text.test_template_sandbox import PLAIN, sandbox, turns
@@ -186,7 +187,7 @@ def test_mutated_pictures_and_their_addresses_are_read_or_refused() -> None:
 
     def run(text: str) -> None:
         if text[:2] == "ht":
-            asyncio.run(fetcher.fetch(text))
+            fetched(fetcher, text)
         elif text[:2] == "da":
             read_picture(text, settings, ImageLimits())
         else:

@@ -7,6 +7,7 @@ and leads the public ones to a real TLS server on loopback.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import ipaddress
@@ -24,15 +25,17 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.fixtures.vision_checkpoints import vision_settings
+from tests.fixtures.vision_checkpoints import vision_settings, vision_start
 from tests.support.pictures import drawn, encoded
-from weft.errors import ConfigError, RequestError
+from weft.errors import ConfigError, EngineUnavailableError, RequestError
 from weft.images.decoding import ImageLimits
 from weft.images.picture import Picture
-from weft.images.worker import read_picture
+from weft.images.video import Sampling
+from weft.images.worker import PictureStart, read_picture, read_video
+from weft.server import media
 from weft.server.media import MediaFetcher, _CheckedDial, is_public, read_domains
 from weft.server.pictures import PictureReader
-from weft.text.pictures import ImagePart
+from weft.text.pictures import PicturePart
 
 PUBLIC, OTHER = "93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"
 NAMES = {"img.example.org": [PUBLIC], "cdn.example.org": [OTHER], "inside.example.org": ["10.0.0.7"],
@@ -156,18 +159,25 @@ def make_certificate(file: Path, names: list[str]) -> None:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
 
 
+def fetched(fetcher: MediaFetcher, url: str) -> bytes:
+    async def data() -> bytes:
+        async with fetcher.file(url) as held:
+            return held
+    return asyncio.run(data())
+
+
 def refusal(fetcher: MediaFetcher, url: str) -> str:
     with pytest.raises(RequestError) as caught:
-        asyncio.run(fetcher.fetch(url))
+        fetched(fetcher, url)
     assert "\n" not in caught.value.message
     return caught.value.message
 
 
 def test_a_picture_of_an_allowed_host_is_fetched_from_the_address_that_was_checked(tls: Tls) -> None:
     fetcher, sockets, asked = tls.fetcher()
-    assert asyncio.run(fetcher.fetch("HTTPS://IMG.example.org/cat.png?size=2#part")) == PNG
+    assert fetched(fetcher, "HTTPS://IMG.example.org/cat.png?size=2#part") == PNG
     assert (sockets.dialled, asked) == ([PUBLIC], ["img.example.org"])
-    assert asyncio.run(fetcher.fetch("https://cdn.example.org/cat")) == PNG
+    assert fetched(fetcher, "https://cdn.example.org/cat") == PNG
     assert sockets.dialled[1:] == [OTHER]
 
 
@@ -191,7 +201,7 @@ def test_a_host_that_is_written_as_a_number_is_checked_like_a_name(tls: Tls) -> 
 def test_a_name_that_changes_its_address_behind_the_check_reaches_nothing(tls: Tls) -> None:
     answers = iter([[PUBLIC], ["127.0.0.1"], ["127.0.0.1"]])
     fetcher, sockets, asked = tls.fetcher(names=lambda host: next(answers))
-    assert asyncio.run(fetcher.fetch("https://img.example.org/cat.png")) == PNG
+    assert fetched(fetcher, "https://img.example.org/cat.png") == PNG
     assert (asked, sockets.dialled) == (["img.example.org"], [PUBLIC])
 
 
@@ -210,7 +220,7 @@ def test_the_same_name_reaches_loopback_where_the_connection_goes_by_name(tls: T
     monkeypatch.setattr("weft.server.media._CheckedDial", DialByName)
     answers = iter([[PUBLIC], ["127.0.0.1"]])
     fetcher, sockets, _ = tls.fetcher(names=lambda host: next(answers))
-    asyncio.run(fetcher.fetch("https://img.example.org/cat.png"))
+    fetched(fetcher, "https://img.example.org/cat.png")
     assert sockets.dialled == ["127.0.0.1"]
 
 
@@ -229,7 +239,7 @@ def test_each_redirect_is_checked_as_the_address_was(tls: Tls, path: str, words:
 
 def test_a_redirect_to_another_allowed_host_is_followed(tls: Tls) -> None:
     fetcher, sockets, _ = tls.fetcher()
-    assert asyncio.run(fetcher.fetch("https://img.example.org/cdn")) == PNG
+    assert fetched(fetcher, "https://img.example.org/cdn") == PNG
     assert sockets.dialled == [PUBLIC, OTHER]
 
 
@@ -272,19 +282,97 @@ def test_a_host_costs_no_more_than_the_limits(tls: Tls, url: str, words: str) ->
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.parametrize(("per_host", "waits"), [(media.HOST_FETCHES_MAX, False), (media.FETCHES_MAX, True)])
+def test_slow_hosts_do_not_hold_up_others(tls: Tls, monkeypatch: pytest.MonkeyPatch, per_host: int,
+                                          waits: bool) -> None:
+    """Eight of them, asked for many files. The control: without a bound for each they fill the line."""
+    monkeypatch.setattr(media, "HOST_FETCHES_MAX", per_host)
+    opened = asyncio.Event()
+
+    class Silent(Sockets):
+        async def connect_tcp(self, host: str, *more: Any, **named: Any) -> httpcore.AsyncNetworkStream:
+            if host == PUBLIC:
+                return await super().connect_tcp(host, *more, **named)
+            await opened.wait()
+            raise httpcore.ConnectError
+
+    fetcher = MediaFetcher(
+        ["*"], bytes_max=BYTES_MAX, seconds=30, backend=Silent(tls.port), trust=tls.trust,
+        resolve=lambda host, port: [PUBLIC if host == "img.example.org" else OTHER])
+
+    async def data(url: str) -> bytes:
+        async with fetcher.file(url) as held:
+            return held
+
+    async def run() -> None:
+        slow = [asyncio.create_task(data(f"https://slow{number % 8}.test/{number}")) for number in range(64)]
+        await asyncio.sleep(0)
+        quick = asyncio.create_task(data("https://img.example.org/cat.png"))
+        if waits:
+            for _ in range(100):
+                await asyncio.sleep(0.001)
+            assert not quick.done()
+            opened.set()
+        assert await quick == PNG
+        opened.set()
+        ends = await asyncio.gather(*slow, return_exceptions=True)
+        assert all(isinstance(end, RequestError) for end in ends)
+
+    asyncio.run(run())
+
+
+def test_files_that_wait_to_be_read_are_bounded(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "HELD_FILES", 1)
+    fetcher, _, _ = tls.fetcher()
+    fetcher._limits["image"] = (len(PNG) + 10, 5.0)
+
+    async def run() -> None:
+        async with fetcher.file("https://img.example.org/cat.png") as first:
+            with pytest.raises(EngineUnavailableError, match="files that are fetched have"):
+                async with fetcher.file("https://cdn.example.org/cat.png"):
+                    pass
+            assert first == PNG
+        async with fetcher.file("https://cdn.example.org/cat.png") as again:
+            assert again == PNG
+        assert fetcher._held == 0
+
+    asyncio.run(run())
+
+
 def test_a_fetched_picture_is_what_the_same_picture_is_in_the_request(tls: Tls) -> None:
     settings, limits = vision_settings("lfm2_vl"), ImageLimits()
     fetcher, _, _ = tls.fetcher()
-    reader = PictureReader(settings, limits, token="<image>", seconds=10, memory_bytes=1 << 30,
-                           pictures_max=4, media=fetcher)
+    reader = PictureReader(PictureStart(settings, limits), tokens={"image": "<image>"},
+                           seconds={"image": 10, "video": 10}, memory_bytes=1 << 30, pictures_max=4,
+                           media=fetcher)
 
     async def read(url: str) -> list[Picture]:
-        return await reader.read([ImagePart(url, "messages[0].content[0]")])
+        return await reader.read([PicturePart(url, "messages[0].content[0]")])
 
     assert [one.digest for one in asyncio.run(read("https://img.example.org/cat"))] == [
         read_picture(PNG, settings, limits).digest]
     with pytest.raises(RequestError, match="in no known format"):
         asyncio.run(read("https://img.example.org/dog.png"))
+
+
+def test_frames_and_files_of_videos_are_fetched(tls: Tls) -> None:
+    start, (fetcher, sockets, _) = vision_start("qwen3_5_vl"), tls.fetcher()
+    reader = PictureReader(start, tokens={"image": "<|image_pad|>", "video": "<|video_pad|>"},
+                           seconds={"image": 10, "video": 10}, memory_bytes=1 << 30, pictures_max=4,
+                           media=fetcher)
+
+    def read(source: str | list[str | bytes]) -> Picture:
+        part = PicturePart(source, "messages[0].content[0]", kind="video")
+        return asyncio.run(reader.read([part]))[0]
+    inline = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    assert read(["https://img.example.org/cat", inline]).digest == read_video(
+        [PNG, PNG], Sampling(), start).digest
+    with pytest.raises(RequestError, match="the video is in no known format"):
+        read("https://img.example.org/cat.mp4")
+    assert sockets.dialled == [PUBLIC] * 2
+    with pytest.raises(RequestError, match=r"'elsewhere.test', which --media-domains does not name"):
+        read([inline, "https://elsewhere.test/cat.png"])
+    assert fetcher._held == 0
 
 
 def test_hosts_are_read_as_names(tls: Tls) -> None:

@@ -3,14 +3,16 @@ adapter can hold. peft runs over transformers in float64; the rows beside are of
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 
-from tests.fixtures.adapters import factors, linear_names, peft_adapter, written
+from tests.fixtures.adapters import PREFIX, factors, linear_names, peft_adapter, written
 from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, exact_reference
 from tests.oracle.model_driver import ModelDriver
 from weft.adapters import read_adapter
@@ -83,6 +85,36 @@ def test_every_projection_of_a_family_has_the_logits_of_peft(name: str, tmp_path
     head = ("lm_head",) if not exact_reference(name).config.tie_word_embeddings else ()
     adapted = peft_adapter(exact_reference(name), tmp_path, target_modules=[*names, *head])
     check(name, tmp_path, of(adapted))
+
+
+@pytest.mark.parametrize("name", ["kimi_linear", "ling", "qwen3_5"])
+def test_dora_of_every_projection_has_the_logits_of_peft(name: str, tmp_path: Path) -> None:
+    """Of latent attention's ``kv_b_proj`` too, whose halves go to queries and to outputs."""
+    check(name, tmp_path, of(peft_adapter(exact_reference(name), tmp_path, use_dora=True)))
+
+
+@torch.no_grad()
+def test_dora_of_single_experts_has_the_logits_of_peft(tmp_path: Path) -> None:
+    """peft has no DoRA of stacks: its own merged matrix of each expert stands in the reference."""
+    name, tensors = "qwen3_moe", {}
+    merged = copy.deepcopy(exact_reference(name))
+    experts = merged.model.layers[0].mlp.experts
+    for number, (gate_up, down) in enumerate(zip(experts.gate_up_proj, experts.down_proj, strict=True)):
+        parts = dict(zip(("gate_proj", "up_proj"), gate_up.chunk(2), strict=True))
+        for leaf, weight in ({**parts, "down_proj": down}).items():
+            linear = torch.nn.Linear(*reversed(weight.shape), bias=False, dtype=weight.dtype)
+            linear.weight.copy_(weight)
+            single = torch.nn.ModuleDict({leaf: linear})
+            settings = {"r": 4, "lora_alpha": 2, "target_modules": [leaf], "init_lora_weights": False}
+            wrapped = peft.get_peft_model(single, peft.LoraConfig(**settings, use_dora=True))
+            for parameter_name, parameter in wrapped.named_parameters():
+                if "magnitude" in parameter_name:
+                    parameter.add_(torch.rand_like(parameter))
+            home = f"model.layers.0.mlp.experts.{number}."
+            tensors |= {home + key.removeprefix(PREFIX): tensor.float()
+                        for key, tensor in peft.get_peft_model_state_dict(wrapped).items()}
+            weight.copy_(wrapped.merge_and_unload()[leaf].weight)
+    check(name, written(tmp_path, tensors, use_dora=True), of(merged))
 
 
 def test_the_step_projection_of_mamba_has_the_logits_of_merged_weights(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_its_drafts_are_those_of_transformers_layers_and_change_no_token(directo
                       head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
     assert free._head is not None   # its weights are noise, and noise is rarely right: drafts count as likely
     free._head.drafts = lambda sequences, costs: 3   # type: ignore[method-assign]
-    free._head.chances.survivals = lambda proposal: [0.9] * len(proposal.tokens)   # type: ignore[method-assign]
+    free._head.chances.of("").survivals = lambda proposal: [0.9] * len(proposal.tokens)   # type: ignore[method-assign]
     assert served(loaded, free) == tokens
     assert free.stats().drafted > 10
 

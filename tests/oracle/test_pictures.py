@@ -17,16 +17,24 @@ import pytest
 import torch
 
 import weft.pictures
-from tests.fixtures.vision_checkpoints import SEEING, greedy_of_pixels, prepared, vision_settings
+from tests.fixtures.vision_checkpoints import (
+    SEEING,
+    drawn_frames,
+    greedy_of_pixels,
+    prepared,
+    vision_settings,
+    vision_start,
+)
 from tests.oracle.serving import Serving, Truth, assert_equal_to_truth, distance
 from tests.oracle.test_engine_store import disk_store
 from tests.oracle.test_vision import loaded
 from tests.server.scripted_engine import _FreeRows
 from tests.support.pictures import drawn, encoded
 from weft.images.decoding import ImageLimits
+from weft.images.video import prepare as prepare_video
 from weft.images.worker import read_picture
 from weft.pictures import Turns
-from weft.request import PlacedPicture, Request, Resumption, SamplingParams
+from weft.request import PICTURE_KINDS, PlacedPicture, Request, Resumption, SamplingParams
 from weft.runner.graphs import EagerCapture
 from weft.runner.pictures import PictureRows
 from weft.schedule.plan import StepPlan
@@ -36,6 +44,8 @@ STEPS = 24
 TOLERANCE = 1e-4
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
 BIG, TALL, SMALL, FLAT = (200, 120), (120, 200), (64, 64), (41, 90)
+CLIP = (60, 50, 5)
+"""A video: its frames at last."""
 TURNING = tuple(name for name in SEEING if name.startswith("qwen"))
 of_each = pytest.mark.parametrize("name", SEEING)
 of_turning = pytest.mark.parametrize("name", TURNING)
@@ -49,7 +59,7 @@ class Seeing(NamedTuple):
 
 
 @functools.cache
-def seeing(name: str, before: int, sizes: tuple[tuple[int, int], ...], behind: int, *,
+def seeing(name: str, before: int, sizes: tuple[tuple[int, ...], ...], behind: int, *,
            seed: int = 0) -> Seeing:
     """``before`` and ``behind``: tokens of text around the pictures, whose tiles have a token of text behind
     each; with -1 the last has none."""
@@ -65,7 +75,8 @@ def seeing(name: str, before: int, sizes: tuple[tuple[int, int], ...], behind: i
         places = []
         for rows in (part for part in one.text if isinstance(part, int)):
             places.append((len(tokens), rows))
-            tokens += [*[vision.image_token_id] * rows, *text(1)]
+            token = vision.picture_tokens[PICTURE_KINDS.index(one.kind)]
+            tokens += [*[token] * rows, *text(1)]
         placed.append(PlacedPicture(digest=one.digest, places=places, data=one.to_bytes()))
     tokens = tokens[:behind] if behind < 0 else tokens + text(behind)
     return Seeing(name, tokens, placed, Truth(tokens, *greedy_of_pixels(name, tokens, shown, STEPS)))
@@ -77,8 +88,10 @@ def serving(name: str, **named: object) -> Serving:
 
 @functools.cache
 def cases(name: str) -> list[Seeing]:
+    """Videos are among them where the model reads any."""
+    last, mixed = ((CLIP,), (FLAT, CLIP, TALL)) if name in TURNING else ((FLAT,), (FLAT, TALL, FLAT))
     return [seeing(name, 70, (BIG,), 9, seed=1), seeing(name, 3, (SMALL,), 60, seed=2),
-            seeing(name, 130, (FLAT,), -1, seed=3), seeing(name, 20, (FLAT, TALL, FLAT), 12, seed=6)]
+            seeing(name, 130, last, -1, seed=3), seeing(name, 20, mixed, 12, seed=6)]
 
 
 def answers(engine: Serving, asked: list[Seeing], **named: object) -> list[Truth]:
@@ -164,15 +177,36 @@ def resumed(case: Seeing, pictures: list[PlacedPicture], count: int) -> list[int
 def test_an_answer_goes_on_in_another_engine(name: str) -> None:
     """As after kill -9 (``tests/fleet/test_pictures.py``). maclocal-api #42: positions were read from the
     state of a cache, which a new engine does not have."""
-    case = seeing(name, 20, (FLAT, TALL, FLAT), 12, seed=6)
-    for count in (1, 13):
-        assert resumed(case, case.pictures, count) == case.truth.tokens[count:]
-    settings = vision_settings(name)
+    for case in cases(name)[3:], [seeing(name, 20, (FLAT, TALL, FLAT), 12, seed=6)]:
+        for count in (1, 13):
+            assert resumed(case[0], case[0].pictures, count) == case[0].truth.tokens[count:]
+    case, settings = case[0], vision_settings(name)
     noise = [read_picture(encoded(drawn("noise", *size)), settings, ImageLimits())
              for size in (FLAT, TALL, FLAT)]
     others = [PlacedPicture(digest=other.digest, data=other.to_bytes(), places=one.places)
               for other, one in zip(noise, case.pictures, strict=True)]
     assert resumed(case, others, 1) != case.truth.tokens[1:], "the control: the pictures decide the answer"
+
+
+@of_turning
+def test_videos_that_differ_in_their_last_frame_share_nothing(name: str) -> None:
+    """Nor does a video share rows with the picture that its frames show."""
+    first = seeing(name, 70, (CLIP,), 70, seed=2)
+    engine, frames = serving(name, cache=True), drawn_frames(*CLIP)
+    shown = vision_start(name).videos
+    assert shown is not None
+    frames[-1] = drawn("noise", *CLIP[:2])
+    other = prepare_video(frames, [at / 2 for at in range(CLIP[2])], shown)
+    [before] = first.pictures
+    placed = PlacedPicture(digest=other.digest, data=other.to_bytes(), places=before.places)
+    tokens, logits, prompt_logits = greedy_of_pixels(name, first.tokens, [other], STEPS)
+    second = Seeing(name, first.tokens, [placed], Truth(first.tokens, tokens, logits, prompt_logits))
+    for case, least, most in ((first, 0, 0), (second, 0, 64), (first, 100, 200), (second, 100, 200)):
+        [answer] = answers(engine, [case])
+        assert least <= answer.cached_tokens <= most  # type: ignore[attr-defined]
+    assert first.truth.tokens != second.truth.tokens
+    still = prepare_video([frames[0]] * 2, [0.0, 0.5], shown)
+    assert still.digest != prepared(name, *CLIP[:2]).digest
 
 
 @of_each

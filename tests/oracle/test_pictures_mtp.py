@@ -16,9 +16,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.fixtures.vision_checkpoints import prepared, reference_inputs, vision_checkpoint, vision_reference
+from tests.fixtures.vision_checkpoints import (
+    prepared,
+    reference_inputs,
+    token_kinds,
+    vision_checkpoint,
+    vision_reference,
+)
 from tests.oracle.serving import Serving
-from tests.oracle.test_pictures import BIG, SAMPLING, TURNING, Seeing, answers, seeing
+from tests.oracle.test_pictures import BIG, CLIP, SAMPLING, TURNING, Seeing, answers, seeing
 from weft.costs.rows import RowCosts
 from weft.models.loading import LoadedModel, load_model
 from weft.runner.mtp import HeadRunner
@@ -60,7 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
-def first_drafts(name: str, case: Seeing, size: tuple[int, int], tokens: list[int]) -> list[int]:
+def first_drafts(name: str, case: Seeing, size: tuple[int, ...], tokens: list[int]) -> list[int]:
     """What the head drafts behind each token but the last."""
     model: Any = vision_reference(name)
     head, text = head_weights(name), model.model.language_model
@@ -69,9 +75,10 @@ def first_drafts(name: str, case: Seeing, size: tuple[int, int], tokens: list[in
         return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) * (1 + head[f"{of}.weight"])
     ids = torch.tensor([tokens])
     given = reference_inputs(name, [prepared(name, *size)])
-    given["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+    given["mm_token_type_ids"] = token_kinds(model, ids)
     hidden = model.model(input_ids=ids, **given, use_cache=False).last_hidden_state[:, :-1]
-    positions, _ = model.model.get_rope_index(ids, given["mm_token_type_ids"], given["image_grid_thw"])
+    positions, _ = model.model.get_rope_index(ids, given["mm_token_type_ids"],
+                                               given.get("image_grid_thw"), given.get("video_grid_thw"))
     joined = torch.cat((norm(text.embed_tokens(ids[:, 1:]), NORMS[0]), norm(hidden, NORMS[1])), -1)
     x = joined @ head["fc.weight"].T
     mask = torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)[None, None]
@@ -96,8 +103,8 @@ class Listening(Speculator):
         super().offer(key, tokens, chances)
 
 
-CASES = ((40, 40), (70, -1))
-"""(tokens before the picture, tokens behind it): none behind, its last token is a row."""
+CASES = ((40, BIG, 40), (70, CLIP, -1))
+"""(tokens before it, a picture or a video, tokens behind it): none behind, its last token is a row."""
 
 
 def offered(name: str, place: Path, case: Seeing, **named: Any) -> list[int]:
@@ -108,13 +115,13 @@ def offered(name: str, place: Path, case: Seeing, **named: Any) -> list[int]:
 
 
 @of_turning
-@pytest.mark.parametrize(("before", "behind"), CASES)
+@pytest.mark.parametrize(("before", "size", "behind"), CASES)
 @pytest.mark.parametrize("step_tokens", [1024, 65])
-def test_drafts_are_those_of_transformers_layers(name: str, before: int, behind: int, step_tokens: int,
-                                                 place: Path) -> None:
-    case = seeing(name, before, (BIG,), behind, seed=7)
+def test_drafts_are_those_of_transformers_layers(name: str, before: int, size: tuple[int, ...], behind: int,
+                                                 step_tokens: int, place: Path) -> None:
+    case = seeing(name, before, (size,), behind, seed=7)
     known = [*case.tokens, *case.truth.tokens]
-    expected = first_drafts(name, case, BIG, known)[len(case.tokens) - 1:]
+    expected = first_drafts(name, case, size, known)[len(case.tokens) - 1:]
     drafts = offered(name, place, case, step_tokens=step_tokens)
     assert drafts == expected[:len(drafts)]
     assert len(drafts) >= 20
@@ -142,8 +149,8 @@ def test_a_head_changes_no_token_of_an_answer_about_a_picture(name: str, place: 
                       head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
     assert free._head is not None   # its weights are noise, and noise is rarely right: drafts count as likely
     free._head.drafts = lambda sequences, costs: 3  # type: ignore[method-assign]
-    free._head.chances.survivals = lambda proposal: [0.9] * len(proposal.tokens)  # type: ignore[method-assign]
+    free._head.chances.of("").survivals = lambda proposal: [0.9] * len(proposal.tokens)  # type: ignore[method-assign]
     engine = Serving("", model=with_head(name, place), drafter=free, cache=True)
-    for before, behind in CASES * 2:
-        answers(engine, [seeing(name, before, (BIG,), behind, seed=7)])
+    for before, size, behind in CASES * 2:
+        answers(engine, [seeing(name, before, (size,), behind, seed=7)])
     assert free.stats().drafted > 10

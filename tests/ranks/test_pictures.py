@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fixtures.vision_checkpoints import vision_checkpoint
-from tests.oracle.test_pictures import BIG, FLAT, SAMPLING, SMALL, TALL, Seeing, seeing
+from tests.oracle.test_pictures import BIG, CLIP, FLAT, SAMPLING, SMALL, TALL, TURNING, Seeing, seeing
 from tests.ranks.engines import engine
 from weft.assemble.assembly import Assembled
 from weft.ranks.executor import RankedPictures
@@ -17,7 +17,9 @@ from weft.request import PlacedPicture, Request
 
 
 def asked(name: str) -> list[Seeing]:
-    return [seeing(name, 70, (BIG,), 9, seed=1), seeing(name, 20, (FLAT, TALL, FLAT), 12, seed=6),
+    """A video is among them where the model reads any."""
+    mixed = (FLAT, CLIP, TALL) if name in TURNING else (FLAT, TALL, FLAT)
+    return [seeing(name, 70, (BIG,), 9, seed=1), seeing(name, 20, mixed, 12, seed=6),
             seeing(name, 3, (SMALL,), 60, seed=2)]
 
 

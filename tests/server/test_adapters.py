@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.fixtures.adapters import factors, written
+from tests.fixtures.adapters import factors, variants, written
 from tests.fixtures.checkpoints import checkpoint
+from tests.hostile.test_browser import CHROMIUM
+from tests.server.browser import Browser
 from tests.server.running import RunningServer, running_server
 
 OPERATOR = {"Authorization": "Bearer operator-key-of-a-test"}
@@ -139,8 +144,82 @@ def test_a_bad_adapter_is_refused_with_one_line_and_the_server_is_unhurt(server:
     assert tokens(server, "first")[0]
 
 
+def test_ollama_lists_and_shows_an_adapter_as_a_model_of_its_own(server: RunningServer) -> None:
+    listed = {card["name"]: card for card in server.get("/api/tags").json()["models"]}
+    [base] = set(listed) - {"first"}
+    assert listed["first"]["digest"] != listed[base]["digest"]
+    assert listed["first"]["details"]["parent_model"] == base
+    assert server.post("/api/show", {"model": "first:latest"}).json()["modelfile"] == (
+        f"FROM {base}\nADAPTER first")
+
+
+def test_embeddings_are_the_adapters(server: RunningServer) -> None:
+    """On any model: states behind the last token, by each name."""
+    base, adapted = (server.post("/v1/embeddings", {"model": name, "input": "the fox"}).json()["data"][0][
+        "embedding"] for name in ("default", "first"))
+    assert len(base) == len(adapted)
+    assert base != adapted
+
+
+def test_the_page_lets_one_choose_the_adapter_that_answers(server: RunningServer, tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        warnings.warn("no Chromium: adapters on the page were not tried in a browser", stacklevel=1)
+        assert "listModels()" in (resources.files("weft.server") / "page_files" / "ask.js").read_text("utf-8")
+        return
+    said = [server.post("/v1/chat/completions", {
+        "model": name, "messages": [{"role": "user", "content": "the fox"}], "temperature": 0,
+        "max_tokens": 8}).json()["choices"][0]["message"]["content"] for name in ("default", "first")]
+    browser = Browser(CHROMIUM, tmp_path, width=1100)
+    try:
+        browser.open(server.url)
+        browser.run("document.getElementById('settings').open = true; document.getElementById("
+                    "'temperature').value = '0'; document.getElementById('max-tokens').value = '8'")
+        browser.wait_for("!document.getElementById('model-choice').hidden")
+        for at, name in enumerate(("", "first")):
+            if name:
+                browser.run(f"document.getElementById('model-name').value = '{name}'")
+            browser.run("document.getElementById('forget').click(); document.getElementById('ask').focus()")
+            browser.type("the fox")
+            browser.press("Enter", 13)
+            answer = "document.querySelector('#talk .answer')"
+            browser.wait_for(f"{answer} && document.getElementById('stop').hidden")
+            assert browser.run(f"{answer}.textContent") == said[at]
+        browser.run("document.getElementById('key').value = 'operator-key-of-a-test';"
+                    "document.getElementById('key-form').requestSubmit()")
+        browser.wait_for("document.getElementById('adapters').textContent.startsWith('Adapters: ')")
+    finally:
+        browser.close()
+    assert said[0] != said[1]
+
+
+def metric(server: RunningServer, name: str) -> float:
+    text = server.get("/metrics", headers=OPERATOR).text
+    [line] = [line for line in text.splitlines() if line.startswith(f"weft:{name}{{")]
+    return float(line.split()[-1])
+
+
 def test_metrics_count_the_adapters(server: RunningServer) -> None:
     tokens(server, "first")
-    text = server.get("/metrics", headers=OPERATOR).text
-    [line] = [line for line in text.splitlines() if line.startswith("weft:lora_adapters{")]
-    assert float(line.split()[-1]) >= 1
+    assert metric(server, "lora_adapters") >= 1
+
+
+def test_a_thousand_names_are_served_with_ten_in_memory(home: Path, tmp_path: Path) -> None:
+    paths = variants(make_adapter(home / "shared", 7), tmp_path, 1000)
+    engine = {"model": str(checkpoint("qwen3_5")), "memory": "32MB", "threads": 1, "max_model_len": 4096,
+              "speculate": "off", "lora": [f"{name}={path}" for name, path in paths.items()],
+              "lora_memory": "280KiB"}
+    with running_server("", engine=engine, server={"operator_key": ["operator-key-of-a-test"]}) as server:
+        assert metric(server, "lora_adapters") == 10
+        assert len(server.get("/v1/models").json()["data"]) == 1001
+        asked = [f"n{37 * at % 1000}" for at in range(1, 25)]
+        with ThreadPoolExecutor(7) as pool:   # n0 runs beside all others
+            long = pool.submit(complete, server, "n0", max_tokens=1500)
+            answers = list(pool.map(lambda name: tokens(server, name)[0], asked))
+        assert metric(server, "lora_evictions_total") >= 14
+        assert metric(server, "lora_adapters") <= 10
+        assert metric(server, "lora_bytes") <= metric(server, "lora_budget_bytes")
+        again = [tokens(server, name)[0] for name in (asked[0], asked[-1])]
+        assert again == [answers[0], answers[-1]]
+        assert len({tuple(one) for one in answers}) >= 4, "they are adapters of their own"
+        beside = long.result().json()["choices"][0]["token_ids"]
+        assert beside == complete(server, "n0", max_tokens=1500).json()["choices"][0]["token_ids"]

@@ -18,14 +18,22 @@ import ollama
 import pytest
 from PIL import Image
 
-from tests.fixtures.vision_checkpoints import greedy_of_pixels, prepared, vision_checkpoint, vision_settings
+from tests.fixtures.vision_checkpoints import (
+    drawn_frames,
+    greedy_of_pixels,
+    prepared,
+    vision_checkpoint,
+    vision_settings,
+    vision_start,
+)
 from tests.hostile.test_browser import CHROMIUM
 from tests.server.browser import Browser
 from tests.server.running import RunningServer, eventually, running_server
-from tests.support.pictures import drawn, encoded
+from tests.support.pictures import drawn, encoded, filmed
 from weft.errors import RequestError
 from weft.images.decoding import ImageLimits
-from weft.images.worker import read_picture
+from weft.images.video import Sampling
+from weft.images.worker import read_picture, read_video
 
 NEW_TOKENS = 12
 SIZE = (200, 120)
@@ -47,7 +55,15 @@ SHOWN = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
 ASKED = [{"role": "user", "content": [SHOWN, {"type": "text", "text": "the dog and the cat"}]}]
 
 
-QWEN_TEMPLATE = TEMPLATE.replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
+QWEN_TEMPLATE = TEMPLATE.replace("<image>", (
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"))
+CLIP = (60, 50, 5)
+
+
+def frame_urls(*clip: int) -> list[str]:
+    return [f"data:image/png;base64,{base64.b64encode(encoded(frame)).decode()}"
+            for frame in drawn_frames(*clip)]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +91,7 @@ def chat(server: RunningServer, messages: list[Any], **more: Any) -> dict[str, A
     return answer.json()  # type: ignore[no-any-return]
 
 
-def expected(prompt: list[int], *sizes: tuple[int, int], name: str = "lfm2_vl") -> list[int]:
+def expected(prompt: list[int], *sizes: tuple[int, ...], name: str = "lfm2_vl") -> list[int]:
     """Greedy tokens by transformers, of pixels."""
     pictures = [prepared(name, *size) for size in sizes or (SIZE,)]
     return greedy_of_pixels(name, prompt, pictures, NEW_TOKENS).tokens
@@ -118,6 +134,15 @@ def test_each_dialect_has_the_same_prompt(server: RunningServer) -> None:
         **shown, "prompt": text, "images": message["images"]}).json()["prompt_eval_count"] == count
     tokenized = post(server, "/tokenize", {"model": "default", "messages": ASKED}).json()
     assert tokenized["count"] == count
+    seen = read_picture(URL, vision_settings("lfm2_vl"), ImageLimits())
+    assert [span["rows"] for span in tokenized["spans"]] == [
+        part for part in seen.text if isinstance(part, int)]
+    image = tokenized["tokens"][tokenized["spans"][0]["offset"]]
+    rows = [at for span in tokenized["spans"] for at in range(span["offset"], span["offset"] + span["rows"])]
+    assert rows == [at for at, token in enumerate(tokenized["tokens"]) if token == image]
+    assert {(span["part"], span["kind"], span["digest"]) for span in tokenized["spans"]} == {
+        ("messages[0].content[0]", "image", seen.digest.hex())}
+    assert "spans" not in post(server, "/tokenize", {"model": "default", "prompt": "hello"}).json()
 
 
 def test_the_clients_of_openai_anthropic_and_ollama_send_pictures(server: RunningServer) -> None:
@@ -227,9 +252,9 @@ def shows(url: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("messages", "words"), [
     (shows("https://example.com/cat.png"),
-     "messages[0].content[0]: the picture is at the host 'example.com', which --media-domains does not name"),
+     "messages[0].content[0]: the file is at the host 'example.com', which --media-domains does not name"),
     (shows("https://localhost/cat.png"), "'localhost' has an address that is not public"),
-    (shows("http://localhost/cat.png"), "pictures are fetched by https alone"),
+    (shows("http://localhost/cat.png"), "files are fetched by https alone"),
     (shows("file:///etc/passwd"), "it must be a data: URL"), (shows("/etc/passwd"), "it must be a data: URL"),
     ([{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}],
      "expected an object with url"),
@@ -238,10 +263,13 @@ def shows(url: Any) -> list[dict[str, Any]]:
     (shows("data:image/png,abc"), "it must be data:image/TYPE;base64,DATA"),
     (shows(f"data:image/png;base64,{png(*SIZE)[:400]}"), "the picture cannot be decoded"),
     (shows(f"data:image/png;base64,{png(4000, 1)}"), "the limit is 3,000 on a side (limits.image_side)"),
+    ([{"role": "user", "content": [{"type": "video", "video": [URL, URL]}]}],
+     "messages[0].content[0] is a video; this model reads text and pictures: send some of the frames"),
     (shows(7), "messages[0].content[0].image_url: expected an object with url"),
-    ([*ASKED, *ASKED, *ASKED, *ASKED], "the conversation has 4 pictures; the limit is 3 (limits.images)"),
+    ([*ASKED, *ASKED, *ASKED, *ASKED],
+     "the conversation has 4 pictures and videos; the limit is 3 (limits.images)"),
     ([{"role": "user", "content": [SHOWN, {"type": "text", "text": "what is <image>?"}]}],
-     "the chat template writes <image> 2 times for 1 pictures"),
+     "the chat template writes <image> 2 times for 1 pictures: a text of the conversation has it too"),
     ([{"role": "user", "content": [SHOWN, {"type": "text", "text": "word " * 600}]}], "--max-model-len")])
 def test_a_picture_that_cannot_be_served_is_one_line(server: RunningServer, messages: list[Any],
                                                      words: str) -> None:
@@ -323,10 +351,6 @@ def test_several_pictures_are_asked_about_with_the_client_of_openai(name: str, t
             cached.append(answer.usage.prompt_tokens_details.cached_tokens)
         assert cached[0] == 0
         assert (cached[1] or 0) >= 64, "rows of the first picture are among them"
-        with pytest.raises(openai.BadRequestError, match=r"messages\[0\].content\[0\].*video"):
-            client.chat.completions.create(model="default", max_tokens=1, messages=[
-                {"role": "user", "content": [{"type": "video_url",  # type: ignore[list-item,misc]
-                                              "video_url": {"url": "data:video/mp4;base64,AA=="}}]}])
         with pytest.raises(openai.BadRequestError, match="has no --media-domains"):
             client.chat.completions.create(
                 model="default", max_tokens=1,
@@ -334,6 +358,121 @@ def test_several_pictures_are_asked_about_with_the_client_of_openai(name: str, t
         with pytest.raises(openai.BadRequestError, match="too long and narrow"):
             client.chat.completions.create(model="default", max_tokens=1, messages=shows(
                 f"data:image/png;base64,{png(1000, 2)}"))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(QWEN_TEMPLATE)
+    engine = {"model": str(vision_checkpoint("qwen3_5_vl")), "memory": "32MB", "threads": 1,
+              "max_model_len": 512}
+    with running_server("", engine=engine, server={"chat_template": str(template), "video_frames": 6,
+                                                   "image_side": 3000}) as running:
+        yield running
+
+
+def filmed_clip() -> str:
+    """Its file has the frames twice, so that every second one is read of it."""
+    data = filmed([frame for frame in drawn_frames(*CLIP) for _ in range(2)], fps=4)
+    return f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+
+
+def about(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [part, {"type": "text", "text": "the dog and the cat"}]}]
+
+
+def test_an_answer_about_a_video_is_that_of_transformers(qwen: RunningServer) -> None:
+    """As frames, in each spelling; its second request is a hit; times are text between the frames."""
+    urls = frame_urls(*CLIP)
+    joined = "data:video/jpeg;base64," + ",".join(url.partition(",")[2] for url in urls)
+    spellings: list[dict[str, Any]] = [
+        {"type": "video", "video": urls}, {"type": "video", "video": urls, "fps": 2},
+        {"type": "video_url", "video_url": {"url": joined}},
+        {"type": "input_video", "video_url": urls},
+        {"type": "video_url", "video_url": {"url": urls, "fps": 2}}]
+    answers = [chat(qwen, about(spelling)) for spelling in spellings]
+    prompt = answers[0]["prompt_token_ids"]
+    assert answers[0]["choices"][0]["token_ids"] == expected(prompt, CLIP, name="qwen3_5_vl")
+    assert [one["prompt_token_ids"] for one in answers] == [prompt] * len(answers)
+    assert [one["choices"] == answers[0]["choices"] for one in answers] == [True] * len(answers)
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers]
+    assert cached[0] == 0
+    assert min(cached[1:]) >= 64
+    assert metric(qwen, "pictures_encoded_total") == 1
+    told = post(qwen, "/tokenize", {"model": "default", "messages": about(spellings[0])}).json()
+    assert told["tokens"] == prompt
+    assert answers[0]["usage"]["prompt_tokens"] == told["count"]
+    seen = prepared("qwen3_5_vl", *CLIP)
+    assert [(span["rows"], span["kind"], span["digest"]) for span in told["spans"]] == [
+        (rows, "video", seen.digest.hex()) for rows in seen.text if isinstance(rows, int)]
+    said = post(qwen, "/detokenize", {"model": "default", "tokens": prompt}).json()["prompt"]
+    assert "<|vision_start|><0.2 seconds><|vision_start|><|video_pad|>" in said
+    assert "<|vision_end|><2.0 seconds><|vision_start|>" in said
+    faster = chat(qwen, about({"type": "video", "video": urls, "fps": 4}))
+    assert faster["prompt_token_ids"] != prompt
+    assert faster["choices"][0]["token_ids"] == expected(faster["prompt_token_ids"], CLIP, name="qwen3_5_vl")
+    assert metric(qwen, "pictures_encoded_total") == 1, "other times, the same rows"
+    told = post(qwen, "/v1/responses", {"model": "default", "max_output_tokens": 4, "input": [
+        {"role": "user", "content": [{"type": "input_video", "video_url": urls},
+                                     {"type": "input_text", "text": "the dog and the cat"}]}]}).json()
+    assert told["usage"]["input_tokens"] == len(prompt)
+
+
+def test_a_file_of_a_video_is_sampled_as_the_processor_does(qwen: RunningServer) -> None:
+    url = filmed_clip()
+    first = chat(qwen, about({"type": "video_url", "video_url": {"url": url}}))
+    start = vision_start("qwen3_5_vl")
+    seen = read_video(url, Sampling(), start)
+    assert [len(seen.tiles), seen.text[0]] == [3, "<0.2 seconds><|vision_start|>"]
+    truth = greedy_of_pixels("qwen3_5_vl", first["prompt_token_ids"], [seen], NEW_TOKENS).tokens
+    assert first["choices"][0]["token_ids"] == truth
+    fewer = chat(qwen, about({"type": "video", "video": url, "max_frames": 2, "min_frames": 2}))
+    assert first["usage"]["prompt_tokens"] > fewer["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(("part", "words"), [
+    ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
+     "messages[0].content[0]: the video is in no known format; MP4"),
+    ({"type": "video", "video": "/etc/passwd"}, "the video is at '/etc/passwd'; it must be a data: URL"),
+    ({"type": "video", "video": ["file:///etc/passwd", URL]}, "frame 0: the picture is at 'file:///etc/passwd'"),
+    ({"type": "video", "video": [URL, "https://localhost/cat.png"]}, "has no --media-domains"),
+    ({"type": "video_url", "video_url": {"url": "https://localhost/cat.mp4"}}, "has no --media-domains"),
+    ({"type": "video", "video": [URL] * 7}, "the video has 7 frames; the limit is 6 (limits.video_frames)"),
+    ({"type": "video", "video": [URL]}, "it needs 2 at least"),
+    ({"type": "video", "video": []}, "messages[0].content[0].video: expected a data: URL of a video"),
+    ({"type": "video", "video": [URL, 7]}, "expected a data: URL of a video, or a list"),
+    ({"type": "video_url", "video_url": {"file": 1}}, "messages[0].content[0].video_url: expected"),
+    ({"type": "video", "video": [URL, URL], "fps": 0}, "fps is 0; it must be a number above 0, to 1000"),
+    ({"type": "video", "video": [URL, URL], "max_frames": 2.5}, "max_frames is 2.5; it must be a whole"),
+    ({"type": "video", "video": [f"data:image/png;base64,{png(4000, 1)}"] * 2}, "(limits.image_side)"),
+    ({"type": "video", "video": [f"data:image/png;base64,{png(1000, 2)}"] * 2}, "too long and narrow")])
+def test_a_video_that_cannot_be_served_is_one_line(qwen: RunningServer, part: dict[str, Any],
+                                                   words: str) -> None:
+    body = {"model": "default", "messages": about(part), "max_tokens": 2}
+    answer = post(qwen, "/v1/chat/completions", body)
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+def test_the_python_api_reads_videos(tmp_path: Path) -> None:
+    from weft import Engine
+
+    shutil.copytree(vision_checkpoint("qwen3_5_vl"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text(QWEN_TEMPLATE)
+    frames = drawn_frames(*CLIP)
+    (tmp_path / "cat.png").write_bytes(encoded(frames[0]))
+    mixed = [tmp_path / "cat.png", Image.fromarray(frames[1]), *frame_urls(*CLIP)[2:4], encoded(frames[4])]
+    film = base64.b64decode(filmed_clip().partition(",")[2])
+    (tmp_path / "clip.mp4").write_bytes(film)
+    with Engine(str(tmp_path), memory="32MB", threads=1, max_model_len=512) as engine:
+        replies = [engine.chat(about({"type": "video", "video": video}), max_tokens=NEW_TOKENS, temperature=0,
+                               ignore_eos=True) for video in (mixed, film, tmp_path / "clip.mp4")]
+        prompt = engine.render_chat(about({"type": "video", "video": mixed}))
+        assert replies[0].tokens == expected(prompt, CLIP, name="qwen3_5_vl")
+        assert replies[1].tokens == replies[2].tokens
+        assert replies[2].cached_tokens > 60
+        with pytest.raises(RequestError, match=r"messages\[0\].content\[0\].video\[1\] is a int"):
+            engine.chat(about({"type": "video", "video": [film, 7]}))
 
 
 GIVES = """(async (how, width, height) => {

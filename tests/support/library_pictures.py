@@ -4,8 +4,9 @@ drawn pictures.
     python -m tests.support.library_pictures      where transformers' processor runs: it needs torchvision
 
 A row of the table for each picture: its grid, the grid of patches of each tile, the prompt's text, and some
-thousand pixel values of each tile at drawn places, in 8 bits. Tests read the file alone: torchvision's builds
-need the libraries of a GPU, which the tests' environment does not have.
+thousand pixel values of each tile at drawn places, in 8 bits. Of a video also which frames are sampled. Tests
+read the file alone: torchvision's builds need the libraries of a GPU, which the tests' environment does not
+have.
 """
 
 from __future__ import annotations
@@ -84,9 +85,11 @@ def main() -> None:
             exact = np.round((values * 0.5 + 0.5) * 255).astype(np.uint8)
             samples[f"{number}.{tile}"] = exact[places(exact.size, tile)]
     qwen_rows, qwen_samples = of_qwen()
+    video_rows, video_samples = of_videos()
     np.savez_compressed(FILE, rows=np.frombuffer(json.dumps(rows).encode(), np.uint8),
                         qwen_rows=np.frombuffer(json.dumps(qwen_rows).encode(), np.uint8),
-                        **samples, **qwen_samples)
+                        video_rows=np.frombuffer(json.dumps(video_rows).encode(), np.uint8),
+                        **samples, **qwen_samples, **video_samples)
 
 
 def of_qwen() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
@@ -107,6 +110,52 @@ def of_qwen() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
         exact = np.round((patches * 0.5 + 0.5) * 255).astype(np.uint8)
         rows.append({**case, "grid": [tall, wide]})
         samples[f"qwen.{number}"] = exact[places(exact.size, number)]
+    return rows, samples
+
+
+VIDEOS: tuple[dict[str, Any], ...] = (
+    {"frames": 8, "size": (200, 120), "fps": 30.0}, {"frames": 100, "size": (64, 48), "fps": 25.0},
+    {"frames": 7, "size": (20, 90), "fps": 2.0, "asked": {"fps": 2}},
+    {"frames": 90, "size": (48, 64), "fps": 29.97, "asked": {"fps": 5}},
+    {"frames": 400, "size": (32, 40), "fps": 10.0},
+    {"frames": 12, "size": (640, 480), "fps": 24.0, "asked": {"fps": 24}},
+    {"frames": 9, "size": (640, 480), "fps": 3.0, "settings": {
+        "cap_pixels_per_frame": True, "max_frames": 5}},
+    {"frames": 30, "size": (320, 200), "fps": 15.0, "settings": {
+        "size": {"shortest_edge": 4096, "longest_edge": 65_536}, "min_frames": 2, "resample": 2}},
+    {"frames": 30, "size": (64, 64), "fps": 15.0, "settings": {
+        "size": {"shortest_edge": 4_000_000, "longest_edge": 8_000_000}, "fps": 4}})
+"""Frames and their rate in the file; what is asked for, and settings that are not the defaults."""
+
+
+def frames_of(case: dict[str, Any]) -> list[np.ndarray]:
+    return [drawn(("photo", "gradient", "noise")[at % 3], *case["size"], seed=at)
+            for at in range(case["frames"])]
+
+
+def of_videos() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    rows, samples = [], {}
+    for number, case in enumerate(VIDEOS):
+        videos = Qwen3VLVideoProcessor(**case.get("settings", {}))
+        known = VideoMetadata(total_num_frames=case["frames"], fps=case["fps"])
+        output = videos([np.stack(frames_of(case))], video_metadata=[known], return_metadata=True,
+                        return_tensors="pt", input_data_format="channels_last", **case.get("asked", {}))
+        processor = object.__new__(Qwen3VLProcessor)
+        processor.video_processor, processor.video_token = videos, "."
+        processor.vision_start_token, processor.vision_end_token = "<|vision_start|>", "<|vision_end|>"
+        text = processor.replace_video_token(output, 0)
+        [[times, tall, wide]] = output["video_grid_thw"].tolist()
+        # Neighbours, channels, frames -> tiles of patches row by row, frame by frame, colours of each pixel.
+        values = output["pixel_values_videos"].numpy().reshape(times, tall // 2, wide // 2, 2, 2, 3, 2, 256)
+        patches = values.transpose(0, 1, 3, 2, 4, 6, 7, 5).reshape(-1)
+        exact = np.round((patches * 0.5 + 0.5) * 255).astype(np.uint8)
+        rows.append({**case, "grid": [times, tall, wide], "text": text,
+                     "sampled": [int(at) for at in output["video_metadata"][0].frames_indices]})
+        samples[f"video.{number}"] = exact[places(exact.size, number)]
     return rows, samples
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,4 +45,24 @@ def encoded(image: Image.Image | Pixels, form: str = "PNG", **options: Any) -> b
     """As a file of ``form``."""
     out = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(out, form, **options)
+    return out.getvalue()
+
+
+def filmed(frames: Sequence[Pixels], form: str = "mp4", codec: str = "libx264", *, fps: int,
+           rotation: int = 0) -> bytes:
+    """A file of a video, one frame after the other."""
+    import av
+
+    out = io.BytesIO()
+    with av.open(out, "w", format=form) as container:
+        stream: Any = container.add_stream(codec, rate=fps)
+        stream.height, stream.width, _ = frames[0].shape
+        stream.bit_rate = 8_000_000
+        stream.pix_fmt = {"mjpeg": "yuvj420p", "libx264rgb": "rgb24"}.get(codec, "yuv420p")
+        if rotation:
+            stream.set_display_rotation(rotation)
+        for pixels in frames:
+            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
+                container.mux(packet)
+        container.mux(stream.encode())
     return out.getvalue()

@@ -22,9 +22,9 @@ from PIL import Image, ImageOps
 from weft.api.completion import ChatPiece, ChatReply, Completion, FunctionCall
 from weft.errors import RequestError
 from weft.images.decoding import ImageLimits
-from weft.images.settings import ImageSettings
-from weft.images.worker import read_picture, settings_of
-from weft.request import SamplingParams
+from weft.images.video import Sampling
+from weft.images.worker import PictureStart, read_picture, read_video, start_of
+from weft.request import PICTURE_KINDS, PictureKind, SamplingParams
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
 from weft.text.chat_request import (
     ChatRequest,
@@ -36,12 +36,12 @@ from weft.text.chat_request import (
 )
 from weft.text.choices import Piece, TextDecoder
 from weft.text.dialect import AnswerPlan, Dialect, text_of
-from weft.text.pictures import ImagePart
+from weft.text.pictures import PicturePart, checked_sampling
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.json_calls import CallDelta
 
-_LIMITS = ImageLimits(image_bytes=1 << 40)
+_LIMITS = ImageLimits(image_bytes=1 << 40, video_bytes=1 << 40)
 """Files of the program's own are bounded by their pixels alone."""
 
 
@@ -90,11 +90,11 @@ class PreparedChat:
 class ChatWriter:
     """The text side of one model's chat. Raises CheckpointError or ConfigError for a broken template."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer, image_token: int | None = None) -> None:
+    def __init__(self, directory: Path, tokenizer: Tokenizer, picture_tokens: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._images: tuple[ImageSettings, str] | None = None
-        if image_token is not None:
-            self._images = settings_of(directory), tokenizer.token_text(image_token)
+        self._start: PictureStart | None = start_of(directory, _LIMITS) if picture_tokens else None
+        self._tokens: dict[PictureKind, str] = dict(zip(
+            PICTURE_KINDS, map(tokenizer.token_text, picture_tokens), strict=False))
         self._template = load_chat_template(directory, special_tokens=tokenizer.special_tokens)
         self._dialect = Dialect(self._template, tokenizer)
 
@@ -127,33 +127,44 @@ class ChatWriter:
             raise RequestError(f"messages: {error}", param="messages") from None
         conversation = ConversationFields(messages=turns, variables=template, **fields)
         request = read_chat(conversation, template_variables=self._template.variables,
-                            reads_images=self._images is not None)
+                            reads=self._tokens)
         prompt = chat_prompt(self._template, request.messages, chars_cut=TEMPLATE_CHARS_MAX,
                              **request.rendering)
-        return request, self._shown(prompt, request.images) if request.images else prompt
+        return request, self._shown(prompt, request.pictures) if request.pictures else prompt
 
-    def _shown(self, prompt: ChatPrompt, images: Sequence[ImagePart]) -> ChatPrompt:
-        assert self._images is not None
-        settings, token = self._images
+    def _shown(self, prompt: ChatPrompt, parts: Sequence[PicturePart]) -> ChatPrompt:
+        assert self._start is not None
         pictures = []
-        for image in images:
+        for part in parts:
             try:
-                pictures.append(read_picture(image.source, settings, _LIMITS))
+                if part.kind == "video":
+                    asked = Sampling(part.fps, part.min_frames, part.max_frames)
+                    pictures.append(read_video(part.source, asked, self._start))
+                else:
+                    assert isinstance(part.source, str | bytes)
+                    pictures.append(read_picture(part.source, self._start.settings, _LIMITS))
             except RequestError as error:
-                raise RequestError(f"{image.where}: {error.message}", param=image.where) from None
-        return show_pictures(prompt, pictures, token)
+                raise RequestError(f"{part.where}: {error.message}", param=part.where) from None
+        return show_pictures(prompt, pictures, self._tokens)
 
 
 def _with_files(at: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``message`` with the bytes of its own pictures. Raises RequestError."""
+    """``message`` with the bytes of its own pictures and videos. Raises RequestError."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return message
     parts = list(content)
     for index, part in enumerate(parts):
-        if isinstance(part, dict) and part.get("type") == "image" and "image" in part:
-            where = f"messages[{at}].content[{index}]"
-            parts[index] = ImagePart(_bytes_of(part["image"], where), where)
+        where = f"messages[{at}].content[{index}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "image" and "image" in part:
+            parts[index] = PicturePart(_bytes_of(part["image"], f"{where}.image"), where)
+        elif kind == "video" and "video" in part:
+            given = part["video"]
+            source = ([_bytes_of(frame, f"{where}.video[{number}]") for number, frame in enumerate(given)]
+                      if isinstance(given, list | tuple) else _bytes_of(given, f"{where}.video"))
+            asked = {key: part.get(key) for key in ("fps", "min_frames", "max_frames")}
+            parts[index] = PicturePart(source, where, kind="video", **checked_sampling(asked, where))
     return {**message, "content": parts}
 
 
@@ -170,7 +181,7 @@ def _bytes_of(image: Any, where: str) -> str | bytes:
     try:
         return Path(image).expanduser().read_bytes()
     except TypeError:
-        raise RequestError(f"{where}.image is a {type(image).__name__}; it takes an image of Pillow, the "
+        raise RequestError(f"{where} is a {type(image).__name__}; it takes an image of Pillow, the "
                            "name of a file, its bytes or a data: URL", param=where) from None
     except (OSError, ValueError) as error:
-        raise RequestError(f"{where}.image: {image!s:.200} cannot be read: {error}", param=where) from None
+        raise RequestError(f"{where}: {image!s:.200} cannot be read: {error}", param=where) from None

@@ -70,7 +70,7 @@ class Engine:
         self.info: ModelInfo = assembled.info
         directory = Path(self.info.directory)
         self.tokenizer = Tokenizer.load(directory)
-        self._chat = ChatWriter(directory, self.tokenizer, self.info.image_token)
+        self._chat = ChatWriter(directory, self.tokenizer, self.info.picture_tokens)
         self._calls = CallTable(assembled.core)
         self._numbers = itertools.count()
         pooler = Pooler(directory, self.tokenizer, name=self.info.name, score_labels=self.info.score_labels)

@@ -61,7 +61,7 @@ from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
 from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
 from weft.schedule.plan import StepPlan
-from weft.schedule.snapshots import parse_snapshots
+from weft.schedule.snapshots import on_grid, parse_snapshots
 from weft.schedule.store_tier import StoreTier
 from weft.spec import ITEM_BYTES, ModelSpec
 from weft.speculation.drafter import parse_sources
@@ -70,7 +70,7 @@ from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox
 from weft.text.pooling import is_embedder
 from weft.text.tokenizer import Tokenizer
-from weft.units import format_bytes, pages_for, parse_bytes
+from weft.units import CHUNK_TOKENS, format_bytes, pages_for, parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -134,11 +134,13 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
-    if config.store is not None:
-        tell(f"store {config.store}: opening")
+    if config.moves_records:
+        if config.store is not None:
+            tell(f"store {config.store}: opening")
         tier, store_notes = _store_tier(config, name, directory, placed, memory, kernels=kernels,
                                         threads=threads, device=device)
-        tell(store_notes[0].removesuffix("."))
+        if store_notes:
+            tell(store_notes[0].removesuffix("."))
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
@@ -159,11 +161,21 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         load_s=time.monotonic() - started, device=placed.device_name, threads=threads, kernels=kernels,
         sizes=sizes, memory=memory_table(placed, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
-        identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len), adapters=adapters,
-        image_token=None if placed.own.pictures is None else placed.own.pictures.image_token,
+        identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len)
+        | _records_identity(tier, threads), adapters=adapters,
+        picture_tokens=[] if placed.own.pictures is None else list(placed.own.pictures.picture_tokens),
         hidden_size=loaded.spec.hidden_size, generates=not (loaded.headless or is_embedder(directory)),
         score_labels=0 if loaded.model.score_LD is None else len(loaded.model.score_LD))
     return Assembled(core, info)
+
+
+def _records_identity(tier: StoreTier | None, threads: int) -> dict[str, str]:
+    """What engines that send each other records must have in common besides."""
+    from weft.store.peer_store import PeerStore
+
+    if tier is None or not isinstance(tier.store, PeerStore):
+        return {}
+    return {"records": tier.store.namespace.hex(), "threads": str(threads)}
 
 
 def _store_tier(config: EngineConfig, name: str, directory: Path, placed: _Placed, memory: Memory, *,
@@ -176,7 +188,8 @@ def _store_tier(config: EngineConfig, name: str, directory: Path, placed: _Place
     tier, notes = open_tier(config, name, directory, placed.loaded, memory, kernels=kernels,
                             threads=threads, device=device, clock=time.monotonic,
                             ranks=executor if isinstance(executor, RankedExecutor) else None,
-                            fp8_scales=placed.own.fp8_scales)
+                            fp8_scales=placed.own.fp8_scales,
+                            chunk_tokens=on_grid(placed.sizes.step_tokens_max) or CHUNK_TOKENS)
     placed.own.arena.attach(own_parts(tier.buffers))
     return tier, notes
 
@@ -191,7 +204,7 @@ def load_adapters(core: EngineCore, adapters: list[Adapter], tell: OnProgress) -
     served ends the start. Returns what to tell the user."""
     for adapter in adapters:
         tell(f"adapter {adapter.name}: rank {adapter.rank}")
-        core.adapters.load(adapter)
+        core.adapters.check(adapter)
     if not adapters:
         return []
     stats = core.adapters.stats()

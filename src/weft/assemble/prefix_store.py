@@ -48,8 +48,9 @@ from weft.store import identity, packing
 from weft.store.identity import NamespaceIdentity, canonical_json, weights_digest
 from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
+from weft.store.peer_store import NO_STORE, PeerStore
 from weft.store.tiered_store import open_store
-from weft.units import format_bytes, parse_byte_rate, parse_bytes
+from weft.units import CHUNK_TOKENS, format_bytes, parse_byte_rate, parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -68,36 +69,43 @@ GPU_LINK_BYTES_S = 25e9
 def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, memory: Memory, *,
               kernels: str, threads: int, device: torch.device, clock: Callable[[], float],
               ranks: RankedExecutor | None = None, fp8_scales: Sequence[object] = (),
-              ) -> tuple[StoreTier, list[str]]:
-    """The tier of ``config.store``, and notes for the user. ``ranks``: the others copy their parts of each
-    record. ``fp8_scales``: of pages in fp8, which lie outside of them. Raises ConfigError that names the
-    directory."""
-    assert config.store is not None
+              chunk_tokens: int = CHUNK_TOKENS) -> tuple[StoreTier, list[str]]:
+    """The tier of ``config.store`` and of handoffs, which send ``chunk_tokens`` at once; and notes for the
+    user. ``ranks``: the others copy their parts of each record. ``fp8_scales``: of pages in fp8, which lie
+    outside of them. Raises ConfigError that names the directory."""
     arena, options = memory.plan, _options(config)
     buffers = _buffers(arena, device, ranks)
     limit = buffers.limit_bytes
     owner = _identity(config, name, directory, loaded, arena, buffers, kernels, fp8_scales,
                       threads=0 if device.type == "cuda" else threads)
-    store: Store = open_store(config.store, owner, replace(
+    store: Store = NO_STORE if config.store is None else open_store(config.store, owner, replace(
         options, queue_bytes=limit, forms=_forms(config, arena), cache_directory=config.store_cache,
         required=config.store_required))
     packed: PackedStore | None = None
     if config.store_pack == "on" and not packing.is_available():
         raise ConfigError("debug.store_pack on needs the package zstandard: pip install 'weft[store]'",
                           param="debug.store_pack")
-    if packing.is_available():
+    if packing.is_available() and config.store is not None:
         packs = config.store_pack == "on" or (config.store_pack == "auto" and device.type == "cuda")
         store = packed = PackedStore(store, buffers.page_bytes, buffers.slot_bytes, queue_bytes=limit,
                                      packs=packs)
     flops = GPU_FLOPS if device.type == "cuda" else threads * CPU_FLOPS_THREAD
     copy_bytes_s = GPU_LINK_BYTES_S if device.type == "cuda" else COPY_BYTES_S
+    peers: PeerStore | None = None
+    if config.handoffs:
+        store = peers = PeerStore(store, owner.digest, page_bytes=buffers.page_bytes,
+                                  state_bytes=buffers.slot_bytes, chunk_tokens=chunk_tokens,
+                                  inbox_bytes=limit, clock=clock)
     prices = RestorePrices(2 * loaded.weights_bytes / 2 / flops, copy_bytes_s=copy_bytes_s)
     tier = StoreTier(store, memory, buffers, prices, clock, exact=config.exact,
                      write_bytes_s=options.write_bytes_per_second,
                      step_bytes=GPU_STEP_BYTES if device.type == "cuda" else STEP_BYTES,
                      compressed=config.tp == 1,
-                     stored_share=(lambda: 1.0) if packed is None else lambda: packed.stored_share)
-    return tier, _notes(config.store, tier)
+                     stored_share=(lambda: 1.0) if packed is None else lambda: packed.stored_share,
+                     orders=peers)
+    if peers is not None:
+        tier.link_stats = peers.link_stats
+    return tier, [] if config.store is None else _notes(config.store, tier)
 
 
 def _options(config: EngineConfig) -> StoreOptions:

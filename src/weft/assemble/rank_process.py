@@ -90,7 +90,7 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
         raise ConfigError(f"an arena of {size} cannot be allocated: {error}", param="--memory") from error
     del loaded
     buffers = ReceivedBuffers(launch.rank, launch.size, layout.arena.page_bytes, layout.arena.slot_bytes)
-    if config.store is not None:   # a GPU has rooms for transfers then, which the reserve counts
+    if config.moves_records:   # a GPU has rooms for transfers then, which the reserve counts
         executor.arena.attach(buffers)
     connection.send(messages.RankReady(layout.arena.arena_bytes))
     executor.record_graphs()   # rank 0 says which sizes were refused

@@ -80,7 +80,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     from weft.tensor import gpu
     from weft.tensor.device import free_bytes
 
-    rooms_bytes = MOVES_ROOM_BYTES + (ROOMS_BYTES if config.store else 0)
+    rooms_bytes = MOVES_ROOM_BYTES + (ROOMS_BYTES if config.moves_records else 0)
     tokens = max(config.max_num_batched_tokens or STEP_TOKENS_GPU, STEP_TOKENS_LEAST)   # as by ``fit_sizes``
     measure = partial(
         measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
@@ -118,7 +118,8 @@ def _ways_out(config: EngineConfig, reserve: Reserve, free: int, measure: Callab
     from weft.runner.transfers import ROOMS_BYTES
 
     lacking = reserve.total_bytes - free
-    parts = {"debug.cuda_graphs off": reserve.graph_bytes, "no --store": ROOMS_BYTES if config.store else 0}
+    parts = {"debug.cuda_graphs off": reserve.graph_bytes,
+             "no --store": ROOMS_BYTES if config.moves_records else 0}
     ways = [f"{flag} frees {format_bytes(size)}" for flag, size in parts.items() if size > lacking]
     if ways:
         return " or ".join(ways)

@@ -25,10 +25,12 @@ from weft.errors import ConfigError, WeftError
 QUOTES = '"""'
 HELP = f"""\
 /image  FILE: a picture for the next message
+/video  FILE: a video
 /reset  forget the conversation
 /exit   leave (Ctrl-D does too)
 {QUOTES}     begin and end a message of several lines
 """
+_SHOW = ("/image", "/video")
 _LEAVE = {"/exit", "/quit", "/bye"}
 _RATE_SECONDS_MIN = 0.1
 """A shorter stream says nothing about speed."""
@@ -39,12 +41,12 @@ Write = Callable[[str], None]
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages so far. A failed or empty turn leaves no trace in them. ``pictures``: of the next message, as
-    ``data:`` URLs."""
+    """Messages so far. A failed or empty turn leaves no trace in them. ``pictures``: parts of the next
+    message, videos too, with ``data:`` URLs."""
 
     system: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
-    pictures: list[str] = field(default_factory=list)
+    pictures: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reset()
@@ -56,23 +58,22 @@ class Conversation:
     def asking(self, text: str) -> list[dict[str, Any]]:
         content: Any = text
         if self.pictures:
-            content = [*({"type": "image_url", "image_url": {"url": url}} for url in self.pictures),
-                       {"type": "text", "text": text}]
+            content = [*self.pictures, {"type": "text", "text": text}]
         return [*self.messages, {"role": "user", "content": content}]
 
     def keep(self, text: str, answer: str) -> None:
         self.messages = [*self.asking(text), {"role": "assistant", "content": answer}]
         self.pictures = []
 
-    def show(self, name: str) -> str:
-        """Adds a picture to the next message; what to tell the user."""
+    def show(self, name: str, what: str) -> str:
+        """Adds a file to the next message, an ``image`` or a ``video``; what to tell the user."""
         path = Path(name.strip("'\"")).expanduser()
         try:
             data = base64.b64encode(path.read_bytes()).decode()
         except (OSError, ValueError) as error:
             return f"error: {path} cannot be read: {getattr(error, 'strerror', None) or error}\n"
         kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        self.pictures.append(f"data:{kind};base64,{data}")
+        self.pictures.append({"type": f"{what}_url", f"{what}_url": {"url": f"data:{kind};base64,{data}"}})
         return f"{path.name} goes with the next message\n"
 
 
@@ -96,10 +97,10 @@ def talk(
         elif command == "/reset":
             conversation.reset()
             write("forgotten\n")
-        elif command == "/image" and text != command:
-            write(conversation.show(text.removeprefix(command).strip()))
+        elif command in _SHOW and text != command:
+            write(conversation.show(text.removeprefix(command).strip(), command[1:]))
         else:
-            write("" if command in ("/help", "/image") else f"there is no {command}; the commands are:\n")
+            write("" if command in ("/help", *_SHOW) else f"there is no {command}; the commands are:\n")
             write(HELP)
 
 
@@ -153,8 +154,11 @@ def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, A
     except KeyboardInterrupt:
         note = ", stopped"
     except WeftError as error:
-        conversation.pictures = []  # one that is refused would be refused with every message that follows
         write(("\n" if parts else "") + f"error: {error.message}\n")
+        if (error.param or "").startswith("messages"):
+            conversation.pictures = []  # what is refused would be refused with every message that follows
+        elif conversation.pictures:
+            write("what you show still goes with the next message\n")
         return False
     finally:
         pieces.close()
@@ -188,7 +192,7 @@ def command(
     """Talk to a model in the terminal.
 
     MODEL is a checkpoint directory or a hub name; without one, the embedded model. With --url it is the
-    name to ask that server for. With --lora its first adapter answers.
+    name to ask that server for, of an adapter too. With --lora its first adapter answers.
     """
     fields = given_sampling(values)
     given = given_flags(ctx, EngineConfig)
@@ -197,6 +201,9 @@ def command(
     conversation = Conversation(system)
     if url is not None:
         idle = [flag_name(name) for name in given if name not in ("model", "seed")]
+        if "--lora" in idle:
+            raise ConfigError(f"--lora cannot change the server at --url {url}; an adapter that it serves is "
+                              "named as the model: weft chat NAME --url URL", param="--lora")
         if idle:
             raise ConfigError(f"{', '.join(idle)} cannot change the server at --url {url}; give "
                               f"{'it' if len(idle) == 1 else 'them'} to `weft serve`", param=idle[0])

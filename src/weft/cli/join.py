@@ -8,11 +8,16 @@ The server decides the model and how it is computed. Options of this command are
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from weft.cli.flags import FlagCommand
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.handoff import Role
+    from weft.rpc.messages import PeerKeys
 
 
 @click.command("join", cls=FlagCommand, params=[
@@ -27,9 +32,15 @@ from weft.cli.flags import FlagCommand
                                     "--memory, or a share of what is free here."),
     click.Option(["--device"], help="cpu, cuda or auto. Default: the server's --device."),
     click.Option(["--threads"], type=click.IntRange(min=1), help="CPU threads of each replica."),
+    click.Option(["--role"], type=click.Choice(["both", "prefill", "decode"]), default="both",
+                 show_default=True, help="What its replicas are for: prompts that go on elsewhere, answers, "
+                                         "or both."),
+    click.Option(["--peer-address"], metavar="HOST[:PORT]",
+                 help="With a role, where engines of other machines send records to this one. Default: the "
+                      "address towards the server, and any free port."),
     click.Option(["--store"], help="Directory or bucket of cached prefixes. Default: the server's --store."),
 ])
-def command(server: str, token: str, replicas: int, **own: Any) -> int:
+def command(server: str, token: str, replicas: int, role: Role, peer_address: str | None, **own: Any) -> int:
     """Join the server at HOST:PORT (its --listen-engines) with engine processes of this machine.
 
     Ctrl-C drains them: requests finish or resume elsewhere. A lost connection is opened again, and requests
@@ -41,7 +52,26 @@ def command(server: str, token: str, replicas: int, **own: Any) -> int:
     from weft.fleet.start_progress import StartProgress
     from weft.rpc.link import LinkKeys, read_token, tcp_address
 
-    address = tcp_address(server, flag="HOST:PORT")
-    keys = LinkKeys.of(read_token(token))
+    address, secret = tcp_address(server, flag="HOST:PORT"), read_token(token)
     given = {name: value for name, value in own.items() if value is not None}
-    return join(address, keys, given, replicas, StartProgress(Console(soft_wrap=True)))
+    if role != "both":
+        given["handoffs"] = True
+    peers = _peer_keys(server, peer_address, secret)
+    if peers.port and replicas > 1:
+        raise ConfigError(f"--peer-address {peer_address} is one port, and --replicas is {replicas}: leave "
+                          "the port out", param="--peer-address")
+    return join(address, LinkKeys.of(secret), given, replicas, StartProgress(Console(soft_wrap=True)),
+                role=role, peers=peers)
+
+
+def _peer_keys(server: str, peer_address: str | None, token: str) -> PeerKeys:
+    """Where the engines of this machine listen for records. Raises ConfigError."""
+    from weft.rpc.link import own_address
+    from weft.rpc.messages import PeerKeys
+
+    if peer_address is None:
+        return PeerKeys(own_address(server.rpartition(":")[0].strip("[]")), 0, token)
+    host, _, port = peer_address.rpartition(":") if ":" in peer_address else (peer_address, "", "0")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--peer-address {peer_address}: it is HOST or HOST:PORT", param="--peer-address")
+    return PeerKeys(host, int(port), token)

@@ -34,6 +34,8 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError, EngineUnavailableError, UserError, WeftError
 
 CONNECT_TIMEOUT_S = 10.0
+_REFUSED = (400, 413, 422)
+"""What the server says of a conversation that it does not take, where it names no field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,11 @@ def _raise_for(response: httpx.Response) -> None:
     sentence = _sentence(body, f"{response.request.url} answered {response.status_code}")
     if response.status_code == httpx.codes.UNAUTHORIZED:
         sentence += "; give the key with --api-key or WEFT_API_KEY"
-    raise (UserError if response.is_client_error else WeftError)(sentence)
+    error = body.get("error") if isinstance(body, dict) else None
+    param = error.get("param") if isinstance(error, dict) else None
+    if param is None and response.status_code in _REFUSED:
+        param = "messages"
+    raise (UserError if response.is_client_error else WeftError)(sentence, param=param)
 
 
 def _sentence(body: Any, otherwise: str) -> str:

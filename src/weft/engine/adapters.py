@@ -73,10 +73,7 @@ class AdapterPool:
         self.running = running
         self._resident: OrderedDict[str, ReadAdapter] = OrderedDict()
         self._loads = self._evictions = 0
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(loaded.held_bytes for loaded in self._resident.values())
+        self.held_bytes = 0
 
     def stats(self) -> AdapterStats:
         return AdapterStats(len(self._resident), self.held_bytes, self._budget_bytes, self._loads,
@@ -99,6 +96,12 @@ class AdapterPool:
                                  f"{format_bytes(self.held_bytes)}; the limit is "
                                  f"{format_bytes(self._budget_bytes)} (--lora-memory). Try again later",
                                  param="--lora-memory", code="queue_full")
+
+    def check(self, adapter: Adapter) -> None:
+        """Keeps it where there is room, and evicts nothing. Raises CheckpointError, RequestError."""
+        loaded = self.read(adapter)
+        if self.held_bytes + loaded.held_bytes <= self._budget_bytes:
+            self.keep(loaded)
 
     def read(self, adapter: Adapter) -> ReadAdapter:
         """In any thread. Raises CheckpointError, RequestError."""
@@ -132,6 +135,7 @@ class AdapterPool:
                 self._evictions += 1
         self._host.install_adapter(loaded)
         self._resident[loaded.adapter.digest] = loaded
+        self.held_bytes += loaded.held_bytes
         self._loads += 1
         return True
 
@@ -148,8 +152,10 @@ class AdapterPool:
     def forget(self) -> None:
         """The weights are gone, and what changed them with them."""
         self._resident.clear()
+        self.held_bytes = 0
 
     def _drop(self, loaded: ReadAdapter) -> None:
         assert self._host is not None
         del self._resident[loaded.adapter.digest]
+        self.held_bytes -= loaded.held_bytes
         self._host.remove_adapter(loaded)

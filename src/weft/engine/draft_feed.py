@@ -54,7 +54,8 @@ class DraftFeed:
         known = self._begun.get(seq.id)
         if known is None:
             self._drafter.begin(seq.id, seq.keys(), prompt_length=int(seq.prompt.size),
-                                salt=seq.salt or None, prediction=seq.prediction, grammar=seq.grammar)
+                                salt=seq.salt or None, prediction=seq.prediction, grammar=seq.grammar,
+                                adapter=seq.adapter)
         else:
             accepted = len(tokens) - 1 if drafted else 0
             seq.accepted_drafts += accepted

@@ -26,6 +26,7 @@ the engine calls when it has fallen idle).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
@@ -109,7 +110,7 @@ class EngineCore:
         self.sleep_state = AWAKE
         """Changed by ``weft.engine.sleeper`` alone."""
         self._submission = Submission(vocab_size=vocab_size, sizes=sizes, eos_ids=eos_ids, seed=seed,
-                                      image_token=None if encoder is None else encoder.image_token)
+                                      picture_tokens=() if encoder is None else encoder.picture_tokens)
         self._flush = CacheFlush(memory, self.scheduler)
         self._ages = Ages()
         self._closed = False
@@ -293,6 +294,13 @@ class EngineCore:
         self.streams.audit()
         self.pictures.audit()
 
+    def _store_stats(self) -> dict[str, Any]:
+        """A tier without a directory is there for handoffs alone."""
+        if self.store is None:
+            return {}
+        stats = self.store.stats()
+        return {"store": stats if stats.store.path else None, "link": self.store.link_stats()}
+
     def stats(self) -> EngineStats:
         return EngineStats(
             **self.counters.counts(),
@@ -300,7 +308,7 @@ class EngineCore:
             rows_max=self.sizes.rows_max, queue_max=self.sizes.queue_max, memory=self.memory.usage(),
             preemptions=self.scheduler.preemption_count,
             recomputed_tokens=self.scheduler.recomputed_tokens,
-            sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
+            sleep=self.sleep_state, **self._store_stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
             pictures=self.pictures.stats(), costs=self.meter.cost(), ranks=self.counters.ranks(),
             adapters=self.adapters.stats())

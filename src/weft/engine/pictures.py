@@ -36,13 +36,13 @@ WAITING_BYTES_MAX = 256 << 20
 
 
 class PictureEncoder(Protocol):
-    """An executor's. ``row_bytes``: of one row; ``image_token``: see ``weft.pictures``."""
+    """An executor's. ``row_bytes``: of one row; ``picture_tokens``: see ``weft.pictures``."""
 
     @property
     def row_bytes(self) -> int: ...
 
     @property
-    def image_token(self) -> int: ...
+    def picture_tokens(self) -> tuple[int, ...]: ...
 
     def check(self, picture: PlacedPicture) -> None:
         """Raises RequestError for data that is no input of this encoder, or that has other rows."""

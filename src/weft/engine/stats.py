@@ -20,6 +20,7 @@ import msgspec
 from weft.costs.step import StepCost
 from weft.engine.adapters import AdapterStats
 from weft.errors import AsleepError, RequestError
+from weft.handoff import LinkStats
 from weft.memory.usage import MemoryUsage
 from weft.schedule.tier_values import TierStats
 from weft.speculation.drafter import SpeculationStats
@@ -136,6 +137,8 @@ class EngineStats(StepCounts, kw_only=True):
     """What steps cost, None until enough was measured."""
     ranks: RankStats = RankStats()
     adapters: AdapterStats = AdapterStats()
+    link: LinkStats | None = None
+    """Of handoffs; None where there are none."""
 
 
 class EngineCounters(StepCounts, kw_only=True):

@@ -77,16 +77,16 @@ RESUMED_FIRST = 1 << 40
 
 
 class Submission:
-    """``eos_ids`` are the model's own end tokens; ``seed`` is the engine's. ``image_token``: what stands at
-    rows of pictures in a prompt; None where the model reads text only."""
+    """``eos_ids`` are the model's own end tokens; ``seed`` is the engine's. ``picture_tokens``: what
+    stands at rows of pictures in a prompt; none where the model reads text only."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, eos_ids: tuple[int, ...], seed: int,
-                 image_token: int | None = None) -> None:
+                 picture_tokens: tuple[int, ...] = ()) -> None:
         self._vocab_size = vocab_size
         self._sizes = sizes
         self._eos_ids = eos_ids
         self._seed = seed
-        self._image_token = image_token
+        self._picture_tokens = picture_tokens
         self._next_seq = 0
 
     def check(self, request: Request) -> Int32s:
@@ -115,7 +115,7 @@ class Submission:
             rule = stop_rule(request.sampling, self._eos_ids, context_left)
             request.resumption.check(request.sampling.n, rule.new_tokens_max, self._vocab_size)
         prompt = tokens.astype(np.int32)
-        check_pictures(request.pictures, prompt, self._image_token)
+        check_pictures(request.pictures, prompt, self._picture_tokens)
         return prompt
 
     def check_queue(self, waiting: int, request: Request) -> None:

@@ -6,6 +6,8 @@
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
+    qwen4_exp[_text]  qwen4_exp        gated delta, some with n-grams, + attention over chosen blocks;
+                                       several streams                experts + gated shared expert
     lfm2              lfm2             short convolution + attention  dense
     lfm2_moe          lfm2             short convolution + attention  dense in the first layers, then experts
     lfm2_vl           lfm2             as lfm2, with a vision tower (those of Qwen3.5: ``towers``)
@@ -44,7 +46,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UnknownArchitectureError
-from weft.families import attention, delta, gemma, gpt_oss, lfm2, lightning, mamba
+from weft.families import attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import Family
@@ -102,7 +104,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, gemma, gpt_oss, lfm2, lightning, mamba)
+    family for module in (attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

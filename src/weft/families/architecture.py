@@ -52,6 +52,26 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Index:
+    """What lets attention see ``chosen`` blocks of ``block`` tokens and the unfinished block behind them.
+    Each block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the
+    same width score it, and the sum of what is above 0 counts. ``learned``: how tokens weigh in their block's
+    key, and queries in the sum, is learned, and queries come of the bottleneck (GLM 5); else both are means,
+    and keys turn by their block's first position (Qwen4). Every rank has all of it."""
+
+    queries: int
+    key_dim: int
+    block: int
+    chosen: int
+    learned: bool = False
+
+    @property
+    def row_width(self) -> int:
+        """Numbers that a token keeps: its key, and how it weighs."""
+        return self.key_dim * (2 if self.learned else 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Softmax attention with grouped KV heads. ``gated``: the output is multiplied by sigmoid of a gate that
     the query projection makes too; ``head_gated``: by sigmoid of one number per head, of a projection of its
@@ -62,7 +82,7 @@ class Attention:
     ``values_normed``: values pass an RMS norm without a weight; ``values_are_keys``: they are the keys before
     their norm. ``kv_of``: the layer whose pages this one reads, having no keys of its own; ``shared``: later
     layers read this one's, so they are in pages whatever the window (Gemma 4). ``out_bias``: the output
-    projection has a bias; None is as ``bias``."""
+    projection has a bias; None is as ``bias``. ``index``: it sees chosen blocks alone (Qwen4)."""
 
     heads: int
     kv_heads: int
@@ -82,6 +102,7 @@ class Attention:
     kv_of: int | None = None
     shared: bool = False
     out_bias: bool | None = None
+    index: Index | None = None
 
     @property
     def ring(self) -> bool:
@@ -115,7 +136,8 @@ class LatentAttention:
     all heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its
     value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. ``rope`` turns
     the shared part, None for no positions (Kimi); ``head_gated``: the output is multiplied by sigmoid of one
-    number per head (Ling 3)."""
+    number per head (Ling 3). ``index``: it sees chosen blocks alone (GLM 5). ``norm_eps``: of the norms
+    inside."""
 
     heads: int
     latent_dim: int
@@ -127,6 +149,8 @@ class LatentAttention:
     bias: bool = False
     rope: Rope | None = None
     head_gated: bool = False
+    index: Index | None = None
+    norm_eps: float = 1e-6
 
     @property
     def key_dim(self) -> int:
@@ -139,7 +163,8 @@ class LatentAttention:
 @dataclass(frozen=True, slots=True)
 class GatedDelta:
     """Gated delta net (Yang et al., 2024). ``beta_scale``: the write strength is sigmoid times this; 2 lets
-    the state's eigenvalues be negative (OLMo hybrid)."""
+    the state's eigenvalues be negative (OLMo hybrid). ``sigmoid_gate``: the output's gate is a sigmoid, not a
+    silu (Qwen4)."""
 
     k_heads: int
     v_heads: int
@@ -147,6 +172,7 @@ class GatedDelta:
     v_dim: int
     conv_kernel: int
     beta_scale: float = 1.0
+    sigmoid_gate: bool = False
 
     @property
     def key_width(self) -> int:
@@ -320,8 +346,61 @@ class Lightning:
         return spec.lightning(self.heads, self.head_dim)
 
 
+@dataclass(frozen=True, slots=True)
+class Ngrams:
+    """What a layer adds for the last tokens (Qwen4). Each n-gram of 2 to ``size`` tokens has a row of
+    ``width`` numbers in some tables, of ``rows`` rows each. A hash with ``multipliers`` finds it. A
+    token ``end`` cuts n-grams. Values of the rows, gated by the streams (``stream_width`` numbers in all),
+    pass a convolution of ``conv_kernel`` tokens that lie ``size`` apart. ``table_rows``: of all tables, and
+    padding."""
+
+    size: int
+    width: int
+    rows: tuple[int, ...]
+    table_rows: int
+    multipliers: tuple[int, ...]
+    end: int
+    stream_width: int
+    conv_kernel: int
+
+    @property
+    def reach(self) -> int:
+        """Tokens behind its own that the convolution sees."""
+        return (self.conv_kernel - 1) * self.size
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.ngrams(self.size, self.stream_width, self.reach)
+
+
+@dataclass(frozen=True, slots=True)
+class WithNgrams:
+    """``mixer``, in front of which ``ngrams`` are added to the streams."""
+
+    mixer: GatedDelta
+    ngrams: Ngrams
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.together("gated_delta", self.mixer.layer_spec(), self.ngrams.layer_spec())
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """``count`` residual streams beside each other (hyper-connections). Each block sees a mix of them, and
+    each stream gets a share of what the block gives.
+
+    ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a
+    gate. "mixed" (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and
+    columns sum to 1 after ``rounds`` rounds of Sinkhorn's iteration."""
+
+    kind: Literal["gated", "mixed"]
+    count: int
+    rank: int = 0
+    rounds: int = 0
+    eps: float = 0.0
+
+
 Mixer = (Attention | LatentAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1 | ShortConv | RgLru
-         | Lightning | Parallel | SharedBlock)
+         | Lightning | Parallel | SharedBlock | WithNgrams)
 
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
@@ -406,7 +485,7 @@ class Architecture:
     ``sandwich_norms``: what comes out of each block is normed too (LFM3).
     ``residual_float32``: the residual stream is kept in float32 whatever the weights are in (Mamba).
     ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one. ``vision``: what
-    makes rows of pictures; None for a model of text alone.
+    makes rows of pictures; None for a model of text alone. ``streams``: None for one residual stream.
     """
 
     family: str
@@ -430,6 +509,14 @@ class Architecture:
     sandwich_norms: bool = False
     mtp: MtpLayer | None = None
     vision: VisionTower | None = None
+    streams: Streams | None = None
+
+    @property
+    def indexed(self) -> tuple[int, ...]:
+        """The layers whose attention sees chosen blocks. What their tokens keep is a layer of ``spec`` each,
+        in this order, behind those of the depth."""
+        return tuple(number for number, mixer in enumerate(self.mixers)
+                     if getattr(mixer, "index", None) is not None)
 
     @property
     def layer_count(self) -> int:
@@ -447,4 +534,8 @@ class Architecture:
         return ModelSpec(family=self.family, vocab_size=self.vocab_size, hidden_size=self.hidden_size,
                          max_positions=self.max_positions, dtype=self.dtype,
                          layers=tuple(mixer.layer_spec() if mixer is not None else spec.stateless()
-                                      for mixer in self.mixers) + heads)
+                                      for mixer in self.mixers) + self._index_specs() + heads)
+
+    def _index_specs(self) -> tuple[LayerSpec, ...]:
+        indexes: list[Index] = [getattr(self.mixers[number], "index") for number in self.indexed]  # noqa: B009
+        return tuple(spec.index_rows(index.row_width) for index in indexes)

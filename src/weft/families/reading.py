@@ -26,6 +26,7 @@ class Family:
 
 
 KINDS = {"full_attention": "attention", "attention": "attention",
+         "indexed_attention": "attention", "qwen_sparse_attention": "attention",
          "linear_attention": "recurrent", "mamba": "recurrent", "mamba2": "recurrent",
          "conv": "recurrent", "short_conv": "recurrent"}
 

@@ -197,6 +197,45 @@ def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "f
             | _norm("norm", shape.v_dim, norm) | _product("out", value, (out, hidden)))
 
 
+def index(shape: shapes.Index, hidden: int, rank: int = 0) -> Table:
+    """What lies under ``indexer``, whole on each rank. ``rank``: width of the query's bottleneck."""
+    dim = shape.key_dim
+    if not shape.learned:
+        return (_product("project", hidden, ("index_qk_proj", (shape.queries + 1) * dim))
+                | _norm("q_norm", dim, "q_layernorm") | _norm("k_norm", dim, "k_layernorm"))
+    table = _product("project", hidden, ("wk", dim)) | _product("query", rank, ("wq_b", shape.queries * dim))
+    table["project"] += (Tensor("index_kpool_compress_gate", (dim, hidden)),
+                         Tensor("weights_proj.weight", (shape.queries, hidden)))
+    return table | _layer_norm("norm", dim, "k_norm") | {
+        "places": (Tensor("index_kpool_compress_ape", (shape.block, dim), "plain"),)}
+
+
+def ngrams(shape: shapes.Ngrams, hidden: int, *, shards: int = 0) -> Table:
+    """Ranks divide the columns of the tables. ``shards``: the tables are stored in so many parts."""
+    name, width = "ple_embedding.ngram_embedding", Units(shape.width)
+    parts = [f"{name}.shard_{number}.weight" for number in range(shards)] or [f"{name}.weight"]
+    rows = shape.table_rows // len(parts)
+    all_tables = (width,) * len(shape.rows)
+    return {"table": tuple(Tensor(part, (rows, width), "plain") for part in parts),
+            **_product("project", all_tables, ("key_proj", shape.stream_width), ("value_proj", hidden)),
+            **_conv(shape.stream_width, shape.conv_kernel),
+            **{f"{norm}_norm": (Tensor(f"norm_{norm}.weight", (shape.stream_width,), "plain"),)
+               for norm in ("key", "query", "conv")}}
+
+
+def stream_mix(shape: shapes.Streams, hidden: int, *, last: bool = False) -> Table:
+    """What mixes streams around one block, whole on each rank; ``last``: behind all layers."""
+    width = shape.count * hidden
+    if shape.kind == "gated":
+        table = (_norm("norm", width, "hc_norm")
+                 | _product("down", width, ("input_mix_weight_down", shape.rank))
+                 | _product("up", shape.rank, ("input_mix_weight_up", width)))
+        return table if last else table | _product("inject", width, ("block_inject_weight", shape.count))
+    weights = (2 + shape.count) * shape.count
+    return {"fn": (Tensor("fn", (weights, width), "plain"),)} | _exact("base", dims=(weights,)) | _exact(
+        "scale", dims=(3,))
+
+
 def kimi_delta(shape: shapes.KimiDelta, hidden: int, *, forget: str = "", out: str = "o_proj") -> Table:
     """``forget``: what stands before the names of the forget gate."""
     width, heads, rank = Units(shape.heads, shape.head_dim), Units(shape.heads), shape.head_dim
@@ -461,6 +500,11 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
     if isinstance(record, shapes.SharedBlock):
         return [mamba2(record.mamba, hidden), shared_use(record, hidden),
                 _product("linear", hidden, ("linear", hidden))]
+    if isinstance(record, shapes.WithNgrams):
+        return [gated_delta(record.mixer, hidden), ngrams(record.ngrams, hidden)]
+    if isinstance(record, shapes.Attention | shapes.LatentAttention) and record.index is not None:
+        rank = record.query_rank or 0 if isinstance(record, shapes.LatentAttention) else 0
+        return [TABLES[type(record)](record, hidden), index(record.index, hidden, rank)]
     if isinstance(record, shapes.Experts):
         shared = [dense(record.shared, hidden)] if record.shared_width else []
         apart = [experts_apart(record, hidden)] if record.normed_apart else []

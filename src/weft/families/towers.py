@@ -76,7 +76,8 @@ def read_qwen3_5_tower(keys: ConfigKeys) -> VisionTower | None:
         activation=_gelu("vision_config.hidden_act", vision.get("hidden_act", "gelu_pytorch_tanh")),
         projector=Projector(hidden * factor**2, "gelu", bias=True, norm=False, downsample_factor=factor),
         image_token_id=outer.integer("image_token_id", 248_056, least=0), kind="qwen3_5", frames=2,
-        theta=_theta(vision), sections=_sections(keys))
+        theta=_theta(vision), sections=_sections(keys),
+        video_token_id=outer.integer("video_token_id", 248_057, least=0))
 
 
 def _theta(vision: ConfigKeys) -> float:

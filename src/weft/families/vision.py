@@ -42,7 +42,8 @@ class Projector:
 @dataclass(frozen=True, slots=True)
 class VisionTower:
     """``positions``: entries of the position table, a square grid. ``image_token_id``: the token that stands
-    for one row in the prompts of other engines. ``frames``: of a patch; a picture is as many equal ones.
+    for one row of a picture in prompts; ``video_token_id``: of a video, None where none is read. ``frames``:
+    of a patch; a picture is as many equal ones.
     ``theta``: base of the angles of rows and columns. ``sections``: how many frequencies of the text turn by
     time, row and column; () where pictures stand at plain positions."""
 
@@ -61,6 +62,13 @@ class VisionTower:
     frames: int = 1
     theta: float = 10_000.0
     sections: tuple[int, ...] = ()
+    video_token_id: int | None = None
+
+    @property
+    def picture_tokens(self) -> tuple[int, ...]:
+        """By kind, in the order of ``PICTURE_KINDS``: one kind has one of them or none."""
+        video = () if self.video_token_id is None else (self.video_token_id,)
+        return self.image_token_id, *video
 
     @property
     def patch_values(self) -> int:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,11 @@ from weft.fleet.all_engines import AllEngines
 from weft.fleet.placement import Placement
 from weft.fleet.places import divide_machine, start_at_once
 from weft.fleet.replica import Replica, first_error
+from weft.handoff import Role, partner_missing
 from weft.info import ModelInfo
 from weft.router.protocol import LeastLoaded, Router
-from weft.rpc.client import ANYWHERE, ASSEMBLE, STALL_AFTER_S, EngineClient, follow_snapshots
-from weft.rpc.messages import RecordingTarget
+from weft.rpc.client import ANYWHERE, ASSEMBLE, STALL_AFTER_S, EngineClient, HostShare, follow_snapshots
+from weft.rpc.messages import PeerKeys, RecordingTarget
 from weft.snapshot_report import SnapshotReport
 
 if TYPE_CHECKING:
@@ -39,20 +41,23 @@ if TYPE_CHECKING:
 
 RESTARTS = 5
 _LOOK_EVERY_S = 0.05
+_log = logging.getLogger("weft.server")
 _STATE_WORDS = {"dead": "dead, as its restarts are used up", "away": "away"}
 
 
 class Fleet:
     """``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets the lines of the
-    first start. ``listen``: where machines join, and with which keys. Raises ConfigError where the machine
-    cannot be divided (``places``)."""
+    first start. ``listen``: where machines join, and with which keys. ``roles``: of the replicas of this
+    machine; none: all do both, and no prompt is split. ``peers``: how engines elsewhere send to these. Raises
+    ConfigError where the machine cannot be divided (``places``)."""
 
     def __init__(self, config: EngineConfig, *, replicas: int = 1, restarts: int = RESTARTS,
                  factory: str = ASSEMBLE, record: RecordingTarget | None = None,
                  stall_after_s: float = STALL_AFTER_S,
                  on_progress: Callable[[str], None] = lambda text: None,
                  router: Router | None = None,
-                 listen: tuple[str, LinkKeys] | None = None) -> None:
+                 listen: tuple[str, LinkKeys] | None = None, roles: Sequence[Role] = (),
+                 peers: PeerKeys | None = None) -> None:
         self.death: WeftError | None = None
         self.progress = "starting the engine"
         self.info: ModelInfo | None = None
@@ -62,7 +67,11 @@ class Fleet:
         self._factory = factory
         self._record = record
         self._stall_after_s = stall_after_s
+        self._roles = roles
         self._shares = divide_machine(config, replicas) if replicas else []
+        if roles:
+            self.config = config = _alike(config, self._shares)
+            self._shares = [dataclasses.replace(share, peers=peers) for share in self._shares]
         self._restarts = restarts
         self._identity: dict[str, str] = {}
         """Of the replica that was ready last, for those that join."""
@@ -214,7 +223,11 @@ class Fleet:
     # ------------------------------------------------------------------ parts
 
     def _new_replica(self, number: int, machine: Machine | None = None) -> Replica:
+        role: Role = "both" if machine is None else machine.role
+        if machine is None and self._roles:
+            role = self._roles[number]
         return Replica(number, self._engine_maker(number, machine), self._restarts, machine=machine,
+                       role=role,
                        prepare=functools.partial(self._prepare, host="" if machine is None else machine.host),
                        on_ready=self._on_ready, on_lost=self._on_lost)
 
@@ -229,7 +242,8 @@ class Fleet:
                 on_progress=lambda text: self._on_line(number, text),
                 on_events=lambda events: self.requests.take(events),
                 on_step_tokens=lambda sizes: self.on_step_tokens(number, sizes),
-                on_snapshots=lambda report: self._on_snapshots(number, report))
+                on_snapshots=lambda report: self._on_snapshots(number, report),
+                on_handoff=lambda request_id, reason: self.requests.handed(number, request_id, reason))
         return new_engine
 
     def _follow(self, replica: Replica) -> None:
@@ -251,6 +265,10 @@ class Fleet:
             from weft.fleet.joined import check_identity
 
             check_identity(engine, self._identity, host)
+        elif self._roles and self._identity:
+            from weft.fleet.joined import check_identity
+
+            check_identity(engine, self._identity, "this machine")
         await self.engines.sleep_again(engine)
 
     def _on_ready(self, replica: Replica) -> None:
@@ -261,12 +279,22 @@ class Fleet:
         self._routed.add(replica.number)
         self.router.joined(replica.number)
         self._follow(replica)
+        self._say_partner(replica)
         unstarted = next((other for other in self.replicas if not other.started), None)
         if unstarted is not None:
             unstarted.start()
         if all(other.ready for other in self.replicas[:self._own_count]):
             self._opened.set()
         self.requests.dispatch()
+
+    def _say_partner(self, replica: Replica) -> None:
+        """A replica whose role lacks the other one is worth a line, once all of this machine serve."""
+        ready = [other for other in self.replicas if other.ready]
+        missing = partner_missing([other.role for other in ready])
+        has_begun = all(other.ready for other in self.replicas[:self._own_count])
+        if replica.role != "both" and missing and has_begun:
+            _log.warning("replica %d is for %s, and no replica is for %s: requests are served whole",
+                         replica.number, replica.role, missing)
 
     def _on_lost(self, replica: Replica) -> None:
         """Its engine has ended, or its replica is dead: its requests are held for another one."""
@@ -296,6 +324,14 @@ def _joined(fleet: Fleet, address: str, keys: LinkKeys) -> JoinedReplicas:
     from weft.fleet.joined import JoinedReplicas  # a server without --listen-engines needs none of it
 
     return JoinedReplicas(fleet, address, keys)
+
+
+def _alike(config: EngineConfig, shares: Sequence[HostShare]) -> EngineConfig:
+    """With handoffs, and as many threads for each replica: records of another number are other bits."""
+    cores = {len(share.cores) for share in shares}
+    if config.threads is None and len(cores) > 1:
+        config = dataclasses.replace(config, threads=max(1, min(cores)))
+    return dataclasses.replace(config, handoffs=True)
 
 
 def _recording(record: RecordingTarget | None, replica: int, start: int) -> RecordingTarget | None:

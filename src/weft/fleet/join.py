@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import socket
 import uuid
@@ -30,6 +31,7 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError, WeftError
 from weft.fleet.places import divide_machine
 from weft.fleet.start_progress import StartProgress
+from weft.handoff import Role
 from weft.info import ModelInfo
 from weft.rpc.client import EngineLink, HostShare
 from weft.rpc.link import (
@@ -43,7 +45,7 @@ from weft.rpc.link import (
     StartEngine,
     Uplink,
 )
-from weft.rpc.messages import Progress, Ready, Report, Reset, StepReport
+from weft.rpc.messages import PeerKeys, Progress, Ready, Report, Reset, StepReport
 
 EXIT_DRAINED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 2, 130
 REFUSALS_MAX = 3
@@ -56,21 +58,24 @@ _reports = msgspec.msgpack.Decoder(Report)
 
 
 def join(address: str, keys: LinkKeys, own: Mapping[str, Any], replicas: int, progress: StartProgress, *,
-         started_by: str = "") -> int:
+         started_by: str = "", role: Role = "both", peers: PeerKeys | None = None) -> int:
     """Serves until it is dismissed or interrupted; returns the exit code. ``own``: fields of EngineConfig
-    that hold on this machine instead of the server's. Call it from the main thread."""
+    that hold on this machine instead of the server's. ``role``: of its replicas; ``peers``: how other engines
+    send to them. Call it from the main thread."""
     with asyncio.Runner() as runner:
-        return runner.run(Joining(address, keys, own, replicas, progress, started_by).run())
+        return runner.run(Joining(address, keys, own, replicas, progress, started_by, role, peers).run())
 
 
 class Joining:
     """The agents of one machine, and what signals do to them."""
 
     def __init__(self, address: str, keys: LinkKeys, own: Mapping[str, Any], replicas: int,
-                 progress: StartProgress, started_by: str = "") -> None:
+                 progress: StartProgress, started_by: str = "", role: Role = "both",
+                 peers: PeerKeys | None = None) -> None:
         self._context = zmq.Context()
         divide_machine(EngineConfig(device=own.get("device", "auto")), replicas)   # refuses at once
-        self._agents = [Agent(self._context, address, keys, own, (number, replicas), progress, started_by)
+        self._agents = [Agent(self._context, address, keys, own, (number, replicas), progress, started_by,
+                              role, peers)
                         for number in range(replicas)]
         self._stops = 0
         self._interrupted = asyncio.Event()
@@ -122,8 +127,9 @@ class Agent:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: LinkKeys,
                  own: Mapping[str, Any], place: tuple[int, int], progress: StartProgress,
-                 started_by: str = "") -> None:
+                 started_by: str = "", role: Role = "both", peers: PeerKeys | None = None) -> None:
         self.ready = asyncio.Event()
+        self._peers = peers
         self._context = context
         self._address = address
         self._keys = keys
@@ -132,7 +138,7 @@ class Agent:
         self._progress = progress
         self._hello = Hello(link_version=LINK_VERSION, weft_version=metadata.version("weft"),
                             agent=uuid.uuid4().hex, attempt=0, host=socket.gethostname(),
-                            started_by=started_by)
+                            started_by=started_by, role=role)
         self._has_joined = False
         self._refusals = 0
         self._said = ""
@@ -234,7 +240,7 @@ class Agent:
         try:
             config = EngineConfig(**{**order.config, **self._own})
             number, replicas = self._place
-            share = divide_machine(config, replicas)[number]
+            share = dataclasses.replace(divide_machine(config, replicas)[number], peers=self._peers)
             self._engine = LocalEngine(order, self._progress, self.ready.set)
             self._engine.plug(relay, on_end)
             await self._engine.start(config, share)

@@ -11,6 +11,10 @@ tokens that the first one would have. A client learns of a resume by its pause a
 token from that engine; a token clears it. A request with a strike resumes alone, so the second strike falls
 on one request, and STRIKES_MAX of them end it. An engine says which requests it has taken up before it
 computes them: a death before that counts half.
+
+**Handoffs.** An engine may get the prompt alone: its request asks for one token, and its records go to
+another engine. The end of an answer after that token is no end for the client; the request then moves on, as
+after a death.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import Protocol
 import msgspec
 
 from weft.errors import DeadlyRequestError, WeftError
+from weft.handoff import Handoff
 from weft.request import Request, Resumption, TokenEvent
 from weft.router.protocol import RoutedRequest
 
@@ -82,6 +87,14 @@ class LiveRequest:
         self.admitted = False
         """Its first event on this replica has come."""
         self._fleet_boundaries: tuple[int, ...] = ()
+        self.handoff: Handoff | None = None
+        """Its engine computes the prompt alone."""
+        self.decode: int | None = None
+        """The replica that goes on then."""
+        self.handoff_end: str | None = None
+        """How the transfer of its records ended: empty for well, None while it has not."""
+        self._handed: set[int] = set()
+        """Answers whose first token has come from the engine that computes the prompt."""
 
     @property
     def id(self) -> str:
@@ -97,6 +110,19 @@ class LiveRequest:
         """It has strikes, and no token from its present engine."""
         return bool(self.strikes) and not self._has_moved
 
+    @property
+    def may_split(self) -> bool:
+        """Whether one engine may compute the prompt and another one go on."""
+        request = self.request
+        return (request.pooling is None and request.sampling.max_tokens not in (0, 1) and not self.strikes
+                and not any(answer.tokens for answer in self._answers.values()))
+
+    @property
+    def is_handed(self) -> bool:
+        """Its prompt is computed, every answer has a token, and the transfer of the records has ended."""
+        return (self.handoff is not None and self.handoff_end is not None
+                and self._handed >= set(self._answers))
+
     # ------------------------------------------------------------------ events
 
     def take(self, event: TokenEvent) -> TokenEvent | None:
@@ -107,6 +133,9 @@ class LiveRequest:
         answer = self._answers.get(event.index)
         if answer is None:  # cancelled; the last event is on its way
             return event
+        if self.handoff is not None and event.finish_reason == "length":
+            self._handed.add(event.index)
+            event = msgspec.structs.replace(event, finish_reason=None)
         if event.finish_reason is not None:
             del self._answers[event.index]
         if event.tokens or event.finish_reason is not None:
@@ -139,11 +168,15 @@ class LiveRequest:
             keys = request_keys(request)
         tokens = [*keys, *longest] if longest else keys
         return RoutedRequest(self.id, tokens, request.salt, self.open_count,
-                             request.sampling.max_tokens, request.boundaries)
+                             request.sampling.max_tokens, request.boundaries, self.may_split)
 
     def resumable(self) -> Request:
         """The request as its next engine gets it."""
         request = self.request
+        if self.handoff is not None:
+            sampling = request.sampling
+            sampling = msgspec.structs.replace(sampling, max_tokens=1, min_tokens=min(sampling.min_tokens, 1))
+            request = msgspec.structs.replace(request, sampling=sampling, handoff=self.handoff)
         if self._fleet_boundaries:
             boundaries = list(dict.fromkeys((*request.boundaries, *self._fleet_boundaries)))
             request = msgspec.structs.replace(request, boundaries=boundaries)
@@ -152,12 +185,22 @@ class LiveRequest:
         answers = {index: list(answer.tokens) for index, answer in self._answers.items()}
         return msgspec.structs.replace(request, resumption=Resumption(answers=answers))
 
-    def placed(self, replica: int, boundaries: tuple[int, ...] = ()) -> None:
-        """``boundaries``: where its prompt parts from others, as the router knows."""
+    def placed(self, replica: int, boundaries: tuple[int, ...] = (), handoff: Handoff | None = None,
+               decode: int | None = None) -> None:
+        """``boundaries``: where its prompt parts from others, as the router knows. With ``handoff`` the
+        replica computes the prompt, and ``decode`` goes on."""
         self.replica, self._fleet_boundaries = replica, boundaries
+        self.handoff, self.decode, self.handoff_end = handoff, decode, None
+        self._handed.clear()
         self.load = self.open_count, sum(len(self.request.prompt_tokens) + len(answer.tokens)
                                          for answer in self._answers.values())
         self._has_moved = self.admitted = self.begun = False
+
+    def moved(self) -> None:
+        """Its prompt is computed, and it leaves the replica to go on elsewhere."""
+        for answer in self._answers.values():
+            answer.engine_ended()
+        self.resumes += 1
 
     def lost(self, *, blamed: bool = True) -> None:
         """Its engine ended; ``blamed``: by a death, and not as the operator wished. Raises DeadlyRequestError

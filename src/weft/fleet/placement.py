@@ -10,6 +10,10 @@ A request is held while no replica can take it. Held requests go out in the orde
 are held up to the bound of the engine's own queue (law L11); those that an engine has accepted are never
 refused for a full queue. A new request that one replica refuses for its full queue is offered to the others.
 
+A request may be split: one replica computes its prompt and gives the first token, and its records go to
+another one, where the request is placed next (``live_request``). If either of them ends, it is held like any
+other.
+
 The seed of a request that names none is split here, so every engine draws the same tokens. Placing is
 synchronous, so no request can be lost between two states.
 """
@@ -17,6 +21,7 @@ synchronous, so no request can be lost between two states.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -26,12 +31,14 @@ from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, QueueFullError, WeftError
 from weft.fleet.live_request import EventSink, LiveRequest, RequestStream
 from weft.fleet.replica import Replica
+from weft.handoff import Handoff
 from weft.request import Request, TokenEvent, split_seed
-from weft.router.protocol import ReplicaLoad, Router
+from weft.router.protocol import ReplicaLoad, Route, Router
 from weft.rpc.client import EngineClient
 
 _REFUSED_RETRY_S = 0.2
 """Before a request that an engine had accepted once is offered again to one whose queue is full."""
+_log = logging.getLogger("weft.server")
 
 
 class Placement:
@@ -42,6 +49,8 @@ class Placement:
         """Resumes of requests, for the metrics."""
         self.deadly_count = 0
         """Requests that were refused because engines died of them."""
+        self.handoff_count = 0
+        """Requests that went on with their records at another engine than that of their prompt."""
         self.admitted_count = 0
         """Requests whose first event has come."""
         self._config = config
@@ -172,19 +181,60 @@ class Placement:
                 continue
             info, stats = replica.engine.info, replica.engine.stats
             assert info is not None
-            yield ReplicaLoad(replica.number, *load, info.sizes.rows_max,
-                              None if stats is None else stats.costs)
+            costs, link = (None, None) if stats is None else (stats.costs, stats.link)
+            yield ReplicaLoad(replica.number, *load, info.sizes.rows_max, costs, replica.role, link)
 
-    def _place(self, live: LiveRequest, candidates: list[ReplicaLoad]) -> None:
+    def _place(self, live: LiveRequest, candidates: list[ReplicaLoad], decode: int | None = None) -> None:
+        """``decode``: the replica that has its records, if it is one of ``candidates``."""
         routed = live.routed()
-        choice = self._router.choose(routed, candidates)
+        if any(load.replica == decode for load in candidates):
+            assert decode is not None
+            choice = Route(decode, len(routed.tokens) - 1, moved=True)
+        else:
+            choice = self._router.choose(routed, candidates)
         number = choice.replica
-        live.placed(number, choice.boundaries)
+        live.placed(number, choice.boundaries, self._handoff(live, choice), choice.decode)
         self._placed[number][live.id] = live
         self._add_load(number, live, 1)
         self._router.placed(routed, choice)
         self._offers[live.id] = asyncio.get_running_loop().create_task(
             self._offer(live, self._replicas[number].engine))
+
+    def _handoff(self, live: LiveRequest, choice: Route) -> Handoff | None:
+        """What the engine of a prompt is told; None where the request stays whole."""
+        if choice.decode is None:
+            return None
+        info = self._replicas[choice.decode].engine.info
+        assert info is not None
+        if len(live.request.prompt_tokens) + 1 >= info.sizes.max_model_len:
+            return None  # the first token is the last one
+        return Handoff(info.peer, choice.decode_tokens)
+
+    def handed(self, number: int, request_id: str, reason: str) -> None:
+        """Replica ``number`` has sent the records of a request, or says why not."""
+        live = self._lives.get(request_id)
+        if live is None or live.replica != number or live.handoff is None:
+            return
+        live.handoff_end = reason
+        if reason and live.decode is not None:
+            self._router.handoff_failed(number, live.decode)
+            _log.warning("engine %d sent the records of a prompt to engine %d in vain: %s; the request is "
+                         "served another way", number, live.decode, reason)
+        self._move(live)
+
+    def _move(self, live: LiveRequest) -> None:
+        """To the replica that goes on, once its prompt is computed and its records are there."""
+        if not live.is_handed:
+            return
+        self.handoff_count += not live.handoff_end
+        decode = None if live.handoff_end else live.decode
+        self._take_back(live)
+        live.moved()
+        candidates = list(self._candidates(live))
+        if candidates:
+            self._place(live, candidates, decode)
+        else:
+            self._hold(live)
 
     async def _offer(self, live: LiveRequest, engine: EngineClient) -> None:
         """Gives the request to an engine, and says to ``submit`` what became of it."""
@@ -283,6 +333,8 @@ class Placement:
                 self._router.admitted(live.id, event.cached_tokens)
             if said.finish_reason is not None and not live.open_count:
                 self._forget(live)
+            elif live.handoff is not None:
+                self._move(live)
             elif was_suspect and not live.suspect:
                 self.dispatch()
 

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Literal
 
 from weft.errors import EngineUnavailableError, UserError, WeftError
+from weft.handoff import Role
 from weft.rpc.client import EngineClient
 
 if TYPE_CHECKING:
@@ -45,13 +46,15 @@ def backoff_s(short_lives: int) -> float:
 class Replica:
     """``new_engine(start)`` makes the client of a process, numbered from 0. ``prepare`` is called when
     a process has started, before the replica is ready. ``on_lost`` comes before a process is killed.
-    ``machine``: the joined machine that it is on; None for the server's own."""
+    ``machine``: the joined machine that it is on; None for the server's own. ``role``: what the router sends
+    it."""
 
     def __init__(self, number: int, new_engine: Callable[[int], EngineClient], restarts: int, *,
                  prepare: Callable[[EngineClient], Awaitable[None]],
                  on_ready: Callable[[Replica], None], on_lost: Callable[[Replica], None],
-                 machine: Machine | None = None) -> None:
+                 machine: Machine | None = None, role: Role = "both") -> None:
         self.number = number
+        self.role: Role = role
         self.machine = machine
         self.host = "" if machine is None else machine.host
         self.state: ReplicaState = "starting"

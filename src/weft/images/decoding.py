@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from weft.errors import RequestError
 from weft.images.picture import Pixels
@@ -31,12 +31,21 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Of one picture. ``image_side``: pixels of the longer side; ``image_pixels``: width times height. Errors
-    name them as the fields of ``[limits]`` that set them."""
+    """Of one picture, or one video. ``image_side``: pixels of the longer side, of a frame too;
+    ``image_pixels``: width times height. ``video_frames``: those that are read. Errors name them as the
+    fields of ``[limits]`` that set them."""
 
     image_bytes: int = 32 << 20
     image_pixels: int = 50_000_000
     image_side: int = 16_384
+    video_bytes: int = 64 << 20
+    video_frames: int = 768
+
+
+_UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+            4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
+            6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90}
+"""EXIF orientation -> what makes it 1."""
 
 
 def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
@@ -50,11 +59,12 @@ def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
         _refuse(f"the picture has {format_bytes(len(data))}; the limit is {format_bytes(limits.image_bytes)} "
                 "(limits.image_bytes)")
     if (canvas := _webp_size(data[:30])) is not None:   # Pillow allocates it before it tells the size
-        _check_size(*canvas, limits)
+        check_size(*canvas, limits)
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            _check_size(*image.size, limits)
-            upright = ImageOps.exif_transpose(image)
+            check_size(*image.size, limits)
+            turn = _UPRIGHT.get(_orientation(image))
+            upright = image if turn is None else image.transpose(turn)
             return np.array(upright.convert("RGB"))
     except RequestError:
         raise
@@ -66,7 +76,15 @@ def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
     except MemoryError:
         _refuse("the picture takes more memory than decoding may use")
     except Exception as error:  # whatever a decoder makes of a broken file
-        _refuse(f"the picture cannot be decoded: {_one_line(error)}")
+        _refuse(f"the picture cannot be decoded: {one_line(error)}")
+
+
+def _orientation(image: Image.Image) -> int:
+    """1 where the block of EXIF is broken: the picture itself may be whole."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # Pillow raises what it happens to
+        return 1
 
 
 def _webp_size(head: bytes) -> tuple[int, int] | None:
@@ -81,18 +99,19 @@ def _webp_size(head: bytes) -> tuple[int, int] | None:
     return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
 
 
-def _check_size(width: int, height: int, limits: ImageLimits) -> None:
+def check_size(width: int, height: int, limits: ImageLimits, what: str = "picture") -> None:
+    """Raises RequestError."""
     if width < 1 or height < 1:
-        _refuse(f"the picture is {width} x {height} pixels")
+        _refuse(f"the {what} is {width} x {height} pixels")
     if max(width, height) > limits.image_side:
-        _refuse(f"the picture is {width:,} x {height:,} pixels; the limit is {limits.image_side:,} on a side "
+        _refuse(f"the {what} is {width:,} x {height:,} pixels; the limit is {limits.image_side:,} on a side "
                 "(limits.image_side)")
     if width * height > limits.image_pixels:
-        _refuse(f"the picture is {width:,} x {height:,}, {width * height:,} pixels; the limit is "
+        _refuse(f"the {what} is {width:,} x {height:,}, {width * height:,} pixels; the limit is "
                 f"{limits.image_pixels:,} (limits.image_pixels)")
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     said = " ".join(str(error).split())
     return (said or type(error).__name__)[:200]
 

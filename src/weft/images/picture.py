@@ -1,4 +1,4 @@
-"""A picture that is ready for a tower: its patches, its place in the prompt, and the digest that names it.
+"""A picture or a video that is ready for a tower: patches, place in the prompt, the digest that names it.
 
     Picture.tiles   Tile(rows 32, columns 32)   patches  uint8 [1024, 16 x 16 x 3]
                     Tile(rows 20, columns 40)   ...
@@ -25,6 +25,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.request import PictureKind
+
 Pixels = NDArray[np.uint8]
 """RGB, [height, width, 3]; or patches of it, [patches, values]."""
 TextPart = str | int
@@ -34,7 +36,8 @@ TextPart = str | int
 @dataclass(frozen=True, slots=True)
 class Tile:
     """``patches``: uint8 [rows * columns, patch * patch * 3], row by row of the grid. A patch is row by row
-    of its pixels, red, green and blue of each. ``rows``, ``columns``: of the grid."""
+    of its pixels, red, green and blue of each; of a video it has several frames, one behind the other.
+    ``rows``, ``columns``: of the grid."""
 
     patches: Pixels
     rows: int
@@ -43,13 +46,15 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """``digest``: 32 bytes. ``text``: see above. ``width`` and ``height``: pixels before resizing."""
+    """``digest``: 32 bytes. ``text``: see above. ``width`` and ``height``: pixels before resizing. ``kind``:
+    whose token the template writes for it."""
 
     digest: bytes
     tiles: tuple[Tile, ...]
     text: tuple[TextPart, ...]
     width: int
     height: int
+    kind: PictureKind = "image"
 
     @property
     def rows(self) -> int:
@@ -64,7 +69,7 @@ class Picture:
         """For another process; ``from_bytes`` reads it."""
         return _ENCODER.encode(_Packed(
             self.digest, [(tile.rows, tile.columns, tile.patches.data.cast("B")) for tile in self.tiles],
-            list(self.text), self.width, self.height))
+            list(self.text), self.width, self.height, self.kind))
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Picture:
@@ -75,7 +80,7 @@ class Picture:
                           for rows, columns, patches in packed.tiles)
         except (msgspec.MsgspecError, ValueError, ZeroDivisionError) as error:
             raise ValueError(f"no picture: {error}") from None
-        return cls(packed.digest, tiles, tuple(packed.text), packed.width, packed.height)
+        return cls(packed.digest, tiles, tuple(packed.text), packed.width, packed.height, packed.kind)
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -84,6 +89,7 @@ class _Packed(msgspec.Struct, array_like=True):
     text: list[TextPart]
     width: int
     height: int
+    kind: PictureKind
 
 
 _ENCODER = msgspec.msgpack.Encoder()

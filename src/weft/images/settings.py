@@ -1,10 +1,12 @@
-"""How a checkpoint wants its pictures: the settings of its image processor, read once and checked.
+"""How a checkpoint wants its pictures and videos: the settings of its processors, read once and checked.
 
     processor_config.json      {"image_processor": {...}, "use_image_special_tokens": true}   newer saves
     preprocessor_config.json   {"do_image_splitting": true, "tile_size": 512, ...}            LFM2-VL
                                {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}   Qwen3.5
                                neither: the defaults of transformers' Lfm2VlImageProcessor, and what the
                                releases of Qwen3.5 have
+    video_preprocessor_config.json   of videos, the same way: {"video_processor": {...}} wins, and
+                               preprocessor_config.json stands in; silence is Qwen3VLVideoProcessor's
 
 The nested settings win over the file beside, as transformers has it. What the tower's geometry says as well
 (the side of a patch, how many patches become a row) must agree with config.json: rows would be counted wrong
@@ -28,11 +30,13 @@ from weft.families.vision import TowerKind, VisionTower
 from weft.files import read_json
 
 _NESTED, _BESIDE = "processor_config.json", "preprocessor_config.json"
+_OF_VIDEOS = "video_preprocessor_config.json"
 RESAMPLINGS = {2: "bilinear", 3: "bicubic"}
 """Numbers of ``resample``, which are Pillow's."""
 TILES_MAX = 256
 TOKENS_MAX = 1 << 16
 PIXELS_MAX = 1 << 28
+FRAMES_MAX = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,46 @@ class ImageSettings:
 
     def digest(self) -> bytes:
         """32 bytes over all fields."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
+        return _digest(self)
+
+
+@dataclass(frozen=True, slots=True)
+class VideoSettings:
+    """Names and defaults are those of transformers' ``Qwen3VLVideoProcessor``. ``min_pixels`` and
+    ``max_pixels``: of all frames together. ``frames``: of a tile. ``sample``: else all frames of a file are
+    read. ``cap_frames``: a frame has ``frame_tokens`` rows at most, and its share of ``max_pixels``. Values
+    are scaled and normalised as those of pictures."""
+
+    min_pixels: int = 128 * 32 * 32
+    max_pixels: int = 768 * 32 * 32
+    min_frames: int = 4
+    max_frames: int = 768
+    fps: float = 2.0
+    sample: bool = True
+    cap_frames: bool = False
+    frame_tokens: int = 768
+    patch_size: int = 16
+    downsample_factor: int = 2
+    frames: int = 2
+    resample: int = 3
+
+    @property
+    def grain(self) -> int:
+        """Both sides of a frame are multiples of this many pixels."""
+        return self.patch_size * self.downsample_factor
+
+    @property
+    def filter(self) -> str:
+        """Of ``resizing``."""
+        return RESAMPLINGS[self.resample]
+
+    def digest(self) -> bytes:
+        """32 bytes over all fields."""
+        return _digest(self)
+
+
+def _digest(settings: ImageSettings | VideoSettings) -> bytes:
+    return hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).digest()
 
 
 def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
@@ -95,13 +138,9 @@ def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
     Raises CheckpointError naming file and key for a setting that is malformed, not served, or at odds with
     config.json.
     """
-    nested, beside = directory / _NESTED, directory / _BESIDE
+    nested = directory / _NESTED
     outer: dict[str, Any] = read_json(nested) if nested.exists() else {}
-    inner = outer.get("image_processor")
-    if isinstance(inner, Mapping):
-        keys = _Keys(inner, nested)
-    else:
-        keys = _Keys(read_json(beside) if beside.exists() else {}, beside)
+    keys = _keys_of(directory, "image_processor", _BESIDE)
     if tower.kind == "qwen3_5":
         return _read_qwen3_5(keys, tower)
     default = ImageSettings()
@@ -122,6 +161,45 @@ def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
     return settings
 
 
+def read_video_settings(directory: Path, tower: VisionTower) -> VideoSettings | None:
+    """None for a tower that reads pictures alone. Raises CheckpointError as ``read_settings`` does."""
+    if tower.video_token_id is None:
+        return None
+    keys = _keys_of(directory, "video_processor", _OF_VIDEOS, _BESIDE)
+    default, size = VideoSettings(), keys.inner("size")
+    settings = VideoSettings(
+        min_pixels=size.integer("shortest_edge", default.min_pixels, PIXELS_MAX),
+        max_pixels=size.integer("longest_edge", default.max_pixels, PIXELS_MAX),
+        min_frames=keys.integer("min_frames", default.min_frames, FRAMES_MAX),
+        max_frames=keys.integer("max_frames", default.max_frames, FRAMES_MAX),
+        fps=keys.number("fps", default.fps), sample=keys.boolean("do_sample_frames", default.sample),
+        cap_frames=keys.boolean("cap_pixels_per_frame", default.cap_frames),
+        frame_tokens=keys.integer("max_video_tokens", default.frame_tokens, TOKENS_MAX),
+        patch_size=keys.integer("patch_size", tower.patch_size, 1024),
+        downsample_factor=keys.integer("merge_size", tower.projector.downsample_factor, 64),
+        frames=keys.integer("temporal_patch_size", tower.frames, 64),
+        resample=keys.integer("resample", default.resample, 3, least=2))
+    _check_qwen(settings, settings.frames, tower, keys)
+    pictures, own = read_settings(directory, tower), _of_pixels(keys, settings.resample)
+    for key, name in (("rescale_factor", "rescale_factor"), ("image_mean", "mean"), ("image_std", "std")):
+        if own[name] != getattr(pictures, name):
+            keys.fail(key, own[name], f"pictures have {getattr(pictures, name)}")
+    if not settings.grain**2 <= settings.min_pixels <= settings.max_pixels:
+        keys.fail("size", {"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
+                  f"pixels must be from {settings.grain**2} on, the least first")
+    return settings
+
+
+def _keys_of(directory: Path, nested: str, *beside: str) -> _Keys:
+    """The object ``nested`` of the one file, or else the first other file that is there."""
+    outer = directory / _NESTED
+    inner = read_json(outer).get(nested) if outer.exists() else None
+    if isinstance(inner, Mapping):
+        return _Keys(inner, outer)
+    file = next((directory / name for name in beside if (directory / name).exists()), directory / beside[0])
+    return _Keys(read_json(file) if file.exists() else {}, file)
+
+
 def _read_qwen3_5(keys: _Keys, tower: VisionTower) -> ImageSettings:
     """Silence means what the releases say. ``min_pixels`` and ``max_pixels`` win over ``size``, as
     transformers has it."""
@@ -133,14 +211,7 @@ def _read_qwen3_5(keys: _Keys, tower: VisionTower) -> ImageSettings:
         patch_size=keys.integer("patch_size", tower.patch_size, 1024),
         downsample_factor=keys.integer("merge_size", tower.projector.downsample_factor, 64),
         **_of_pixels(keys, 3))
-    frames = keys.integer("temporal_patch_size", tower.frames, 64)
-    for key, value, known in (("patch_size", settings.patch_size, tower.patch_size),
-                              ("merge_size", settings.downsample_factor, tower.projector.downsample_factor),
-                              ("temporal_patch_size", frames, tower.frames)):
-        if value != known:
-            keys.fail(key, value, f"config.json has {known}")
-    if not keys.boolean("do_resize", True):
-        keys.fail("do_resize", False, "pictures are resized to what the tower takes")
+    _check_qwen(settings, keys.integer("temporal_patch_size", tower.frames, 64), tower, keys)
     least, most = settings.pixel_bounds
     if not settings.grain**2 <= least <= most:
         keys.fail("size", {"shortest_edge": least, "longest_edge": most},
@@ -148,6 +219,18 @@ def _read_qwen3_5(keys: _Keys, tower: VisionTower) -> ImageSettings:
     if 0.0 in settings.std:
         keys.fail("image_std", settings.std, "pixels are divided by it")
     return settings
+
+
+def _check_qwen(settings: ImageSettings | VideoSettings, frames: int, tower: VisionTower,
+                keys: _Keys) -> None:
+    """What config.json says as well."""
+    for key, value, known in (("patch_size", settings.patch_size, tower.patch_size),
+                              ("merge_size", settings.downsample_factor, tower.projector.downsample_factor),
+                              ("temporal_patch_size", frames, tower.frames)):
+        if value != known:
+            keys.fail(key, value, f"config.json has {known}")
+    if not keys.boolean("do_resize", True):
+        keys.fail("do_resize", False, "pictures are resized to what the tower takes")
 
 
 def _of_pixels(keys: _Keys, resample: int) -> dict[str, Any]:

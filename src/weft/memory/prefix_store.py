@@ -104,6 +104,8 @@ class StoredPrefix:
     salt: str | None = field(default=None, repr=False)
     stored_state_bytes: int = 0
     """What a read of the state moves; 0 for ``state_bytes``."""
+    near: bool = False
+    """Its bytes are in this process already (another engine sent them): a read has no price."""
 
     def bytes_from(self, start: int) -> int:
         """Bytes that a fetch of [``start``, ``position``) reads."""
@@ -219,6 +221,27 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Ends the threads. Puts that are queued are written as far as a few seconds allow."""
+        ...
+
+
+class Orders(Protocol):
+    """Prefixes that another engine waits for: they are put at once, whatever they are worth here."""
+
+    @property
+    def open(self) -> bool:
+        """Whether there is any."""
+        ...
+
+    def wants(self, salt: str | None, tokens: PrefixTokens) -> bool:
+        """Whether the snapshot at the end of ``tokens`` is one of them, and was not put yet."""
+        ...
+
+    def prompt_of(self, request_id: str) -> tuple[str, npt.NDArray[np.int32]] | None:
+        """Salt and tokens of an order; None if it has ended."""
+        ...
+
+    def computed(self, request_id: str, position: int) -> None:
+        """Its prompt is computed, and memory has ``position`` tokens of it."""
         ...
 
 

@@ -26,6 +26,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,10 +34,11 @@ from weft.adapters import WEIGHTS_FILE, Adapter, AdapterSettings, files_digest, 
 from weft.errors import CheckpointError
 from weft.models.adapter_targets import Target, unwrapped
 from weft.models.blocks.adapted import (
-    AdaptedExperts,
+    AdaptedBlock,
     AdaptedTable,
     ExpertsChange,
     Factor,
+    LatentChange,
     Part,
     ProductChange,
     TableChange,
@@ -48,6 +50,7 @@ from weft.models.sharding import Shard
 from weft.models.stored_values import TORCH_DTYPES, is_finite
 from weft.tensor import gpu
 from weft.tensor.layout import DTYPES
+from weft.tensor.ops.moe import weight_of
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _TENSOR = re.compile(
@@ -74,19 +77,17 @@ class Wanted:
 
 @dataclass(slots=True)
 class LoadedAdapter:
-    """``products``, ``experts``, ``tables``: (what it changes, the change)."""
+    """``products``, ``blocks``: (what it changes, the change)."""
 
     adapter: Adapter
     products: list[tuple[Linear, ProductChange]] = field(default_factory=list)
-    expansions: list[tuple[object, ProductChange]] = field(default_factory=list)
-    experts: list[tuple[object, ExpertsChange]] = field(default_factory=list)
+    blocks: list[tuple[object, ExpertsChange | LatentChange]] = field(default_factory=list)
     table: TableChange | None = None
 
     @property
     def held_bytes(self) -> int:
-        changes = [change.held_bytes for _, change in (*self.products, *self.expansions)]
-        experts = [change.held_bytes for _, change in self.experts]
-        return sum(changes) + sum(experts) + (0 if self.table is None else self.table.held_bytes)
+        changes = [change.held_bytes for _, change in (*self.products, *self.blocks)]
+        return sum(changes) + (0 if self.table is None else self.table.held_bytes)
 
 
 def load_adapter(adapter: Adapter, model: CausalModel) -> LoadedAdapter:
@@ -106,18 +107,16 @@ def install(model: CausalModel, loaded: LoadedAdapter) -> None:
         # Of all products, whichever of them this adapter changes: a graph is recorded once.
         for product in model.targets.products(Linear):
             product.adapted.open(active, DTYPES[model.spec.dtype], model.embedding.device)
-    if loaded.expansions or loaded.experts or loaded.table is not None:
+    if loaded.blocks or loaded.table is not None:
         active.unrecorded.add(digest)
     for product, change in loaded.products:
         product.adapted.install(digest, change, active)
         if isinstance(product.weight, torch.Tensor) and product.weight.dtype != change.dtype:
             active.unrecorded.add(digest)   # a router, see ``AdaptedProduct``
-    for block, change in loaded.expansions:
-        block.expansion.install(digest, change, active)                            # type: ignore[attr-defined]
-    for block, experts in loaded.experts:
+    for block, own in loaded.blocks:
         if block.adapted is None:                                                  # type: ignore[attr-defined]
-            block.adapted = AdaptedExperts(active)                                 # type: ignore[attr-defined]
-        block.adapted.changes[digest] = experts                                    # type: ignore[attr-defined]
+            block.adapted = AdaptedBlock(active)                                   # type: ignore[attr-defined]
+        block.adapted.changes[digest] = own                                        # type: ignore[attr-defined]
     if loaded.table is not None:
         if model.adapted_table is None:
             model.adapted_table = AdaptedTable(active)
@@ -128,9 +127,7 @@ def remove(model: CausalModel, loaded: LoadedAdapter) -> None:
     digest = loaded.adapter.digest
     for product, _ in loaded.products:
         product.adapted.remove(digest)
-    for block, _ in loaded.expansions:
-        block.expansion.remove(digest)                                             # type: ignore[attr-defined]
-    for block, _ in loaded.experts:
+    for block, _ in loaded.blocks:
         block.adapted.changes.pop(digest, None)                                    # type: ignore[attr-defined]
     if loaded.table is not None and model.adapted_table is not None:
         model.adapted_table.changes.pop(digest, None)
@@ -138,22 +135,24 @@ def remove(model: CausalModel, loaded: LoadedAdapter) -> None:
 
 
 def _tensors(adapter: Adapter, directory: Path) -> dict[str, torch.Tensor]:
-    """Every tensor, finite, in float32 or the dtype it has."""
+    """Every tensor, finite, in the dtype it has: views of the file's bytes."""
     file = directory / WEIGHTS_FILE
     stored = read_header(file)   # its errors name the tensor and the byte
-    content = file.read_bytes()
+    content = bytearray(file.read_bytes())
     if files_digest(directory, content) != adapter.digest:
         raise CheckpointError(f"{directory}: the files of adapter {adapter.name} have changed since it was "
                               "loaded; load it again", param="lora")
     tensors: dict[str, torch.Tensor] = {}
-    held = bytearray(content)
     for name, one in stored.items():
         if one.dtype not in _FLOATS:
             raise CheckpointError(f"{file}: tensor {name} is {one.dtype}; "
                                   "factors are float32, float16 or bfloat16", param="lora")
         if one.stored_bytes:
-            flat = torch.frombuffer(held, dtype=torch.uint8, count=one.stored_bytes, offset=one.begin).clone()
-            tensors[name] = flat.view(TORCH_DTYPES[one.dtype]).view(one.shape)
+            dtype, held, offset = TORCH_DTYPES[one.dtype], content, one.begin
+            if offset % dtype.itemsize:
+                held, offset = content[offset:offset + one.stored_bytes], 0
+            count = one.stored_bytes // dtype.itemsize
+            tensors[name] = torch.frombuffer(held, dtype=dtype, count=count, offset=offset).view(one.shape)
             if not is_finite(tensors[name], one.dtype):
                 raise CheckpointError(f"{file}: tensor {name} has NaN or infinite values", param="lora")
     return tensors
@@ -218,7 +217,7 @@ class _Placing:
         self._dtype = DTYPES[model.spec.dtype]
         self._device = model.embedding.device
         self._pieces: dict[int, tuple[Linear, list[_Piece]]] = {}
-        self._expansions: dict[int, tuple[object, list[_Piece]]] = {}
+        self._latents: list[tuple[object, _Piece]] = []
         self._experts: dict[int, tuple[object, dict[tuple[str, int], list[_Piece]]]] = {}
         self._table: TableChange | None = None
 
@@ -238,23 +237,24 @@ class _Placing:
                 self._place(one, target)
         loaded = LoadedAdapter(self._adapter, table=self._table)
         loaded.products = [(product, self._change(pieces)) for product, pieces in self._pieces.values()]
-        loaded.expansions = [(block, self._change(pieces)) for block, pieces in self._expansions.values()]
+        loaded.blocks = [(block, self._latent_change(block, piece)) for block, piece in self._latents]
         for block, sides in self._experts.values():
             change = ExpertsChange({}, {})
             for (role, number), pieces in sides.items():
                 (change.into if role == "into" else change.down)[number] = self._change(pieces)
-            loaded.experts.append((block, change))
+            loaded.blocks.append((block, change))
         return loaded
 
     def _place(self, one: Wanted, target: Target) -> None:
-        if target.kind == "expansion":
-            if one.whole is not None or one.bias is not None or one.magnitude is not None or one.a is None:
-                raise CheckpointError(f"the adapter has more than factors of {one.module}: weft serves A and "
-                                      "B there, no DoRA and no trained matrix", param="lora")
-            _, pieces = self._expansions.setdefault(id(target.product), (target.product, []))
-        else:
-            _, pieces = self._pieces.setdefault(id(target.product), (target.product, []))
         a, b = self._factors(one, target)
+        if target.kind == "expansion":
+            if a is None or one.whole is not None or one.bias is not None or one.b_bias is not None:
+                raise CheckpointError(f"the adapter has more than factors of {one.module}: weft serves A and "
+                                      "B there, and DoRA, no bias and no trained matrix", param="lora")
+            piece = self._piece(one, target, a, b, 0, target.whole_shape[0])
+            self._latents.append((target.product, piece))
+            return
+        _, pieces = self._pieces.setdefault(id(target.product), (target.product, []))
         if one.whole is not None:
             self._check(one, "weight", one.whole, target.whole_shape)
         for inner, begin, end in target.slices or ((target, 0, target.whole_shape[0]),):
@@ -308,17 +308,28 @@ class _Placing:
 
     def _decompose(self, one: Wanted, target: Target, piece: _Piece, magnitude: torch.Tensor) -> None:
         """DoRA: the rows of W + scale B A have the length ``magnitude``."""
-        product, last = target.product, target.first + target.rows
         if target.shard is not None and target.shard.dim == 1:
             raise CheckpointError(f"the adapter uses DoRA on {one.module}, whose columns ranks divide: no "
                                   "rank has the length of a row; serve it without --tp", param="--tp")
         assert piece.a is not None
         assert piece.b is not None
-        base = dense_rows(product.weight, target.first, last).to(self._dtype).float()
+        base = self._base(target).to(self._dtype).float()
         gain = magnitude.float() / torch.linalg.norm(base + piece.b @ piece.a, dim=1)
         piece.gain, piece.b = gain, piece.b * gain[:, None]
-        if product.bias is not None:
-            piece.shift = product.bias[target.first:last].float() * (1 - gain)
+        held = target.product.bias if target.kind == "product" else None
+        if held is not None:
+            piece.shift = held[target.first:target.first + target.rows].float() * (1 - gain)
+
+    def _base(self, target: Target) -> torch.Tensor:
+        """The rows that the model has there, float32 [rows, columns]."""
+        block, last = target.product, target.first + target.rows
+        if target.kind == "product":
+            return dense_rows(block.weight, target.first, last)
+        if target.kind == "expansion":
+            return torch.cat((block.keys_HOC, block.values_HVC), dim=1).flatten(0, 1).float()
+        assert target.experts is not None
+        weights = block.gate_up if target.role == "into" else block.down
+        return dense_rows(weight_of(weights, self._local(target, target.experts.start)), target.first, last)
 
     def _replace_bias(self, one: Wanted, target: Target, piece: _Piece, bias: torch.Tensor | None) -> None:
         assert bias is not None
@@ -331,18 +342,24 @@ class _Placing:
         piece.shift = shift if piece.shift is None else piece.shift + shift
 
     def _place_experts(self, one: Wanted, target: Target, wanted: list[Wanted]) -> None:
-        if one.a is None or one.b is None or one.whole is not None or one.magnitude is not None:
-            raise CheckpointError(f"the adapter has more than factors of {one.module}: of experts weft "
-                                  "serves A and B", param="lora")
         own = target.experts
         assert own is not None
-        if len(own) == 1 and ".experts." in f".{unwrapped(one.module)}":
+        single = len(own) == 1 and ".experts." in f".{unwrapped(one.module)}"
+        if (one.a is None or one.b is None or one.whole is not None or one.bias is not None
+                or one.b_bias is not None or (one.magnitude is not None and not single)):
+            raise CheckpointError(f"the adapter has more than factors of {one.module}: of experts weft "
+                                  "serves A and B, and DoRA of single ones", param="lora")
+        if single:
             rows, columns = target.whole_shape
             self._check(one, "lora_A", one.a, (one.a.shape[0], columns))
             self._check(one, "lora_B", one.b, (rows, one.a.shape[0]))
             scaled = one.b.float() * self._settings.scale_of(_key(one.module))
             b = self._rows(scaled, target, 0, rows)
-            self._add_expert(target, own.start, _cut(target.shard, one.a.float(), 1), b)
+            piece = self._add_expert(target, own.start, _cut(target.shard, one.a.float(), 1), b)
+            if one.magnitude is not None:
+                magnitude = self._rows(one.magnitude.reshape(-1), target, 0, rows)
+                assert magnitude is not None
+                self._decompose(one, target, piece, magnitude)
             return
         target = self._stack(one, target, wanted)
         count, shard = target.product.shape.count, target.shard
@@ -362,10 +379,11 @@ class _Placing:
             self._add_expert(target, number, _cut(shard, all_a[number], 1), _cut(shard, all_b[number], 0))
 
     def _add_expert(self, target: Target, number: int, a: torch.Tensor | None,
-                    b: torch.Tensor | None) -> None:
+                    b: torch.Tensor | None) -> _Piece:
         sides = self._experts.setdefault(id(target.product), (target.product, {}))[1]
         piece = _Piece(target.first, target.rows, a, b)
         sides.setdefault((target.role, self._local(target, number)), []).append(piece)
+        return piece
 
     def _local(self, target: Target, number: int) -> int:
         """Where the block has expert ``number``."""
@@ -387,7 +405,7 @@ class _Placing:
         rows, columns = target.rows, target.columns
         if one.whole is not None and one.a is None:
             self._check(one, "weight", one.whole, (rows, columns))
-            self._table = TableChange(whole=one.whole.to(self._device, self._dtype))
+            self._table = TableChange(whole=one.whole.to(self._device, self._dtype, copy=True))
             return
         if one.a is None or one.b is None or not one.of_table:
             raise CheckpointError(f"the adapter has no embedding factors of {one.module}", param="lora")
@@ -403,7 +421,7 @@ class _Placing:
         for piece in sorted(pieces, key=lambda one: one.first):
             part = Part(piece.first, piece.first + piece.rows, gain=self._vector(piece.gain),
                         shift=self._vector(piece.shift),
-                        whole=None if piece.whole is None else self._factor(piece.whole))
+                        whole=None if piece.whole is None else self._factor(piece.whole.clone()))
             if piece.a is not None and piece.b is not None:
                 low = _even(piece.a.T).T
                 downs.append(low)
@@ -412,6 +430,19 @@ class _Placing:
                 begin = part.end
             parts.append(part)
         return ProductChange(self._factor(torch.cat(downs)) if downs else None, tuple(parts), self._dtype)
+
+    def _latent_change(self, block: Any, piece: _Piece) -> LatentChange:
+        assert piece.a is not None
+        assert piece.b is not None
+        heads, own = block.shape.heads, block.shape.own_dim
+        low = piece.a.to(self._device, self._dtype, copy=True)
+        up_HWR = piece.b.to(self._device, self._dtype).reshape(heads, -1, piece.b.shape[1])
+        change = LatentChange(low, up_HWR[:, :own].contiguous(),
+                              up_HWR[:, own:].transpose(1, 2).contiguous())
+        if piece.gain is not None:
+            gain_HW = piece.gain.to(self._device, self._dtype).view(heads, -1)
+            change.gain_HO, change.gain_HV = gain_HW[:, :own], gain_HW[:, own:]
+        return change
 
     def _factor(self, values: torch.Tensor) -> Factor:
         return Factor.of(values.to(self._device, self._dtype))

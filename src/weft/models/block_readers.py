@@ -26,14 +26,18 @@ from weft.models import layer
 from weft.models.adapter_targets import Target, Targets
 from weft.models.blocks import recurrent
 from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, halves, separate_gate
+from weft.models.blocks.chosen import IndexBlock, MeanIndex
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
+from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
-from weft.models.decoder import CausalModel
+from weft.models.blocks.streams import GatedStreams
+from weft.models.decoder import CausalModel, Collapse
 from weft.models.embedding import Embedding, Lookup
 from weft.models.layer import DecoderLayer
+from weft.models.rotary import RotaryTable
 from weft.models.sharded_model import RankedModel
 from weft.models.weights import Order, TensorSource
 from weft.tensor.ops.moe import ExpertBiases, ExpertWeights
@@ -144,11 +148,12 @@ class BlockReader:
         tied = architecture.tied_embeddings
         table = source.table(f"{embedding}.weight", tokens, is_head=tied)
         head = source.head(tokens, tied=table if tied else None)
-        norm = self.norm(final_norm)
-        model = (CausalModel(architecture, embedding=table, layers=layers, final_norm=norm, head=head)
-                 if source.share is None else
-                 RankedModel(architecture, source.share, embedding=table, layers=layers, final_norm=norm,
-                             head=head))
+        shape = architecture.streams
+        norm = None if shape is not None and shape.kind == "gated" else self.norm(final_norm)
+        parts: dict[str, Any] = {"embedding": table, "layers": layers, "final_norm": norm, "head": head,
+                                 "collapse": self._collapse(shape)}
+        model = (CausalModel(architecture, **parts) if source.share is None else
+                 RankedModel(architecture, source.share, **parts))
         # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
         # rows.
         source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
@@ -156,6 +161,45 @@ class BlockReader:
             model.per_layer = self._per_layer(architecture.per_layer_width)
         model.targets = Targets(source.targets)
         return model
+
+    def _collapse(self, shape: shapes.Streams | None) -> Collapse | None:
+        if shape is None:
+            return None
+        mix = self.streams(shape, "hyper_connection_mixer", last=True)
+        return lambda x_TN: mix.enter(x_TN)[0]
+
+    def streams(self, shape: shapes.Streams, name: str, *, last: bool = False) -> GatedStreams:
+        """Around the block whose streams lie under ``name``; ``last``: behind all layers."""
+        read = self.table(tensors.stream_mix(shape, self.hidden, last=last), name)
+        norm = read.norm("norm", self.eps, plus_one=self.plus_one)
+        assert norm is not None
+        return GatedStreams(shape, norm, read.linear("down"), read.linear("up"),
+                            None if last else read.linear("inject"))
+
+    def ngrams(self, shape: shapes.Ngrams, name: str) -> NgramsBlock:
+        source, inner = self.source, f"{name}.ple_embedding"
+        shards = 0
+        while source.has(f"{inner}.ngram_embedding.shard_{shards}.weight"):
+            shards += 1
+        read = self.table(tensors.ngrams(shape, self.hidden, shards=shards), name)
+        for derived in ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"):
+            source.leave(f"{inner}.{derived}")
+        stored = [(full, rows) for full, (rows, _) in map(read.declared, read.table["table"])]
+        table = source.rows(stored, read.declared(read.table["table"][0])[1][1])
+        streams = self.architecture.streams
+        assert streams is not None
+        key, query, conv = (Norm(read.tensor(f"{norm}_norm"), self.eps, self.plus_one)
+                            for norm in ("key", "query", "conv"))
+        return NgramsBlock(shape, Embedding(table), source.summed(read.linear("project")), key, query, conv,
+                           read.conv(), streams.count)
+
+    def index(self, shape: shapes.Index, name: str, rope: shapes.Rope | None, rank: int = 0) -> IndexBlock:
+        read = self.table(tensors.index(shape, self.hidden, rank), f"{name}.indexer")
+        q_norm, k_norm = (read.norm(role, self.eps, plus_one=self.plus_one) for role in ("q_norm", "k_norm"))
+        assert q_norm is not None
+        assert k_norm is not None
+        assert rope is not None
+        return MeanIndex(shape, read.linear("project"), q_norm, k_norm, RotaryTable(rope, self.source.device))
 
     def _per_layer(self, width: int) -> PerLayerInputs:
         """Gemma 4's second embedding."""
@@ -232,7 +276,9 @@ class BlockReader:
         v_norm = None
         if shape.values_normed and shape.kv_of is None:
             v_norm = torch.ones(shape.head_dim, dtype=source.dtype, device=source.device)
-        return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm, read.get("sinks"), v_norm)
+        index = None if shape.index is None else self.index(shape.index, name, shape.rope)
+        return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm, read.get("sinks"), v_norm,
+                              index)
 
     def latent_attention(self, shape: shapes.LatentAttention, name: str) -> LatentAttentionBlock:
         read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)
@@ -278,7 +324,7 @@ class BlockReader:
         weights = GatedDeltaWeights(
             conv, read.decay(), read.tensor("dt_bias"), read.tensor("norm"),
             self.eps if eps is None else eps, shape.k_heads, shape.v_heads, shape.k_dim, shape.v_dim,
-            shape.beta_scale)
+            shape.beta_scale, shape.sigmoid_gate)
         return RecurrentBlock(GATED_DELTA, weights, project, read.linear("out"))
 
     def _note_other_rows(self, shape: GatedDelta, name: str, project: Linear, stored: str) -> None:

@@ -6,6 +6,7 @@
                       (a layer may lack either line; a block beside the mixer may add to its input only)
                       (where the stream is normed: x = a norm(x) + b mixer(norm(x)), MiniMax)
                       x = behind(x)                                         (Gemma 4: per-layer inputs)
+                      (of several streams a block sees a mix, and each gets a share: ``blocks.streams``)
     hidden = norm(x)        logits = head(hidden) / logits_divisor, capped  (only for rows that are sampled)
 
 A family is a function that fills a ``CausalModel``, not a subclass of it: families differ in which tensors
@@ -25,6 +26,7 @@ from weft.models.adapter_targets import Targets
 from weft.models.blocks.adapted import AdaptedTable
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.streams import Carried, StreamMix
 from weft.models.embedding import Embedding, Lookup, Table
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
@@ -44,6 +46,12 @@ class PerLayer(Protocol):
     def __call__(self, tokens_T: torch.Tensor, embedded_TD: torch.Tensor, /) -> torch.Tensor: ...
 
 
+class Collapse(Protocol):
+    """Several residual streams [T, S D] -> one [T, D], behind the last layer."""
+
+    def __call__(self, x_TN: torch.Tensor, /) -> torch.Tensor: ...
+
+
 class CausalModel:
     """A loaded model: ``forward`` and ``logits`` are all a runner calls; ``spec`` is all memory needs.
 
@@ -51,14 +59,15 @@ class CausalModel:
     """
 
     def __init__(self, architecture: Architecture, *, embedding: Table,
-                 layers: list[DecoderLayer], final_norm: Norm, head: Linear) -> None:
+                 layers: list[DecoderLayer], final_norm: Norm | None, head: Linear,
+                 collapse: Collapse | None = None) -> None:
         assert len(layers) == architecture.layer_count
         self.architecture = architecture
         self.spec: ModelSpec = architecture.spec()
         self.embedding = embedding
         self._embedded: Lookup = Embedding(embedding)
         self.layers = layers
-        self.final_norm = final_norm
+        self.final_norm, self.collapse = final_norm, collapse
         self.head = head
         self.mtp: object = None
         """The ``MtpHead``, if it is loaded; its layer is the last of ``spec`` and of the caches."""
@@ -84,7 +93,8 @@ class CausalModel:
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
         self._rotary = {rope: RotaryTable(rope, embedding.device, architecture.turn_sections)
                         for rope in dict.fromkeys(self._ropes) if rope is not None}
-        self._fused = None if architecture.residual_float32 else FusedDecoder(
+        self._index_of = {layer: len(layers) + place for place, layer in enumerate(architecture.indexed)}
+        self._fused = None if architecture.residual_float32 or final_norm is None else FusedDecoder(
             layers, self._ropes, final_norm, architecture.residual_multiplier, self.adapters.unfused)
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
@@ -108,13 +118,22 @@ class CausalModel:
             hidden_TD = self._fused.run(x_TD, inputs, caches, rotated)
             if hidden_TD is not None:
                 return hidden_TD
+        if self.architecture.streams is not None:
+            x_TD = x_TD.repeat(1, self.architecture.streams.count)
         positions_T = inputs.positions_T if inputs.runs.padded else None
         y_TD: torch.Tensor | None = None  # not yet added: a norm of the sum comes with it
         for number, (layer, rope) in enumerate(zip(self.layers, self._ropes, strict=True)):
             cache = caches[self._cache_of[number]]
+            if number in self._index_of:
+                cache = replace(cache, index=caches[self._index_of[number]])
+            if layer.before is not None:
+                x_TD, y_TD = self._add(x_TD, y_TD), None
+                x_TD = x_TD + layer.before(x_TD, whole, cache)
+            around, around_feed = layer.mixes
+            carried: Carried = ()
             if layer.mixer is not None:
                 if layer.beside is None:
-                    x_TD, seen_TD = self._added(x_TD, y_TD, layer.mixer_norm, dtype)
+                    x_TD, seen_TD, carried = self._entered(around, x_TD, y_TD, layer.mixer_norm, dtype)
                 else:
                     x_TD = self._add(x_TD, y_TD)
                     seen_TD = x_TD + layer.beside(x_TD, embedded_TD, whole, cache, rotated[rope])
@@ -127,21 +146,36 @@ class CausalModel:
                 # The rows that nothing asks for end here: KV and states are written, and nothing reads
                 # further values. Layers behind that read pages alone see the last token of each run.
                 if last and inputs.asked is not None:
-                    x_TD = inputs.asked_of(x_TD)
+                    x_TD, *carried = map(inputs.asked_of, (x_TD, *carried))
                     own_TLP = None if own_TLP is None else inputs.asked_of(own_TLP)
                     positions_T = None if positions_T is None else inputs.asked_of(positions_T)
                     if self._readers:
                         whole = inputs = inputs.of_asked()
                         rotated.update(self._turned(inputs))
+                if around is not None:
+                    x_TD, y_TD = around.leave(x_TD, carried, y_TD), None
             if layer.feed_forward is not None:
-                x_TD, seen_TD = self._added(x_TD, y_TD, layer.feed_norm, dtype)
+                x_TD, seen_TD, carried = self._entered(around_feed, x_TD, y_TD, layer.feed_norm, dtype)
                 y_TD = _normed(layer.feed_out_norm, layer.feed_forward(seen_TD, positions_T))
                 if layer.factors is not None:
                     x_TD, y_TD = seen_TD * layer.factors[2], y_TD * layer.factors[3]
+                if around_feed is not None:
+                    x_TD, y_TD = around_feed.leave(x_TD, carried, y_TD), None
             if layer.behind is not None:
                 own_TP = None if own_TLP is None else own_TLP[:, number]
                 x_TD, y_TD = layer.behind(self._add(x_TD, y_TD), own_TP), None
+        if self.collapse is not None:
+            x_TD, y_TD = self.collapse(self._add(x_TD, y_TD)), None
         return self._added(x_TD, y_TD, self.final_norm, x_TD.dtype)[1].to(dtype)
+
+    def _entered(self, around: StreamMix | None, x_TD: torch.Tensor, y_TD: torch.Tensor | None,
+                 norm: Norm | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, Carried]:
+        """The stream with ``y_TD`` added, what a block sees of it, and what ``around`` carries past it."""
+        if around is None:
+            return *self._added(x_TD, y_TD, norm, dtype), ()
+        x_TD = self._add(x_TD, y_TD)
+        seen_TD, carried = around.enter(x_TD)
+        return x_TD, _normed(norm, seen_TD), carried
 
     def _turned(self, inputs: StepInputs) -> Iterator[tuple[Rope, CosSin]]:
         return ((rope, table.at(inputs.turned)) for rope, table in self._rotary.items())

@@ -47,7 +47,8 @@ class Names:
     mixers, ``Dense`` and ``Experts``. ``shared``: where the expert that every token passes lies, if it has a
     width. ``swiglu``: dense feed-forwards are of the usual form. ``plus_one``: norms are stored as the
     distance from 1. ``embeddings``: the first of them that the files have. ``out_norms``: of a model with
-    sandwich norms. ``feed_of`` and ``layers``: in place of the row's own way."""
+    sandwich norms. ``mixes``: where what mixes several streams lies, around mixer and feed-forward.
+    ``feed_of`` and ``layers``: in place of the row's own way."""
 
     mixers: Mapping[type, str] = field(default_factory=dict)
     feed: str = "mlp"
@@ -60,6 +61,7 @@ class Names:
     swiglu: bool = True
     plus_one: bool = False
     out_norms: tuple[str, str] = ("post_operator_norm", "post_ffn_norm")
+    mixes: tuple[str, str] = ("", "")
     feed_of: Callable[[Names, BlockReader, shapes.FeedForward, str], FeedBlock] | None = None
     layers: Callable[[BlockReader], ReadLayer] | None = None
 
@@ -67,12 +69,19 @@ class Names:
               feed: shapes.FeedForward | None) -> DecoderLayer:
         """The layer called ``name``, which may lack one of both."""
         layer = DecoderLayer(None, None, None, None)
+        streams = read.architecture.streams
+        normed = streams is None or streams.kind != "gated"   # gates have norms of their own
+        if streams is not None:
+            first, second = self.mixes
+            layer.mixes = read.streams(streams, f"{name}.{first}"), read.streams(streams, f"{name}.{second}")
+        if isinstance(mixer, shapes.WithNgrams):
+            layer.before, mixer = read.ngrams(mixer.ngrams, f"{name}.ple"), mixer.mixer
         if mixer is not None:
-            layer.mixer_norm = read.norm(f"{name}.{self.mixer_norm}")
+            layer.mixer_norm = read.norm(f"{name}.{self.mixer_norm}") if normed else None
             layer.mixer = read.mixer(mixer, {kind: f"{name}.{at}" for kind, at in self.mixers.items()},
                                      **self.spelled.get(type(mixer), {}))
         if feed is not None:
-            if not (isinstance(feed, shapes.Experts) and feed.normed_apart):
+            if normed and not (isinstance(feed, shapes.Experts) and feed.normed_apart):
                 layer.feed_norm = read.norm(f"{name}.{self.feed_norm}")
             layer.feed_forward = (self.feed_forward(read, feed, f"{name}.{self.feed}")
                                   if self.feed_of is None else self.feed_of(self, read, feed, name))
@@ -295,6 +304,7 @@ _GEMMA = Names({shapes.Attention: "self_attn"}, feed_norm="pre_feedforward_layer
 NAMES: dict[str, Names] = {
     "llama": Names(_MAMBA), "qwen3": Names(_MAMBA),
     "qwen3_5": _QWEN_HYBRID,
+    "qwen4_exp": replace(_QWEN_HYBRID, mixes=("attn_hyper_connection", "mlp_hyper_connection")),
     # Two tensors for the projection of a delta layer in place of four, with rows grouped by key head.
     "qwen3_next": replace(_QWEN_HYBRID, spelled={shapes.GatedDelta: {"names": "by_key_head"}}),
     "lfm2": replace(_LFM, spelled={**_LFM.spelled, shapes.Attention: {

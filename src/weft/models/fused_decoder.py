@@ -158,7 +158,8 @@ def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
 
 def _plain(layer: DecoderLayer) -> bool:
     """Whether the layer is a residual pair of blocks that may be fused blocks."""
-    if layer.beside is not None or layer.behind is not None or layer.factors is not None:
+    around = (layer.before, layer.beside, layer.behind, layer.factors, *layer.mixes)
+    if any(one is not None for one in around):
         return False
     if layer.mixer_out_norm is not None or layer.feed_out_norm is not None:
         return False

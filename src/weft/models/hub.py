@@ -86,7 +86,7 @@ def resolve_adapter(name: str) -> Path:
     import huggingface_hub as hub
 
     return Path(_asked(name, None, lambda: hub.snapshot_download(
-        name, allow_patterns=["adapter_config.json", "adapter_model.safetensors"])))
+        name, allow_patterns=["adapter_config.json", "adapter_model.safetensors"]), what="adapter"))
 
 
 Answer = TypeVar("Answer")
@@ -143,7 +143,7 @@ def files_of_type(files: Sequence[str], kind: str) -> list[list[str]]:
     return [models[model] for model in plain or models]
 
 
-def _asked(name: str, revision: str | None, ask: Callable[[], Answer]) -> Answer:
+def _asked(name: str, revision: str | None, ask: Callable[[], Answer], what: str = "model") -> Answer:
     """What the hub, or its cache, answers. Raises CheckpointError."""
     from huggingface_hub import errors
 
@@ -155,18 +155,18 @@ def _asked(name: str, revision: str | None, ask: Callable[[], Answer]) -> Answer
     except errors.GatedRepoError:
         reason = "it is gated on the hub: accept its terms there and log in (hf auth login, or HF_TOKEN)"
     except errors.RepositoryNotFoundError:
-        reason = ("there is no such directory, and the hub has no such model (a private one needs HF_TOKEN)"
-                  f"{owner}")
+        reason = (f"there is no such directory, and the hub has no such {what} (a private one needs "
+                  f"HF_TOKEN){owner}")
     except errors.RevisionNotFoundError:
-        reason = "the hub has the model but not this revision"
+        reason = f"the hub has the {what} but not this revision"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         reason = ("there is no such directory, it is not in the local hub cache, and the hub cannot be "
                   f"reached (no connection, or HF_HUB_OFFLINE is set){owner}")
     except (errors.HfHubHTTPError, OSError) as error:
         reason = f"the hub did not deliver it: {error}"
-    _fail(name, revision, reason)
+    _fail(name, revision, reason, what)
 
 
-def _fail(name: str, revision: str | None, reason: str) -> NoReturn:
-    asked = f"model {name!r}" + (f" at revision {revision!r}" if revision else "")
-    raise CheckpointError(f"{asked}: {reason}", param="model")
+def _fail(name: str, revision: str | None, reason: str, what: str = "model") -> NoReturn:
+    asked = f"{what} {name!r}" + (f" at revision {revision!r}" if revision else "")
+    raise CheckpointError(f"{asked}: {reason}", param="model" if what == "model" else "lora")

@@ -9,6 +9,7 @@ import torch
 
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Norm
+from weft.models.blocks.streams import StreamMix
 from weft.tensor.inputs import LayerCache, StepInputs
 
 
@@ -39,12 +40,19 @@ class Behind(Protocol):
     def __call__(self, x_TD: torch.Tensor, own_TP: torch.Tensor | None, /) -> torch.Tensor: ...
 
 
+class Before(Protocol):
+    """What is added to the stream in front of a layer, of the tokens and the layer's state."""
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, /) -> torch.Tensor: ...
+
+
 @dataclass(slots=True)
 class DecoderLayer:
     """Residual pair. Most families norm what goes in; OLMo's attention layers norm what comes out
     (``mixer_out_norm``, ``feed_out_norm``), LFM3 both. One of ``mixer`` and ``feed_forward`` may be None
     (Nemotron-H, Mamba). ``beside``: Zamba2's shared block; ``behind``: Gemma 4's per-layer inputs.
-    ``factors``: MiniMax's; see ``Architecture.normed_stream``."""
+    ``factors``: MiniMax's; see ``Architecture.normed_stream``. ``before``: n-grams of Qwen4; ``mixes``: of
+    several residual streams, around the mixer and around the feed-forward."""
 
     mixer_norm: Norm | None
     mixer: Mixer | None
@@ -55,3 +63,5 @@ class DecoderLayer:
     beside: Beside | None = None
     factors: tuple[float, float, float, float] | None = None
     behind: Behind | None = None
+    before: Before | None = None
+    mixes: tuple[StreamMix | None, StreamMix | None] = (None, None)

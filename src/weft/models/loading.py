@@ -20,6 +20,7 @@ import torch
 from weft.config import DTypeChoice, QuantizeChoice
 from weft.errors import CheckpointError
 from weft.families import named_dtype, read_architecture
+from weft.families.architecture import Architecture
 from weft.families.tensors import tower_prefix
 from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, unused_warning
 from weft.models.decoder import CausalModel
@@ -80,7 +81,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     Before any weight is read, raises UnknownArchitectureError, or CheckpointError naming file, tensor, and
     stored and expected shape. While weights are read, CheckpointError for values that are not finite.
     """
-    checkpoint = CheckpointFiles.open(Path(directory))
+    checkpoint, place = CheckpointFiles.open(Path(directory)), device or torch.device("cpu")
     name = named_dtype(checkpoint.config) if dtype == "auto" else dtype
     chosen: DTypeName = name or _NAME_OF_STORED.get(checkpoint.stored_dtype, "float32")
     architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
@@ -91,10 +92,10 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     if tower is not None and tower_prefix(checkpoint.tensors, tower) is None:
         architecture = dataclasses.replace(architecture, vision=None)
     share = None if ranks is None else ranks.share(architecture)
+    _check_device(architecture, place)
     whole_spec = architecture.spec()
     architecture = architecture if share is None else share.architecture
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
-    place = device or torch.device("cpu")
     runtime = RuntimeForm(quantize, not quantize_inputs, True, twelve_bit, gpu.reaches(place),
                           fp8_inputs=quantize_inputs and multiplies_fp8(place),
                           coded_tiles=quantize == "none" and serves_coded(place, DTYPES[chosen]))
@@ -135,6 +136,12 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                        weights_form=reader.form_in_words(),
                        read_bytes=check.read_bytes, read_s=read_s, headless=headless,
                        warnings=tuple(line for line in lines if line))
+
+
+def _check_device(architecture: Architecture, place: torch.device) -> None:
+    if architecture.indexed and place.type != "cpu":
+        raise CheckpointError(f"{architecture.family} attends over chosen blocks, which weft computes on "
+                              f"CPUs alone; this is {place}. Use --device cpu", param="--device")
 
 
 def _add_mtp(model: CausalModel, checkpoint: CheckpointFiles, runtime: RuntimeForm,

@@ -24,7 +24,7 @@ from weft.families.architecture import Architecture, Attention
 from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
 from weft.models.blocks.feed_forward import ExpertsApart, ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, Projection
-from weft.models.decoder import CausalModel
+from weft.models.decoder import CausalModel, Collapse
 from weft.models.embedding import Embedding, Lookup, Table
 from weft.models.layer import DecoderLayer
 from weft.tensor.collectives import Collectives
@@ -226,9 +226,10 @@ class RankedModel(CausalModel):
     """One rank's part of a model. Every rank calls ``forward`` and ``logits`` for the same rows."""
 
     def __init__(self, architecture: Architecture, share: RankShare, *, embedding: Table,
-                 layers: list[DecoderLayer], final_norm: Norm, head: Linear) -> None:
+                 layers: list[DecoderLayer], final_norm: Norm | None, head: Linear,
+                 collapse: Collapse | None = None) -> None:
         super().__init__(architecture, embedding=embedding, layers=share.joined(layers),
-                         final_norm=final_norm, head=head)
+                         final_norm=final_norm, head=head, collapse=collapse)
         self._share = share
         self._part = share.vocabulary(architecture.vocab_size)
         self._embedded = RankedEmbedding(embedding, self._part, share.collectives)

@@ -27,7 +27,7 @@ Sources, for behaviour: vLLM's hybrid KV cache (pull request 20016). Block sizes
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.spec import ITEM_BYTES, CacheDTypeName, LayerSpec, ModelSpec
@@ -210,6 +210,10 @@ def draft_log_bytes(spec: ModelSpec) -> int:
 
 def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
     parts = {part.name: part.shape for part in layer.state}
+    windows = sum(shape[0] for name, shape in parts.items() if name.startswith("conv."))
+    if windows:   # n-grams: the inputs of their convolutions beside what the layer logs
+        own = replace(layer, state=tuple(part for part in layer.state if not part.name.startswith("conv.")))
+        return windows * item + _layer_log_bytes(own, item)
     recurrent = parts.get("recurrent")
     if layer.kind == "lightning":   # q, k, v and a step for each head
         heads, width, _ = parts["recurrent"]

@@ -21,6 +21,7 @@ from weft.families.tensors import (
     behind_layer,
     per_layer,
     shared_block,
+    stream_mix,
     tables,
     vision_ends,
     vision_layer,
@@ -207,8 +208,14 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     yield "embedding", "plain", table
     if not architecture.tied_embeddings:
         yield "head", "plain", table
-    yield "norms", "plain", hidden
-    width, layers = architecture.per_layer_width, architecture.layer_count
+    streams, layers = architecture.streams, architecture.layer_count
+    if streams is None or streams.kind == "mixed":
+        yield "norms", "plain", hidden
+    if streams is not None:
+        yield from _record_pieces("streams", [stream_mix(streams, hidden)] * 2 * layers, tp)
+    if streams is not None and streams.kind == "gated":
+        yield from _record_pieces("streams", [stream_mix(streams, hidden, last=True)], tp)
+    width = architecture.per_layer_width
     if architecture.layer_scalars:
         yield from _record_pieces("behind layers", [behind_layer(width, hidden)] * layers, tp)
     if width:
@@ -220,7 +227,8 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
             if record is None:
                 continue
             apart = isinstance(record, Experts) and record.normed_apart
-            yield "norms", "plain", hidden * (1 + architecture.sandwich_norms + 3 * apart)
+            if streams is None or streams.kind == "mixed":
+                yield "norms", "plain", hidden * (1 + architecture.sandwich_norms + 3 * apart)
             yield from _record_pieces(_PART.get(type(record), "recurrent"), tables(record, hidden), tp)
         if isinstance(mixer, SharedBlock) and mixer.block not in shared_seen:
             shared_seen.add(mixer.block)

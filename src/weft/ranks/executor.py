@@ -53,7 +53,7 @@ class RankedPictures:
 
     def __init__(self, own: PictureRows, peers: Peers) -> None:
         self._own, self._peers = own, peers
-        self.row_bytes, self.image_token = own.row_bytes, own.image_token
+        self.row_bytes, self.picture_tokens = own.row_bytes, own.picture_tokens
 
     def check(self, picture: PlacedPicture) -> None:
         self._own.check(picture)

@@ -67,15 +67,17 @@ def _weight(prefix: int, replica: int) -> int:
 DEFAULT_ROUTER = "seconds"
 
 
-def _by_seconds(clock: Callable[[], float], wants: Wants = "states") -> Router:
+def _by_seconds(clock: Callable[[], float], wants: Wants = "states", *,
+                always_splits: bool = False) -> Router:
     from weft.router.seconds import Seconds  # numpy, which a server of one replica has no use for
 
-    return Seconds(clock, wants)
+    return Seconds(clock, wants, always_splits=always_splits)
 
 
 _MAKERS: dict[str, Callable[[Callable[[], float]], Router]] = {
     "seconds": _by_seconds,
     "kv-only": lambda clock: _by_seconds(clock, "pages"),
+    "split": lambda clock: _by_seconds(clock, always_splits=True),
     "prefix-hash": lambda clock: PrefixHash(),
     "round-robin": lambda clock: RoundRobin(),
     "least-loaded": lambda clock: LeastLoaded(),

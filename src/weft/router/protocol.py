@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from weft.costs.step import StepCost
+from weft.handoff import LinkStats, Role
 from weft.snapshot_report import SnapshotReport
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ Wants = Literal["nothing", "states", "pages"]
 class RoutedRequest:
     """What a router knows of a request. ``tokens``: its prompt, and the tokens of its answer so far if it
     resumes. ``sequences``: its answers that have not ended. ``new_tokens_max`` of each of them, None without
-    a bound of its own. ``boundaries``: positions up to which another prompt is likely to be the same."""
+    a bound of its own. ``boundaries``: positions up to which another prompt is likely to be the same.
+    ``may_split``: one replica may compute the prompt, and another one go on."""
 
     request_id: str
     tokens: Sequence[int] | npt.NDArray[np.int32]
@@ -47,6 +49,7 @@ class RoutedRequest:
     sequences: int = 1
     new_tokens_max: int | None = None
     boundaries: Sequence[int] = ()
+    may_split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +57,34 @@ class ReplicaLoad:
     """A replica that takes requests, as the fleet counts it: exact at this moment, without a report of the
     engine. ``sequences`` and ``known_tokens`` are what the requests in flight brought there: prompts, and
     answers so far of those that resumed. ``rows``: sequences that its engine runs at once. ``costs``: what
-    its engine has measured, None before that."""
+    its engine has measured, None before that. ``role``: what it is meant for; ``link``: what sending records
+    costs it, None where it sends none."""
 
     replica: int
     sequences: int
     known_tokens: int
     rows: int
     costs: StepCost | None = None
+    role: Role = "both"
+    link: LinkStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """``predicted_tokens``: tokens that the router expects in the cache of ``replica``. ``boundaries``:
     positions where prompts of this fleet part, for the engine to save a state there. ``digests`` (of whole
-    chunks) and ``work_s`` (seconds of prefill) are for ``placed``."""
+    chunks) and ``work_s`` (seconds of prefill) are for ``placed``. ``decode``: the replica that goes on once
+    the prompt is computed, None for the same one; ``decode_tokens``: what its cache has of the prompt.
+    ``moved``: this replica is the one that goes on."""
 
     replica: int
     predicted_tokens: int = 0
     boundaries: tuple[int, ...] = ()
     digests: Sequence[int] = field(default=(), repr=False, compare=False)
     work_s: float = field(default=0.0, repr=False, compare=False)
+    decode: int | None = None
+    decode_tokens: int = 0
+    moved: bool = False
 
 
 @dataclass(slots=True)
@@ -98,7 +109,8 @@ class Router(Protocol):
         return "nothing"
 
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
-        """One of ``candidates``, which are never empty and in the order of their numbers."""
+        """One of ``candidates``, which are never empty and in the order of their numbers; a ``prefill``
+        replica serves a whole request only where no other is among them."""
         ...
 
     def placed(self, request: RoutedRequest, route: Route) -> None:
@@ -118,6 +130,10 @@ class Router(Protocol):
 
     def reported(self, replica: int, report: SnapshotReport) -> bool:
         return False
+
+    def handoff_failed(self, prefill: int, decode: int) -> None:
+        """Records did not get from one to the other."""
+        return None
 
     def counts(self) -> dict[int, RouterCounts]:
         """By replica; empty for a router that predicts nothing."""

@@ -6,19 +6,28 @@
               + restore of that snapshot                       snapshot_table
               + what that prefill costs others                   SharedCosts
 
+A prompt may be split: a replica for prefills computes it, and one for decodes goes on. Both ways are compared
+up to the moment in which the answer goes on, so a split also pays
+
+    until its records are there: the last chunk, or what the link is behind            LinkStats
+
 There is no threshold and no weight. A hot prefix is computed on a second replica once waiting takes longer
 than computing. Ties go to the replica with the least in flight, then to the one that got the least work.
 ``wants`` "pages" believes that a model resumes where its KV ends, as routers of attention models do: that is
-``debug.router kv-only``, to compare with.
+``debug.router kv-only``, to compare with. So is ``split``, which splits all that it can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import product
 from math import exp
+from typing import NamedTuple
 
 from weft.costs.step import StepCost, mean_cost
+from weft.handoff import Role
 from weft.prefix_digests import prefix_digests, token_array
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
 from weft.router.snapshot_table import CacheMatch, SnapshotTable
@@ -46,18 +55,18 @@ class SharedCosts:
     another one. What such a token was worth follows from what the caches return: cached tokens over computed
     ones. A cache that has evicted nothing yet displaces nothing, so a replica with room gets what no replica
     has. The means fade and are those of the whole fleet. So the weight follows the traffic and is no
-    threshold."""
+    threshold. Each role has a mean of its own, as the two do different work."""
 
     def __init__(self) -> None:
-        self._delayed = 0.0
+        self._delayed: dict[Role, float] = {}
         self._cached_tokens = 0.0
         self._computed_tokens = 0.0
         self._full: set[int] = set()
         """Replicas that evicted something."""
 
-    def placed(self, *, ahead: int, decodes: int) -> None:
+    def placed(self, role: Role, *, ahead: int, decodes: int) -> None:
         """A request was placed behind ``ahead`` prefills, beside ``decodes`` sequences."""
-        self._delayed = _FADE * self._delayed + (1 - _FADE) * (ahead + decodes)
+        self._delayed[role] = _FADE * self._delayed.get(role, 0.0) + (1 - _FADE) * (ahead + decodes)
 
     def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
         self._cached_tokens = _FADE * self._cached_tokens + cached_tokens
@@ -70,9 +79,9 @@ class SharedCosts:
         """Its cache is gone."""
         self._full.discard(replica)
 
-    def weight(self, replica: int) -> float:
+    def weight(self, replica: int, role: Role = "both") -> float:
         displaced = self._cached_tokens / self._computed_tokens if self._computed_tokens else 0.0
-        return AMPLIFIED * (self._delayed + (displaced if replica in self._full else 0.0))
+        return AMPLIFIED * (self._delayed.get(role, 0.0) + (displaced if replica in self._full else 0.0))
 
 
 LATELY_S = 600.0
@@ -90,6 +99,8 @@ class _Flight:
     placed_s: float
     prompt_tokens: int
     is_admitted: bool = False
+    moved: bool = False
+    """It goes on here with the records of another replica."""
 
 
 class _Known:
@@ -100,6 +111,7 @@ class _Known:
         self.queue = PrefillQueue()
         self.counts = RouterCounts()
         self.residence_s = 0.0
+        self.role: Role = "both"
         self.in_flight = 0
         """Requests placed here that have not ended."""
         self._lately_s = self._lately_at_s = 0.0
@@ -121,10 +133,30 @@ class _Known:
         return over * self.residence_s / load.rows if over > 0 else 0.0
 
 
+class _Place(NamedTuple):
+    """One replica for a prompt. ``seconds``: until it is computed, with what that costs others. ``ahead_s``:
+    what a request waits here without a prefill. ``match``: tokens that its cache has now."""
+
+    seconds: float
+    load: ReplicaLoad
+    position: int
+    work_s: float
+    ahead_s: float
+    match: int
+
+
+PARTNERS_MAX = 8
+"""Of each role, how many are compared in pairs: those that begin the soonest."""
+HANDOFF_AGAIN_S = 30.0
+"""Two replicas between which records did not pass are not tried again for so long."""
+
+
 class Seconds:
     """A ``Router``. ``clock`` gives seconds and never goes back."""
 
-    def __init__(self, clock: Callable[[], float], wants: Wants = "states") -> None:
+    def __init__(self, clock: Callable[[], float], wants: Wants = "states", *,
+                 always_splits: bool = False) -> None:
+        self._always_splits = always_splits
         self._clock = clock
         self._wants: Wants = wants
         self._table = SnapshotTable()
@@ -132,6 +164,8 @@ class Seconds:
         self._replicas: dict[int, _Known] = {}
         self._flights: dict[str, _Flight] = {}
         self._shared_costs = SharedCosts()
+        self._broken: dict[tuple[int, int], float] = {}
+        """Pairs of replicas between which records do not pass, and until when."""
 
     @property
     def wants(self) -> Wants:
@@ -146,35 +180,75 @@ class Seconds:
         matches = self._table.matches(page_digests, prompt)
         digests: list[int] = page_digests[_CHUNK_PAGES - 1::_CHUNK_PAGES].tolist()
         guess = _mean_costs(candidates)
-        best: tuple[float, ReplicaLoad, int, float] | None = None
-        for load in candidates:
-            known = self._replicas.get(load.replica) or _Known()
-            match = matches.get(load.replica, _NO_MATCH)
-            position, restore_s = match.position, match.restore_s
-            shared = min(known.queue.shared_tokens(digests), length - 1)
-            if shared > position:
-                position, restore_s = shared, 0.0
-            costs = load.costs or guess
-            work_s = costs.prefill_s(position, length) + restore_s
-            others_s = work_s * self._shared_costs.weight(load.replica)
-            seconds = (known.queue.wait_s(now_s) + known.row_wait_s(load) + work_s + others_s
-                       + costs.fixed_s + load.sequences * costs.decode_s)
-            if best is None or seconds < best[0] or (
-                    seconds == best[0] and self._is_idler(load, best[1], now_s)):
-                best = seconds, load, position, work_s
-        assert best is not None, "there are no candidates"
-        _, load, position, work_s = best
-        return Route(load.replica, position, self._boundaries.of(digests), digests, work_s)
+        places = [self._place(load, length, digests, matches.get(load.replica, _NO_MATCH), guess, now_s)
+                  for load in candidates]
+        best = self._soonest([place for place in places if place.load.role != "prefill"] or places, now_s)
+        boundaries = self._boundaries.of(digests)
+        split = self._split(places, length, now_s) if request.may_split else None
+        if split is not None and (split[0] < best.seconds or self._always_splits):
+            _, first, then = split
+            return Route(first.load.replica, first.position, boundaries, digests, first.work_s,
+                         then.load.replica, then.match)
+        return Route(best.load.replica, best.position, boundaries, digests, best.work_s)
+
+    def _place(self, load: ReplicaLoad, length: int, digests: Sequence[int], match: CacheMatch,
+               guess: StepCost, now_s: float) -> _Place:
+        known = self._replicas.setdefault(load.replica, _Known())
+        known.role = load.role
+        position, restore_s = match.position, match.restore_s
+        shared = min(known.queue.shared_tokens(digests), length - 1)
+        if shared > position:
+            position, restore_s = shared, 0.0
+        costs = load.costs or guess
+        work_s = costs.prefill_s(position, length) + restore_s
+        others_s = work_s * self._shared_costs.weight(load.replica, load.role)
+        rows_s = known.row_wait_s(load)
+        steps_s = costs.fixed_s + load.sequences * costs.decode_s
+        seconds = known.queue.wait_s(now_s) + rows_s + work_s + others_s + steps_s
+        return _Place(seconds, load, position, work_s, rows_s + steps_s, match.position)
+
+    def _soonest(self, places: Sequence[_Place], now_s: float) -> _Place:
+        best = places[0]
+        for place in places[1:]:
+            if place.seconds < best.seconds or (
+                    place.seconds == best.seconds and self._is_idler(place.load, best.load, now_s)):
+                best = place
+        return best
+
+    def _split(self, places: Sequence[_Place], length: int,
+               now_s: float) -> tuple[float, _Place, _Place] | None:
+        """Seconds until an answer goes on at another replica than that of its prompt, and both. None without
+        partners."""
+        firsts = nsmallest(PARTNERS_MAX, (place for place in places if place.load.role != "decode"
+                                          and place.load.link is not None), key=lambda place: place.seconds)
+        thens = nsmallest(PARTNERS_MAX, (place for place in places if place.load.role != "prefill"
+                                         and place.load.link is not None), key=lambda place: place.ahead_s)
+        best: tuple[float, _Place, _Place] | None = None
+        for first, then in product(firsts, thens):
+            link, pair = first.load.link, (first.load.replica, then.load.replica)
+            if (then is first or first.load.role == then.load.role or link is None
+                    or self._broken.get(pair, 0.0) > now_s):
+                continue
+            seconds = (first.seconds + then.ahead_s
+                       + link.wait_s(then.match, first.position, length, first.work_s))
+            if best is None or seconds < best[0]:
+                best = seconds, first, then
+        return best
+
+    def handoff_failed(self, prefill: int, decode: int) -> None:
+        now_s = self._clock()
+        self._broken = {pair: until_s for pair, until_s in self._broken.items() if until_s > now_s}
+        self._broken[prefill, decode] = now_s + HANDOFF_AGAIN_S
 
     def placed(self, request: RoutedRequest, route: Route) -> None:
         now_s = self._clock()
         digests = route.digests
         self._flights[request.request_id] = _Flight(route.replica, route.predicted_tokens, now_s,
-                                                   len(request.tokens))
+                                                   len(request.tokens), moved=route.moved)
         known = self._known(route.replica)
         known.worked(route.work_s, now_s)
         queue = known.queue
-        self._shared_costs.placed(ahead=len(queue), decodes=known.in_flight - len(queue))
+        self._shared_costs.placed(known.role, ahead=len(queue), decodes=known.in_flight - len(queue))
         known.in_flight += 1
         queue.add(request.request_id, route.work_s, digests, now_s)
         self._boundaries.add(digests)
@@ -186,6 +260,8 @@ class Seconds:
         flight.is_admitted = True
         known = self._known(flight.replica)
         known.queue.remove(request_id, self._clock())
+        if flight.moved:
+            return  # its prompt was counted where it was computed
         known.counts.requests += 1
         known.counts.predicted_tokens += flight.predicted_tokens
         known.counts.cached_tokens += cached_tokens

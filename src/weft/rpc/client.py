@@ -46,6 +46,7 @@ from weft.rpc.messages import (
     Launch,
     LoadAdapter,
     Look,
+    PeerKeys,
     Progress,
     Ready,
     RecordingTarget,
@@ -81,12 +82,13 @@ class HostShare:
     """The part of this machine that an engine may use. ``cores``: the numbers of its cores, empty for all.
     ``ram_share``: engines that divide the free RAM. ``environment``: variables besides those of this
     process, such as CUDA_VISIBLE_DEVICES. ``memory_turn``: the descriptor of a file that they lock in turn
-    while they choose their memory."""
+    while they choose their memory. ``peers``: how engines of other machines reach it."""
 
     cores: tuple[int, ...] = ()
     ram_share: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_turn: int | None = None
+    peers: PeerKeys | None = None
 
 
 ANYWHERE = HostShare()
@@ -180,7 +182,7 @@ class EngineLink:
         events: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PULL)
         launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder,
                         record=record, beat_s=beat_s, cores=place.cores, ram_share=place.ram_share,
-                        memory_turn=place.memory_turn)
+                        memory_turn=place.memory_turn, peers=place.peers)
         self._commands.bind(launch.commands_address)
         events.bind(launch.events_address)
         self._events = LoopSocket(events)
@@ -248,7 +250,8 @@ def exit_reason(code: int) -> str:
 class EngineClient:
     """``on_progress`` gets the lines of a starting engine, ``on_events`` the events of its sequences,
     ``on_step_tokens`` the sizes of its steps in tokens. ``on_snapshots`` gets what its prefix cache got and
-    lost, once it is followed. ``on_failure`` gets the id of a request that a fleet gave up.
+    lost, once it is followed. ``on_failure`` gets the id of a request that a fleet gave up. ``on_handoff``
+    gets that of one whose records were sent, or why they were not.
     ``place``: the part of the machine that it may use.
     ``record``: where a recording of its traffic goes. ``link``: to a process elsewhere (default: a child).
     ``heart`` knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0:
@@ -261,7 +264,8 @@ class EngineClient:
                  on_events: Callable[[list[TokenEvent]], None] = lambda events: None,
                  on_step_tokens: Callable[[list[int]], None] = lambda sizes: None,
                  on_snapshots: Callable[[SnapshotReport], None] = lambda report: None,
-                 on_failure: Callable[[str, WeftError], None] = lambda request_id, error: None) -> None:
+                 on_failure: Callable[[str, WeftError], None] = lambda request_id, error: None,
+                 on_handoff: Callable[[str, str], None] = lambda request_id, reason: None) -> None:
         self.state: State = "starting"
         self.progress = "starting the engine"
         self.death: WeftError | None = None
@@ -272,6 +276,7 @@ class EngineClient:
         self._on_step_tokens = on_step_tokens
         self._on_snapshots = on_snapshots
         self._on_failure = on_failure
+        self._on_handoff = on_handoff
         self._config = config
         self._factory = factory
         self._place = place
@@ -317,6 +322,7 @@ class EngineClient:
         """Events that still arrive are dropped: their sequences are computed elsewhere from now on."""
         self.on_events = lambda events: None
         self._on_snapshots = lambda report: None
+        self._on_handoff = lambda request_id, reason: None
 
     # ------------------------------------------------------------------ requests
 
@@ -429,6 +435,8 @@ class EngineClient:
             self._on_snapshots(report.snapshots)
         for request_id, refusal in report.failures.items():
             self._on_failure(request_id, refusal.as_error())
+        for request_id, reason in report.handoffs.items():
+            self._on_handoff(request_id, reason)
 
     async def _wait_for_end(self) -> None:
         reason = await self.link.wait()

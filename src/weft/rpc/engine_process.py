@@ -38,13 +38,16 @@ from weft.engine.stats import Flushed, check_level, check_parts
 from weft.errors import (
     AsleepError,
     BusyError,
+    ConfigError,
     QueueFullError,
     RankLostError,
     RequestError,
     UserError,
     WeftError,
 )
+from weft.handoff import Handoff
 from weft.host import end_memory_turn, use_part_of_host
+from weft.info import ModelInfo
 from weft.memory.prefix.readings import SnapshotFollower
 from weft.request import Grammar, Request, TokenEvent
 from weft.rpc.adapter_queue import AdapterQueue
@@ -73,6 +76,7 @@ from weft.rpc.messages import (
     Wake,
 )
 from weft.snapshot_report import SnapshotReport
+from weft.store.peer_store import PeerStore
 from weft.text.grammar_worker import JOBS_MAX
 
 if TYPE_CHECKING:
@@ -83,6 +87,9 @@ _GRAMMAR_LOOK_MS = 2
 """While the engine waits only for a grammar, it looks at the compiling thread this often."""
 _STORE_LOOK_MS = 10
 """While snapshots wait to be written, an idle engine looks at its store this often."""
+_HANDOFF_LOOK_MS = 1
+"""The same while another engine waits for records of it."""
+_STEPS_TO_CLOSE = 2
 _STATS_EVERY_S = 0.1
 _BUCKET_LOOK_MS = 1000
 """How often an idle engine reports whether its bucket answers; without a bucket it has no news."""
@@ -251,6 +258,8 @@ class EngineLoop:
         self._events = events
         self._stopping = False
         store = core.stats().store
+        tier = core.store
+        self._peers = tier.store if tier is not None and isinstance(tier.store, PeerStore) else None
         self._has_bucket = store is not None and bool(store.store.remote)
         self._grammar_queue = GrammarQueue(core.grammars, core.sizes.queue_max)
         self._adapter_queue = AdapterQueue(core.adapters, core.sizes.queue_max)
@@ -259,6 +268,11 @@ class EngineLoop:
         self._sleep_queue = SleepQueue(core)
         self._replies: list[Reply] = []
         self._step_tokens: list[int] = []
+        self._handoffs: dict[str, str] = {}
+        self._step_count = 0
+        self._computed: dict[str, int] = {}
+        """Requests of other engines' orders whose prompt is computed, and the step after which what they left
+        is in the tree."""
         self._stats_due_s = 0.0
         self._follower: SnapshotFollower | None = None
         self._full_report_due = False
@@ -285,8 +299,8 @@ class EngineLoop:
             store = self._core.store
             if self._grammar_queue.busy or self._adapter_queue.busy:
                 self._wait(_GRAMMAR_LOOK_MS)
-            elif store is not None and store.is_waiting:
-                self._wait(_STORE_LOOK_MS)
+            elif store is not None and (store.is_waiting or self._has_orders):
+                self._wait(_HANDOFF_LOOK_MS if self._has_orders else _STORE_LOOK_MS)
                 self._core.poll_store()
             else:
                 if not audited and not self._wait(_AUDIT_AFTER_MS):
@@ -299,6 +313,10 @@ class EngineLoop:
         self._grammar_queue.close()
         self._adapter_queue.close()
 
+    @property
+    def _has_orders(self) -> bool:
+        return self._peers is not None and self._peers.open
+
     def _wait(self, limit_ms: int | None = None) -> bool:
         """Whether a command arrived. Raises what ended a process that the executor needs."""
         ready = dict(self._poller.poll(limit_ms))
@@ -307,7 +325,11 @@ class EngineLoop:
         return self._commands in ready
 
     def _report_when_idle(self) -> None:
-        if (self._replies or self._full_report_due) and not self._core.has_work:
+        if self._computed and not self._core.has_work:
+            self._follow_orders([])
+        if self._peers is not None:
+            self._handoffs |= dict(self._peers.ended())
+        if (self._replies or self._full_report_due or self._handoffs) and not self._core.has_work:
             self._report([])
 
     def _step(self) -> list[TokenEvent]:
@@ -315,6 +337,7 @@ class EngineLoop:
         self.step_clock.begin()
         events = self._core.step()
         self.step_clock.end()
+        self._step_count += 1
         computed = self._core.computed_tokens - computed_before
         if computed:  # else the step only freed memory
             self._step_tokens.append(computed)
@@ -345,6 +368,8 @@ class EngineLoop:
             self._adapter_queue.cancel(command.request_id)
             self._submit_numbers.pop(command.request_id, None)
             self._core.cancel(command.request_id, command.index)
+            if self._peers is not None and command.index is None:
+                self._peers.cancel(command.request_id)
         elif isinstance(command, Flush):
             self._core.flush_cache()
             self._replies.append(Reply.of(command.number))
@@ -372,6 +397,10 @@ class EngineLoop:
             self._adapter_queue.cancel(request_id)
         self._submit_numbers.clear()
         self._sleep_queue.forget()
+        self._handoffs.clear()
+        if self._peers is not None:
+            self._peers.clear()
+            self._computed.clear()
         self._core.cancel_all(_GIVEN_UP)
         dropped: list[TokenEvent] = []
         while self._core.has_work and self._core.failure is None:
@@ -398,17 +427,43 @@ class EngineLoop:
             if waits or self._grammar_queue.take(request):
                 self._submit_numbers[request.request_id] = number
                 return
-            self._core.submit(request)
+            self._core.submit(self._in_chunks(request))
         except WeftError as error:
             self._replies.append(Reply.refused(number, error))
         else:
             self._replies.append(Reply.of(number))
+            if request.handoff is not None:
+                self._order(request, request.handoff)
             if self._recorder is not None:
                 self._recorder.accepted(request)
+
+    def _in_chunks(self, request: Request) -> Request:
+        """A prompt that goes to another engine saves a state behind each chunk, so that it can go there while
+        the next one is computed."""
+        if request.handoff is None or self._peers is None:
+            return request
+        step = self._peers.chunk_tokens
+        ends = range(step, len(request.prompt_tokens), step)
+        return msgspec.structs.replace(request, boundaries=[*request.boundaries, *ends])
+
+    def _order(self, request: Request, handoff: Handoff) -> None:
+        if self._peers is None:
+            self._handoffs[request.request_id] = "this engine sends no records"
+            return
+        keys: Any = request.prompt_tokens
+        if request.pictures:
+            from weft.pictures import request_keys
+
+            keys = request_keys(request)
+        self._peers.order(request.request_id, handoff.peer, request.salt, keys, handoff.start)
+        if self._core.store is not None:
+            self._core.store.seek(request.request_id, computed=False)
 
     def _report(self, events: list[TokenEvent]) -> None:
         if self._recorder is not None:
             self._recorder.events(events)
+        if self._has_orders or self._computed:
+            self._follow_orders(events)
         now_s = time.monotonic()
         stats = None
         # Counters travel with replies and ends: a client that saw a request begin or end must see it counted.
@@ -417,10 +472,20 @@ class EngineLoop:
             stats = self._core.stats()
             self._stats_due_s = now_s + _STATS_EVERY_S
         snapshots = self._snapshots()
-        if events or stats is not None or snapshots is not None:
+        if events or stats is not None or snapshots is not None or self._handoffs:
             send(self._events, StepReport(replies=self._replies, events=events, step_tokens=self._step_tokens,
-                                          stats=stats, snapshots=snapshots))
-            self._replies, self._step_tokens = [], []
+                                          stats=stats, snapshots=snapshots, handoffs=self._handoffs))
+            self._replies, self._step_tokens, self._handoffs = [], [], {}
+
+    def _follow_orders(self, events: list[TokenEvent]) -> None:
+        assert self._core.store is not None
+        for event in events:
+            if event.finish_reason is not None and event.request_id not in self._core.streams.by_request:
+                self._computed[event.request_id] = self._step_count + _STEPS_TO_CLOSE
+        for request_id, step in list(self._computed.items()):
+            if self._step_count >= step or not self._core.has_work:
+                del self._computed[request_id]
+                self._core.store.seek(request_id, computed=True)
 
     def _snapshots(self) -> SnapshotReport | None:
         if self._follower is None:
@@ -454,6 +519,23 @@ def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     return factory(EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
 
 
+def plug_link(assembled: Any, launch: Launch, context: zmq.Context[zmq.Socket[bytes]]) -> ModelInfo:
+    """The engine's info; with handoffs, its address for other engines too. Raises ConfigError."""
+    tier = assembled.core.store
+    info: ModelInfo = assembled.info
+    if tier is None or not isinstance(tier.store, PeerStore):
+        return info
+    from weft.rpc.peer_link import PeerLink
+
+    peers = tier.store
+    try:
+        peers.plug(PeerLink(context, launch.folder, peers.inbox.accept, launch.peers))
+    except zmq.ZMQError as error:
+        where = "" if launch.peers is None else f" {launch.peers.host}:{launch.peers.port}"
+        raise ConfigError(f"--peer-address{where}: {error.strerror}", param="--peer-address") from None
+    return msgspec.structs.replace(info, peer=peers.wire.address if peers.wire else "")
+
+
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     launch = read_launch(sys.stdin.buffer, Launch)
@@ -471,7 +553,7 @@ def main() -> int:
         end_memory_turn()
         gc.freeze()
         gc.enable()
-        send(events, Ready(assembled.info, assembled.core.stats()))
+        send(events, Ready(plug_link(assembled, launch, context), assembled.core.stats()))
         loop = EngineLoop(assembled.core, commands, events, recorder)
         stop_beating = start_beating(context, launch.events_address, loop.step_clock, launch.beat_s)
         try:

@@ -24,6 +24,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import socket
 import stat
 import time
 from dataclasses import dataclass
@@ -36,9 +37,10 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from weft.errors import ConfigError, EngineUnavailableError
+from weft.handoff import Role
 from weft.rpc.loop_socket import LoopSocket
 
-LINK_VERSION = 2
+LINK_VERSION = 3
 """Grows when messages change; another version is refused."""
 BEAT_S = 0.5
 SILENT_S = 3.0
@@ -56,7 +58,8 @@ _QUEUED_MAX = 20_000
 class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """``agent`` names a replica of a joined machine for as long as its `weft join` runs. ``attempt`` grows
     with each Hello of an agent, so that a late one is told from a new one. ``host``: the machine's name.
-    ``started_by``: what started `weft join`, such as a Ray actor; empty for a person."""
+    ``started_by``: what started `weft join`, such as a Ray actor; empty for a person. ``role``: of its
+    replica."""
 
     link_version: int
     weft_version: str
@@ -64,6 +67,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     attempt: int
     host: str
     started_by: str = ""
+    role: Role = "both"
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -144,6 +148,15 @@ def tcp_address(text: str, *, flag: str) -> str:
     return f"tcp://{host}:{port}"
 
 
+def own_address(towards: str = "192.0.2.1") -> str:
+    """The address that this machine has towards another one. Nothing is sent for that."""
+    family = socket.AF_INET6 if ":" in towards else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards, 9))
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
 TOKEN_CHARS_MIN = 32
 _TOKEN_BYTES = 32
 
@@ -215,7 +228,7 @@ def _key_pair(token: str, role: bytes) -> KeyPair:
     return KeyPair(zmq.curve_public(secret), secret)
 
 
-_REFUSED = (zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+REFUSED = (zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
             | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 _FAREWELL_MS = 500
 
@@ -309,7 +322,7 @@ class Uplink:
         """Raises why the connection failed or was closed: LinkLostError; ConfigError for another token."""
         while True:
             event = zmq.Event(parse_monitor_message(await self._monitor.receive())["event"])
-            if event & _REFUSED:
+            if event & REFUSED:
                 raise ConfigError(f"{self._where} refuses the token: copy the file of its --token to this "
                                   "machine", param="--token")
             if event & zmq.Event.CLOSED:

@@ -141,6 +141,7 @@ class Machine:
     def __init__(self, hello: Hello) -> None:
         self.host = hello.host
         self.agent = hello.agent
+        self.role = hello.role
         self.number = -1
         self.attempt = 0
         self.connection: AgentConnection | None = None

@@ -32,6 +32,15 @@ from weft.request import Request, TokenEvent
 from weft.snapshot_report import SnapshotReport
 
 
+class PeerKeys(msgspec.Struct, frozen=True):
+    """``host``: the address that other machines reach this one at; ``port`` 0: any free one. ``token``: of
+    the fleet."""
+
+    host: str
+    port: int
+    token: str
+
+
 @dataclass(frozen=True, slots=True)
 class RecordingTarget:
     """Where a recording of the traffic goes. ``has_tokens``: prompts and answers too, not only their
@@ -50,7 +59,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: None for
     no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part
     of the machine that is the engine's (``weft.rpc.client.HostShare``). ``memory_turn``: the
-    descriptor of a file that the engines of one machine lock in turn (``weft.host``)."""
+    descriptor of a file that the engines of one machine lock in turn (``weft.host``). ``peers``: how engines
+    of other machines reach it, for handoffs."""
 
     factory: str
     config: dict[str, Any]
@@ -60,6 +70,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...] = ()
     ram_share: int = 1
     memory_turn: int | None = None
+    peers: PeerKeys | None = None
 
     @property
     def commands_address(self) -> str:
@@ -216,7 +227,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     """``step_tokens``: tokens computed by each step since the last report (the histogram of iteration
     sizes). ``stats``: the engine's counters, not on every report. ``snapshots``: what the prefix cache got
     and lost, after a Follow. ``failures``: of requests that had been accepted and get no further event; an
-    engine has none, as a failed sequence is an event of it, and a fleet has."""
+    engine has none, as a failed sequence is an event of it, and a fleet has. ``handoffs``: requests whose
+    records are with the engine that goes on, or why they are not."""
 
     replies: list[Reply] = []
     events: list[TokenEvent] = []
@@ -224,6 +236,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     stats: EngineStats | None = None
     snapshots: SnapshotReport | None = None
     failures: dict[str, Refusal] = {}
+    handoffs: dict[str, str] = {}
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):

@@ -58,7 +58,7 @@ class PictureRows:
     def __init__(self, vision: VisionEncoder | None, tower: VisionTower, hidden: int, dtype: torch.dtype,
                  device: torch.device, rows_max: int) -> None:
         self.vision = vision
-        self.image_token = tower.image_token_id
+        self.picture_tokens = tower.picture_tokens
         self.row_bytes = hidden * dtype.itemsize
         self.deltas_R = (torch.zeros(rows_max + 1, dtype=torch.int64, device=device)
                          if tower.sections else None)

@@ -210,7 +210,7 @@ class Restores:
         cached_tokens = answer.cached_tokens
         key = FetchKey(seq.salt, prefix.snapshot)
         fetch = self.fetches.get(key)
-        if fetch is None:
+        if fetch is None and not prefix.near:
             queued = sum(one.read_bytes for one in self.fetches.values() if one.state is FetchState.READING)
             if self._prices.saved_s(cached_tokens, prefix.position, answer.read_bytes, others=others,
                                     queued_bytes=queued) <= 0:
@@ -319,7 +319,8 @@ class Restores:
         if event.kind == "fetched":
             fetch.state = FetchState.READY
             arrived_s = min(self._clock(), fetch.began_s + (event.seconds or inf))
-            self._prices.fetched(event.nbytes, fetch.began_s, arrived_s)
+            if not fetch.prefix.near:
+                self._prices.fetched(event.nbytes, fetch.began_s, arrived_s)
         else:
             self.counts.damaged += event.kind == "damaged"
             self._give_up(key, "damaged" if event.kind == "damaged" else "store_busy")

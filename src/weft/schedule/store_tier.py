@@ -14,15 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from weft.costs.restore import RestorePrices
+from weft.handoff import LinkStats
 from weft.memory.memory import Memory
-from weft.memory.prefix_store import Store, TransferBuffers
+from weft.memory.prefix_store import Orders, Store, TransferBuffers
+from weft.memory.values import NO_NODE
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.restores import FetchState, Restores
 from weft.schedule.store_writes import STEP_BYTES, StoreWrites
 from weft.schedule.tier_values import TierStats
-from weft.units import SeqId
+from weft.units import PAD, SeqId
 
 
 class StoreTier:
@@ -34,13 +38,17 @@ class StoreTier:
     def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
                  clock: Callable[[], float], *, exact: bool, write_bytes_s: float = 0.0,
                  step_bytes: int = STEP_BYTES, compressed: bool = True,
-                 stored_share: Callable[[], float] = lambda: 1.0) -> None:
+                 stored_share: Callable[[], float] = lambda: 1.0, orders: Orders | None = None) -> None:
         self.store = store
+        self._memory, self._orders = memory, orders
+        self.link_stats: Callable[[], LinkStats | None] = lambda: None
+        """Of handoffs to other engines."""
         self.buffers = buffers
         self.prices = prices
         self.restores = Restores(store, buffers, prices, clock, exact=exact)
         self.writes = StoreWrites(store, memory, buffers, prices, clock, write_bytes_s=write_bytes_s,
-                                  step_bytes=step_bytes, compressed=compressed, stored_share=stored_share)
+                                  step_bytes=step_bytes, compressed=compressed, stored_share=stored_share,
+                                  orders=orders)
 
     @property
     def has_step(self) -> bool:
@@ -61,6 +69,19 @@ class StoreTier:
     def next_poll_s(self) -> float:
         """When ``poll`` may change something though the store has no event; infinity for never."""
         return min(self.restores.next_deadline_s, self.writes.next_look_s)
+
+    def seek(self, request_id: str, *, computed: bool) -> None:
+        """The deepest snapshot that memory has of an order is a candidate. Only new ones are by
+        themselves. ``computed``: its prompt is, and what it left is in the tree."""
+        prompt = None if self._orders is None else self._orders.prompt_of(request_id)
+        if prompt is None or self._orders is None:
+            return
+        salt, tokens = prompt
+        match = self._memory.match(np.append(tokens, np.int32(PAD)), salt=salt)   # the last one never matches
+        if computed:
+            self._orders.computed(request_id, match.cached_tokens)
+        if match.anchor != NO_NODE:
+            self.writes.add(match.anchor)
 
     def poll(self) -> None:
         for event in self.store.poll():

@@ -16,7 +16,8 @@ job was done ends the job, which is counted. One that was compressed meanwhile i
 
 A snapshot is written if its expected uses save more than writing costs (``costs.restore``). The uses are
 those that the cache policy expects; a policy without expectations counts PRIOR_USES and the hits so far. The
-candidate that is expected to save the most tokens per byte is first, or the oldest.
+candidate that is expected to save the most tokens per byte is first, or the oldest. What another engine waits
+for (``Orders``) goes before all of them, without a price and without a pace; then it is a candidate again.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
 buffers are bounded; ``write_bytes_s`` paces jobs; restores have half of the buffers).
@@ -44,6 +45,7 @@ from weft.memory.prefix_store import (
     INT8_STATE,
     RECORD_TOKENS_MAX,
     KvPiece,
+    Orders,
     Store,
     StoreEvent,
     Ticket,
@@ -88,6 +90,7 @@ class _Job:
     has_state: bool = False
     last_step: int = -1
     begun_step: int = -1
+    is_ordered: bool = False
 
     @property
     def kv_rows(self) -> int:
@@ -100,7 +103,8 @@ class StoreWrites:
 
     def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
                  clock: Callable[[], float], *, write_bytes_s: float, step_bytes: int = STEP_BYTES,
-                 compressed: bool = True, stored_share: Callable[[], float] = lambda: 1.0) -> None:
+                 compressed: bool = True, stored_share: Callable[[], float] = lambda: 1.0,
+                 orders: Orders | None = None) -> None:
         self.counts = WriteCounts()
         self.draining = False
         """The engine ends: write whatever is worth it now, without a pace."""
@@ -118,6 +122,8 @@ class StoreWrites:
         self._jobs: list[_Job] = []
         self._finished_step = 0
         self._puts: dict[Ticket, BufferId] = {}
+        self._ordered: dict[Ticket, NodeId] = {}
+        """Puts for other engines."""
         self._step_bytes = step_bytes
         self._paced_until_s = 0.0
         self._is_full = False
@@ -128,6 +134,7 @@ class StoreWrites:
         self._compressed_kv_bytes = plan.compressed_kv_bytes * buffers.page_bytes // max(1, plan.page_bytes)
         self._compressed = compressed
         self._stored_share = stored_share
+        self._orders = orders
         memory.take_new_snapshots()
 
     @property
@@ -153,7 +160,8 @@ class StoreWrites:
         """The next stores of the jobs. ``idle``: the step has no runs."""
         pages: list[PageTransfer] = []
         states: list[StateTransfer] = []
-        left = self._step_bytes * (IDLE_STEPS if idle else 1) + self._buffers.slot_bytes
+        fast = idle or any(job.is_ordered for job in self._jobs)
+        left = self._step_bytes * (IDLE_STEPS if fast else 1) + self._buffers.slot_bytes
         for job in self._jobs:
             form = None
             if job.last_step < 0:
@@ -181,12 +189,12 @@ class StoreWrites:
         """Step ``step`` does ``work``, and memory is as it is after it. ``resumed``: snapshots at which
         sequences begin."""
         for node in self._memory.take_new_snapshots():
-            self._add(node)
+            self.add(node)
         states = (one.node for one in work.state_compressions)
         kv = (one.node for one in work.kv_compressions)
         for node in (*resumed, *states, *kv):
             if self._skipped.pop(node, False):
-                self._add(node)
+                self.add(node)
         if not work.stores:
             return
         stored = {one.buffer for one in work.state_stores}
@@ -209,6 +217,9 @@ class StoreWrites:
         if buffer is not None:
             self._buffers.free(buffer)
             self._is_full = False
+            node = self._ordered.pop(event.ticket, None)
+            if node is not None:
+                self.add(node)  # the store of this engine may want it too
             self.counts.written += event.kind == "written"
             self.counts.dropped += event.kind != "written"
 
@@ -223,7 +234,7 @@ class StoreWrites:
         for _ in range(LOOKS_PER_POLL):
             if not self._candidates or not self._has_turn:
                 break
-            if self._clock() < self._paced_until_s and not self.draining:
+            if self._clock() < self._paced_until_s and not self.draining and -self._candidates[0][0] < inf:
                 break
             _, age, node = heappop(self._candidates)
             first = heappushpop(self._candidates, (-self._priority(node), age, node))
@@ -235,6 +246,7 @@ class StoreWrites:
                 break
         for one in later:
             heappush(self._candidates, one)
+
     def _put_copied(self) -> None:
         """Jobs that are copied go to the store, in their order."""
         while self._jobs and 0 <= self._jobs[0].last_step <= self._finished_step:
@@ -255,19 +267,23 @@ class StoreWrites:
         if form is not None and form.form == job.contents.form:
             return True
         if form is not None and form.position == job.contents.position:
-            self._add(form.node)
+            self.add(form.node)
         else:
             self.counts.lost += 1
         return False
 
     def _priority(self, node: NodeId) -> float:
-        """Tokens that ``node`` is expected to save per byte."""
+        """Tokens that ``node`` is expected to save per byte; infinity where another engine waits for it."""
+        if self._orders is not None and self._orders.open:
+            contents = self._memory.snapshot_contents(node)
+            if contents is not None and self._orders.wants(contents.salt or None, contents.tokens):
+                return inf
         outlook = self._memory.snapshot_outlook(node)
         if outlook is None or outlook.uses is None:
             return 0.0
         return outlook.uses * outlook.position / max(1, outlook.alone_bytes)
 
-    def _add(self, node: NodeId) -> None:
+    def add(self, node: NodeId) -> None:
         """``node`` is a candidate."""
         self._age += 1
         heappush(self._candidates, (-self._priority(node), self._age, node))
@@ -295,10 +311,13 @@ class StoreWrites:
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
             return _Begin.DONE
+        ordered = (self._orders is not None
+                   and self._orders.wants(form.salt or None, form.tokens))
         uses = self._expected_uses(form)
         read_bytes = (ceil_div(form.position - offer.above, PAGE_TOKENS) * self._buffers.page_bytes
                       + (0 if offer.above else self._buffers.slot_bytes))
-        if self._prices.worth_of_write_s(offer.above, form.position, read_bytes, size_bytes, uses) <= 0:
+        if not ordered and self._prices.worth_of_write_s(offer.above, form.position, read_bytes, size_bytes,
+                                                         uses) <= 0:
             self.counts.skipped += 1
             self._skip(node)
             return _Begin.DONE
@@ -306,8 +325,8 @@ class StoreWrites:
             return _Begin.NO_ROOM
         buffer, saved_s = self._buffers.add(pages), self._prices.compute_s(0, form.position)
         has_work = form.pages or form.slot >= 0
-        self._jobs.append(_Job(form, buffer, saved_s, last_step=-1 if has_work else 0))
-        if self._write_bytes_s:
+        self._jobs.append(_Job(form, buffer, saved_s, last_step=-1 if has_work else 0, is_ordered=ordered))
+        if self._write_bytes_s and not ordered:
             # Time that passed between two looks counts, so a step between them does not slow the pace.
             self._paced_until_s = (max(self._paced_until_s, self._clock() - PACE_SLACK_S)
                                    + size_bytes * self._stored_share() / self._write_bytes_s)
@@ -345,6 +364,8 @@ class StoreWrites:
             self.counts.dropped += 1
         else:
             self._puts[ticket] = job.buffer
+            if job.is_ordered:
+                self._ordered[ticket] = contents.node
 
     def _pieces(self, job: _Job) -> list[KvPiece]:
         """The KV of each part, cut where records end."""

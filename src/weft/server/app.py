@@ -72,6 +72,7 @@ from weft.server.sse import (
 )
 from weft.server.tenants import Keys
 from weft.server.workers.forward import forwarded_operations
+from weft.text.chat_request import PictureSpan, picture_spans
 
 _CLIENT_CLOSED_REQUEST = 499
 """No client reads it; it is for the access log."""
@@ -191,7 +192,8 @@ class _Handlers:
     async def ollama_tags(self, request: Request) -> Response:
         model = self._service.model_for(None)
         return json_response({"models": [
-            model_card(model, name) for name in (*model.names, *self._service.adapters)]})
+            model_card(self._service.model_for(name), name)
+            for name in (*model.names, *self._service.adapters)]})
 
     async def ollama_ps(self, request: Request) -> Response:
         model = self._service.model_for(None)
@@ -233,12 +235,14 @@ class _Handlers:
         model = self._service.model_for(body.model)
         if isinstance(body, TokenizeChatBody):
             add_special_tokens = bool(body.add_special_tokens)
-            _, prompt = await model.write_chat(chat_conversation(body), with_places=False)
-            tokens = await model.encode(prompt.text, add_special_tokens=add_special_tokens)
+            chat, prompt = await model.write_chat(chat_conversation(body), with_places=False)
+            encoded = await model.encode_chat(prompt, add_special_tokens=add_special_tokens)
+            tokens, spans = encoded.tokens, picture_spans(chat, encoded)
         else:
             tokens = await model.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        return Response(await tokenize_answer(model, tokens, with_texts=bool(body.return_token_strs)),
-                        media_type="application/json")
+            spans = []
+        return Response(await tokenize_answer(model, tokens, with_texts=bool(body.return_token_strs),
+                                              spans=spans), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         self._service.check_open()
@@ -314,8 +318,10 @@ class _Handlers:
 PIECE_TOKENS = 4096
 
 
-async def tokenize_answer(model: ServedModel, tokens: list[int], *, with_texts: bool) -> bytes:
-    """As JSON, PIECE_TOKENS at a time: the encoder would hold the event loop for as long as its list is."""
+async def tokenize_answer(model: ServedModel, tokens: list[int], *, with_texts: bool,
+                          spans: Sequence[PictureSpan] = ()) -> bytes:
+    """As JSON, PIECE_TOKENS at a time: the encoder would hold the event loop for as long as its list is.
+    ``spans`` is there where a picture is."""
 
     def texts_of(part: Sequence[int]) -> list[str]:
         return [model.tokenizer.token_text(token) for token in part]
@@ -323,7 +329,8 @@ async def tokenize_answer(model: ServedModel, tokens: list[int], *, with_texts: 
     texts = await _listed(tokens, texts_of) if with_texts else b"null"
     sizes = len(tokens), model.info.sizes.max_model_len
     return b"".join((b'{"count":%d,"max_model_len":%d,"tokens":' % sizes,
-                     await _listed(tokens, list), b',"token_strs":', texts, b"}"))
+                     await _listed(tokens, list), b',"token_strs":', texts,
+                     b',"spans":' + msgspec.json.encode(spans) if spans else b"", b"}"))
 
 
 async def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], Sequence[object]]) -> bytes:

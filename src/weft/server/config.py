@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from weft.config_check import check_fields, debug, flag, limit
 from weft.errors import ConfigError
+from weft.handoff import Role, parse_roles, partner_missing
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
 from weft.server.edge import EdgeLimits, Origins
@@ -66,8 +67,8 @@ class ServerConfig:
     allowed_origin: tuple[str, ...] = flag((), "Origin of web pages that may use this server, such as "
                                                "https://app.example.org, or *; may be given several times.")
     media_domains: tuple[str, ...] = flag(
-        (), "Host whose pictures requests may name by https address; *.example.org: those below it, *: every "
-            "public host. May be given several times. Default: pictures come as data: URLs alone.")
+        (), "Host whose pictures and videos requests may name by https address; *.example.org: those below "
+            "it, *: every public host. May be given several times. Default: they come as data: URLs alone.")
     served_model_name: tuple[str, ...] = flag(
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
@@ -81,12 +82,16 @@ class ServerConfig:
     template_chars: int = limit(32_000_000, "Characters that a conversation may be rendered to.", least=1)
     template_memory: str = limit("512MiB", "Memory that a process that renders conversations may take.",
                                  size=True)
-    images: int = limit(64, "Pictures of one conversation (400).", least=0)
+    images: int = limit(64, "Pictures and videos of one conversation (400).", least=0)
     image_bytes: str = limit("32MiB", "Bytes of the file of one picture (400).", size=True)
     image_pixels: int = limit(50_000_000, "Pixels of one picture, before it is decoded (400).", least=1)
     image_side: int = limit(16_384, "Pixels of the longer side of a picture (400).", least=1)
     image_seconds: float = limit(10.0, "Seconds that reading one picture may take (400).", least=0.1)
-    image_memory: str = limit("1GiB", "Memory that the process that reads pictures may take.", size=True)
+    image_memory: str = limit("1GiB", "Memory that a process that reads pictures or videos may take.",
+                              size=True)
+    video_bytes: str = limit("64MiB", "Bytes of the file of one video (400).", size=True)
+    video_frames: int = limit(768, "Frames that are read of one video (400).", least=2)
+    video_seconds: float = limit(60.0, "Seconds that reading one video may take (400).", least=0.1)
     reasoning_parser: str = flag("auto", "Format of the model's reasoning, which answers give apart from "
                                          "their content; auto goes by the chat template, none leaves it in.")
     tool_parser: str = flag("auto", "Format of the model's tool calls; auto goes by the chat template, none "
@@ -118,7 +123,10 @@ class ServerConfig:
     replicas: str = flag("1", "Engine processes behind this address; cores, free RAM and GPUs are divided "
                               "among them. --memory and --threads are for each of them. 0: only those of "
                               "machines that join (--listen-engines). MIN..MAX with --ray.")
-    router: Literal["seconds", "kv-only", "prefix-hash", "round-robin", "least-loaded"] = debug(
+    roles: str | None = flag(None, "What replicas are for: 1p2d is one that computes prompts, and two that "
+                                   "go on with the answers; b: both. A prompt and its answer part where that "
+                                   "is sooner.")
+    router: Literal["seconds", "kv-only", "split", "prefix-hash", "round-robin", "least-loaded"] = debug(
         "seconds", "How a request gets its replica. seconds: the soonest first token, by the snapshots "
                    "that each replica has. The others are to compare with.")
     listen_engines: str | None = flag(None, "HOST:PORT for the engines of other machines (weft join); "
@@ -227,7 +235,9 @@ class ServerConfig:
         from weft.images.decoding import ImageLimits  # with Pillow, which few commands need
 
         return ImageLimits(image_bytes=parse_bytes(self.image_bytes, flag="limits.image_bytes"),
-                           image_pixels=self.image_pixels, image_side=self.image_side)
+                           image_pixels=self.image_pixels, image_side=self.image_side,
+                           video_bytes=parse_bytes(self.video_bytes, flag="limits.video_bytes"),
+                           video_frames=self.video_frames)
 
     def picture_hosts(self) -> tuple[str, ...]:
         """Raises ConfigError."""
@@ -303,9 +313,28 @@ class ServerConfig:
             raise ConfigError(f"--replicas {self.replicas}: the most is below the least", param="--replicas")
         return least, most
 
+    def replica_roles(self) -> list[Role]:
+        """Of the replicas of this machine; empty without ``--roles``. Raises ConfigError."""
+        if self.roles is None:
+            return []
+        roles = parse_roles(self.roles)
+        missing = partner_missing(roles)
+        if missing and self.listen_engines is None:
+            raise ConfigError(f"--roles {self.roles} has no {missing} replica, so nothing is split; add one, "
+                              "or let machines join (--listen-engines)", param="--roles")
+        if self.ray is not None or self.router not in ("seconds", "kv-only", "split"):
+            other = "--ray" if self.ray is not None else f"debug.router {self.router}"
+            raise ConfigError(f"--roles {self.roles} does not work with {other}", param="--roles")
+        if str(self.replicas) not in ("1", str(len(roles))):
+            raise ConfigError(f"--roles {self.roles} are {len(roles)} replicas, and --replicas is "
+                              f"{self.replicas}", param="--roles")
+        return roles
+
     @property
     def own_replicas(self) -> int:
         """Engine processes of this machine."""
+        if self.roles is not None:
+            return len(parse_roles(self.roles))
         return 0 if self.ray is not None else self.replica_range()[0]
 
     def check(self) -> None:
@@ -319,6 +348,7 @@ class ServerConfig:
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
         self._check_joining()
+        self.replica_roles()
         if self.record is not None and not self.own_replicas:
             raise ConfigError("--record records the replicas of this machine, and there is none (--replicas "
                               f"{self.replicas})", param="--record")

@@ -39,7 +39,8 @@ from weft.models.hub import local_checkpoint, resolve_model
 from weft.router.blind import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
-from weft.rpc.link import LinkKeys, new_token, read_or_create_token, tcp_address
+from weft.rpc.link import LinkKeys, new_token, own_address, read_or_create_token, tcp_address
+from weft.rpc.messages import PeerKeys
 from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import base_url, print_banner
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
@@ -74,7 +75,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         fleet = Fleet(engine_config, replicas=server_config.own_replicas, restarts=server_config.restarts,
                       factory=factory, record=server_config.recording(),
                       stall_after_s=server_config.stall_after, on_progress=progress.show,
-                      router=_router(server_config),
+                      router=_router(server_config), roles=server_config.replica_roles(),
+                      peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
                       listen=None if link is None else (link[0], LinkKeys.of(link[1])))
         ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp)
         service = new_service(server_config, fleet, listener)
@@ -85,6 +87,13 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         return EXIT_CONFIG
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Serving(service, listener, console, progress, ray).run())
+
+
+def _peer_host(address: str) -> str:
+    """Where engines of other machines reach those of this one: at the host that machines join at. One that
+    stands for all of this machine's addresses gives the one that it has towards the others."""
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    return own_address() if host in _ALL_HOSTS or host == "[::]" else host
 
 
 def _check_model(config: EngineConfig) -> None:

@@ -1,4 +1,4 @@
-"""Pictures at ``https`` addresses, of hosts that the operator allows with ``--media-domains``.
+"""Pictures and videos at ``https`` addresses, of hosts that the operator allows with ``--media-domains``.
 
     https://img.example.org/cat.png
        its host is allowed --> resolved, once --> every address is public --> that address is dialled,
@@ -12,8 +12,9 @@ connection, or redirect there.
 
 Laws: a name is resolved once for each connection, and the socket goes to the very address that was checked.
 A redirect is checked as the first address was. Only ``https`` on port 443 is fetched, without a proxy,
-cookies or credentials. Bytes are counted as they come, and all of a fetch has ``seconds``. At most
-FETCHES_MAX run at once, each for one picture, until that picture is decoded (law L11).
+cookies or credentials. Bytes are counted as they come, and all of a fetch has its seconds. Law L11: at most
+FETCHES_MAX run at once, of them HOST_FETCHES_MAX at one host, so that slow hosts do not hold up the others.
+The files that are fetched have HELD_FILES times the bytes of a picture at most, until they have been decoded.
 
 Bytes are received on the event loop, which is cancelled in time wherever a host keeps it waiting. Names are
 resolved in threads of their own: a name server that is silent holds those alone. Nothing is decoded here.
@@ -22,23 +23,29 @@ resolved in threads of their own: a name server that is silent holds those alone
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
+from weakref import WeakValueDictionary
 
 import httpcore
 import httpx
 
-from weft.errors import ConfigError, RequestError
+from weft.errors import ConfigError, EngineUnavailableError, RequestError
+from weft.request import PictureKind
 from weft.units import format_bytes
 
 REDIRECTS_MAX = 3
-FETCHES_MAX = 8
+FETCHES_MAX = 32
+HOST_FETCHES_MAX = 2
+HELD_FILES = 8
 _HTTPS = 443
 _ADDRESSES_TRIED = 3
 _URL_CHARS = 8192
@@ -78,36 +85,60 @@ def read_domains(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(domains))
 
 
+@dataclass(slots=True)
+class _Fetch:
+    """One of a file. ``name``: of its limits. ``held``: bytes so far."""
+
+    name: PictureKind
+    bytes_max: int
+    seconds: float
+    held: int = 0
+
+
 class MediaFetcher:
     """``domains`` of ``read_domains``; ``bytes_max``: of one file; ``seconds``: of one fetch with its
-    redirects. ``resolve`` (host, port) gives addresses as numbers and raises OSError; ``backend`` opens
-    sockets; ``trust``: whose certificates are believed."""
+    redirects; ``videos``: both of a video. ``resolve`` (host, port) gives addresses as numbers and raises
+    OSError; ``backend`` opens sockets; ``trust``: whose certificates are believed."""
 
     def __init__(self, domains: Sequence[str], *, bytes_max: int, seconds: float,
-                 resolve: Resolve | None = None, backend: httpcore.AsyncNetworkBackend | None = None,
+                 videos: tuple[int, float] | None = None, resolve: Resolve | None = None,
+                 backend: httpcore.AsyncNetworkBackend | None = None,
                  trust: ssl.SSLContext | None = None) -> None:
         self._domains = frozenset(domains)
-        self._bytes_max = bytes_max
-        self._seconds = seconds
+        self._limits = {"image": (bytes_max, seconds), "video": videos or (bytes_max, seconds)}
         self._dial = _CheckedDial(resolve or _addresses, backend or httpcore.AnyIOBackend())
         self._trust = trust or httpx.create_ssl_context()
-        self.running = asyncio.Semaphore(FETCHES_MAX)
-        """Held by the caller from before ``fetch`` until the file has been read."""
+        self._running = asyncio.Semaphore(FETCHES_MAX)
+        self._at_host: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._held = 0
 
-    async def fetch(self, url: str) -> bytes:
-        """The file at ``url``. Raises RequestError with one line."""
+    @contextlib.asynccontextmanager
+    async def file(self, url: str, kind: PictureKind = "image") -> AsyncIterator[bytes]:
+        """The file at ``url``, which counts as held meanwhile. Raises RequestError with one line, and
+        EngineUnavailableError where files that are held are too large."""
+        fetch = _Fetch(kind, *self._limits[kind])
+        host = str(self._checked(url).hostname)
+        at_host = self._at_host.setdefault(host, asyncio.Semaphore(HOST_FETCHES_MAX))
         try:
-            async with asyncio.timeout(self._seconds):
+            async with at_host, self._running:
+                data = await self._fetch(url, fetch)
+            yield data
+        finally:
+            self._held -= fetch.held
+
+    async def _fetch(self, url: str, fetch: _Fetch) -> bytes:
+        try:
+            async with asyncio.timeout(fetch.seconds):
                 for _ in range(REDIRECTS_MAX + 1):
                     target = self._checked(url)
-                    location, data = await self._get(target)
+                    location, data = await self._get(target, fetch)
                     if location is None:
                         return data
                     url = urljoin(target.geturl(), location)
         except TimeoutError:
-            raise RequestError(f"the picture takes more than {self._seconds:g} s to fetch "
-                               "(limits.image_seconds)") from None
-        raise RequestError(f"the picture's address redirects more than {REDIRECTS_MAX} times")
+            raise RequestError(f"the file takes more than {fetch.seconds:g} s to fetch "
+                               f"(limits.{fetch.name}_seconds)") from None
+        raise RequestError(f"the file's address redirects more than {REDIRECTS_MAX} times")
 
     def _checked(self, url: str) -> SplitResult:
         """Raises RequestError for an address that is not served, before its name is resolved."""
@@ -115,26 +146,26 @@ class MediaFetcher:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError:
-            raise RequestError(f"the picture is at {url[:100]!r}, which is no address") from None
+            raise RequestError(f"the file is at {url[:100]!r}, which is no address") from None
         if len(url) > _URL_CHARS or not url.isascii() or re.search(r"[\x00-\x20\x7f\\]", url):
-            raise RequestError(f"the picture is at {url[:100]!r}; an address has {_URL_CHARS} characters at "
+            raise RequestError(f"the file is at {url[:100]!r}; an address has {_URL_CHARS} characters at "
                                "most, percent-encoded, without blanks and backslashes")
         if parts.scheme != "https" or port not in (None, _HTTPS) or "@" in parts.netloc:
-            raise RequestError(f"the picture is at {url[:100]!r}; pictures are fetched by https alone, from "
+            raise RequestError(f"the file is at {url[:100]!r}; files are fetched by https alone, from "
                                "port 443, without a user's name")
         host = host.rstrip(".")
         below = {"*." + host.split(".", at)[-1] for at in range(1, host.count(".") + 1)}
         if not self._domains & {"*", host, *below}:
-            raise RequestError(f"the picture is at the host {host[:100]!r}, which --media-domains does not "
+            raise RequestError(f"the file is at the host {host[:100]!r}, which --media-domains does not "
                                "name")
         return parts._replace(netloc=f"[{host}]" if ":" in host else host, fragment="")
 
-    async def _get(self, target: SplitResult) -> tuple[str | None, bytes]:
+    async def _get(self, target: SplitResult, fetch: _Fetch) -> tuple[str | None, bytes]:
         """(where it redirects to, bytes)."""
         host = str(target.hostname)
         path = (target.path or "/") + (f"?{target.query}" if target.query else "")
         url = httpcore.URL(scheme=b"https", host=host.encode(), port=_HTTPS, target=path.encode())
-        headers = [("Host", target.netloc), ("User-Agent", "weft"), ("Accept", "image/*"),
+        headers = [("Host", target.netloc), ("User-Agent", "weft"), ("Accept", f"{fetch.name}/*"),
                    ("Accept-Encoding", "identity"), ("Connection", "close")]
         try:
             async with (httpcore.AsyncConnectionPool(self._trust, network_backend=self._dial) as pool,
@@ -143,23 +174,28 @@ class MediaFetcher:
                 if response.status in (301, 302, 303, 307, 308) and b"location" in said:
                     return said[b"location"], b""
                 if response.status != 200:
-                    raise RequestError(f"the host {host!r} answers {response.status} for the picture")
-                return None, await self._body(response, said)
+                    raise RequestError(f"the host {host!r} answers {response.status} for the file")
+                return None, await self._body(response, said, fetch)
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
-            raise RequestError(f"the picture cannot be fetched from {host!r}: {_reason(error)}") from None
+            raise RequestError(f"the file cannot be fetched from {host!r}: {_reason(error)}") from None
 
-    async def _body(self, response: httpcore.Response, headers: dict[bytes, str]) -> bytes:
+    async def _body(self, response: httpcore.Response, headers: dict[bytes, str], fetch: _Fetch) -> bytes:
         length = headers.get(b"content-length", "0")
         data = bytearray()
-        too_many = length.isdecimal() and int(length[:20]) > self._bytes_max
+        too_many = length.isdecimal() and int(length[:20]) > fetch.bytes_max
         if not too_many:
             async for part in response.aiter_stream():
                 data += part
-                if too_many := len(data) > self._bytes_max:
+                fetch.held += len(part)
+                self._held += len(part)
+                if too_many := len(data) > fetch.bytes_max:
                     break
+                if self._held > (most := HELD_FILES * self._limits["image"][0]) and self._held > fetch.held:
+                    raise EngineUnavailableError(f"files that are fetched have {format_bytes(self._held)}; "
+                                                 f"the limit is {format_bytes(most)}. Try again later")
         if too_many:
-            raise RequestError(f"the picture has more than {format_bytes(self._bytes_max)} "
-                               "(limits.image_bytes)")
+            raise RequestError(f"the file has more than {format_bytes(fetch.bytes_max)} "
+                               f"(limits.{fetch.name}_bytes)")
         return bytes(data)
 
 
@@ -180,9 +216,9 @@ class _CheckedDial(httpcore.AsyncNetworkBackend):
         except (OSError, UnicodeError):
             addresses = ()
         if not addresses:
-            raise RequestError(f"the picture's host {host!r} has no address")
+            raise RequestError(f"the file's host {host!r} has no address")
         if not all(map(is_public, addresses)):  # one is enough: an honest host has none
-            raise RequestError(f"the picture's host {host!r} has an address that is not public; pictures are "
+            raise RequestError(f"the file's host {host!r} has an address that is not public; files are "
                                "never fetched from there")
         *others, last = addresses[:_ADDRESSES_TRIED]
         for address in others:

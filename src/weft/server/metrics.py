@@ -239,6 +239,7 @@ class FleetReport:
     deadly: int
     router: dict[int, RouterCounts] = field(default_factory=dict)
     """By replica; empty for a router that predicts nothing."""
+    handoffs: int = 0
 
 
 @dataclass(frozen=True)
@@ -316,6 +317,8 @@ EDGE = (
 FLEET = (
     Row[FleetReport]("request_resumes", "counter", "Requests that another engine process took over.",
                      lambda fleet: fleet.resumes),
+    Row[FleetReport]("request_handoffs", "counter", "Requests whose answer went on at another engine than "
+                     "that of their prompt.", lambda fleet: fleet.handoffs),
     Row[FleetReport]("request_deadly", "counter", "Requests refused because engines died of them.",
                      lambda fleet: fleet.deadly),
 )
@@ -404,6 +407,12 @@ ENGINE = (
       lambda s: {source: one.drafted for source, one in s.speculation.sources.items()}, "source"),
     E("spec_decode_num_accepted_tokens", "counter", "Draft tokens that were right.",
       lambda s: {source: one.accepted for source, one in s.speculation.sources.items()}, "source"),
+    E("handoff_sent_bytes", "counter", "Bytes of records that went to other engines.",
+      lambda s: 0 if s.link is None else s.link.sent),
+    E("handoff_received_bytes", "counter", "Bytes of records that came from other engines.",
+      lambda s: 0 if s.link is None else s.link.received),
+    E("handoff_failures", "counter", "Prompts whose records did not get to another engine.",
+      lambda s: 0 if s.link is None else s.link.failed),
     E("pictures_encoded", "counter", "Pictures that the encoder computed.", lambda s: s.pictures.encoded),
     E("pictures_reused", "counter", "Pictures whose rows were there.", lambda s: s.pictures.reused),
     E("pictures_dropped", "counter", "Pictures whose rows gave way to others.", lambda s: s.pictures.dropped),
@@ -416,6 +425,8 @@ ENGINE = (
       "negative where they cost more.", lambda s: s.speculation.saved_s),
     E("lora_adapters", "gauge", "Adapters in memory.", lambda s: s.adapters.resident),
     E("lora_bytes", "gauge", "Bytes of their factors.", lambda s: s.adapters.held_bytes),
+    E("lora_budget_bytes", "gauge", "Bytes that they may take (--lora-memory).",
+      lambda s: s.adapters.budget_bytes),
     E("lora_loads", "counter", "Adapters read and kept.", lambda s: s.adapters.loads),
     E("lora_evictions", "counter", "Adapters that gave way to others.", lambda s: s.adapters.evictions),
     E("ranks", "gauge", "Processes that compute the model together.", lambda s: s.ranks.size),

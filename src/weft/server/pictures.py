@@ -1,25 +1,27 @@
 """The server's end of the process that reads pictures (``weft.images.worker``).
 
-    ImagePart, ImagePart --one after another--> worker --> Picture, Picture | RequestError that names the part
-                 '-- https: the bytes of its file first (weft.server.media)
+    PicturePart, PicturePart --one after another--> worker --> Picture, Picture | RequestError that names it
+                     '-- https: the bytes of its file first (weft.server.media)
 
-The line before the worker is bounded (law L11), and so is the number of pictures of a request.
+Videos take longer and have a worker of their own. The line before each worker is bounded (law L11), and so is
+the number of pictures of a request.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from weft.errors import EngineUnavailableError, RequestError
-from weft.images.decoding import ImageLimits
 from weft.images.picture import Picture
-from weft.images.settings import ImageSettings
-from weft.images.worker import FILE, URL, PictureStart, decoded
-from weft.text.pictures import ImagePart
+from weft.images.video import Sampling
+from weft.images.worker import FILE, URL, VIDEO, PictureStart, Source, VideoJob, decoded
+from weft.request import PICTURE_KINDS, PictureKind
+from weft.text.pictures import PicturePart
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 
@@ -31,52 +33,76 @@ _START_WITHIN_S = 10.0
 
 
 class PictureReader:
-    """``token``: the model's image token, as text. ``media`` None: pictures at addresses are refused."""
+    """``tokens``: of the model, by kind, as text. ``seconds``, ``memory_bytes``: to read one, by kind.
+    ``media`` None: pictures at addresses are refused."""
 
-    def __init__(self, settings: ImageSettings, limits: ImageLimits, *, token: str, seconds: float,
-                 memory_bytes: int, pictures_max: int, media: MediaFetcher | None = None) -> None:
-        self.token = token
+    def __init__(self, start: PictureStart, *, tokens: Mapping[PictureKind, str],
+                 seconds: Mapping[PictureKind, float], memory_bytes: int, pictures_max: int,
+                 media: MediaFetcher | None = None) -> None:
+        self.tokens = tokens
+        self._limits = start.limits
         self._media = media
         self._seconds = seconds
         self._pictures_max = pictures_max
         function = JobFunction("weft.images.worker:prepare", memory_bytes)
-        start = msgspec.msgpack.encode(PictureStart(settings, limits))
-        self._lane = WorkerLane(lambda: _started(function, start), seconds)
+        body = msgspec.msgpack.encode(start)
+        self._lanes = {kind: WorkerLane(lambda: _started(function, body), seconds[kind])
+                       for kind in PICTURE_KINDS}
 
-    async def read(self, images: Sequence[ImagePart]) -> list[Picture]:
+    async def read(self, parts: Sequence[PicturePart]) -> list[Picture]:
         """Raises RequestError that names the part, EngineUnavailableError where too many wait."""
-        if len(images) > self._pictures_max:
+        if len(parts) > self._pictures_max:
             raise RequestError(
-                f"the conversation has {len(images)} pictures; the limit is {self._pictures_max} "
-                "(limits.images)", param=images[self._pictures_max].where)
-        return [await self._read(image) for image in images]
+                f"the conversation has {len(parts)} pictures and videos; the limit is {self._pictures_max} "
+                "(limits.images)", param=parts[self._pictures_max].where)
+        return [await self._read(part) for part in parts]
 
-    async def _read(self, image: ImagePart) -> Picture:
-        url = image.source
-        assert isinstance(url, str), "no file comes over HTTP"
+    async def _read(self, part: PicturePart) -> Picture:
+        what = "picture" if part.kind == "image" else "video"
+        failed = {"param": part.where, "code": f"invalid_{part.kind}"}
         try:
-            if not url[:6].lower().startswith(("http:", "https:")):
-                return await self._decoded(URL + url.encode("utf-8", "surrogatepass"))
-            if self._media is None:
-                raise RequestError(f"the picture is at {url[:100]!r}; this server fetches none (it has "
-                                   "no --media-domains): send it as a data: URL")
-            async with self._media.running:
-                return await self._decoded(FILE + await self._media.fetch(url))
+            async with contextlib.AsyncExitStack() as files:
+                return await self._decoded(part.kind, await self._job(part, files))
         except RequestError as error:
-            raise RequestError(f"{image.where}: {error.message}", param=image.where,
-                               code="invalid_image") from None
+            raise RequestError(f"{part.where}: {error.message}", **failed) from None
         except TimeoutError:
-            raise RequestError(f"{image.where}: the picture takes more than {self._seconds:g} s to read "
-                               "(limits.image_seconds)", param=image.where, code="invalid_image") from None
+            raise RequestError(f"{part.where}: the {what} takes more than {self._seconds[part.kind]:g} s to "
+                               f"read (limits.{part.kind}_seconds)", **failed) from None
         except OSError:
-            raise RequestError(f"{image.where}: the picture ended the process that read it",
-                               param=image.where, code="invalid_image") from None
+            raise RequestError(f"{part.where}: the {what} ended the process that read it", **failed) from None
 
-    async def _decoded(self, job: bytes) -> Picture:
-        if self._lane.waiting >= LINE_MAX:
-            raise EngineUnavailableError(f"{self._lane.waiting} pictures wait to be read; the limit is "
+    async def _job(self, part: PicturePart, files: contextlib.AsyncExitStack) -> bytes:
+        """For the worker; files that are fetched are held by ``files``."""
+        if part.kind == "video":
+            asked = Sampling(part.fps, part.min_frames, part.max_frames)
+            return VIDEO + msgspec.msgpack.encode(VideoJob(await self._video(part.source, files), asked))
+        source = await self._fetched(part.source, "image", files)
+        return FILE + source if isinstance(source, bytes) else URL + source.encode("utf-8", "surrogatepass")
+
+    async def _video(self, source: object, files: contextlib.AsyncExitStack) -> Source | list[Source]:
+        if not isinstance(source, list):
+            return await self._fetched(source, "video", files)
+        if len(source) > self._limits.video_frames:
+            raise RequestError(f"the video has {len(source)} frames; the limit is "
+                               f"{self._limits.video_frames} (limits.video_frames)")
+        return [await self._fetched(frame, "image", files) for frame in source]
+
+    async def _fetched(self, url: object, kind: PictureKind, files: contextlib.AsyncExitStack) -> Source:
+        """The file at an address; another one as it is."""
+        assert isinstance(url, str), "no file comes over HTTP"
+        if not url[:6].lower().startswith(("http:", "https:")):
+            return url
+        if self._media is None:
+            raise RequestError(f"the {'picture' if kind == 'image' else kind} is at {url[:100]!r}; this "
+                               "server fetches none (it has no --media-domains): send it as a data: URL")
+        return await files.enter_async_context(self._media.file(url, kind))
+
+    async def _decoded(self, kind: PictureKind, job: bytes) -> Picture:
+        lane = self._lanes[kind]
+        if lane.waiting >= LINE_MAX:
+            raise EngineUnavailableError(f"{lane.waiting} pictures wait to be read; the limit is "
                                          f"{LINE_MAX}. Try again later")
-        return await asyncio.to_thread(decoded, await self._lane.ask(job))
+        return await asyncio.to_thread(decoded, await lane.ask(job))
 
 
 def _started(function: JobFunction, start: bytes) -> BoundedWorker:

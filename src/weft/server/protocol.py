@@ -155,7 +155,8 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 _CHAT_ONLY = "it belongs to /v1/chat/completions"
 _TEXT_ONLY = "answers are text"
-_OF_CHECKPOINT = "the checkpoint's own processor settings decide how pictures are read"
+_OF_CHECKPOINT = ("the checkpoint's own processor settings decide how pictures are read; fps, min_frames and "
+                  "max_frames stand in the part that has a video")
 
 Unserved = Mapping[str, tuple[str, tuple[Any, ...]]]
 

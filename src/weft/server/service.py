@@ -213,11 +213,11 @@ class ServedModel:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
         request = read_chat(conversation, template_variables=self.template.variables,
-                            reads_images=self.pictures is not None)
+                            reads=self.pictures.tokens if self.pictures is not None else ())
         chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
         prompt = await self.template.write(request.messages, chars_cut=chars_cut, **request.rendering)
-        if self.pictures is not None and request.images:
-            prompt = show_pictures(prompt, await self.pictures.read(request.images), self.pictures.token)
+        if self.pictures is not None and request.pictures:
+            prompt = show_pictures(prompt, await self.pictures.read(request.pictures), self.pictures.tokens)
         return request, prompt
 
 
@@ -241,18 +241,21 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
 
 def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer) -> PictureReader | None:
     """Raises CheckpointError for settings of pictures that are not served."""
-    if info.image_token is None:
+    if not info.picture_tokens:
         return None
-    from weft.images.worker import settings_of  # with numpy and Pillow, which text never needs
+    from weft.images.worker import start_of  # with numpy and Pillow, which text never needs
+    from weft.request import PICTURE_KINDS
     from weft.server.pictures import PictureReader
 
     limits, hosts, media = config.image_limits(), config.picture_hosts(), None
     if hosts:
         from weft.server.media import MediaFetcher
 
-        media = MediaFetcher(hosts, bytes_max=limits.image_bytes, seconds=config.image_seconds)
-    return PictureReader(settings_of(Path(info.directory)), limits,
-                         token=tokenizer.token_text(info.image_token), seconds=config.image_seconds,
+        media = MediaFetcher(hosts, bytes_max=limits.image_bytes, seconds=config.image_seconds,
+                             videos=(limits.video_bytes, config.video_seconds))
+    tokens = dict(zip(PICTURE_KINDS, map(tokenizer.token_text, info.picture_tokens), strict=False))
+    return PictureReader(start_of(Path(info.directory), limits), tokens=tokens,
+                         seconds={"image": config.image_seconds, "video": config.video_seconds},
                          memory_bytes=parse_bytes(config.image_memory, flag="limits.image_memory"),
                          pictures_max=config.images, media=media)
 
@@ -365,7 +368,8 @@ class Service:
         return FleetReport([EngineReport(replica.number, replica.ready, replica.restart_count,
                                          replica.engine.stats, replica.host) for replica in fleet.replicas
                             if replica.state != "left"],
-                           fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts())
+                           fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts(),
+                           fleet.requests.handoff_count)
 
     def health(self) -> tuple[int, Mapping[str, Any]]:
         if self.engine.death is not None:

@@ -23,16 +23,21 @@ come from outside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from weft.costs.rows import RowCosts
 from weft.speculation.drafter import SOURCES, Proposal, SourceName
+
+Learned = TypeVar("Learned")
 
 GUESS_WEIGHT = 8.0
 _DECAY = 0.998
 _OWN_DECAY = 0.95
 _OWN_WEIGHT = 3.0
 _CHANCE_MAX = 0.98
+_ADAPTERS_MAX = 256
 _CLASS_ENDS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 """A match of ``length`` tokens is in the first class whose end is above it, or in the last class."""
 _CLASS_OF = [sum(end <= length for end in _CLASS_ENDS) for length in range(_CLASS_ENDS[-1] + 1)]
@@ -44,7 +49,7 @@ _HALF_MATCH = 6.0
 
 
 class Chances:
-    """How likely a proposed token is right, learned from all sequences while serving.
+    """How likely a proposed token is right, learned from all sequences of an adapter while serving.
 
         chance(source, match)     of the next token of a source that had ``match`` tokens right before it
         survival of token i       chance(match) * chance(match + 1) * ... * chance(match + i)
@@ -71,6 +76,23 @@ class Chances:
 
     def chance(self, source: SourceName, match: int) -> float:
         return self.values[source][_CLASS_OF[min(match, _CLASS_ENDS[-1])]]
+
+
+class ByAdapter(Generic[Learned]):
+    """What is learned of each adapter, by its digest; "" is the model alone. Drafts that are right for one
+    are wrong for another, and other files under one name begin anew. The ones asked for last are kept."""
+
+    def __init__(self, begin: Callable[[], Learned]) -> None:
+        self._begin = begin
+        self._learned: OrderedDict[str, Learned] = OrderedDict()
+
+    def of(self, adapter: str) -> Learned:
+        if adapter not in self._learned:
+            self._learned[adapter] = self._begin()
+            if len(self._learned) > _ADAPTERS_MAX:
+                self._learned.popitem(last=False)
+        self._learned.move_to_end(adapter)
+        return self._learned[adapter]
 
 
 class OwnChances:

@@ -173,9 +173,10 @@ class Drafter(Protocol):
         ...
 
     def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
-              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
+              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None,
+              adapter: str = "") -> None:
         """The sequence ``key`` is about to decode. ``tokens``: its prompt of ``prompt_length`` tokens, and
-        the answer so far. ``prediction``: the client's guess of the whole answer."""
+        the answer so far. ``prediction``: the client's guess of the whole answer. ``adapter``: its digest."""
         ...
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:

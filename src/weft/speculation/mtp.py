@@ -23,10 +23,11 @@ right. First drafts and later ones have tables of their own, as later ones read 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from weft.costs.rows import SHAPE_STEP, RowCosts
-from weft.speculation.choice import SHARE
+from weft.speculation.choice import SHARE, ByAdapter
 from weft.speculation.drafter import Proposal
 
 HEAD_DRAFTS_MAX = 3
@@ -88,7 +89,7 @@ class MtpFollower:
 
 
 class HeadChances:
-    """Of all sequences."""
+    """Of all sequences of an adapter."""
 
     def __init__(self) -> None:
         self._right = [[_CLASS_WEIGHT * (at + 0.5) / _CLASSES for at in range(_CLASSES)] for _ in range(2)]
@@ -138,7 +139,9 @@ class HeadPlan:
 
     def __init__(self, measured: dict[int, float], drafts_max: int, *,
                  prompt_share: float | None = None) -> None:
-        self.chances = HeadChances()
+        self.chances = ByAdapter(HeadChances)
+        self._running: dict[int, HeadChances] = {}
+        """By sequence."""
         self.pays = True
         """For the step that is planned: it drafts because that pays."""
         self._drafts_max = min(HEAD_DRAFTS_MAX, drafts_max)
@@ -152,6 +155,20 @@ class HeadPlan:
         self._credit = _CREDIT_START
         self._prompts_unread = 0
 
+    def begin(self, key: int, adapter: str) -> HeadChances:
+        """The sequence ``key`` decodes with ``adapter``."""
+        chances = self._running[key] = self.chances.of(adapter)
+        return chances
+
+    def end(self, key: int) -> None:
+        self._running.pop(key, None)
+
+    def expected(self) -> list[float]:
+        """Right tokens of 1, 2, ... drafts of a sequence, on average of those that run."""
+        present = Counter(self._running.values()) or {self.chances.of(""): 1}
+        return [sum(count * one.expected(drafts) for one, count in present.items()) / sum(present.values())
+                for drafts in range(1, HEAD_DRAFTS_MAX + 1)]
+
     def seconds(self, sequences: int, drafts: int, costs: RowCosts) -> float:
         """Of ``drafts`` for each of ``sequences``."""
         alone_s = costs.seconds(1)
@@ -164,8 +181,7 @@ class HeadPlan:
     def drafts(self, sequences: int, costs: RowCosts) -> int | None:
         """For a step in which ``sequences`` choose a token; None: the head stays off."""
         sequences = max(1, sequences)
-        best = self._best(sequences, costs, [self.chances.expected(count)
-                                             for count in range(1, HEAD_DRAFTS_MAX + 1)])
+        best = self._best(sequences, costs, self.expected())
         self.pays = best is not None
         if best is not None:
             return best

@@ -67,7 +67,8 @@ class ProfileRun:
         """The profile run never sleeps."""
 
     def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
-              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
+              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None,
+              adapter: str = "") -> None:
         """The profile run needs no text."""
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from weft.costs.rows import RowCosts
 from weft.memory.prefix.tree import PrefixTree
 from weft.pictures import token_count
-from weft.speculation.choice import FEW_SEQUENCES, Chances, HostBudget, OwnChances, choose, may_pay
+from weft.speculation.choice import FEW_SEQUENCES, ByAdapter, Chances, HostBudget, OwnChances, choose, may_pay
 from weft.speculation.drafter import (
     PLAIN_STEPS,
     SOURCES,
@@ -41,7 +41,7 @@ from weft.speculation.drafter import (
     SpeculationCounters,
     SpeculationStats,
 )
-from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
+from weft.speculation.mtp import HeadChances, HeadPlan, MtpFollower
 from weft.speculation.sources import AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower
 from weft.speculation.text_index import LONG_MATCH
 from weft.speculation.tree import TreeFollower
@@ -121,7 +121,7 @@ class Speculator:
         self.counters = SpeculationCounters(sources)
         self._tree = tree
         self._drafts_max = drafts_max
-        self._chances = Chances()
+        self._chances = ByAdapter(Chances)
         self._library = AnswerLibrary()
         self._clock = clock
         self._budget = HostBudget()
@@ -156,7 +156,8 @@ class Speculator:
             self._stale.update(self._by_key)
 
     def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
-              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
+              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None,
+              adapter: str = "") -> None:
         began_s = self._clock()
         answer = tokens[prompt_length:].tolist()
         followers: dict[SourceName, Follower] = {}
@@ -169,10 +170,11 @@ class Speculator:
             followers["tree"] = TreeFollower(self._tree, salt or "", tokens)
         if "suffix" in self.sources:
             followers["suffix"] = SuffixFollower(self._library, salt or "", tokens[:prompt_length], answer)
-        asked = [_Asked(source, follower, OwnChances(self._chances, source))
+        chances = self._chances.of(adapter)
+        asked = [_Asked(source, follower, OwnChances(chances, source))
                  for source, follower in followers.items()]
         if self._head is not None:
-            asked.append(_Asked("mtp", MtpFollower(), self._head.chances))
+            asked.append(_Asked("mtp", MtpFollower(), self._head.begin(key, adapter)))
         self._by_key[key] = _Speculation(salt or "", answer, asked, matcher)
         self._budget.spend(self._clock() - began_s)
 
@@ -199,7 +201,7 @@ class Speculator:
         counts = choose(offers, len(rows), self.costs)
         drafts: dict[int, tuple[int, ...]] = {}
         others_draft = self._head is not None
-        usual = self._head.chances.expected(HEAD_DRAFTS_MAX) if self._head is not None else 0.0
+        usual = self._head.expected()[-1] if self._head is not None else 0.0
         for row, (asked, survivals), count in zip(rows, best, counts, strict=True):
             if asked is not None and asked.proposal is not None and count:
                 self._by_key[row.key].drafted = asked
@@ -264,6 +266,8 @@ class Speculator:
     def end(self, key: int) -> None:
         state = self._by_key.pop(key, None)
         self._stale.discard(key)
+        if self._head is not None:
+            self._head.end(key)
         if state is not None and "suffix" in self.sources:
             self._library.add(state.salt, state.answer)
 

@@ -165,7 +165,7 @@ def _sequential(part: StatePart) -> bool:
     """The kernels' own ``supported``, from shapes alone; a ring does not depend on where a run begins."""
     if part.name == "window":
         return True
-    if part.name == "conv":
+    if part.name.startswith("conv"):
         channels, window = part.shape
         return channels % native.LANES == 0 and 1 <= window < native.KERNEL_MAX
     *heads, lines, width = part.shape

@@ -137,7 +137,7 @@ class LayerCache:
     ``token_scales`` bfloat16 [P, K and V, kv_heads, 16]: the scales of int8 pages. ``head_scales`` [K and V,
     kv_heads]: powers of two in the model's dtype, for fp8; they lie outside the arena, and None means ones.
     See ``kv_numbers``. ``layer``: the layer's number, an input of the hash that rounds a state in few
-    bits."""
+    bits. ``index``: where the rows of its index lie, of attention that sees chosen blocks."""
 
     k: torch.Tensor | None = None
     v: torch.Tensor | None = None
@@ -145,3 +145,4 @@ class LayerCache:
     token_scales: torch.Tensor | None = None
     head_scales: torch.Tensor | None = None
     layer: int = 0
+    index: LayerCache | None = None

@@ -39,6 +39,7 @@ import msgspec
 
 from weft.errors import ConfigError, RequestError
 from weft.files import TEMPLATE_BYTES_MAX, read_json, read_text
+from weft.request import PICTURE_KINDS
 from weft.text.tools.definitions import function_call
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -102,7 +103,8 @@ class ChatTemplate:
                                param="continue_final_message")
         turns = [self._turn(position, message) for position, message in enumerate(messages)]
         if continue_final_message:
-            turns[-1]["content"] += MARK if isinstance(turns[-1]["content"], str) else [_text_part(MARK)]
+            turns[-1]["content"] += MARK if isinstance(turns[-1]["content"], str) else [
+                {"type": "text", "text": MARK}]
         given = dict(variables or {})
         for name in given:
             if name in ("messages", "add_generation_prompt", *self._special_tokens):
@@ -255,7 +257,8 @@ def read_chat_template(directory: Path, *, override: str | None = None) -> tuple
 
 
 def _content(where: str, message: ChatMessage) -> str | list[dict[str, str]]:
-    """Text, or a list of parts where some are pictures: templates of models that read pictures take lists."""
+    """Text, or a list of parts where some are pictures, which ``weft.text.pictures`` has made bare: templates
+    of models that read them take lists."""
     content = message.content
     if isinstance(content, str):
         return content
@@ -264,30 +267,28 @@ def _content(where: str, message: ChatMessage) -> str | list[dict[str, str]]:
             raise RequestError(f"{where}.content is missing: a {message.role} message needs text",
                                param=f"{where}.content")
         return ""
-    texts = [_part_text(f"{where}.content[{index}]", part) for index, part in enumerate(content)]
-    if None not in texts:
-        return "\n".join(text for text in texts if text is not None)
-    return [{"type": "image"} if text is None else _text_part(text) for text in texts]
+    parts = [part if _is_bare(part) else
+             {"type": "text", "text": _part_text(f"{where}.content[{index}]", part)}
+             for index, part in enumerate(content)]
+    if any(part["type"] != "text" for part in parts):
+        return [{key: part[key] for key in ("type", "text") if key in part} for part in parts]
+    return "\n".join(part["text"] for part in parts)
 
 
-def _text_part(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
+def _is_bare(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in PICTURE_KINDS
 
 
-def _part_text(here: str, part: Any) -> str | None:
-    """None for a picture, which ``weft.text.pictures`` has taken out before."""
+def _part_text(here: str, part: Any) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
         raise RequestError(f"{here}: expected an object with type and text, got {type(part).__name__}",
                            param=here)
     kind = part.get("type", "text")
-    if kind == "image":
-        return None
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        what = ("video is not read: send some of its frames as pictures" if "video" in str(kind) else
-                "text is read, and pictures where the model sees")
-        raise RequestError(f"{here} has type {kind!r}; {what}", param=here)
+        raise RequestError(f"{here} has type {kind!r}; text is read, and pictures and videos where the model "
+                           "sees", param=here)
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise RequestError(f"{here}.text: expected str, got {type(text).__name__}", param=f"{here}.text")

@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from weft.errors import CheckpointError, EngineUnavailableError, RequestError
-from weft.request import Grammar, PlacedPicture
+from weft.request import Grammar, PictureKind, PlacedPicture
 from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Dialect
-from weft.text.pictures import ImagePart, placed, split_images, with_pictures
+from weft.text.pictures import PicturePart, placed, split_pictures, with_pictures
 from weft.text.template_worker import (
     Answer,
     ChatPrompt,
@@ -80,12 +80,12 @@ class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``variables``: what the template sees besides the messages. ``images``: what stands behind the parts of
-    the messages that are pictures. ``several_calls``: an answer may call more
+    """``variables``: what the template sees besides the messages. ``pictures``: what stands behind the parts
+    of the messages that are pictures. ``several_calls``: an answer may call more
     than one tool."""
 
     messages: list[ChatMessage]
-    images: list[ImagePart] = []
+    pictures: list[PicturePart] = []
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = ToolChoice("none")
     several_calls: bool = True
@@ -120,8 +120,8 @@ class EncodedChat(msgspec.Struct, frozen=True):
 
 
 def read_chat(conversation: ConversationFields, *, template_variables: Collection[str],
-              reads_images: bool = False) -> ChatRequest:
-    """``template_variables``: the names that the template reads. ``reads_images``: the model does. Raises
+              reads: Collection[PictureKind] = ()) -> ChatRequest:
+    """``template_variables``: the names that the template reads. ``reads``: of pictures. Raises
     RequestError that names the field."""
     checked = read_tools(conversation.tools)
     choice = read_choice(conversation.tool_choice, checked)
@@ -139,10 +139,10 @@ def read_chat(conversation: ConversationFields, *, template_variables: Collectio
             raise RequestError(f"{name} is not supported: this model's chat template does not use it",
                                param=name, code="unsupported_parameter")
     messages = conversation.messages
-    images: list[ImagePart] = []
+    pictures: list[PicturePart] = []
     if any(isinstance(message.content, list) for message in messages):
-        messages, images = split_images(messages, reads_images=reads_images)
-    return ChatRequest(messages=messages, images=images, tools=checked, choice=choice,
+        messages, pictures = split_pictures(messages, reads=reads)
+    return ChatRequest(messages=messages, pictures=pictures, tools=checked, choice=choice,
                        several_calls=conversation.parallel_tool_calls is not False, variables=shown,
                        add_generation_prompt=conversation.add_generation_prompt,
                        continue_final_message=bool(conversation.continue_final_message))
@@ -263,10 +263,30 @@ def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> Enc
                        placed(prompt.pictures, positions[marks:]) if prompt.pictures else [])
 
 
-def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture], image_token: str) -> ChatPrompt:
-    """``prompt`` as the template wrote it, with what each picture shows. Raises RequestError."""
-    text, places, shown = with_pictures(prompt.text, [*prompt.ends, *prompt.marks], pictures, image_token)
+def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture],
+                  tokens: Mapping[PictureKind, str]) -> ChatPrompt:
+    """``prompt`` as the template wrote it, with what each picture shows. ``tokens``: as in ``with_pictures``.
+    Raises RequestError."""
+    text, places, shown = with_pictures(prompt.text, [*prompt.ends, *prompt.marks], pictures, tokens)
     return ChatPrompt(text, places[:len(prompt.ends)], places[len(prompt.ends):], shown)
+
+
+class PictureSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a picture in a prompt, one span for each tile. ``part``: of the request. ``offset``: in tokens.
+    ``digest``: of the whole picture, in hex."""
+
+    part: str
+    kind: PictureKind
+    offset: int
+    rows: int
+    digest: str
+
+
+def picture_spans(chat: ChatRequest, encoded: EncodedChat) -> list[PictureSpan]:
+    return [PictureSpan(part=part.where, kind=part.kind, offset=offset, rows=rows,
+                        digest=picture.digest.hex())
+            for part, picture in zip(chat.pictures, encoded.pictures, strict=True)
+            for offset, rows in picture.places]
 
 
 def _content_text(message: ChatMessage) -> str:

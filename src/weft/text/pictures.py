@@ -1,88 +1,104 @@
-"""Pictures in a conversation: taken out before its template writes it, and put into the text that it wrote.
+"""Pictures and videos of a conversation: taken out before its template writes it, put into what it wrote.
 
-    messages  {"type": "image_url", "image_url": {"url": "data:..."}}      split_images
-              {"type": "image"}  + ImagePart                               the template sees no pixels
+    messages  {"type": "image_url", "image_url": {"url": "data:..."}}      split_pictures
+              {"type": "image"}  + PicturePart                             the template sees no pixels
     text      ... <image> ...                                              what the template writes for it
               ... <|image_start|><image><image>...<|image_end|> ...        with_pictures: one for each row
     tokens    ... 498  396 396 396 ...  499 ...                            placed: where the rows stand
 
-A dialect writes a picture as an ``ImagePart``, or leaves OpenAI's form. A picture stands where the template
-writes the image token, in the order of the messages. A text that has the token itself cannot be told from a
-picture's place, so such a conversation is refused.
+A video is a picture of another kind, with a token of its own. A dialect writes either as a ``PicturePart``,
+or leaves OpenAI's form and those that other engines have for videos. A picture stands where the template
+writes the token of its kind, in the order of the messages. A text that has the token itself cannot be told
+from a picture's place, so such a conversation is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from weft.errors import RequestError
-from weft.request import PlacedPicture
+from weft.request import PictureKind, PlacedPicture
 from weft.text.chat import ChatMessage
 from weft.text.template_worker import ShownPicture
 
 if TYPE_CHECKING:
     from weft.images.picture import Picture
 
-IMAGE_PARTS = ("image_url", "input_image", "image")
+_KIND_OF: dict[str, PictureKind] = {
+    "image_url": "image", "input_image": "image", "image": "image",
+    "video_url": "video", "input_video": "video", "video": "video"}
+"""The type of a part -> what it is."""
 
 
-class ImagePart(msgspec.Struct, frozen=True):
-    """``source``: an address, or the bytes of a file of this program. ``where``: the part of the request that
-    has it, for errors."""
+class PicturePart(msgspec.Struct, frozen=True):
+    """``source``: an address, or the bytes of a file of this program; of a video also its frames, each of
+    them such a one. ``where``: the part of the request that has it, for errors. The last three are of videos
+    (``weft.images.video.Sampling``)."""
 
-    source: str | bytes
+    source: str | bytes | list[str | bytes]
     where: str
     cache_control: Any = None
+    kind: PictureKind = "image"
+    fps: float | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
 
 
-def split_images(messages: list[ChatMessage], *,
-                 reads_images: bool) -> tuple[list[ChatMessage], list[ImagePart]]:
-    """The messages with a bare ``{"type": "image"}`` for each picture, and the pictures in their order.
-    Raises RequestError for a part without an address, and for one that the model does not read."""
-    images: list[ImagePart] = []
+def split_pictures(messages: list[ChatMessage], *,
+                   reads: Collection[PictureKind]) -> tuple[list[ChatMessage], list[PicturePart]]:
+    """The messages with a bare ``{"type": "image"}`` for each picture, and the pictures in their order;
+    videos alike. ``reads``: what the model does. Raises RequestError for a part without an address, and for
+    one that the model does not read."""
+    pictures: list[PicturePart] = []
     shown = []
     for at, message in enumerate(messages):
-        if isinstance(message.content, list) and any(map(_is_image, message.content)):
+        if isinstance(message.content, list) and any(map(_is_picture, message.content)):
             parts = []
             for index, part in enumerate(message.content):
-                if _is_image(part):
-                    image = _read(part, f"messages[{at}].content[{index}]", reads_images)
-                    images.append(image)
-                    part = {"type": "image"}
-                    if image.cache_control is not None:
-                        part["cache_control"] = image.cache_control
+                if _is_picture(part):
+                    picture = _read(part, f"messages[{at}].content[{index}]", reads)
+                    pictures.append(picture)
+                    part = {"type": picture.kind}
+                    if picture.cache_control is not None:
+                        part["cache_control"] = picture.cache_control
                 parts.append(part)
             message = msgspec.structs.replace(message, content=parts)
         shown.append(message)
-    return shown, images
+    return shown, pictures
 
 
 def with_pictures(text: str, places: Sequence[int], pictures: Sequence[Picture],
-                  image_token: str) -> tuple[str, list[int], list[ShownPicture]]:
-    """``text`` with each image token replaced by what its picture shows, and ``places`` (characters) moved
-    with it. Raises RequestError where the template does not write as many tokens as there are pictures."""
-    pieces = text.split(image_token)
-    if len(pieces) - 1 != len(pictures):
+                  tokens: Mapping[PictureKind, str]) -> tuple[str, list[int], list[ShownPicture]]:
+    """``text`` with each token of a picture replaced by what the picture shows, and ``places`` (characters)
+    moved with it. ``tokens``: by kind. Raises RequestError where the template does not write as many as there
+    are pictures of their kind."""
+    pieces = re.split(f"({'|'.join(map(re.escape, tokens.values()))})", text)
+    pieces, written_tokens = pieces[::2], pieces[1::2]
+    if written_tokens != [tokens[picture.kind] for picture in pictures]:
+        counts = [f"{token} {written_tokens.count(token)} times for "
+                  f"{sum(picture.kind == kind for picture in pictures)} {kind.replace('image', 'picture')}s"
+                  for kind, token in tokens.items()]
         raise RequestError(
-            f"the chat template writes {image_token} {len(pieces) - 1} times for {len(pictures)} pictures: a "
-            "text of the conversation has it too, or the template leaves pictures out", param="messages")
+            f"the chat template writes {' and '.join(counts)}: a text of the conversation has it too, or the "
+            "template leaves some out or moves them", param="messages")
     shown, out, at = [], [pieces[0]], len(pieces[0])
     ends, shifts = [], []
-    for picture, after in zip(pictures, pieces[1:], strict=True):
+    for picture, token, after in zip(pictures, written_tokens, pieces[1:], strict=True):
         spans, begin = [], at
         for part in picture.text:
-            written = part if isinstance(part, str) else image_token * part
+            written = part if isinstance(part, str) else token * part
             if not isinstance(part, str):
                 spans.append((at, len(written), part))
             out.append(written)
             at += len(written)
         shown.append(ShownPicture(picture.digest, picture.to_bytes(), spans))
         ends.append(begin)
-        shifts.append(at - begin - len(image_token))
+        shifts.append(at - begin - len(token))
         out.append(after)
         at += len(after)
     # Behind a picture places move by what it and those before it have grown; ``ends`` are in the new text.
@@ -100,21 +116,53 @@ def placed(pictures: Sequence[ShownPicture], positions: Sequence[int]) -> list[P
             for picture in pictures]
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, ImagePart) or (isinstance(part, dict) and part.get("type") in IMAGE_PARTS)
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, PicturePart) or (isinstance(part, dict) and part.get("type") in _KIND_OF)
 
 
-def _read(part: Any, where: str, reads_images: bool) -> ImagePart:
-    if isinstance(part, ImagePart):
+def _read(part: Any, where: str, reads: Collection[PictureKind]) -> PicturePart:
+    kind, name = (part.kind, "") if isinstance(part, PicturePart) else (_KIND_OF[part["type"]], part["type"])
+    if isinstance(part, PicturePart):
         where = part.where
-    if not reads_images:
-        raise RequestError(f"{where} is a picture; this model reads text only: its checkpoint has no vision "
-                           "encoder", param=where, code="unsupported_parameter")
-    if isinstance(part, ImagePart):
+    if kind not in reads:
+        what = "picture" if kind == "image" else "video"
+        sees = ("text and pictures: send some of the frames as pictures" if reads else
+                "text only: its checkpoint has no vision encoder")
+        raise RequestError(f"{where} is a {what}; this model reads {sees}", param=where,
+                           code="unsupported_parameter")
+    if isinstance(part, PicturePart):
         return part
+    if kind == "video":
+        return _video(part, where, name)
     value = part.get("image_url")
     url = value.get("url") if isinstance(value, dict) else value
     if not isinstance(url, str) or not url:
         raise RequestError(f"{where}.image_url: expected an object with url, the picture as a data: URL",
                            param=f"{where}.image_url")
-    return ImagePart(url, where, part.get("cache_control"))
+    return PicturePart(url, where, part.get("cache_control"))
+
+
+def _video(part: dict[str, Any], where: str, name: str) -> PicturePart:
+    """``{"type": "video_url", "video_url": {"url": ...}}``, or ``{"type": "video", "video": [frame, ...]}``;
+    ``fps`` and the like stand beside, or within."""
+    field = "video" if name == "video" else "video_url"
+    value = part.get(field)
+    inner = value if isinstance(value, dict) else {}
+    source: Any = inner.get("url") if inner else value
+    frames = source if isinstance(source, list) else [source]
+    if not frames or not all(isinstance(one, str) and one for one in frames):
+        raise RequestError(f"{where}.{field}: expected a data: URL of a video, or a list of those of its "
+                           "frames", param=f"{where}.{field}")
+    given = {key: inner.get(key, part.get(key)) for key in ("fps", "min_frames", "max_frames")}
+    return PicturePart(source, where, part.get("cache_control"), "video", **checked_sampling(given, where))
+
+
+def checked_sampling(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """``given``: ``fps``, ``min_frames``, ``max_frames`` of a part. Raises RequestError."""
+    for key, value in given.items():
+        right = isinstance(value, int | float if key == "fps" else int) and not isinstance(value, bool)
+        if value is not None and not (right and 0 < value <= 1000):
+            raise RequestError(f"{where}.{key} is {value!r:.100}; it must be a "
+                               f"{'number above 0' if key == 'fps' else 'whole number from 1'}, to 1000",
+                               param=f"{where}.{key}")
+    return dict(given)

@@ -26,7 +26,7 @@ IMAGE = 5
 class CountingEncoder:
     """``pieces_each`` pieces a picture; ``resident``: digests whose rows are there."""
 
-    image_token = IMAGE
+    picture_tokens = (IMAGE,)
     row_bytes = 8
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ def test_decodes_wait_for_half_of_the_longest_step_at_most() -> None:
     ([PlacedPicture(digest=b"1", places=[(5, 5)], data=b"x")], "a digest of 1 bytes"),
     ([picture("a", 55, 10)], "from position 55 on"),
     ([picture("a", 20, 10), picture("b", 25, 5)], "the rows before end at 30"),
-    ([PlacedPicture(digest=bytes(32), places=[(40, 4)], data=b"x")], "not all the image token 5"),
+    ([PlacedPicture(digest=bytes(32), places=[(40, 4)], data=b"x")], "not all one of the tokens 5"),
     ([PlacedPicture(digest=bytes(32), places=[(20, 10)], data=b"")], "it is empty")])
 def test_pictures_that_do_not_fit_the_prompt_are_refused(pictures: list[PlacedPicture], words: str) -> None:
     rig, _ = seeing()

@@ -49,6 +49,13 @@ def test_of_a_gif_the_first_frame() -> None:
     assert decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])).max() <= 10
 
 
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("block", [b"garbage", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff",
+                                   b"II*\0\xff\xff\xff\xff", b""])
+def test_a_broken_block_of_exif_leaves_the_picture_as_it_is(form: str, block: bytes) -> None:
+    assert (decode(encoded(RGB, form, exif=block)) == decode(encoded(RGB, form))).all()
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_applied(orientation: int) -> None:
     exif = Image.Exif()

@@ -16,11 +16,14 @@ from weft.families.architecture import (
     Dense,
     Experts,
     GatedDelta,
+    Index,
     KimiDelta,
     LatentAttention,
     Lightning,
     Rope,
     ShortConv,
+    Streams,
+    WithNgrams,
 )
 
 Config = dict[str, Any]
@@ -165,16 +168,35 @@ MINIMAX_TEXT_01: Config = {
     "num_key_value_heads": 8, "num_local_experts": 32, "rms_norm_eps": 1e-05, "rope_theta": 10000000,
     "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 200064}
 
+QWEN4_EXP: Config = {
+    "architectures": ["Qwen4ExpForCausalLM"], "attention_bias": False, "dtype": "bfloat16",
+    "eos_token_id": 248044, "hc_count": 4, "hc_lowrank": 320, "head_dim": 256, "heads_per_ngram": 8,
+    "hidden_act": "silu", "hidden_size": 2560, "indexer_budget": 2048, "indexer_compress_ratio": 4,
+    "indexer_head_dim": 128, "indexer_kv_heads": 1, "indexer_n_heads": 4,
+    "layer_types": ["linear_attention" if (i + 1) % 4 else "full_attention" for i in range(40)],
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 48, "linear_value_head_dim": 128, "make_ngram_vocab_size_divisible_by": 128,
+    "max_position_embeddings": 262144, "model_type": "qwen4_exp_text", "moe_intermediate_size": 640,
+    "ngram_size": 3, "ngram_vocab_size_base": 20000000, "norm_topk_prob": True, "num_attention_heads": 24,
+    "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 40, "num_key_value_heads": 2,
+    "output_gate_type": "sigmoid", "ple_conv_kernel_size": 4, "ple_embed_dim": 2560, "ple_layer_ids": [2],
+    "rms_norm_eps": 1e-06, "rope_parameters": {
+        "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000, "rope_type": "default"},
+    "seed": 1234, "shared_expert_intermediate_size": 640, "split_ngram_parts": 128,
+    "tie_word_embeddings": False, "vocab_size": 248320}
+
 RELEASES_MORE = {
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
-    "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
+    "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01, "qwen4_exp": QWEN4_EXP,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
 
 SMALLER_MORE: dict[str, Config] = {
     "llama": {"num_hidden_layers": 2}, "mistral": {"num_hidden_layers": 2},
     "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "olmo_hybrid": {}, "lfm2_moe": {}, "lfm3": {},
     "olmo3": {"num_hidden_layers": 4, "layer_types": OLMO_3_7B["layer_types"][:4]}, "kimi_linear": {},
+    "qwen4_exp": {"num_hidden_layers": 4, "layer_types": QWEN4_EXP["layer_types"][:4]},
     "ling": {"num_hidden_layers": 6, "num_experts": 64},
     "minimax": {"num_hidden_layers": 8, "num_local_experts": 4,
                 "layer_types": MINIMAX_TEXT_01["layer_types"][:8]},
@@ -341,6 +363,26 @@ def test_minimax_turns_part_of_a_head_if_it_says_so_and_its_layers_forget_at_rat
     assert turned.rope == Rope(1e7, 64)
 
 
+def test_qwen4_keeps_index_rows_behind_its_layers_and_the_last_tokens_in_a_layer_with_tables() -> None:
+    model = read_architecture(QWEN4_EXP)
+    assert model.mixers[3] == Attention(24, 2, 256, 256**-0.5, Rope(1e7, 64), qk_norm=True, gated=True,
+                                        index=Index(4, 128, 4, 512))
+    delta = GatedDelta(16, 48, 128, 128, 4, sigmoid_gate=True)
+    with_tables = model.mixers[1]
+    assert isinstance(with_tables, WithNgrams)
+    assert (model.mixers[0], with_tables.mixer) == (delta, delta)
+    assert [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, WithNgrams)] == [1]
+    tables = with_tables.ngrams
+    assert (tables.rows[0], len(tables.rows), len(set(tables.rows))) == (20000003, 16, 16)
+    assert (tables.width, tables.end, tables.table_rows % 128) == (160, 248044, 0)
+    assert model.streams == Streams("gated", 4, rank=320)
+    wrapped = {"model_type": "qwen4_exp", "tie_word_embeddings": False, "text_config": QWEN4_EXP}
+    assert read_architecture(wrapped) == model
+    layers = model.spec().layers
+    assert [layer.kind for layer in layers[40:]] == ["index"] * 10
+    assert [part.name for part in layers[1].state] == ["conv", "recurrent", "conv.tokens", "conv.values"]
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
              for name, spec in ((name, read_spec(config)) for name, config in RELEASES_MORE.items())}
@@ -351,6 +393,8 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "minimax": (10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4),
+        "qwen4_exp": (10 * (2 * 2 * 256 + 128) * 2,
+                      30 * (48 * 128 * 128 * 4 + 10240 * 3 * 2) + (16 * 2 + 10240 * 9) * 2),
         "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
         "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
         "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2)}
@@ -391,6 +435,10 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("ling", {"num_expert_group": 7}, ["num_expert_group", "7", "512"]),
     ("minimax", {"rotary_dim": 256}, ["rotary_dim", "256", "128"]),
     ("minimax", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),
+    ("qwen4_exp", {"indexer_budget": 2050}, ["indexer_budget", "2050", "4"]),
+    ("qwen4_exp", {"ple_layer_ids": [4]}, ["ple_layer_ids", "4", "delta"]),
+    ("qwen4_exp", {"ple_embed_dim": 2570}, ["ple_embed_dim", "2570", "16"]),
+    ("qwen4_exp", {"output_gate_type": "gelu"}, ["output_gate_type", "gelu", "sigmoid"]),
     ("gpt_oss", {"swiglu_limit": 8.0}, ["swiglu_limit", "8.0", "7.0"]),
     ("gpt_oss", {"swiglu_alpha": 1.0}, ["swiglu_alpha", "1.0", "1.702"]),
     ("gpt_oss", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),

@@ -206,8 +206,9 @@ def test_what_a_prefill_costs_others_grows_with_the_queue_and_with_a_full_cache(
     costs.evicted(0)
     assert costs.weight(0) == pytest.approx(AMPLIFIED), "each computed token displaces one worth as much"
     for _ in range(1000):
-        costs.placed(ahead=1, decodes=1)
+        costs.placed("both", ahead=1, decodes=1)
     assert costs.weight(0) == pytest.approx(3.0 * AMPLIFIED, rel=0.01)
+    assert costs.weight(0, "prefill") == pytest.approx(AMPLIFIED), "each role has a queue of its own"
     assert costs.weight(1) == pytest.approx(2.0 * AMPLIFIED, rel=0.01), "a replica with room"
     costs.left(0)
     assert costs.weight(0) == costs.weight(1)

@@ -111,7 +111,7 @@ def test_a_head_that_could_not_pay_with_right_drafts_is_off_and_reads_no_prompt(
 def test_an_idle_head_is_probed_and_ever_more_rarely() -> None:
     head, probes = HeadPlan({}, 3), []
     for _ in range(30):   # its drafts are wrong
-        head.chances._place_right = [0.0] * 3
+        head.chances.of("")._place_right = [0.0] * 3
     for step in range(8 * PROBE_STEPS):
         drafts = head.drafts(1, FLAT)
         head.stepped(27.0, FLAT, drafted=False)
@@ -131,10 +131,10 @@ def test_a_named_head_goes_on_while_its_drafts_are_right() -> None:
     measured = {drafts: 0.33 * drafts for drafts in (1, 2, 3)}
     thrifty, named = HeadPlan(measured, 3, prompt_share=0.1), HeadPlan(measured, 3)
     for head in (thrifty, named):
-        head.chances._place_right = [0.7 * tried for tried in head.chances._place_tried]
+        head.chances.of("")._place_right = [0.7 * tried for tried in head.chances.of("")._place_tried]
     assert thrifty.drafts(1, costs) is None
     assert named.drafts(1, costs)
-    named.chances._place_right = [0.3 * tried for tried in named.chances._place_tried]
+    named.chances.of("")._place_right = [0.3 * tried for tried in named.chances.of("")._place_tried]
     assert named.drafts(1, costs) is None
 
 

@@ -26,7 +26,7 @@ Sources: Hu et al., 2021; Liu et al., 2024 (DoRA); Chen et al., 2023 (Punica) fo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,8 @@ from weft.tensor import gpu, native
 from weft.tensor.adapter_rows import LINES, ActiveAdapters, AdapterRows, RowGroups, number_of
 from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.weights.tiles import TiledWeight, small_tiles
+
+Change = TypeVar("Change")
 
 LOW_WIDTH = 512
 """Most ranks of one adapter on one product, all parts together, that the Triton kernels take."""
@@ -263,12 +265,6 @@ class AdaptedProduct:
                              y.stride(0))
         return True
 
-    def of_step(self, rows: int) -> list[tuple[AdapterRows, ProductChange]]:
-        """For products that a block does not compute as such."""
-        return [] if self.active is None else [
-            (group, self.changes[group.digest]) for group in self.active.groups(rows)
-            if group.digest in self.changes]
-
 
 @dataclass(slots=True)
 class TableChange:
@@ -323,10 +319,37 @@ class ExpertsChange:
 
 
 @dataclass(slots=True)
-class AdaptedExperts:
-    active: ActiveAdapters
-    changes: dict[str, ExpertsChange] = field(default_factory=dict)
+class LatentChange:
+    """Of the matrix that makes keys and values of latents. ``low`` [r, latent]; ``keys`` [heads, own, r] and
+    ``values`` [heads, r, value]: B of each head. ``gain_HO`` and ``gain_HV``: of its rows without B."""
 
-    def of_step(self, rows: int) -> list[tuple[AdapterRows, ExpertsChange]]:
+    low: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    gain_HO: torch.Tensor | None = None
+    gain_HV: torch.Tensor | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        held = (self.low, self.keys, self.values, self.gain_HO, self.gain_HV)
+        return sum(one.numel() * one.itemsize for one in held if one is not None)
+
+    def asked(self, own_THO: torch.Tensor) -> torch.Tensor:
+        """What it adds to queries in latents, [T, heads, latent]."""
+        return ((own_THO.transpose(0, 1) @ self.keys) @ self.low).transpose(0, 1)
+
+    def given(self, o_THC: torch.Tensor) -> torch.Tensor:
+        """What it adds to outputs of latents, [T, heads, value]."""
+        return ((o_THC.transpose(0, 1) @ self.low.T) @ self.values).transpose(0, 1)
+
+
+@dataclass(slots=True)
+class AdaptedBlock(Generic[Change]):
+    """The changes of what a block computes by itself, by adapter."""
+
+    active: ActiveAdapters
+    changes: dict[str, Change] = field(default_factory=dict)
+
+    def of_step(self, rows: int) -> list[tuple[AdapterRows, Change]]:
         return [(group, self.changes[group.digest]) for group in self.active.groups(rows)
                 if group.digest in self.changes]

@@ -23,20 +23,20 @@ Sources: transformers ``Qwen3NextAttention`` and ``Lfm3Attention`` for the gates
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from weft.families.architecture import Attention, LatentAttention
-from weft.models.blocks.adapted import AdaptedProduct
+from weft.models.blocks.adapted import AdaptedBlock, LatentChange
+from weft.models.blocks.chosen import IndexBlock
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
-from weft.tensor.adapter_rows import AdapterRows
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, staged
+from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, seen_layer, staged
+from weft.tensor.ops.chosen_blocks import Seen, attend_seen
 from weft.tensor.ops.elementwise import rotary
-from weft.tensor.ops.latent_attention import latent_attention
+from weft.tensor.ops.latent_attention import latent_attention, write_rows
 
 __all__ = ["AttentionBlock", "CosSin", "separate_gate"]
 
@@ -56,6 +56,8 @@ class AttentionBlock:
     """float32 [heads], if ``shape.sinks``."""
     v_norm: torch.Tensor | None = None
     """Ones [D], if ``shape.values_normed``."""
+    index: IndexBlock | None = None
+    """If ``shape.index``."""
 
     core: AttentionCore = field(init=False)
     fused: FusedBlock | None = field(init=False, repr=False)
@@ -66,17 +68,30 @@ class AttentionBlock:
             self.shape, None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
             0.0 if q_norm is None else q_norm.eps, q_norm is not None and q_norm.plus_one, self.sinks,
             self.v_norm)
-        self.fused = fused_block_of(self.qkv, self.out)
+        self.fused = fused_block_of(self.qkv, self.out) if self.shape.index is None else None
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        return self.out(inputs.asked_of(attention_layer(self.qkv(x_TD), self.core, inputs, cache, cos_sin)))
+        seen = chosen(self.index, x_TD, None, inputs, cache, cos_sin)
+        projected_TW = self.qkv(x_TD)
+        o_TC = (attention_layer(projected_TW, self.core, inputs, cache, cos_sin) if seen is None else
+                seen_layer(projected_TW, self.core, inputs, cache, cos_sin, seen))
+        return self.out(inputs.asked_of(o_TC))
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.fused is None:
             return None
         return staged(self.fused, x_TD, self.core, cache)
+
+
+def chosen(index: IndexBlock | None, x_TD: torch.Tensor, bottleneck_TR: torch.Tensor | None,
+           inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> Seen | None:
+    """What each token sees by ``index``; None for all before it."""
+    if index is None:
+        return None
+    assert cache.index is not None, "an index without pages"
+    return index(x_TD, bottleneck_TR, inputs, cache.index, cos_sin)
 
 
 def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
@@ -107,8 +122,10 @@ class LatentAttentionBlock:
     values_HVC: torch.Tensor
     out: Linear
     query_norm: Norm | None = None
-    expansion: AdaptedProduct = field(default_factory=AdaptedProduct, repr=False, compare=False)
-    """What adapters add to the matrix of ``keys_HOC`` and ``values_HVC``, of rows head by head."""
+    index: IndexBlock | None = None
+    """If ``shape.index``."""
+    adapted: AdaptedBlock[LatentChange] | None = field(default=None, repr=False, compare=False)
+    """What adapters change of ``keys_HOC`` and ``values_HVC``."""
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
@@ -117,7 +134,8 @@ class LatentAttentionBlock:
         bottleneck, latent_TC, shared_TS, gates_TH = torch.split(
             self.latent(x_TD), [shape.query_rank or 0, shape.latent_dim, shape.shared_dim,
                                 shape.heads if shape.head_gated else 0], dim=-1)
-        q_TC = self.query(x_TD if self.query_norm is None else self.query_norm(bottleneck))
+        asked_TR = x_TD if self.query_norm is None else self.query_norm(bottleneck)
+        q_TC = self.query(asked_TR)
         q_THK = by_head(q_TC, shape.heads)
         own_THO, shared_THS = torch.split(q_THK, [shape.own_dim, shape.shared_dim], dim=-1)
         if cos_sin is not None:
@@ -129,8 +147,13 @@ class LatentAttentionBlock:
         if scale is not None:
             # Powers of two: the row is divided by its scale, and queries and outputs are multiplied, exactly.
             q_THW, row_TW = q_THW * scale, row_TW / scale
-        o_THC = latent_attention(q_THW, row_TW, cache.k, inputs.positions_T, inputs.runs, shape.scale,
-                                 shape.latent_dim, cache.token_scales)
+        seen = chosen(self.index, x_TD, asked_TR, inputs, cache, cos_sin)
+        if seen is None:
+            o_THC = latent_attention(q_THW, row_TW, cache.k, inputs.positions_T, inputs.runs, shape.scale,
+                                     shape.latent_dim, cache.token_scales)
+        else:
+            write_rows(row_TW, cache.k, inputs.positions_T, inputs.runs, cache.token_scales)
+            o_THC = attend_seen(q_THW, cache, inputs.runs, shape.scale, seen, shape.latent_dim)
         if scale is not None:
             o_THC = o_THC * scale
         o_THV = self._of_latents(inputs.asked_of(o_THC))
@@ -142,26 +165,23 @@ class LatentAttentionBlock:
 
     def _in_latents(self, own_THO: torch.Tensor) -> torch.Tensor:
         """Queries [T, heads, own] -> [T, heads, latent]."""
-        q_THC = torch.einsum("tho,hoc->thc", own_THO, self.keys_HOC)
-        for group, low_RC, up_HWR in self._expansions(len(own_THO)):
-            asked_HTR = own_THO[group.rows].transpose(0, 1) @ up_HWR[:, :self.shape.own_dim]
-            q_THC[group.rows] += (asked_HTR @ low_RC).transpose(0, 1)
+        changes = [] if self.adapted is None else self.adapted.of_step(len(own_THO))
+        plain_THO = own_THO
+        if any(change.gain_HO is not None for _, change in changes):
+            plain_THO = own_THO.clone()
+            for group, change in changes:
+                if change.gain_HO is not None:
+                    plain_THO[group.rows] *= change.gain_HO
+        q_THC = torch.einsum("tho,hoc->thc", plain_THO, self.keys_HOC)
+        for group, change in changes:
+            q_THC[group.rows] += change.asked(own_THO[group.rows])
         return q_THC
 
     def _of_latents(self, o_THC: torch.Tensor) -> torch.Tensor:
         """Outputs [T, heads, latent] -> [T, heads, value]."""
         o_THV = torch.einsum("thc,hvc->thv", o_THC, self.values_HVC)
-        for group, low_RC, up_HWR in self._expansions(len(o_THC)):
-            low_HTR = o_THC[group.rows].transpose(0, 1) @ low_RC.T
-            o_THV[group.rows] += (low_HTR @ up_HWR[:, self.shape.own_dim:].transpose(1, 2)).transpose(0, 1)
+        for group, change in [] if self.adapted is None else self.adapted.of_step(len(o_THC)):
+            if change.gain_HV is not None:
+                o_THV[group.rows] *= change.gain_HV
+            o_THV[group.rows] += change.given(o_THC[group.rows])
         return o_THV
-
-    def _expansions(self, rows: int) -> Iterator[tuple[AdapterRows, torch.Tensor, torch.Tensor]]:
-        """Of each adapter in the step: its rows, A [r, latent], and B of each head [heads, own + value,
-        r]."""
-        for group, change in self.expansion.of_step(rows):
-            [part] = change.parts
-            assert change.down is not None
-            assert part.up is not None
-            rank = part.end - part.begin
-            yield group, change.down.plain(), part.up.plain().view(self.shape.heads, -1, rank)

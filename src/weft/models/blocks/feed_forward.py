@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from weft.families.architecture import Dense, Experts
-from weft.models.blocks.adapted import AdaptedExperts, ExpertsChange
+from weft.models.blocks.adapted import AdaptedBlock, ExpertsChange
 from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of
 from weft.tensor import gpu
 from weft.tensor.fused_block import FusedBlock, FusedLayer
@@ -98,7 +98,7 @@ class ExpertsBlock:
     """The experts that ``gate_up`` and ``down`` hold; None for all. Choices of others are skipped."""
     choices: torch.Tensor | None = None
     """int64 [experts]: how often each was chosen, where that is counted."""
-    adapted: AdaptedExperts | None = None
+    adapted: AdaptedBlock[ExpertsChange] | None = None
     _rule: ChoiceRule = field(init=False)
 
     def __post_init__(self) -> None:

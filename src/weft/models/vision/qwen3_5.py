@@ -3,7 +3,7 @@
     added     table [side, side, C], bilinear, its corners on the grid's corners: no antialiasing
     angles    row r    r f0, r f1, ... \\ a quarter of the head's dims each, and the same again: dim i turns
               col c    c f0, c f1, ... /  with dim i + half
-    numbers   red 16 x 16 twice | green twice | blue twice      a picture is two equal frames
+    numbers   red 16 x 16 of both frames | green | blue         a picture is two equal frames
 
 The patch merger behind the tower has its norm before the neighbours are joined. So it is the tower's last
 norm with a projector that has none.
@@ -38,8 +38,8 @@ class TurnedPlaces:
                    tower.channels)
 
     def numbers(self, pixels: torch.Tensor) -> torch.Tensor:
-        by_channel = pixels.view(len(pixels), -1, self._channels).transpose(1, 2)
-        return by_channel[:, :, None].expand(-1, -1, self._frames, -1).flatten(1)
+        by_channel = pixels.transpose(2, 3).transpose(1, 2)
+        return by_channel.expand(-1, -1, self._frames, -1).flatten(1)
 
     def added(self, rows: int, columns: int) -> torch.Tensor:
         side, device = round(len(self._table) ** 0.5), self._table.device

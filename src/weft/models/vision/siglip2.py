@@ -28,7 +28,7 @@ class InterpolatedPlaces:
         return cls(ends.tensor("positions"))
 
     def numbers(self, pixels: torch.Tensor) -> torch.Tensor:
-        return pixels
+        return pixels.flatten(1)
 
     def added(self, rows: int, columns: int) -> torch.Tensor:
         side = round(len(self._table) ** 0.5)

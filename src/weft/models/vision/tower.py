@@ -49,8 +49,8 @@ class PatchPlaces(Protocol):
     """What the place of a patch is in one kind of tower."""
 
     def numbers(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalised pixels [patches, pixels x 3], red, green and blue of each, -> what the first product
-        reads."""
+        """Normalised pixels [patches, frames, pixels, 3], a picture's with one frame, -> what the first
+        product reads."""
         ...
 
     def added(self, rows: int, columns: int) -> torch.Tensor:
@@ -111,7 +111,8 @@ class TowerEncoder:
         scale = 1 / settings.rescale_factor
         self._mean = torch.tensor(settings.mean, device=device).mul(scale).repeat(each)
         self._std = torch.tensor(settings.std, device=device).mul(scale).repeat(each)
-        self._ring = ring_for(device, buffer_bytes=PIECE_PATCHES * tower.patch_values, least_bytes=0)
+        self._ring = ring_for(device, buffer_bytes=PIECE_PATCHES * tower.patch_values * tower.frames,
+                              least_bytes=0)
 
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Generator[None, None, torch.Tensor]:
@@ -136,8 +137,9 @@ class TowerEncoder:
         pixels = torch.tensor(tile.patches[piece])
         if self._ring is not None:   # a copy from ordinary memory would make the host wait
             pixels = self._ring.to_device(pixels)
-        normal = pixels.float().sub_(self._mean).div_(self._std).to(self._norm.weight.dtype)
-        return self._patches(self._places.numbers(normal))
+        normal = pixels.float().view(len(pixels), -1, len(self._mean)).sub_(self._mean).div_(self._std)
+        by_frame = normal.view(len(pixels), normal.shape[1], -1, self._tower.channels)
+        return self._patches(self._places.numbers(by_frame.to(self._norm.weight.dtype)))
 
     def _of(self, rows: int, columns: int) -> tuple[torch.Tensor, Angles | None]:
         """What a grid adds, and its angles."""

@@ -35,7 +35,7 @@ from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
-from weft.text.pictures import ImagePart
+from weft.text.pictures import PicturePart
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _encoder = msgspec.json.Encoder()
@@ -185,7 +185,7 @@ def _turn(place: str, turn: MessageTurn) -> list[ChatMessage]:
 
 def _user(place: str, blocks: Sequence[Block]) -> list[ChatMessage]:
     messages: list[ChatMessage] = []
-    texts: list[Block | ImagePart] = []
+    texts: list[Block | PicturePart] = []
     for at, block in enumerate(blocks):
         if block.get("type") == "tool_result":
             if texts:
@@ -260,7 +260,7 @@ def _text(place: str, at: int, block: Block) -> Block:
     return {name: block[name] for name in ("type", "text", "cache_control") if block.get(name) is not None}
 
 
-def _image(place: str, block: Block) -> ImagePart:
+def _image(place: str, block: Block) -> PicturePart:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     match source:
@@ -271,7 +271,7 @@ def _image(place: str, block: Block) -> ImagePart:
         case _:
             raise RequestError(f"{place}.source has type {kind!r}; it is base64, with media_type and "
                                "data, or url, with url", param=f"{place}.source")
-    return ImagePart(url, place, block.get("cache_control"))
+    return PicturePart(url, place, block.get("cache_control"))
 
 
 def _tool(place: str, tool: Block) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
-from weft.text.pictures import ImagePart
+from weft.text.pictures import PicturePart
 from weft.text.tokenizer import banned_sequences
 
 _EFFORTS = ("low", "medium", "high")
@@ -224,7 +224,7 @@ def _check_context(prompt: Prompt, options: OllamaOptions) -> None:
 def _message(at: int, given: OllamaMessage) -> ChatMessage:
     message = ChatMessage(role=given.role, content=given.content)
     if given.images:
-        message.content = [ImagePart(f"data:;base64,{data}", f"messages[{at}].images[{number}]")
+        message.content = [PicturePart(f"data:;base64,{data}", f"messages[{at}].images[{number}]")
                            for number, data in enumerate(given.images)]
         message.content += [{"type": "text", "text": given.content}] if given.content else []
     if given.tool_calls:
@@ -255,8 +255,9 @@ def _call(block: AnswerBlock) -> dict[str, Any]:
 def model_card(model: ServedModel, name: str) -> dict[str, Any]:
     """As /api/tags lists it. ``digest``: of what decides the model's tokens."""
     info = model.info
+    decisive = [sorted(info.identity.items()), model.adapter]
     return {"name": name, "model": name, "modified_at": _moment(model.created_s), "size": info.weights_bytes,
-            "digest": hashlib.sha256(_encoder.encode(sorted(info.identity.items()))).hexdigest(),
+            "digest": hashlib.sha256(_encoder.encode(decisive)).hexdigest(),
             "details": _details(model)}
 
 
@@ -273,7 +274,9 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
     capabilities += ["tools"] * model.dialect.template_takes_tools
     capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)
-    return {"modelfile": f"FROM {info.name}", "details": _details(model), "capabilities": capabilities,
+    adapter = "" if model.adapter is None else f"\nADAPTER {model.adapter.name}"
+    return {"modelfile": f"FROM {info.name}{adapter}", "details": _details(model),
+            "capabilities": capabilities,
             "parameters": "\n".join(f"{name} {value}" for name, value in defaults.items()),
             "template": "", "modified_at": _moment(model.created_s),
             "model_info": {"general.architecture": info.family,
@@ -283,7 +286,8 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
 
 def _details(model: ServedModel) -> dict[str, Any]:
     info = model.info
-    return {"parent_model": "", "format": "gguf" if info.directory.endswith(".gguf") else "safetensors",
+    return {"parent_model": info.name if model.adapter else "",
+            "format": "gguf" if info.directory.endswith(".gguf") else "safetensors",
             "family": info.family, "families": [info.family], "parameter_size": "",
             "quantization_level": info.dtype}
 

@@ -55,6 +55,7 @@ from weft.server.replicas import DRAIN_MAX_S, DRAIN_S, ReplicaList, SleepBody, W
 from weft.server.responses.answers import ResponseObject
 from weft.server.responses.items import ResponsesBody
 from weft.server.sse import EVENTS, JSON_LINES, PAGE_DEFAULT, PAGE_MAX
+from weft.text.chat_request import PictureSpan
 
 Access = Literal["open", "client", "operator"]
 """Whose key opens an endpoint, if the server has keys."""
@@ -91,6 +92,7 @@ class TokenizeAnswer(msgspec.Struct, kw_only=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+    spans: list[PictureSpan] = []
 
 
 class DetokenizeAnswer(msgspec.Struct):

@@ -10,6 +10,7 @@ let stopper = null;
 
 export function startAsking(onKeyWanted) {
   startPictures();
+  part("settings").addEventListener("toggle", () => listModels().catch(onKeyWanted));
   part("ask-form").addEventListener("submit", (event) => {
     event.preventDefault();
     turn(onKeyWanted);
@@ -55,7 +56,7 @@ async function turn(onKeyWanted) {
   try {
     const answer = await ask("v1/chat/completions", {
       method: "POST", signal: stopper.signal, headers: {"Content-Type": "application/json"},
-      body: JSON.stringify({messages: [...systemPrompt(), ...talk, question], stream: true,
+      body: JSON.stringify({model: part("model-name").value || undefined, messages: [...systemPrompt(), ...talk, question], stream: true,
                             stream_options: {include_usage: true}, max_tokens: part("max-tokens").valueAsNumber || undefined,
                             temperature: part("temperature").value === "" ? undefined : part("temperature").valueAsNumber}),
     });
@@ -92,6 +93,16 @@ async function turn(onKeyWanted) {
     note.textContent += `${usage.prompt_tokens} prompt tokens, ${usage.prompt_tokens_details?.cached_tokens ?? 0} of them cached; ` +
       `first text after ${Math.round(first ?? 0)} ms, ${usage.completion_tokens} tokens in ${Math.round(performance.now() - begun)} ms`;
   }
+}
+
+// The model itself and its adapters, as they are now; without adapters there is nothing to choose.
+async function listModels() {
+  const cards = (await (await ask("v1/models")).json()).data;
+  const field = part("model-name");
+  const chosen = field.value;
+  field.replaceChildren(...cards.map((card) => element("option", card.id)));
+  field.value = cards.some((card) => card.id === chosen) ? chosen : cards[0].id;
+  part("model-choice").hidden = !cards.some((card) => card.parent);
 }
 
 // The system prompt is of every turn, so that it can be changed in the middle of a conversation.

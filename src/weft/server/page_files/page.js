@@ -82,6 +82,10 @@ function drawPictures(now) {
   part("picture").hidden = !words;
 }
 
+function drawAdapters(now) {
+  part("adapters").textContent = readings.adapters(now);
+}
+
 function drawPrompts(now) {
   const asked = now.values.prefix_cache_queries_total ?? 0;
   part("prompt-total").textContent = `${formatCount(asked)} since the start`;
@@ -171,6 +175,7 @@ async function look() {
     drawEngines(now, readings.isPartlyUp(now) ? (await (await ask("v1/replicas")).json()).data : []);
     drawMemory(now);
     drawPictures(now);
+    drawAdapters(now);
     drawPrompts(now);
     drawSpeculation(now);
     if (now.values.engine_up) drawTree(await (await ask("v1/cache")).json());

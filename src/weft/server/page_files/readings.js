@@ -96,6 +96,14 @@ function savedWords(seconds) {
 }
 
 // Of a model that sees; empty for one that reads text alone.
+export function adapters(reading) {
+  const {values} = reading;
+  if (!values.lora_loads_total) return "";
+  return `Adapters: ${formatCount(values.lora_adapters)} in memory, ${formatBytes(values.lora_bytes)} of`
+    + ` ${formatBytes(values.lora_budget_bytes)}; ${formatCount(values.lora_loads_total)} read,`
+    + ` ${formatCount(values.lora_evictions_total)} gave way.`;
+}
+
 export function pictureRows(reading) {
   const values = reading.values;
   if (!values.picture_rows_budget_bytes) return "";

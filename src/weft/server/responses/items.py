@@ -164,8 +164,8 @@ def _content(place: str, content: Any, own: str) -> str | list[Item]:
     for at, part in enumerate(content):
         here = f"{place}[{at}]"
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "input_image" and own == "input_text":
-            parts.append(_image(here, part))
+        if kind in ("input_image", "input_video") and own == "input_text":
+            parts.append(_image(here, part) if kind == "input_image" else part)
             continue
         if not isinstance(kind, str) or kind not in _TEXT_PARTS:
             raise RequestError(f"{here} has type {kind!r}; text is read here, and pictures (input_image) of "

@@ -15,6 +15,7 @@ from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.op import UNFIT, Unfit, op
+from weft.tensor.ops.chosen_blocks import Seen, attend_seen
 from weft.tensor.ops.elementwise import rotary
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.ops.paged_attention import DIM_MAX, paged_attention
@@ -59,11 +60,17 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
 
     Sources of the gates: transformers, ``Qwen3NextAttention`` and ``Lfm3Attention``.
     """
+    return seen_layer(projected_TW, core, inputs, cache, cos_sin, None)
+
+
+def seen_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+               cos_sin: CosSin | None, seen: Seen | None) -> torch.Tensor:
+    """``attention_layer`` in torch, of tokens that see what ``seen`` says."""
     q_THD, gate, k_THD, v_THD, head_gate_TH = _split(projected_TW, core)
     if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
         q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)   # no keys: no heads of them
-    o_THD = _attend(q_THD, k_THD, v_THD, core, inputs, cache)
+    o_THD = _attend(q_THD, k_THD, v_THD, core, inputs, cache, seen)
     if head_gate_TH is not None:
         o_THD = o_THD * torch.sigmoid(head_gate_TH)[..., None]
     o_TC = o_THD.flatten(1)
@@ -86,7 +93,7 @@ def write_projected(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
 
 
 def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core: AttentionCore,
-            inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
+            inputs: StepInputs, cache: LayerCache, seen: Seen | None) -> torch.Tensor:
     shape, scales = core.shape, cache.head_scales
     if scales is not None:
         if shape.kv_of is None:
@@ -100,8 +107,11 @@ def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core:
         assert cache.v is not None, "an attention layer without pages"
         if shape.kv_of is None:
             write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
-        o_THD = paged_attention(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window,
-                                cache.token_scales, core.sinks)
+        if seen is None:
+            o_THD = paged_attention(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window,
+                                    cache.token_scales, core.sinks)
+        else:
+            o_THD = attend_seen(q_THD, cache, inputs.runs, shape.scale, seen)
     return o_THD if scales is None else by_kv_head(o_THD, scales[1])
 
 

@@ -37,7 +37,7 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
 
     Source: DeepSeek-V2 (2024), section 2.1 and appendix C.
     """
-    _write(x_TW, cache, positions_T, runs, scales)
+    write_rows(x_TW, cache, positions_T, runs, scales)
     # Zeros: PAD rows are in no group, and return them.
     out_THV = torch.zeros(*q_THW.shape[:2], value_dim, dtype=q_THW.dtype, device=q_THW.device)
     page_bytes = cache[0].numel() * cache.itemsize if cache.shape[0] else 1
@@ -52,27 +52,38 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
         begin, length = runs.offsets[run], runs.lengths[run]
         context = runs.starts[run] + length
         pages = runs.page_table_RP[run, : pages_for(context)].long()
-        rows_SW = _rows(cache, scales, pages[None])[0, :context]
+        rows_SW = read_rows(cache, scales, pages[None])[0, :context]
         attended = _attend_run(q_THW[begin : begin + length], rows_SW, scale)
         out_THV[begin : begin + length] = attended[..., :value_dim]
     return out_THV
 
 
-def _write(x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs,
+def write_rows(x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs,
            scales: torch.Tensor | None) -> None:
     where = places_of(positions_T, runs)
-    if where.tokens is not None:
-        x_TW = x_TW[where.tokens]
+    put_rows(x_TW if where.tokens is None else x_TW[where.tokens], cache, scales, where.pages, where.places)
+
+
+def put_rows(x_NW: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor,
+             places: torch.Tensor) -> None:
+    """Row i to place ``places[i]`` of page ``pages[i]``."""
     lanes, pack = cache.shape[2], cache.shape[4]
     if scales is not None:
-        x_T1W, scale_T1 = quantized(x_TW[:, None])
-        x_TW = x_T1W[:, 0]
-        scales[where.pages, 0, 0, where.places] = scale_T1[:, 0]
-    rows_TLP = as_bytes(narrowed(x_TW, cache.dtype)).view(-1, lanes, pack)
-    as_bytes(cache)[where.pages, 0, :, where.places] = rows_TLP
+        x_N1W, scale_N1 = quantized(x_NW[:, None])
+        x_NW = x_N1W[:, 0]
+        scales[pages, 0, 0, places] = scale_N1[:, 0]
+    rows_NLP = as_bytes(narrowed(x_NW, cache.dtype)).view(-1, lanes, pack)
+    as_bytes(cache)[pages, 0, :, places] = rows_NLP
 
 
-def _rows(cache: torch.Tensor, scales: torch.Tensor | None, pages_NP: torch.Tensor) -> torch.Tensor:
+def rows_of(cache: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor,
+            places: torch.Tensor) -> torch.Tensor:
+    """float32 [*pages.shape, W]: single rows. ``places``: of the shape of ``pages``."""
+    wide = cache[pages, 0, :, places].float().flatten(-2)
+    return wide if scales is None else wide * scales[pages, 0, 0, places].float()[..., None]
+
+
+def read_rows(cache: torch.Tensor, scales: torch.Tensor | None, pages_NP: torch.Tensor) -> torch.Tensor:
     """float32 [N, P x 16, W] in scratch memory: the rows of each list of pages."""
     count, pages = pages_NP.shape
     _, _, lanes, tokens, pack = cache.shape
@@ -96,7 +107,7 @@ def _attend_group(q_THW: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor
     cuts = [(a, min(a + group.segment, page_count)) for a in range(0, page_count, group.segment)]
     rows_NSW = None
     for first, last in cuts:
-        rows_NSW = _rows(cache, scales, group.pages_NP[:, first:last])
+        rows_NSW = read_rows(cache, scales, group.pages_NP[:, first:last])
         begin, end = first * PAGE_TOKENS, last * PAGE_TOKENS
         scores_NHS[:, :, begin:end] = torch.bmm(q_NHW, rows_NSW.transpose(1, 2))
     if group.read_min < context:
@@ -106,7 +117,7 @@ def _attend_group(q_THW: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor
     for first, last in cuts:
         if len(cuts) > 1 or rows_NSW is None:
             # With one cut the rows of the scores are still in the buffer: gathered once, read twice.
-            rows_NSW = _rows(cache, scales, group.pages_NP[:, first:last])
+            rows_NSW = read_rows(cache, scales, group.pages_NP[:, first:last])
         begin, end = first * PAGE_TOKENS, last * PAGE_TOKENS
         masked_from = max(begin, group.read_min)
         if masked_from < end:

@@ -31,7 +31,7 @@ from weft.tensor.ops.elementwise import Activation, activate
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.scratch import scratch
 from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
-from weft.tensor.weights.tiles import ExpertTiles
+from weft.tensor.weights.tiles import ExpertTiles, InTiles
 from weft.units import PAD
 
 ExpertWeights = torch.Tensor | QuantizedWeight | ExpertTiles
@@ -258,13 +258,19 @@ def in_tiles(gate_up: ExpertWeights, down: ExpertWeights) -> bool:
     return not isinstance(gate_up, QuantizedWeight) or inner_of(down) % TILE_ROWS == 0
 
 
+def weight_of(weights: ExpertWeights, expert: int) -> torch.Tensor | InTiles | QuantizedWeight:
+    """One expert's matrix."""
+    if isinstance(weights, torch.Tensor):
+        return weights[expert]
+    return weights.experts[expert] if isinstance(weights, ExpertTiles) else weights.of(expert)
+
+
 def product(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
     """x [..., columns] with one expert's matrix -> [..., rows]."""
-    if isinstance(weights, torch.Tensor):
-        return F.linear(x, weights[expert])
-    if isinstance(weights, ExpertTiles):
-        return tiled_linear(x, weights.experts[expert])
-    return quantized_linear(x, weights.of(expert))
+    weight = weight_of(weights, expert)
+    if isinstance(weight, torch.Tensor):
+        return F.linear(x, weight)
+    return quantized_linear(x, weight) if isinstance(weight, QuantizedWeight) else tiled_linear(x, weight)
 
 
 def rows_alone(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:

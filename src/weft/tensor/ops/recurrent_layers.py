@@ -105,6 +105,7 @@ class GatedDeltaWeights:
     k_dim: int
     v_dim: int
     beta_scale: float = 1.0
+    sigmoid_gate: bool = False
     bound: Any = field(default=None, repr=False, compare=False)
 
 
@@ -115,7 +116,7 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
     [T, heads * V] of the output projection.
 
         q k v <- silu(conv(q k v))      beta = scale sigmoid(b)      g = decay softplus(a + dt_bias)
-        o = gated_delta(q, k, v, g, beta)        norm(o, per head) silu(z)
+        o = gated_delta(q, k, v, g, beta)        norm(o, per head) silu(z), or sigmoid(z)
 
     State arguments as in ``causal_conv`` and ``delta_rule``. Gates are float32; values between the ops are
     rounded to the dtype of ``projected_TW``.
@@ -131,12 +132,15 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
     o_THV = delta_rule(q.reshape(tokens, w.k_heads, w.k_dim), k.reshape(tokens, w.k_heads, w.k_dim),
                        v.reshape(tokens, w.heads, w.v_dim), g_TH, beta_TH, state_S, runs,
                        scale=w.k_dim**-0.5, layer=layer)
-    o_THV = rms_norm(o_THV, w.norm_V, w.norm_eps, gate=z.reshape(tokens, w.heads, w.v_dim))
-    return o_THV.flatten(1)
+    z_THV = z.reshape(tokens, w.heads, w.v_dim)
+    if w.sigmoid_gate:
+        o_THV = rms_norm(o_THV, w.norm_V, w.norm_eps)
+        return (o_THV.float() * torch.sigmoid(z_THV.float())).to(o_THV.dtype).flatten(1)
+    return rms_norm(o_THV, w.norm_V, w.norm_eps, gate=z_THV).flatten(1)
 
 
 def _delta_fits(w: GatedDeltaWeights) -> bool:
-    return (w.conv_CK.dtype in native.DTYPES and w.norm_V.dtype in native.DTYPES
+    return (not w.sigmoid_gate and w.conv_CK.dtype in native.DTYPES and w.norm_V.dtype in native.DTYPES
             and w.conv_CK.shape[1] <= native.KERNEL_MAX and w.v_dim % native.LANES == 0
             and w.k_dim % native.LANES == 0 and w.k_dim <= native.KEY_DIM_MAX)
 

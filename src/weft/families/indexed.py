@@ -1,0 +1,121 @@
+"""Attention over chosen blocks, and several residual streams: Qwen4-Exp.
+
+Delta nets and attention as in Qwen3.5. Attention sees ``budget / block`` blocks of the text, which an index
+chooses for each token, and the unfinished block behind them. Blocks read a mix of several residual streams.
+Some delta layers add what tables know of the last tokens: a hash of each n-gram names a row.
+
+    rows of table h    the (h + 1)-th prime from ``ngram_vocab_size_base`` on, counted over all such layers
+    row of an n-gram   (t0 m0) xor (t1 m1) xor ..., in 64 bits, modulo the rows; t1 is the token before t0
+
+Sources: transformers ``Qwen4ExpTextConfig`` and ``Qwen4ExpTextNGramEmbedding``, whose defaults stand here;
+multipliers are numbers of splitmix64 (Steele et al., 2014).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from weft.families import architecture as shapes
+from weft.families.architecture import Architecture, GatedDelta, Index, Ngrams, Streams, WithNgrams
+from weft.families.attention import qwen_feed_forward
+from weft.families.config_keys import ConfigKeys, fail
+from weft.families.reading import Family, build_architecture, every_nth_attention, layer_kinds, read_attention
+
+
+def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
+    keys = keys.with_defaults(
+        hidden_size=2048, num_hidden_layers=40, num_attention_heads=16, num_key_value_heads=2,
+        max_position_embeddings=32_768, vocab_size=248_320, moe_intermediate_size=512,
+        shared_expert_intermediate_size=512, num_experts_per_tok=10, num_experts=512)
+    kinds = layer_kinds(keys, every_nth_attention(keys))
+    streams = Streams("gated", keys.integer("hc_count", 4), rank=keys.integer("hc_lowrank", 320))
+    attention = replace(read_attention(keys, qk_norm=True, gated=True, head_dim=256), index=_index(keys))
+    gate = keys.get("output_gate_type") or "silu"
+    if gate not in ("silu", "swish", "sigmoid"):
+        fail("output_gate_type", gate, "silu and sigmoid are served")
+    delta = GatedDelta(k_heads=keys.integer("linear_num_key_heads", 16),
+                       v_heads=keys.integer("linear_num_value_heads", 32),
+                       k_dim=keys.integer("linear_key_head_dim", 128),
+                       v_dim=keys.integer("linear_value_head_dim", 128),
+                       conv_kernel=keys.integer("linear_conv_kernel_dim", 4), sigmoid_gate=gate == "sigmoid")
+    if delta.v_heads % delta.k_heads:
+        fail("linear_num_value_heads", delta.v_heads,
+             f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
+    ngrams = _ngrams(keys, streams.count * keys.integer("hidden_size"), kinds)
+
+    def mixer(layer: int) -> shapes.Mixer:
+        if kinds[layer] == "attention":
+            return attention
+        return WithNgrams(delta, ngrams[layer]) if layer in ngrams else delta
+
+    feed = qwen_feed_forward(keys, 0, shared=True)
+    return build_architecture(family, keys, [mixer(layer) for layer in range(len(kinds))],
+                              [feed] * len(kinds), streams=streams,
+                              tied=keys.outer_boolean("tie_word_embeddings", False))
+
+
+def _index(keys: ConfigKeys) -> Index:
+    budget, block = keys.integer("indexer_budget"), keys.integer("indexer_compress_ratio")
+    if budget % block:
+        fail("indexer_budget", budget, f"it must be a multiple of indexer_compress_ratio {block}")
+    if keys.integer("indexer_kv_heads") != 1:
+        fail("indexer_kv_heads", keys.get("indexer_kv_heads"), "an index has one key head")
+    return Index(keys.integer("indexer_n_heads"), keys.integer("indexer_head_dim"), block, budget // block)
+
+
+def _ngrams(keys: ConfigKeys, stream_width: int, kinds: list[str]) -> dict[int, Ngrams]:
+    """By layer."""
+    numbers = sorted(set(keys.get("ple_layer_ids") or ()))
+    if any(not isinstance(n, int) or not 0 < n <= len(kinds) or kinds[n - 1] == "attention" for n in numbers):
+        fail("ple_layer_ids", numbers, "it must name delta layers, counted from 1")
+    if not numbers:
+        return {}
+    size, each = keys.integer("ngram_size", 3), keys.integer("heads_per_ngram", 8)
+    width = keys.integer("ple_embed_dim", keys.integer("hidden_size"))
+    count = (size - 1) * each
+    if not 2 <= size <= 6:
+        fail("ngram_size", size, "2 to 6 are served")
+    if width % count:
+        fail("ple_embed_dim", width, f"it must be a multiple of the {count} tables")
+    end = keys.get("eos_token_id")
+    end = end[0] if isinstance(end, list) and end else end
+    if not isinstance(end, int):
+        fail("eos_token_id", end, "n-grams end at a token")
+    primes = _primes(keys.integer("ngram_vocab_size_base", 20_000_000))
+    pad, seed = keys.integer("make_ngram_vocab_size_divisible_by", 128), keys.integer("seed", 1234, least=0)
+    tables: dict[int, Ngrams] = {}
+    for place, number in enumerate(numbers):
+        rows = tuple(next(primes) for _ in range(count))
+        tables[number - 1] = Ngrams(
+            size, width // count, rows, -(-sum(rows) // pad) * pad,
+            tuple(_multipliers(keys.integer("vocab_size"), size, seed + 10_007 * place)), end, stream_width,
+            keys.integer("ple_conv_kernel_size", 4))
+    return tables
+
+
+def _primes(first: int) -> Iterator[int]:
+    """From ``first`` on."""
+    for number in range(max(2, first), 1 << 62):
+        if all(number % divisor for divisor in range(2, math.isqrt(number) + 1)):
+            yield number
+
+
+_BITS = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def _multipliers(vocab: int, count: int, seed: int) -> Iterator[int]:
+    """Odd, and so small that a token times one fits into 63 bits."""
+    half = max(1, ((1 << 63) - 1) // vocab // 2)
+    for place in range(count):
+        mixed = (seed + _GAMMA * (place + 2)) & _BITS
+        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _BITS
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _BITS
+        yield 2 * ((mixed ^ (mixed >> 31)) % half) + 1
+
+
+FAMILIES = (
+    Family("qwen4_exp", ("qwen4_exp", "qwen4_exp_text"), read_qwen4_exp),
+)

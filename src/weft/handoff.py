@@ -1,0 +1,84 @@
+"""Prefill apart from decode, as values that all parts share: roles of replicas, a handoff, and what it costs.
+
+    prompt --> prefill engine --first token--> client
+                    |
+                    '-- KV and state, chunk by chunk --> decode engine --second token, ...--> client
+
+A *role* is a preference of the router and no property of an engine. A ``prefill`` replica computes prompts
+whose answers go on elsewhere, a ``decode`` replica goes on with them. Each can do all: with no partner left,
+any replica serves requests whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from weft.errors import ConfigError
+from weft.units import PAGE_TOKENS, ceil_div
+
+Role = Literal["both", "prefill", "decode"]
+ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "b": "both"}
+LINK_BYTES_S = 1e9
+LINK_LATENCY_S = 2e-3
+"""Guesses, until puts are measured."""
+
+
+def parse_roles(text: str, *, flag: str = "--roles") -> list[Role]:
+    """``1p2d``: one prefill replica, then two decode replicas; b is both. Raises ConfigError that names
+    ``flag``: another form, or a role without a partner."""
+    parts = re.findall(r"(\d{1,4})([pdb])", text)
+    if not parts or "".join(map("".join, parts)) != text:
+        raise ConfigError(f"{flag} {text}: it is a list of counts and roles without spaces, such as 1p2d: "
+                          "one replica for prompts (p), two that go on with the answers (d); b does both",
+                          param=flag)
+    return [ROLES[letter] for count, letter in parts for _ in range(int(count))]
+
+
+def partner_missing(roles: list[Role]) -> str:
+    """The role that is not in ``roles``, though another one needs it; empty if there is none."""
+    if "both" in roles and len(roles) > 1:
+        return ""
+    has_prefill, has_decode = "prefill" in roles, "decode" in roles
+    if has_prefill == has_decode:
+        return ""
+    return "decode" if has_prefill else "prefill"
+
+
+class Handoff(msgspec.Struct, frozen=True):
+    """With a request: its records go to the engine at ``peer``. ``start``: tokens that this one has."""
+
+    peer: str
+    start: int = 0
+
+
+class LinkStats(msgspec.Struct, frozen=True):
+    """Of the handoffs of one engine: bytes that it ``sent`` and ``received``, orders that ``ended`` well and
+    that ``failed``, parcels that it ``refused``. ``bytes_s``: of its puts, measured or guessed. ``kv_bytes``:
+    of a page of 16 tokens; ``state_bytes``: of one state; ``chunk_tokens``: what it sends at once."""
+
+    sent: int = 0
+    received: int = 0
+    ended: int = 0
+    failed: int = 0
+    refused: int = 0
+    bytes_s: float = LINK_BYTES_S
+    latency_s: float = LINK_LATENCY_S
+    kv_bytes: int = 0
+    state_bytes: int = 0
+    chunk_tokens: int = 1024
+
+    def nbytes(self, start: int, end: int) -> int:
+        """Of the records of [``start``, ``end``): the KV, and a state for each chunk."""
+        states = max(1, ceil_div(end - start, self.chunk_tokens))
+        return ceil_div(end - start, PAGE_TOKENS) * self.kv_bytes + states * self.state_bytes
+
+    def wait_s(self, start: int, computed_from: int, end: int, compute_s: float) -> float:
+        """Seconds from the end of the prompt until all records of [``start``, ``end``) are there.
+        ``computed_from``: where the prefill begins, which takes ``compute_s``. Chunks go out beside it, so
+        the last one is left, or what the link is behind."""
+        last_from = max(start, end - self.chunk_tokens if end - computed_from > self.chunk_tokens else start)
+        last_s = self.nbytes(last_from, end) / self.bytes_s
+        return self.latency_s + max(last_s, self.nbytes(start, end) / self.bytes_s - compute_s)

@@ -1,0 +1,93 @@
+"""The index of an attention layer that sees chosen blocks: what tokens keep, and the queries that score it.
+
+    means     x_TD --project--> [ queries | key ]         queries: norm, rotary
+                                             +--> pages; a block's key: mean, norm, rotary of its first
+                                             position
+    learned   x_TD --project--> [ key | weight | query weights ];  the query's bottleneck --> queries
+                                  norm  +--> pages; a block's key: sum of keys by softmax(weight + place)
+
+Every rank has all of it, so all ranks choose alike. Sources: transformers ``Qwen4ExpTextQSAIndexer`` and
+``Glm5NextTextIndexer``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from weft.families.architecture import Index
+from weft.models.blocks.linear import Linear, Norm, by_head
+from weft.models.rotary import RotaryTable
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import CosSin
+from weft.tensor.ops.chosen_blocks import Seen, choose_blocks, sees_all, write_index
+from weft.tensor.ops.elementwise import rotary
+
+
+@dataclass(slots=True)
+class MeanIndex:
+    """``project``: rows queries [queries * key_dim], key [key_dim]. ``rotary``: of the attention."""
+
+    shape: Index
+    project: Linear
+    q_norm: Norm
+    k_norm: Norm
+    rotary: RotaryTable
+
+    def __call__(self, x_TD: torch.Tensor, bottleneck_TR: torch.Tensor | None, inputs: StepInputs,
+                 cache: LayerCache, cos_sin: CosSin | None) -> Seen | None:
+        """None where every token sees all that is before it."""
+        shape = self.shape
+        q_TC, row_TW = torch.split(self.project(x_TD), [shape.queries * shape.key_dim, shape.key_dim], dim=-1)
+        write_index(row_TW, self._block_keys, cache, inputs.positions_T, inputs.runs, shape)
+        if sees_all(inputs.runs, shape):
+            return None
+        assert cos_sin is not None, "an index without rotary tables"
+        q_THD = self.q_norm(by_head(q_TC, shape.queries))
+        q_THD, _ = rotary(q_THD, q_THD[:, :1], *cos_sin)
+        weights_TH = q_THD.new_full(q_THD.shape[:2], shape.key_dim**-0.5)
+        return choose_blocks(q_THD, weights_TH, cache, inputs.runs, shape)
+
+    def _block_keys(self, rows_NKW: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:
+        keys_N1D = self.k_norm(rows_NKW.mean(1).to(self.k_norm.weight.dtype))[:, None]
+        cos_sin = self.rotary.computed(numbers_N * self.shape.block)
+        return rotary(keys_N1D, keys_N1D, *cos_sin)[0][:, 0]
+
+
+@dataclass(slots=True)
+class LearnedIndex:
+    """``project``: rows key [key_dim], weight [key_dim], query weights [queries]; ``query``: [queries *
+    key_dim, rank]. ``norm``, ``norm_bias``: a layer norm of keys; ``places_KD``: what is added to weights, by
+    the place in a block."""
+
+    shape: Index
+    project: Linear
+    query: Linear
+    norm: torch.Tensor
+    norm_bias: torch.Tensor
+    places_KD: torch.Tensor
+
+    def __call__(self, x_TD: torch.Tensor, bottleneck_TR: torch.Tensor | None, inputs: StepInputs,
+                 cache: LayerCache, cos_sin: CosSin | None) -> Seen | None:
+        """None where every token sees all that is before it. ``bottleneck_TR``: of the queries, normed."""
+        shape, dim = self.shape, self.shape.key_dim
+        assert bottleneck_TR is not None, "an index that reads a bottleneck"
+        key_TD, weight_TD, weights_TH = torch.split(self.project(x_TD), [dim, dim, shape.queries], dim=-1)
+        key_TD = F.layer_norm(key_TD, (dim,), self.norm, self.norm_bias, 1e-6)
+        write_index(torch.cat((key_TD, weight_TD), dim=-1), self._block_keys, cache, inputs.positions_T,
+                    inputs.runs, shape)
+        if sees_all(inputs.runs, shape):
+            return None
+        q_THD = by_head(self.query(bottleneck_TR), shape.queries)
+        weights_TH = weights_TH.float() * (dim * shape.queries)**-0.5
+        return choose_blocks(q_THD, weights_TH, cache, inputs.runs, shape)
+
+    def _block_keys(self, rows_NKW: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:
+        keys_NKD, weights_NKD = rows_NKW.chunk(2, dim=-1)
+        shares_NKD = torch.softmax(weights_NKD + self.places_KD.float(), dim=1).to(self.norm.dtype)
+        return (shares_NKD * keys_NKD.to(self.norm.dtype)).sum(1)
+
+
+IndexBlock = MeanIndex | LearnedIndex

@@ -1,0 +1,62 @@
+"""Several residual streams beside each other: what a block sees of them, and what it gives them.
+
+    x_TN = S streams of D numbers           enter: x_TN -> seen_TD, carried        leave: x_TN, y_TD -> x_TN
+
+    gated   n = norm of each stream;  seen = mean over streams of sigmoid(up(silu(down(n) / S))) n
+            x_s += 2 sigmoid(inject(n) / S)_s y
+    mixed   w = fn(x / rms(x));  seen = sum of (sigmoid(w) + eps)_s x_s
+            x_s = 2 sigmoid(w')_s y + sum over r of M_rs x_r,  rows and columns of M sum to 1
+
+Sources: Hyper-Connections (Zhu et al., 2024); manifold-constrained ones (Xie et al., 2026); transformers
+``Qwen4ExpTextGatedResidual``, ``Glm5NextTextHyperConnection``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from weft.families.architecture import Streams
+from weft.models.blocks.linear import Linear, Norm
+from weft.tensor.ops.norm import rms_norm
+
+Carried = Sequence[torch.Tensor]
+"""What ``leave`` needs, a row for each token."""
+
+
+class StreamMix(Protocol):
+    """Before and behind one block."""
+
+    def enter(self, x_TN: torch.Tensor, /) -> tuple[torch.Tensor, Carried]: ...
+
+    def leave(self, x_TN: torch.Tensor, carried: Carried, y_TD: torch.Tensor, /) -> torch.Tensor: ...
+
+
+@dataclass(slots=True)
+class GatedStreams:
+    """``norm``: over D, with weights for all streams; ``down`` [rank, S D], ``up`` [S D, rank]; ``inject``
+    [S, S D], None behind the last layer."""
+
+    shape: Streams
+    norm: Norm
+    down: Linear
+    up: Linear
+    inject: Linear | None
+
+    def enter(self, x_TN: torch.Tensor) -> tuple[torch.Tensor, Carried]:
+        count, width = self.shape.count, x_TN.shape[1] // self.shape.count
+        normed_TN = rms_norm(x_TN, self.norm.weight, self.norm.eps, plus_one=self.norm.plus_one,
+                             group_size=width)
+        gates_TN = torch.sigmoid(self.up(F.silu(self.down(normed_TN) / count)))
+        seen_TD = (gates_TN * normed_TN).view(-1, count, width).mean(1)
+        if self.inject is None:
+            return seen_TD, ()
+        return seen_TD, (2 * torch.sigmoid(self.inject(normed_TN) / count),)
+
+    def leave(self, x_TN: torch.Tensor, carried: Carried, y_TD: torch.Tensor) -> torch.Tensor:
+        [shares_TS] = carried
+        return x_TN + (shares_TS[..., None] * y_TD[:, None]).flatten(1)

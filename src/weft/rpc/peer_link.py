@@ -1,0 +1,305 @@
+"""``PeerLink``: a ``Wire`` of parcels between engine processes, in one thread of its own.
+
+    sender    DEALER for each peer  -- ticket | parcel | bytes of each record -->  ROUTER   receiver
+              <------------------------ ticket | reason, empty if verified -------
+    one machine     ipc, and the bytes are in shared memory: the message has its place   /proc/PID/fd/N
+    two machines    tcp with CURVE, with the keys of the fleet's token; the bytes are in the message
+
+An address is "ipc://FOLDER/peers tcp://HOST:PORT". A process that sees the folder is on the same
+machine; another one takes the second part. Nothing listens on tcp without a token. The shared memory
+has no name, so the system frees it with its last process, also after kill -9. A receiver that cannot open it
+says so, and gets the bytes in a message.
+
+Each send has one outcome. A link that breaks off, a key that is refused and SILENT_S without an answer are
+outcomes of all that is under way on it. ZeroMQ delivers a message whole or not at all, so a sender that
+vanishes in the middle of a record leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from weft.rpc.link import REFUSED, LinkKeys, set_options
+from weft.rpc.messages import PeerKeys
+from weft.store.inbox import Parcel
+from weft.store.peer_store import Outcome
+
+SILENT_S = 5.0
+"""A receiver that has not answered for so long has vanished."""
+_LOOK_MS = 200
+_NO_MEMORY = b"no shared memory"
+_encoder = msgspec.msgpack.Encoder()
+_parcels = msgspec.msgpack.Decoder(Parcel)
+Accept = Callable[[Parcel, memoryview], str]
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    """Where bytes of this machine are: a descriptor of a process."""
+
+    process: int
+    descriptor: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Send:
+    """One parcel under way. ``memory``: the descriptor that its receiver maps, -1 for bytes in a message."""
+
+    ticket: int
+    parcel: Parcel
+    payloads: Sequence[memoryview]
+    began_s: float
+    memory: int = -1
+
+    def drop_memory(self) -> None:
+        if self.memory >= 0:
+            os.close(self.memory)
+            self.memory = -1
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One connection. ``is_near``: over ipc."""
+
+    address: str
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    is_near: bool
+    sends: dict[int, _Send] = field(default_factory=dict)
+
+
+class PeerLink:
+    """``folder``: private, of this process. ``accept`` takes a parcel and its bytes, and says why it is
+    refused; called by the thread of the link. ``keys``: None where no other machine is reached. Raises
+    zmq.ZMQError for a port that is taken."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: str, accept: Accept,
+                 keys: PeerKeys | None = None) -> None:
+        self._context = context
+        self._accept = accept
+        self._keys = None if keys is None else LinkKeys.of(keys.token)
+        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._wishes: queue.SimpleQueue[tuple[str, _Send] | None] = queue.SimpleQueue()
+        self._wake_out, self._wake_in = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        self._peers: dict[str, _Peer] = {}
+        self._authenticator: ThreadAuthenticator | None = None
+        self._near = context.socket(zmq.ROUTER)
+        set_options(self._near)
+        self.address = f"ipc://{folder}/peers"
+        self._near.bind(self.address)
+        self._far: zmq.Socket[bytes] | None = None
+        if keys is not None:
+            self._listen(keys)
+        self._thread = threading.Thread(target=self._run, name="peer-link", daemon=True)
+        self._thread.start()
+
+    def _listen(self, keys: PeerKeys) -> None:
+        assert self._keys is not None
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(credentials_provider=_FleetKey(self._keys))
+        socket = self._far = self._context.socket(zmq.ROUTER)
+        set_options(socket)
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = self._keys.server.public, self._keys.server.secret
+        socket.bind(f"tcp://{keys.host}:{keys.port or '*'}")
+        port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+        self.address += f" tcp://{keys.host}:{port}"
+
+    # ------------------------------------------------------------------ the engine's thread
+
+    def send(self, ticket: int, address: str, parcel: Parcel, payloads: Sequence[memoryview]) -> None:
+        self._wish((address, _Send(ticket, parcel, payloads, time.monotonic())))
+
+    def outcomes(self) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        while not self._outcomes.empty():
+            outcomes.append(self._outcomes.get())
+        return outcomes
+
+    def close(self) -> None:
+        self._wish(None)
+        self._thread.join(SILENT_S)
+        if self._authenticator is not None:
+            self._authenticator.stop()
+
+    def _wish(self, wish: tuple[str, _Send] | None) -> None:
+        self._wishes.put(wish)
+        with contextlib.suppress(BlockingIOError):  # the thread is behind, and looks anyway
+            os.write(self._wake_in, b"!")
+
+    # ------------------------------------------------------------------ the link's thread
+
+    def _run(self) -> None:
+        listeners = [self._near, *(() if self._far is None else (self._far,))]
+        goes_on = True
+        while goes_on:
+            poller = zmq.Poller()
+            for source in (self._wake_out, *listeners, *(peer.socket for peer in self._peers.values()),
+                           *(peer.monitor for peer in self._peers.values())):
+                poller.register(source, zmq.POLLIN)
+            ready = dict(poller.poll(_LOOK_MS))
+            if self._wake_out in ready:
+                os.read(self._wake_out, 4096)
+            for listener in listeners:
+                if listener in ready:
+                    self._receive(listener)
+            for peer in list(self._peers.values()):
+                if peer.socket in ready:
+                    self._take_answers(peer)
+                if peer.monitor in ready:
+                    self._watch(peer)
+                self._end_silent(peer)
+            goes_on = self._take_wishes()
+        for peer in list(self._peers.values()):
+            self._break(peer, "this engine ends")
+        for listener in listeners:
+            listener.close(0)
+
+    def _take_wishes(self) -> bool:
+        """Whether the link goes on."""
+        while not self._wishes.empty():
+            wish = self._wishes.get()
+            if wish is None:
+                return False
+            address, send = wish
+            try:
+                peer = self._peers.get(address) or self._connect(address)
+                self._put(peer, send, near=peer.is_near)
+            except (zmq.ZMQError, OSError) as error:
+                self._end(send, f"{address}: {error}")
+        return True
+
+    def _connect(self, address: str) -> _Peer:
+        near, _, far = address.partition(" ")
+        is_near = os.path.exists(near.removeprefix("ipc://"))
+        if not is_near and (not far or self._keys is None):
+            raise OSError("the engine is gone, or on another machine without --token")
+        socket = self._context.socket(zmq.DEALER)
+        set_options(socket)
+        if not is_near:
+            assert self._keys is not None
+            socket.curve_serverkey = self._keys.server.public
+            socket.curve_publickey = self._keys.machine.public
+            socket.curve_secretkey = self._keys.machine.secret
+        monitor = socket.get_monitor_socket()
+        socket.connect(near if is_near else far)
+        peer = self._peers[address] = _Peer(address, socket, monitor, is_near)
+        return peer
+
+    def _put(self, peer: _Peer, send: _Send, *, near: bool) -> None:
+        head = [send.ticket.to_bytes(8, "little"), _encoder.encode(send.parcel)]
+        peer.sends[send.ticket] = send
+        if near and hasattr(os, "memfd_create"):
+            send.memory = _shared(send.payloads, send.parcel.nbytes)
+            place = _Memory(os.getpid(), send.memory, send.parcel.nbytes)
+            peer.socket.send_multipart([*head, _encoder.encode(place)], zmq.NOBLOCK)
+        else:
+            peer.socket.send_multipart([*head, b"", *send.payloads], zmq.NOBLOCK)
+
+    def _receive(self, listener: zmq.Socket[bytes]) -> None:
+        """A parcel of another engine."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                sender, ticket, head, place, *parts = listener.recv_multipart(zmq.NOBLOCK)
+                try:
+                    answer = self._accepted(head, place, parts).encode()
+                except msgspec.MsgspecError:
+                    answer = b"a message of another version"
+                except OSError:
+                    answer = _NO_MEMORY
+                with contextlib.suppress(zmq.ZMQError):  # it is gone
+                    listener.send_multipart([sender, ticket, answer], zmq.NOBLOCK)
+
+    def _accepted(self, head: bytes, place: bytes, parts: list[bytes]) -> str:
+        parcel = _parcels.decode(head)
+        if not place:
+            return self._accept(parcel, memoryview(b"".join(parts)))
+        memory = msgspec.msgpack.decode(place, type=_Memory)
+        descriptor = os.open(f"/proc/{memory.process}/fd/{memory.descriptor}", os.O_RDONLY)
+        try:
+            if os.fstat(descriptor).st_size < max(1, memory.nbytes):
+                return "records that do not fit together"
+            with (mmap.mmap(descriptor, max(1, memory.nbytes), prot=mmap.PROT_READ) as mapped,
+                  memoryview(mapped) as whole, whole[:memory.nbytes] as content):
+                return self._accept(parcel, content)
+        finally:
+            os.close(descriptor)
+
+    def _take_answers(self, peer: _Peer) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                ticket, reason = peer.socket.recv_multipart(zmq.NOBLOCK)
+                send = peer.sends.pop(int.from_bytes(ticket, "little"), None)
+                if send is None:
+                    continue
+                send.drop_memory()
+                if reason == _NO_MEMORY:
+                    self._put(peer, send, near=False)
+                else:
+                    self._end(send, reason.decode("utf-8", "replace"))
+
+    def _watch(self, peer: _Peer) -> None:
+        with contextlib.suppress(zmq.Again):
+            while peer.address in self._peers:
+                event = zmq.Event(recv_monitor_message(peer.monitor, zmq.NOBLOCK)["event"])
+                if event & REFUSED:
+                    self._break(peer, "the other engine refuses the key: its fleet has another --token")
+                elif event & (zmq.Event.CLOSED | zmq.Event.DISCONNECTED):
+                    self._break(peer, "the other engine is gone")
+
+    def _end_silent(self, peer: _Peer) -> None:
+        now_s = time.monotonic()
+        if any(now_s - send.began_s > SILENT_S for send in peer.sends.values()):
+            self._break(peer, f"the other engine has not answered for {SILENT_S:g} s")
+
+    def _break(self, peer: _Peer, reason: str) -> None:
+        """The connection is over; the next send opens another one."""
+        if self._peers.pop(peer.address, None) is None:
+            return
+        peer.socket.disable_monitor()
+        peer.monitor.close(0)
+        peer.socket.close(0)
+        for send in peer.sends.values():
+            send.drop_memory()
+            self._end(send, reason)
+
+    def _end(self, send: _Send, reason: str) -> None:
+        self._outcomes.put(Outcome(send.ticket, reason, time.monotonic() - send.began_s))
+
+
+class _FleetKey:
+    """Tells ZeroMQ whose handshakes may succeed."""
+
+    def __init__(self, keys: LinkKeys) -> None:
+        self._keys = keys
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._keys.machine.public
+
+
+def _shared(payloads: Sequence[memoryview], nbytes: int) -> int:
+    """A descriptor of memory with these bytes."""
+    descriptor = os.memfd_create("weft-parcel")
+    try:
+        os.ftruncate(descriptor, max(1, nbytes))
+        with mmap.mmap(descriptor, max(1, nbytes)) as mapped:
+            for payload in payloads:
+                mapped.write(payload)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

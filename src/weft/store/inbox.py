@@ -1,0 +1,226 @@
+"""``Inbox``: prefixes that other engines sent, in the memory of this process until a request loads them.
+
+    thread of the link      parcel 1: KV [0, 1024), state     verified --> arrival of handoff h, to 1024
+                            parcel 2: KV [1024, 1500), state  verified --> the same one, to 1500
+    engine thread           match --> StoredPrefix            fetch --> staging buffers --> the arrival goes
+
+A parcel is what a put of a store is: KV records from a page on, and one state behind them. Parcels of one
+handoff follow one another, and the last state replaces the one before. So a sender that dies in the middle
+leaves a prefix that is shorter and as good.
+
+Laws: L8 (an arrival matches only where memory has all KV before it), L10 (tokens and salt are compared), L11
+(``limit_bytes``; the oldest one goes). Checksums are compared before the sender learns that its bytes are
+here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from weft.memory.prefix_store import (
+    STORED_PAGE_TOKENS,
+    PrefixTokens,
+    StagingBuffers,
+    StoredPrefix,
+    StoredSpan,
+    Uint8s,
+)
+from weft.store.index import places_of
+from weft.store.ledger import payload_checksum, token_bytes
+
+EXPIRES_S = 60.0
+"""An arrival that no request has loaded for so long is dropped."""
+_FIRST_NUMBER = 1 << 62
+"""Snapshots of an inbox are numbered from here on; those of a directory stay below."""
+
+
+class SentRecord(msgspec.Struct, frozen=True, array_like=True):
+    """KV of tokens [``start``, ``end``), or a state (``start`` == ``end``), in a form of
+    ``memory.prefix_store``. ``checksum``: xxh3-128 of its bytes."""
+
+    start: int
+    end: int
+    form: int
+    nbytes: int
+    checksum: bytes
+
+
+class Parcel(msgspec.Struct, frozen=True, kw_only=True):
+    """``namespace``: whose bytes (``store.identity``). ``handoff``: which request they are for. ``tokens``:
+    all up to ``position``, little-endian uint32. ``records``: KV in order from ``start`` on, then the state;
+    their bytes follow in this order."""
+
+    namespace: bytes
+    handoff: str
+    salt: str
+    tokens: bytes
+    start: int
+    position: int
+    exact: bool
+    records: list[SentRecord]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(record.nbytes for record in self.records)
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """What one handoff brought so far. ``number``: of the snapshot at ``position``."""
+
+    number: int
+    salt: str
+    tokens: bytes
+    start: int
+    position: int
+    exact: bool
+    kv: list[tuple[SentRecord, Uint8s]]
+    state: tuple[SentRecord, Uint8s]
+    arrived_s: float
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(payload) for _, payload in self.kv) + len(self.state[1])
+
+
+class Inbox:
+    """``namespace``: of this engine. ``limit_bytes``: of all arrivals. ``clock`` gives seconds."""
+
+    def __init__(self, namespace: bytes, limit_bytes: int,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.changes = 0
+        self.received_bytes = 0
+        self.refused = 0
+        self._namespace = namespace
+        self._limit_bytes = limit_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._arrivals: dict[str, _Arrival] = {}
+        self._next = _FIRST_NUMBER
+
+    @property
+    def held_bytes(self) -> int:
+        with self._lock:
+            return sum(arrival.nbytes for arrival in self._arrivals.values())
+
+    # ------------------------------------------------------------------ thread of the link
+
+    def accept(self, parcel: Parcel, payload: memoryview) -> str:
+        """Takes a copy of ``payload``. Returns why it is refused; empty if it is not."""
+        refusal = self._accept(parcel, payload)
+        self.refused += bool(refusal)
+        return refusal
+
+    def _accept(self, parcel: Parcel, payload: memoryview) -> str:
+        if parcel.namespace != self._namespace:
+            return "records of another model, configuration or arithmetic"
+        if not _is_sound(parcel, payload):
+            return "records that do not fit together"
+        if parcel.nbytes > self._limit_bytes:
+            return f"{parcel.nbytes} bytes, and there is room for {self._limit_bytes}"
+        content, at = np.frombuffer(bytes(payload), np.uint8), 0
+        records: list[tuple[SentRecord, Uint8s]] = []
+        for record in parcel.records:
+            part = content[at:at + record.nbytes]
+            if payload_checksum(part.data) != record.checksum:
+                return "damaged bytes"
+            records.append((record, part))
+            at += record.nbytes
+        with self._lock:
+            return self._add(parcel, records)
+
+    def _add(self, parcel: Parcel, records: list[tuple[SentRecord, Uint8s]]) -> str:
+        now_s = self._clock()
+        before = self._arrivals.get(parcel.handoff)
+        kv, start = records[:-1], parcel.start
+        if before is not None:
+            goes_on = (before.position == parcel.start and before.salt == parcel.salt
+                       and parcel.tokens.startswith(before.tokens))
+            if goes_on:
+                kv, start = [*before.kv, *kv], before.start
+        self._next += 1
+        self.changes += 1
+        self.received_bytes += parcel.nbytes
+        self._arrivals.pop(parcel.handoff, None)
+        self._arrivals[parcel.handoff] = _Arrival(
+            self._next, parcel.salt, parcel.tokens, start, parcel.position, parcel.exact, kv, records[-1],
+            now_s)
+        for name, arrival in list(self._arrivals.items()):
+            over = sum(one.nbytes for one in self._arrivals.values()) > self._limit_bytes
+            if name != parcel.handoff and (over or now_s - arrival.arrived_s > EXPIRES_S):
+                del self._arrivals[name]
+        return ""
+
+    # ------------------------------------------------------------------ engine thread
+
+    def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
+        """As ``Store.match``, where KV before the arrival is among the ``above`` tokens that memory has."""
+        if not self._arrivals:
+            return None
+        content = token_bytes(tokens)
+        with self._lock:
+            fitting = [arrival for arrival in self._arrivals.values()
+                       if arrival.position > above and arrival.start <= above
+                       and arrival.salt == (salt or "") and content.startswith(arrival.tokens)]
+            if not fitting:
+                return None
+            return _prefix_of(max(fitting, key=lambda arrival: arrival.position), salt)
+
+    def copy(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> int:
+        """Fills ``into`` with the KV of [``start``, position) and the state. Bytes copied; 0 if the arrival
+        is gone."""
+        with self._lock:
+            arrival = next((one for one in self._arrivals.values() if one.number == prefix.snapshot), None)
+        if arrival is None:
+            return 0
+        kv, copied = into.kv.cast("B"), 0
+        for span, at, length in places_of(prefix, start, into.page_bytes):
+            kv[at:at + length] = arrival.kv[span.record][1][span.payload_bytes - length:].data
+            copied += length
+        state = arrival.state[1]
+        into.state.cast("B")[:len(state)] = state.data
+        return copied + len(state)
+
+    def drop(self, prefix: StoredPrefix) -> None:
+        """A request has its bytes."""
+        with self._lock:
+            for name, arrival in list(self._arrivals.items()):
+                if arrival.number == prefix.snapshot:
+                    del self._arrivals[name]
+                    self.changes += 1
+
+
+def _is_sound(parcel: Parcel, payload: memoryview) -> bool:
+    """Whether the records cover [``start``, ``position``) without gaps, end in a state, and are there."""
+    if (not parcel.records or parcel.nbytes != payload.nbytes or parcel.start % STORED_PAGE_TOKENS
+            or len(parcel.tokens) != 4 * parcel.position):
+        return False
+    at = parcel.start
+    for record in parcel.records[:-1]:
+        if record.start != at or record.end <= at or (at % STORED_PAGE_TOKENS):
+            return False
+        at = record.end
+    return at == parcel.position and parcel.records[-1].start == parcel.records[-1].end == at
+
+
+def _prefix_of(arrival: _Arrival, salt: str | None) -> StoredPrefix:
+    spans = tuple(StoredSpan(number, -1, record.start, record.end, record.nbytes, record.form)
+                  for number, (record, _) in enumerate(arrival.kv))
+    state, payload = arrival.state
+    return StoredPrefix(arrival.number, -1, arrival.position, spans, len(payload), state.form, arrival.exact,
+                        arrival.tokens, salt=salt, near=True)
+
+
+def parcel_of(namespace: bytes, handoff: str, salt: str | None, tokens: bytes, start: int,
+              pieces: Sequence[tuple[int, int, int, memoryview]], *, exact: bool) -> Parcel:
+    """``pieces``: (start, end, form, bytes) of the KV records, then of the state."""
+    records = [SentRecord(first, end, form, payload.nbytes, payload_checksum(payload))
+               for first, end, form, payload in pieces]
+    return Parcel(namespace=namespace, handoff=handoff, salt=salt or "", tokens=tokens, start=start,
+                  position=len(tokens) // 4, exact=exact, records=records)

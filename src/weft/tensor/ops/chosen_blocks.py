@@ -1,0 +1,212 @@
+"""Attention over blocks that an index chooses: the choice, and the reading of what was chosen.
+
+    index rows of a sequence   | r0 r1 r2 K0 | r4 r5 r6 K1 | r8 r9 ..    one for each token, in pages
+                                          ^ the last token of a block has the block's key, made of all its
+                                          rows
+    score of a query           sum over its heads of weight x relu(q . K)
+    the token at p sees        the best ``chosen`` blocks that end before or at p, and all behind them up to p
+
+A key takes the place of its block's last row, which nothing reads again. So a step reads one row for each
+block. A draft that turns out wrong may have ended a block; the token in its place ends it anew.
+
+A step none of whose tokens has more blocks than ``chosen`` reads everything, by the ordinary ops. Else each
+run goes by itself. A few tokens gather what they see; those of a prompt read with a mask the pages that any
+of them sees, at the price of full attention. All is torch's. Scores are float64 and rounded once, so that the
+choice does not depend on the shape of a product.
+
+Sources: transformers ``Qwen4ExpTextQSAIndexer``, ``Glm5NextTextIndexer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from weft.families.architecture import Index
+from weft.tensor.inputs import LayerCache, Runs
+from weft.tensor.layout import unpack_k, unpack_v
+from weft.tensor.ops.latent_attention import put_rows, read_rows, rows_of, write_rows
+from weft.units import PAD, PAGE_TOKENS, pages_for
+
+Seen = list[torch.Tensor | None]
+"""By run: bool [L, context], what each of its tokens sees; None for all up to itself."""
+BlockKeys = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Index rows float32 [N, block, W] of blocks, and their numbers [N] -> keys [N, key_dim]."""
+_SCORES = 1 << 22
+"""Scores at a time: of head, block and token."""
+_FEW = 8
+"""Up to so many tokens of a run gather what they see."""
+
+
+def write_index(row_TW: torch.Tensor, block_keys: BlockKeys, cache: LayerCache, positions_T: torch.Tensor,
+                runs: Runs, shape: Index) -> None:
+    """The index rows of the step's tokens into their pages, and the keys of blocks that end in it."""
+    assert cache.k is not None, "an index without pages"
+    scale = None if cache.head_scales is None else cache.head_scales[0, 0]
+    write_rows(row_TW if scale is None else row_TW / scale, cache.k, positions_T, runs, cache.token_scales)
+    name = f"chosen_blocks.{shape.block}"
+    if name not in runs.memo:
+        runs.memo[name] = _ended(runs, shape.block)
+    pages_NK, places_NK, numbers_N = runs.memo[name]
+    if not len(numbers_N):
+        return
+    rows_NKW = rows_of(cache.k, cache.token_scales, pages_NK, places_NK)
+    keys_ND = block_keys(rows_NKW if scale is None else rows_NKW * scale.float(), numbers_N).to(row_TW.dtype)
+    keys_NW = F.pad(keys_ND if scale is None else keys_ND / scale, (0, row_TW.shape[1] - keys_ND.shape[1]))
+    put_rows(keys_NW, cache.k, cache.token_scales, pages_NK[:, -1], places_NK[:, -1])
+
+
+def _ended(runs: Runs, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the blocks that end in this step: pages and places of their tokens [N, block], and numbers [N]."""
+    device = runs.page_table_RP.device
+    run_N: list[int] = []
+    number_N: list[int] = []
+    for run, (start, length) in enumerate(zip(runs.starts, runs.lengths, strict=True)):
+        if start != PAD:
+            own = range(start // block, (start + length) // block)
+            run_N += [run] * len(own)
+            number_N += own
+    numbers_N = torch.tensor(number_N, dtype=torch.int64, device=device)
+    runs_N1 = torch.tensor(run_N, dtype=torch.int64, device=device)[:, None]
+    tokens_NK = numbers_N[:, None] * block + torch.arange(block, device=device)
+    return runs.page_table_RP[runs_N1, tokens_NK // PAGE_TOKENS].long(), tokens_NK % PAGE_TOKENS, numbers_N
+
+
+def sees_all(runs: Runs, shape: Index) -> bool:
+    """Whether no token of the step has blocks that are not chosen."""
+    return all((start + length) // shape.block <= shape.chosen
+               for start, length in zip(runs.starts, runs.lengths, strict=True))
+
+
+def choose_blocks(q_THD: torch.Tensor, weights_TH: torch.Tensor, cache: LayerCache, runs: Runs,
+                  shape: Index) -> Seen:
+    """``q_THD`` [T, queries, key_dim]; ``weights_TH``: of the queries in the sum. ``cache``: the index rows,
+    with those of this step."""
+    assert cache.k is not None, "an index without pages"
+    seen: Seen = []
+    for run in range(runs.run_count):
+        context = runs.starts[run] + runs.lengths[run]
+        blocks = context // shape.block
+        if runs.starts[run] == PAD or blocks <= shape.chosen:
+            seen.append(None)
+            continue
+        ends_B = torch.arange(1, blocks + 1, device=q_THD.device) * shape.block - 1
+        pages_B = runs.page_table_RP[run, ends_B // PAGE_TOKENS].long()
+        rows_BW = rows_of(cache.k, cache.token_scales, pages_B, ends_B % PAGE_TOKENS)
+        keys_BD = rows_BW[:, : shape.key_dim].double()
+        if cache.head_scales is not None:
+            keys_BD = keys_BD * cache.head_scales[0, 0].double()
+        positions_L = torch.arange(runs.starts[run], context, device=q_THD.device)
+        begin, step = runs.offsets[run], max(1, _SCORES // (shape.queries * blocks))
+        parts = []
+        for first in range(0, runs.lengths[run], step):
+            rows = slice(begin + first, begin + min(first + step, runs.lengths[run]))
+            scores_LHB = F.relu_(q_THD[rows].double() @ keys_BD.T)
+            scores_LB = (scores_LHB * weights_TH[rows, :, None].double()).sum(1).float()
+            parts.append(_best(scores_LB, positions_L[first : first + step], context, shape))
+        seen.append(torch.cat(parts))
+    return seen
+
+
+def _best(scores_LB: torch.Tensor, positions_L: torch.Tensor, context: int, shape: Index) -> torch.Tensor:
+    """-> bool [L, context]."""
+    blocks = scores_LB.shape[1]
+    whole_L1 = ((positions_L + 1) // shape.block)[:, None]
+    known_LB = torch.arange(blocks, device=scores_LB.device) < whole_L1
+    # Of equal scores (all queries below 0) the earliest block wins: topk promises nothing.
+    ranked_LB = scores_LB.masked_fill(~known_LB, -torch.inf).sort(descending=True, stable=True).indices
+    best_LK = ranked_LB[:, : shape.chosen]
+    chosen_LB = torch.zeros_like(known_LB).scatter_(1, best_LK, True) & known_LB
+    places_S = torch.arange(context, device=scores_LB.device)
+    seen_LS = F.pad(chosen_LB.repeat_interleave(shape.block, 1), (0, context - blocks * shape.block))
+    return (seen_LS | (places_S >= whole_L1 * shape.block)) & (places_S <= positions_L[:, None])
+
+
+def attend_seen(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, scale: float, seen: Seen,
+                value_dim: int | None = None) -> torch.Tensor:
+    """``softmax(scale q . k) v`` of each token over what it sees: [T, heads, value dim] in the dtype of
+    ``q_THD``. The step's own keys are written. ``value_dim``: of latents, the first numbers of a row, which
+    is the key of all heads. PAD rows give zeros; unwritten memory does not reach the output."""
+    assert cache.k is not None, "an attention layer without pages"
+    width = q_THD.shape[2] if value_dim is None else value_dim
+    out_THV = torch.zeros(*q_THD.shape[:2], width, dtype=q_THD.dtype, device=q_THD.device)
+    for run in range(runs.run_count):
+        if runs.starts[run] == PAD:
+            continue
+        rows = slice(runs.offsets[run], runs.offsets[run] + runs.lengths[run])
+        context = runs.starts[run] + runs.lengths[run]
+        mask_LS = seen[run]
+        if mask_LS is None:
+            places = torch.arange(context, device=q_THD.device)
+            mask_LS = places <= places[context - runs.lengths[run]:, None]
+        table_P = runs.page_table_RP[run, : pages_for(context)].long()
+        attend = _gathered if len(mask_LS) <= _FEW else _masked
+        out_LHV = attend(q_THD[rows].float() * scale, cache, table_P, mask_LS, value_dim)
+        out_THV[rows] = out_LHV.to(out_THV.dtype)
+    return out_THV
+
+
+def _gathered(q_LHD: torch.Tensor, cache: LayerCache, table_P: torch.Tensor, mask_LS: torch.Tensor,
+              value_dim: int | None) -> torch.Tensor:
+    """Token by token, over what each sees alone."""
+    out = []
+    for q_HD, mask_S in zip(q_LHD, mask_LS, strict=True):
+        [tokens_N] = mask_S.nonzero(as_tuple=True)
+        k_NKD, v_NKV = _tokens(cache, table_P[tokens_N // PAGE_TOKENS], tokens_N % PAGE_TOKENS, value_dim)
+        q_KGD = q_HD.view(k_NKD.shape[1], -1, q_HD.shape[1])
+        weights_KGN = torch.softmax(q_KGD @ k_NKD.permute(1, 2, 0), dim=-1)
+        out.append((weights_KGN @ v_NKV.transpose(0, 1)).flatten(0, 1))
+    return torch.stack(out)
+
+
+def _tokens(cache: LayerCache, pages_N: torch.Tensor, places_N: torch.Tensor,
+            value_dim: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [N, heads, dim]: keys and values of single tokens."""
+    k, v, scales = cache.k, cache.v, cache.token_scales
+    assert k is not None
+    if value_dim is not None:
+        rows_N1W = rows_of(k, scales, pages_N, places_N)[:, None]
+        return rows_N1W, rows_N1W[..., :value_dim]
+    assert v is not None, "an attention layer without pages"
+    pack = v.shape[-1]
+    k_NKD = k[pages_N, :, :, places_N].float().flatten(-2)
+    v_NKD = v[pages_N, :, places_N // pack, :, places_N % pack].float()
+    if scales is None:
+        return k_NKD, v_NKD
+    k_scale_NK1, v_scale_NK1 = (scales[pages_N, part, :, places_N].float()[..., None] for part in (0, 1))
+    return k_NKD * k_scale_NK1, v_NKD * v_scale_NK1
+
+
+def _masked(q_LHD: torch.Tensor, cache: LayerCache, table_P: torch.Tensor, mask_LS: torch.Tensor,
+            value_dim: int | None) -> torch.Tensor:
+    """All tokens of a run over the pages that any of them sees."""
+    length, context = mask_LS.shape
+    mask_LPS = F.pad(mask_LS, (0, len(table_P) * PAGE_TOKENS - context)).view(length, -1, PAGE_TOKENS)
+    read_P = mask_LPS.any(2).any(0)
+    mask_LS = mask_LPS[:, read_P].flatten(1)
+    k_SKD, v_SKV = _keys_and_values(cache, table_P[read_P], value_dim)
+    # NaN of unwritten memory would pass a mask.
+    nobodys_S11 = ~mask_LS.any(0)[:, None, None]
+    k_SKD, v_SKV = k_SKD.masked_fill(nobodys_S11, 0.0), v_SKV.masked_fill(nobodys_S11, 0.0)
+    q_1HLD, k_1KSD, v_1KSV = (x.transpose(0, 1)[None] for x in (q_LHD, k_SKD, v_SKV))
+    return F.scaled_dot_product_attention(q_1HLD, k_1KSD, v_1KSV, attn_mask=mask_LS, scale=1.0,
+                                          enable_gqa=True)[0].transpose(0, 1)
+
+
+def _keys_and_values(cache: LayerCache, pages: torch.Tensor,
+                     value_dim: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [S, heads, dim] of the tokens of ``pages``."""
+    assert cache.k is not None
+    scales = cache.token_scales
+    if value_dim is not None:
+        rows_S1W = read_rows(cache.k, scales, pages[None])[0, :, None]
+        return rows_S1W, rows_S1W[..., :value_dim]
+    assert cache.v is not None, "an attention layer without pages"
+    k_SHD, v_SHV = unpack_k(cache.k[pages]).float(), unpack_v(cache.v[pages]).float()
+    if scales is None:
+        return k_SHD, v_SHV
+    k_scale_SH1, v_scale_SH1 = (scales[pages, part].float().transpose(1, 2).flatten(0, 1)[..., None]
+                                for part in (0, 1))
+    return k_SHD * k_scale_SH1, v_SHV * v_scale_SH1

@@ -1,0 +1,125 @@
+"""Prefill apart from decode over real processes: the tokens of one engine, whichever of the two is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.checkpoints import checkpoint
+from tests.fleet.test_resume import ASKED, TEMPLATE, all_answered, same
+from tests.server.running import RunningServer, eventually, running_server
+
+ENGINE = {"memory": "64MB", "threads": 1, "max_model_len": 1024, "max_num_batched_tokens": 128}
+PROMPT = [(7 * i * i + 3 * i) % 500 for i in range(700)]
+
+
+@contextlib.contextmanager
+def split(name: str, roles: str = "1p1d", **server: Any) -> Iterator[RunningServer]:
+    """A server that splits every prompt that may be, as ``debug.router split`` does."""
+    with running_server("", engine={"model": str(checkpoint(name)), **ENGINE},
+                        server={"roles": roles, "router": "split", "restarts": 1000, **server}) as one:
+        yield one
+
+
+def counted(server: RunningServer, metric: str, engine: int = 0) -> int:
+    [line] = [line for line in server.get("/metrics").text.splitlines()
+              if line.startswith(f'weft:{metric}{{engine="{engine}"')]
+    return int(float(line.rpartition(" ")[2]))
+
+
+def pids(server: RunningServer) -> list[int]:
+    """Of its engine processes, in the order of their starts."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return sorted(map(int, children))
+
+
+def tokens(server: RunningServer, length: int, **more: Any) -> list[list[int]]:
+    answer = server.post("/v1/completions", {
+        "model": "default", "prompt": PROMPT[:length], "max_tokens": 24, "temperature": 0.8, "seed": length,
+        "ignore_eos": True, "return_token_ids": True, **more})
+    return [choice["token_ids"] for choice in answer.json()["choices"]]
+
+
+LENGTHS = (5, 64, 300, 601)
+
+
+@pytest.mark.parametrize("name", ["granite", "lfm2", "qwen3"])
+def test_split_answers_of_a_family_are_those_of_one_engine(name: str) -> None:
+    with running_server("", engine={"model": str(checkpoint(name)), **ENGINE}) as whole:
+        expected = [tokens(whole, length) for length in LENGTHS]
+    with split(name) as server:
+        assert [tokens(server, length) for length in LENGTHS] == expected
+        assert counted(server, "request_handoffs_total") == len(LENGTHS)
+        assert counted(server, "handoff_received_bytes_total", 1) == counted(
+            server, "handoff_sent_bytes_total") > 0
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[RunningServer]:
+    with split("qwen3_5", chat_template=str(TEMPLATE)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """Of one engine that computes all."""
+    engine = {"model": str(checkpoint("qwen3_5")), **ENGINE}
+    with running_server("", engine=engine, server={"chat_template": str(TEMPLATE)}) as whole:
+        return asyncio.run(all_answered(whole)) | {"tokens": [tokens(whole, length) for length in LENGTHS]}
+
+
+def test_every_kind_of_answer_is_the_same_when_it_is_split(real: RunningServer,
+                                                           undisturbed: dict[str, Any]) -> None:
+    before = counted(real, "request_handoffs_total")
+    answers = asyncio.run(all_answered(real))
+    for kind in ASKED:
+        assert same(answers[kind], undisturbed[kind]), kind
+    assert counted(real, "request_handoffs_total") == before + len(ASKED)
+
+
+def test_the_engine_that_goes_on_computes_no_token_of_the_prompt_again(real: RunningServer) -> None:
+    before = [counted(real, f"{kind}_tokens_total", 1) for kind in ("generation", "computed")]
+    tokens(real, 650, cache_salt="alone")
+    after = [counted(real, f"{kind}_tokens_total", 1) for kind in ("generation", "computed")]
+    assert [one - other for one, other in zip(after, before, strict=True)] == [23, 23]
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_answers_go_on_when_either_side_is_killed(real: RunningServer, undisturbed: dict[str, Any],
+                                                  side: str) -> None:
+    """kill -9 while the prompt is computed, while its records travel, and while the answer is."""
+    chance = random.Random(side)
+    for number, length in enumerate(LENGTHS[1:], 1):
+        assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
+        salt = f"{side} {number}"   # nothing of it is cached
+        victim = pids(real)[0 if side == "prefill" else 1]
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(tokens, real, length, cache_salt=salt)
+            assert eventually(lambda asked=asked: real.running() > 0 or asked.done(), 60)
+            time.sleep(chance.uniform(0.0, 0.06))
+            os.kill(victim, signal.SIGKILL)
+            assert asked.result(60) == undisturbed["tokens"][number], (side, length)
+        assert eventually(lambda: len(pids(real)) == 2, 60)
+    assert eventually(lambda: real.running() == 0, 60)
+    assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
+
+
+def test_without_a_partner_requests_are_served_whole(real: RunningServer,
+                                                     undisturbed: dict[str, Any]) -> None:
+    assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
+    handoffs = counted(real, "request_handoffs_total")
+    for gone in (0, 1):
+        assert real.post(f"/v1/replicas/{gone}/drain?timeout=5").status_code == 200
+        assert tokens(real, LENGTHS[2]) == undisturbed["tokens"][2]
+        assert real.post(f"/v1/replicas/{gone}/start").status_code == 200
+    assert counted(real, "request_handoffs_total") == handoffs
