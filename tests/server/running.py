@@ -27,8 +27,9 @@ _URL = re.compile(r"at (http://\S+)")
 class RunningServer:
     """``url`` once it serves. ``lines`` is what it printed."""
 
-    def __init__(self, factory: str, engine: dict[str, Any], server: dict[str, Any], wait_for: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+    def __init__(self, factory: str, engine: dict[str, Any], server: dict[str, Any], wait_for: str,
+                 path: tuple[Path, ...] = ()) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT / "src", ROOT))),
                        "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         arguments = json.dumps({"factory": factory, "engine": engine, "server": {
             "port": 0, "response_store": "off", "file_store": "off", **server}})
@@ -123,10 +124,11 @@ class RunningServer:
 @contextlib.contextmanager
 def running_server(factory: str, *, engine: dict[str, Any] | None = None,
                    server: dict[str, Any] | None = None,
-                   wait_for: str = "Ctrl-C finishes") -> Iterator[RunningServer]:
-    """``factory`` "" is the real engine; else a function of tests/server/scripted_engine.py."""
+                   wait_for: str = "Ctrl-C finishes", path: tuple[Path, ...] = ()) -> Iterator[RunningServer]:
+    """``factory`` "" is the real engine; else a function of tests/server/scripted_engine.py. ``path``: where
+    its Python looks first."""
     running = RunningServer(factory and f"tests.server.scripted_engine:{factory}", engine or {}, server or {},
-                            wait_for)
+                            wait_for, path)
     try:
         yield running
     finally:

@@ -129,7 +129,7 @@ class SimulatedEngine:
         if self.is_gone:
             raise EngineUnavailableError("it ended at its start")
         self.state = "ready"
-        self.stats = SimpleNamespace(costs=COST, running=0, waiting=0)
+        self.stats = SimpleNamespace(costs=COST, running=0, waiting=0, link=None)
         return self.info
 
     async def lost(self) -> str:
