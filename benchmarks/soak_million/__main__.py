@@ -46,6 +46,7 @@ CONTROL_REQUESTS = 100
 LEAKS = {"soak: descriptors", "soak: memory", "soak: threads", "server's temporary: files"}
 SAMPLES_MAX = 20_000
 TRIES = 20
+LOOK_S, LATE_S = 0.2, 2.0
 CLOCK_JUMPS_S = (7200, -7200, 86_400, 0, -86_400, 3 * 365 * 86_400, 0)
 EVERY = {"engine": 300, "worker": 900, "disk": 1500, "clock": 400, "server": 50_000, "audit": 1000,
          "sample": 100}
@@ -98,6 +99,7 @@ class Soak:
         began_s, before_s = time.monotonic(), self.seconds
         end_s = began_s + self._args.hours * 3600
         limits = httpx.Limits(max_connections=self._args.concurrency)
+        late = asyncio.create_task(self._note_lateness())
         async with httpx.AsyncClient(base_url=self._fleet.url, timeout=300, limits=limits,
                                      verify=False) as self._client:
             while self.next < self._args.requests and time.monotonic() < end_s:
@@ -109,7 +111,16 @@ class Soak:
                 if last % self._args.every["server"] == 0 and last < self._args.requests:
                     await asyncio.to_thread(self._restart)
                     self._client.base_url = self._fleet.url
+        late.cancel()
         self._say()
+
+    async def _note_lateness(self) -> None:
+        """A client that the machine does not let run is a slow one, and servers end slow ones."""
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(LOOK_S)
+            if time.monotonic() - before_s > LATE_S:
+                self._fleet.soak_was_late(before_s)
 
     async def _spell(self, first: int, last: int) -> None:
         numbers = iter(range(first, last))

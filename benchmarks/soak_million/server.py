@@ -155,6 +155,9 @@ class Fleet:
                 file.write(struct.pack("q", seconds))
             self.counts["jumps of the clock"] += 1
 
+    def soak_was_late(self, began_s: float) -> None:
+        self._spans.append(Span("late", began_s, time.monotonic()))
+
     def why(self, failure: str, began_s: float, ended_s: float) -> str:
         """What explains ``failure`` of a request that took this time; "" for nothing."""
         self._spans = [span for span in self._spans if span.ended_s > time.monotonic() - 600]
@@ -164,6 +167,8 @@ class Fleet:
             return "its HTTP process was killed" if beside["worker"] else "the server restarted"
         if failure.startswith("503") and beside["restart"]:
             return "the server restarted"
+        if failure.startswith("408") and beside["late"]:
+            return "the soak itself did not run for seconds"
         if "request_killed_engines" in failure and beside["kill"] > 1:
             return "two engines were killed under it"
         return ""
