@@ -157,7 +157,7 @@ def _costs(plan: ModelPlan) -> Table:
                       f"as much as the KV of {plan.snapshot_tokens:,} tokens" if plan.kv_token_bytes
                       else "one state")
     table.add_row("a handoff", f"{format_bytes(plan.handoff_bytes_s)}/s",
-                  "of records, at 1,000 prompt tokens a second (weft serve --roles)")
+                  "with --roles, at 1,000 prompt tokens a second")
     if plan.compressed_bytes:
         table.add_row("one in 8 bits", format_bytes(plan.compressed_bytes),
                       "--no-exact, when memory is short")
