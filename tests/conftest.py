@@ -12,6 +12,8 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Names of models mean the hub's cache here, not what the user of this machine has pulled.
+os.environ["WEFT_MODEL_DIR"] = os.path.join(os.path.dirname(__file__), "no-models")
 # Read where a Triton kernel is defined; only ``tests/gpu`` runs some (see ``weft.tensor.gpu``).
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("WEFT_TEST_DEVICE") == "cuda" else "1")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.engines import GREEDY, answered, started
@@ -14,6 +15,7 @@ from tests.fixtures.checkpoints import checkpoint
 from weft.adapters import Adapter, read_adapter
 from weft.api import Engine
 from weft.engine.engine import EngineCore
+from weft.engine.sleeper import Sleeper
 from weft.request import Request
 from weft.runner.torch_executor import TorchExecutor
 
@@ -28,6 +30,8 @@ def adapters(home: Path, model: object) -> list[Adapter]:
             target = model.targets.find(name)                        # type: ignore[attr-defined]
             if target.kind == "product" and name.startswith("layers.") and (seed + at) % 3:
                 tensors |= factors(f"model.{name}", *target.whole_shape, rank=rank, seed=100 * at + seed)
+                if at == 0:
+                    tensors[f"model.{name}.lora_magnitude_vector"] = torch.rand(target.whole_shape[0]) + 0.5
         made.append(read_adapter(f"a{at}", written(home / str(at), tensors, r=rank, lora_alpha=rank / 2)))
     return made
 
@@ -61,11 +65,14 @@ def test_rows_of_adapters_replay_graphs_with_the_tokens_of_a_cpu(family: str, tm
         replays = card.replays
         assert answers(core, orders[1], "gpu1") == want[1]
         assert card.replays >= replays + GREEDY.max_tokens - 1, "decodes with adapters replay graphs"
-        card.serving = False   # the copies of its factors are waited for
-        core.adapters.load(c)
-        card.begin_serving()
+        core.adapters.load(c)   # while serving: its copies keep nobody waiting
         assert answers(core, orders[2], "gpu2") == want[2]
         assert answers(core, [None] * 4, "base") == plain != want[0]
         assert len(recorded) == 1, "another adapter, and no other recording"
+        card.serving = False
+        sleeper = Sleeper(core)
+        sleeper.sleep(1)
+        sleeper.wake_up()
+        assert answers(core, orders[2], "woken") == want[2], "factors are read where they lie now"
         assert executor.batches.adapted_widths == executor.batches.decode_widths
     assert not card.reports, [str(report) for report in card.reports]

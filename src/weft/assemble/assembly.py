@@ -60,6 +60,7 @@ from weft.memory.frames.plan import ArenaPlan, fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
 from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
+from weft.models.local import LoadedLock
 from weft.schedule.plan import StepPlan
 from weft.schedule.snapshots import on_grid, parse_snapshots
 from weft.schedule.store_tier import StoreTier
@@ -112,11 +113,11 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     check_policy(config.cache_policy)
     parse_sources(config.speculate)
     started = time.monotonic()
+    loaded_lock = LoadedLock(config.model)
     name, directory = find_model(config, tell)
     _check_text_files(directory)
     adapters = registered_adapters(config)
-    threads = prepare_torch(config, notes)
-    device = choose_device_of(config, 0, notes)
+    threads, device = prepare_torch(config, notes), choose_device_of(config, 0, notes)
     config, overlap = with_step_tokens(config, device), overlaps(config, device)
     choose_kernels(config, threads, device)
     ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
@@ -129,8 +130,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     kernels = kernels_in_use(device)   # a kernel that does not fit turns Triton off
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
     notes += placed.notes
-    defaults = loaded.generation_defaults
-    cost = _guessed_cost(loaded)
+    defaults, cost = loaded.generation_defaults, _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
@@ -151,6 +151,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       encoder=placed.executor.pictures, pictures_bytes=placed.pictures_bytes,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     notes += load_adapters(core, adapters, tell)
+    core.on_close.append(loaded_lock.close)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
     if ranks is not None:
         core.counters.ranks = partial(ranks.stats, placed.own)

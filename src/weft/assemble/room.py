@@ -61,9 +61,14 @@ class ArenaRoom:
     why: str
 
 
+def adapter_bytes(config: EngineConfig) -> int:
+    """Of the budget of adapters, where there are any from the start."""
+    return parse_bytes(config.lora_memory, flag="--lora-memory") if config.lora else 0
+
+
 def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> ArenaRoom:
     """Ranks divide what is free."""
-    available = free_ram_bytes() // config.tp
+    available = max(0, free_ram_bytes() // config.tp - adapter_bytes(config))
     return ArenaRoom(int(available * (1 - WORKSPACE_SHARE)),
                      default_memory_bytes(available, spec, config, kv_dtype),
                      f"{format_bytes(available)} of RAM are free now.")
@@ -85,7 +90,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     measure = partial(
         measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
         meter=CudaMeter(device), mixed_tokens_max=mixed_tokens_max(config),
-        verify_runs=records_verify_runs(config),
+        verify_runs=records_verify_runs(config), adapters=bool(config.lora),
         model_len=min(config.max_model_len or spec.max_positions, spec.max_positions))
     tell("memory: measuring what a step takes")
     try:
@@ -95,7 +100,8 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
         raise ConfigError(
             f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the "
             f"{format_bytes(free)} of the GPU that are free beside the weights. " + (
-                _fitting(config, partial(measure, capture=None), tokens, free - rooms_bytes)
+                _fitting(config, partial(measure, capture=None), tokens,
+                         free - rooms_bytes - adapter_bytes(config))
                 or _no_step(loaded.weights_bytes)),
             param="--max-num-batched-tokens") from None
     except gpu.KernelTooLargeError as error:
@@ -106,7 +112,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
                      "%s", error)
         gpu.choose("torch")
         reserve = measure(step_tokens=tokens, capture=None)   # torch's operators cannot be recorded
-    reserve = replace(reserve, transfer_bytes=rooms_bytes)
+    reserve = replace(reserve, transfer_bytes=rooms_bytes, adapter_bytes=adapter_bytes(config))
     free = free_bytes(device)
     return gpu_room(config, free, reserve.total_bytes, reserve.in_words(), lambda: _ways_out(
         config, reserve, free, partial(measure, capture=None), tokens, loaded.weights_bytes))
@@ -119,11 +125,11 @@ def _ways_out(config: EngineConfig, reserve: Reserve, free: int, measure: Callab
 
     lacking = reserve.total_bytes - free
     parts = {"debug.cuda_graphs off": reserve.graph_bytes,
-             "no --store": ROOMS_BYTES if config.moves_records else 0}
+             "no --store": ROOMS_BYTES if config.moves_records else 0, "no --lora": reserve.adapter_bytes}
     ways = [f"{flag} frees {format_bytes(size)}" for flag, size in parts.items() if size > lacking]
     if ways:
         return " or ".join(ways)
-    free -= reserve.transfer_bytes
+    free -= reserve.transfer_bytes + reserve.adapter_bytes
     beside_graphs = _fitting(config, measure, tokens, free - reserve.graph_bytes)
     without = None if beside_graphs else _fitting(config, measure, tokens, free)
     return beside_graphs or (f"debug.cuda_graphs off with {without}" if without else _no_step(weights_bytes))

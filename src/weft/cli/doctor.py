@@ -43,7 +43,7 @@ class Finding:
 def findings(facts: Mapping[str, Any]) -> list[Finding]:
     """Judge ``machine_facts()``; one row per thing a user can look at or change."""
     return [_python(facts), *_cpu(facts["cpu"]), _memory(facts["memory"]), _omp(facts["threads"]),
-            *_torch(facts["torch"]), *_hub(facts["hub"])]
+            *_torch(facts["torch"]), _models(facts["models"]), *_hub(facts["hub"])]
 
 
 def _python(facts: Mapping[str, Any]) -> Finding:
@@ -162,6 +162,21 @@ def _gpus(gpus: list[Mapping[str, Any]], triton: str | None, *, flashinfer: bool
     return rows
 
 
+def _models(models: Mapping[str, Any]) -> Finding:
+    """The directory of pulled models."""
+    fact = (f"{models['directory']} ({models['whole']} models, {format_bytes(models['bytes'])}; "
+            f"{format_bytes(models['disk_free_bytes'])} free)")
+    if models["damaged"]:
+        return Finding("models", fact, "note", f"damaged: {'; '.join(models['damaged'])}; `weft pull NAME` "
+                                               "mends it")
+    if models["partial"]:
+        return Finding("models", fact, "note", f"half pulled: {', '.join(models['partial'])}; `weft pull "
+                                               "NAME` goes on, `weft rm NAME` removes it")
+    if not models["writable"]:
+        return Finding("models", fact, "note", "not writable: set WEFT_MODEL_DIR to a folder that is")
+    return Finding("models", fact, "good")
+
+
 def _hub(hub: Mapping[str, Any]) -> list[Finding]:
     cache = f"{hub['cache']} ({hub['cached_models']} models, {format_bytes(hub['disk_free_bytes'])} free)"
     if not hub["writable"]:
@@ -220,7 +235,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_b
 
 THREAD_VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "KMP_BLOCKTIME",
                     "MKL_NUM_THREADS")
-HUB_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT")
+HUB_VARIABLES = ("WEFT_MODEL_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT")
 
 _TORCH_TIMEOUT_S = 120
 _HUB_TIMEOUT_S = 3.0
@@ -261,6 +276,7 @@ def machine_facts(*, ask_hub: bool = True) -> dict[str, Any]:
         "memory": memory_facts(),
         "threads": {name: os.environ.get(name) for name in THREAD_VARIABLES},
         "torch": torch_facts(),
+        "models": model_facts(),
         "hub": hub_facts(ask=ask_hub),
     }
 
@@ -299,6 +315,21 @@ def torch_facts() -> dict[str, Any]:
         return {"error": f"torch cannot be imported: {last_line}"}
     facts: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     return facts
+
+
+def model_facts() -> dict[str, Any]:
+    """What lies in the directory of models, by sizes: no checksum is read."""
+    from weft.models.local import listed, model_directory
+
+    directory, models = model_directory(), listed()
+    existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    return {
+        "directory": str(directory), "whole": sum(one.state == "whole" for one in models),
+        "bytes": sum(one.held_bytes for one in models),
+        "partial": [one.name for one in models if one.state == "partial"],
+        "damaged": [f"{one.name} ({one.problem})" for one in models if one.state == "damaged"],
+        "writable": os.access(existing, os.W_OK), "disk_free_bytes": shutil.disk_usage(existing).free,
+    }
 
 
 def hub_facts(*, ask: bool) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from weft.foreign import foreign_flag, foreign_sentence
 
 ConfigT = TypeVar("ConfigT")
 ENV_PREFIX = "WEFT_"
-COMMAND_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_URL"})
+COMMAND_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_URL", "WEFT_MODEL_DIR"})
 """Variables that options read and no config field has."""
 TEST_VARIABLES = frozenset({"WEFT_TEST_DEVICE", "WEFT_NATIVE_UNDER_TEST", "WEFT_FUZZ_SECONDS",
                             "WEFT_FUZZ_ROUNDS", "WEFT_FUZZ_SEED", "WEFT_TEST_STOPPED_S"})

@@ -33,6 +33,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "batch": ("weft.cli.batch", "Answer a file of requests (OpenAI's batch lines) without a server."),
     "eval": ("weft.cli.evaluate", "Score a model: `weft eval recall`, `tools` or `json`."),
     "plan": ("weft.cli.plan", "Show what a model takes of a device's memory, and what then fits."),
+    "pull": ("weft.cli.models", "Fetch models from the hub to this machine's disk."),
+    "list": ("weft.cli.models", "List the models on this machine's disk."),
+    "rm": ("weft.cli.models", "Remove models from this machine's disk."),
+    "ps": ("weft.cli.ps", "List the servers of this machine and what they have in memory."),
     "top": ("weft.cli.top", "Watch a running server: requests, memory, what its prefix cache saves."),
     "drain": ("weft.cli.drain", "Take a replica of a running server out of service, or restart it."),
     "bench": ("weft.cli.bench", "Measure kernels, the engine, or a server."),
@@ -119,13 +123,22 @@ def say_error(message: str) -> None:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[..., None]]:
+def progress_bar(what: str, *, as_bytes: bool = False) -> Iterator[Callable[..., None]]:
     """A bar on stderr, for a terminal alone. Call it with what is done, of how much, and words for now."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+    counts = (DownloadColumn(), TransferSpeedColumn()) if as_bytes else (MofNCompleteColumn(),)
+    columns = (TextColumn(what), BarColumn(), *counts, TimeRemainingColumn(),
                TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)

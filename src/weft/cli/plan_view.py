@@ -60,7 +60,8 @@ def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: 
 def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
            serve: ServeCommand | None, times: RestoreTimes | None = None) -> RenderableType:
     """All of it, for a terminal of ``width`` columns."""
-    parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width), _costs(plan, records=times is not None), ""]
+    parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width),
+                                     _costs(plan, records=times is not None), ""]
     parts += [_lengths(plan), "", _verdict(plan)]
     if times is not None:
         from weft.cli.plan_store import table_of

@@ -103,6 +103,7 @@ class EngineCore:
         self.settlement = Settlement(self.scheduler, self.streams, self.counters, feed)
         if feed is not None:
             self.on_step.append(feed.stepped)
+        self.on_close: list[Callable[[], None]] = []
         self.processes: ProcessWatch | None = None
         """Other processes that the executor needs; an idle engine watches them."""
         self.failure: BaseException | None = None
@@ -268,6 +269,8 @@ class EngineCore:
             self._loop.abandon()
             self.executor.close()
             self.grammars.close()
+            for end in self.on_close:
+                end()
         return self.streams.drain()
 
     def write_all(self, limit_s: float) -> None:

@@ -23,11 +23,13 @@ Source: peft 0.21, ``tuners/lora/layer.py``, ``tuners/lora/dora.py``, ``utils/sa
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.adapters import WEIGHTS_FILE, Adapter, AdapterSettings, files_digest, read_settings
@@ -49,9 +51,12 @@ from weft.models.safetensors_header import read_header
 from weft.models.sharding import Shard
 from weft.models.stored_values import TORCH_DTYPES, is_finite
 from weft.tensor import gpu
+from weft.tensor.gpu.host_memory import PinnedRing
 from weft.tensor.layout import DTYPES
 from weft.tensor.ops.moe import weight_of
 
+_ALIGNED_BYTES = 256
+"""Of a factor on a GPU, as its allocator would align it."""
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _TENSOR = re.compile(
     r"(?P<module>.+?)\.(?:(?P<factor>lora_(?:embedding_)?[AB])(?:\.(?!weight|bias)[^.]+)?(?:\.(?P<end>weight|bias))?"
@@ -90,27 +95,73 @@ class LoadedAdapter:
         return sum(changes) + (0 if self.table is None else self.table.held_bytes)
 
 
-def load_adapter(adapter: Adapter, model: CausalModel) -> LoadedAdapter:
-    """Raises CheckpointError, one line that names the module or file: files that changed since ``adapter``
+def load_adapter(adapter: Adapter, model: CausalModel, ring: PinnedRing | None = None) -> LoadedAdapter:
+    """``ring``: to the device of ``model``.
+
+    Raises CheckpointError, one line that names the module or file: files that changed since ``adapter``
     was read, a module that the model does not have, factors of another shape, a value that is not finite."""
     directory = Path(adapter.directory)
     settings = read_settings(directory)
     with torch.inference_mode():
         wanted = _wanted(_tensors(adapter, directory))
-        return _Placing(adapter, settings, model).placed(wanted)
+        loaded = _Placing(adapter, settings, model).placed(wanted)
+        return loaded if model.embedding.device.type == "cpu" else _sent(loaded, model.embedding.device, ring)
 
 
-def install(model: CausalModel, loaded: LoadedAdapter) -> None:
+def _sent(loaded: LoadedAdapter, device: torch.device, ring: PinnedRing | None) -> LoadedAdapter:
+    """On ``device``: one copy of one piece of memory. An adapter has hundreds of small factors."""
+    tensors: list[torch.Tensor] = []
+
+    def noted(one: torch.Tensor) -> torch.Tensor:
+        tensors.append(one)
+        return one
+
+    _changed(loaded, noted)
+    sizes = [one.nbytes + -one.nbytes % _ALIGNED_BYTES for one in tensors]
+    flat = torch.empty(sum(sizes), dtype=torch.uint8)
+    for one, place in zip(tensors, torch.split(flat, sizes), strict=True):
+        place[: one.nbytes].copy_(one.contiguous().view(-1).view(torch.uint8))
+    held = flat.to(device) if ring is None else ring.to_device(flat)
+    places = iter(torch.split(held, sizes))
+    sent: LoadedAdapter = _changed(
+        loaded, lambda one: next(places)[: one.nbytes].view(one.dtype).view(one.shape))
+    return sent
+
+
+_WITH_TENSORS = (ProductChange, Part, Factor, ExpertsChange, LatentChange, TableChange, LoadedAdapter)
+
+
+def _changed(one: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``one`` with other tensors, those of its parts too."""
+    if isinstance(one, torch.Tensor):
+        return change(one)
+    if isinstance(one, _WITH_TENSORS):
+        return replace(one, **{part.name: _changed(getattr(one, part.name), change) for part in fields(one)})
+    if isinstance(one, dict):
+        return {key: _changed(value, change) for key, value in one.items()}
+    return type(one)(_changed(each, change) for each in one) if isinstance(one, (list, tuple)) else one
+
+
+Send = Callable[[npt.NDArray[np.int64]], torch.Tensor]
+
+
+def install(model: CausalModel, loaded: LoadedAdapter, send: Send = torch.from_numpy) -> None:
+    """``send``: numbers to the device of ``model``. A second call writes where the factors lie now."""
     digest, active = loaded.adapter.digest, model.adapters
     active.hold(digest)
+    sent: Sequence[torch.Tensor | None] = [None] * len(loaded.products)
     if gpu.reaches(model.embedding.device):
         # Of all products, whichever of them this adapter changes: a graph is recorded once.
         for product in model.targets.products(Linear):
             product.adapted.open(active, DTYPES[model.spec.dtype], model.embedding.device)
+        lines = [change.line() for _, change in loaded.products]
+        width = max((len(line) for line in lines if line is not None), default=0)
+        table = send(np.array([line or (0,) * width for line in lines], np.int64)) if width else None
+        sent = [None if line is None or table is None else table[at] for at, line in enumerate(lines)]
     if loaded.blocks or loaded.table is not None:
         active.unrecorded.add(digest)
-    for product, change in loaded.products:
-        product.adapted.install(digest, change, active)
+    for (product, change), line in zip(loaded.products, sent, strict=True):
+        product.adapted.install(digest, change, active, line)
         if isinstance(product.weight, torch.Tensor) and product.weight.dtype != change.dtype:
             active.unrecorded.add(digest)   # a router, see ``AdaptedProduct``
     for block, own in loaded.blocks:
@@ -215,7 +266,7 @@ class _Placing:
     def __init__(self, adapter: Adapter, settings: AdapterSettings, model: CausalModel) -> None:
         self._adapter, self._settings, self._model = adapter, settings, model
         self._dtype = DTYPES[model.spec.dtype]
-        self._device = model.embedding.device
+        self._tiled = model.embedding.device.type == "cpu"
         self._pieces: dict[int, tuple[Linear, list[_Piece]]] = {}
         self._latents: list[tuple[object, _Piece]] = []
         self._experts: dict[int, tuple[object, dict[tuple[str, int], list[_Piece]]]] = {}
@@ -313,12 +364,12 @@ class _Placing:
                                   "rank has the length of a row; serve it without --tp", param="--tp")
         assert piece.a is not None
         assert piece.b is not None
-        base = self._base(target).to(self._dtype).float()
+        base = self._base(target).cpu().to(self._dtype).float()
         gain = magnitude.float() / torch.linalg.norm(base + piece.b @ piece.a, dim=1)
         piece.gain, piece.b = gain, piece.b * gain[:, None]
         held = target.product.bias if target.kind == "product" else None
         if held is not None:
-            piece.shift = held[target.first:target.first + target.rows].float() * (1 - gain)
+            piece.shift = held[target.first:target.first + target.rows].cpu().float() * (1 - gain)
 
     def _base(self, target: Target) -> torch.Tensor:
         """The rows that the model has there, float32 [rows, columns]."""
@@ -337,7 +388,7 @@ class _Placing:
             raise CheckpointError(f"the adapter has a bias of {one.module}, which has none", param="lora")
         held = target.product.bias
         last = target.first + target.rows
-        before = 0.0 if held is None or piece.whole is not None else held[target.first:last]
+        before = 0.0 if held is None or piece.whole is not None else held[target.first:last].cpu()
         shift = bias.float() - before
         piece.shift = shift if piece.shift is None else piece.shift + shift
 
@@ -405,7 +456,7 @@ class _Placing:
         rows, columns = target.rows, target.columns
         if one.whole is not None and one.a is None:
             self._check(one, "weight", one.whole, (rows, columns))
-            self._table = TableChange(whole=one.whole.to(self._device, self._dtype, copy=True))
+            self._table = TableChange(whole=one.whole.to(self._dtype, copy=True))
             return
         if one.a is None or one.b is None or not one.of_table:
             raise CheckpointError(f"the adapter has no embedding factors of {one.module}", param="lora")
@@ -414,7 +465,7 @@ class _Placing:
         self._check(one, "lora_embedding_B", one.b, (columns, rank))
         scale = self._settings.scale_of(_key(one.module))
         low, up = _even(one.a.T.to(self._dtype)), _even(one.b.float() * scale)
-        self._table = TableChange(low.contiguous().to(self._device), self._factor(up))
+        self._table = TableChange(low.contiguous(), self._factor(up))
 
     def _change(self, pieces: list[_Piece]) -> ProductChange:
         parts, downs, begin = [], [], 0
@@ -435,20 +486,21 @@ class _Placing:
         assert piece.a is not None
         assert piece.b is not None
         heads, own = block.shape.heads, block.shape.own_dim
-        low = piece.a.to(self._device, self._dtype, copy=True)
-        up_HWR = piece.b.to(self._device, self._dtype).reshape(heads, -1, piece.b.shape[1])
+        low = piece.a.to(self._dtype, copy=True)
+        up_HWR = piece.b.to(self._dtype).reshape(heads, -1, piece.b.shape[1])
         change = LatentChange(low, up_HWR[:, :own].contiguous(),
                               up_HWR[:, own:].transpose(1, 2).contiguous())
         if piece.gain is not None:
-            gain_HW = piece.gain.to(self._device, self._dtype).view(heads, -1)
+            gain_HW = piece.gain.to(self._dtype).view(heads, -1)
             change.gain_HO, change.gain_HV = gain_HW[:, :own], gain_HW[:, own:]
         return change
 
     def _factor(self, values: torch.Tensor) -> Factor:
-        return Factor.of(values.to(self._device, self._dtype))
+        values = values.to(self._dtype)
+        return Factor.of(values) if self._tiled else Factor(values.contiguous())
 
     def _vector(self, values: torch.Tensor | None) -> torch.Tensor | None:
-        return None if values is None else values.to(self._device, self._dtype)
+        return None if values is None else values.to(self._dtype)
 
     def _check(self, one: Wanted, what: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
         if tuple(tensor.shape) != shape:

@@ -1,26 +1,30 @@
 """From what the user typed to a directory on disk: a checkpoint directory, a GGUF file, or a name on the hub.
 
     directory, model.gguf     a path
-    owner/name                a checkpoint on the hub
-    owner/name:Q4_K_M         the GGUF file of that type on the hub, with all parts of a split one
+    owner/name                a checkpoint: pulled (``local``), else on the hub
+    owner/name:Q4_K_M         the GGUF file of that type, with all parts of a split one
 
-A name that exists as a directory is that directory; anything else is asked of ``huggingface_hub``. Every
-failure is an error that says which of them was tried and what to do.
+A name that exists as a directory is that directory; one that was pulled is in the directory of models;
+anything else is asked of ``huggingface_hub``. Every failure is an error that says which of them was tried and
+what to do.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from weft.errors import CheckpointError
+from weft.models.local import resolve_local
 
-_FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_OF_SOCKETS = (ConnectionError, TimeoutError, socket.gaierror)
 _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
-_NOT_FETCHED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
+NOT_FETCHED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 
 def resolve_model(name: str | Path, revision: str | None = None, *, config_only: bool = False,
@@ -32,19 +36,20 @@ def resolve_model(name: str | Path, revision: str | None = None, *, config_only:
     Raises CheckpointError when a path has no config.json, or the hub (or its cache, offline) has no such
     model.
     """
-    local = local_checkpoint(name)
+    local = local_checkpoint(name, revision)
     if local is not None:
         return local
     repository, _, kind = str(name).partition(":")
     if kind:
         return _gguf_from_hub(str(name), repository, kind, revision)
     return _from_hub(
-        str(name), revision, ["config.json"] if config_only else _TEXT_FILES if text_only else _FETCHED)
+        str(name), revision, ["config.json"] if config_only else _TEXT_FILES if text_only else FETCHED)
 
 
-def local_checkpoint(name: str | Path) -> Path | None:
-    """The checkpoint directory of a path; None for what may be a hub name. Raises CheckpointError for a path
-    that is no checkpoint."""
+def local_checkpoint(name: str | Path, revision: str | None = None) -> Path | None:
+    """The checkpoint directory of a path, or of a model that was pulled; None for what may be a hub name.
+    Raises CheckpointError for a path that is no checkpoint, and for a model that is damaged or half pulled.
+    """
     path, text = Path(name).expanduser(), str(name)
     if path.is_dir():
         if (path / "config.json").is_file():
@@ -63,7 +68,8 @@ def local_checkpoint(name: str | Path) -> Path | None:
         raise CheckpointError(f"{path}: there is no such file", param="model")
     if text.startswith(("/", ".", "~")) or text.count("/") > 1 or "\\" in text:
         raise CheckpointError(f"{path}: there is no such directory", param="model")
-    return None
+    pulled = resolve_local(text, revision)
+    return pulled if pulled is None or (pulled / "config.json").is_file() else _gguf_view(pulled)
 
 
 def _gguf_view(path: Path) -> Path | None:
@@ -85,7 +91,7 @@ def resolve_adapter(name: str) -> Path:
         raise CheckpointError(f"{path}: there is no such directory of an adapter", param="lora")
     import huggingface_hub as hub
 
-    return Path(_asked(name, None, lambda: hub.snapshot_download(
+    return Path(ask_hub(name, None, lambda: hub.snapshot_download(
         name, allow_patterns=["adapter_config.json", "adapter_model.safetensors"]), what="adapter"))
 
 
@@ -95,10 +101,10 @@ Answer = TypeVar("Answer")
 def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:
     import huggingface_hub as hub
 
-    snapshot = Path(_asked(name, revision, lambda: hub.snapshot_download(
-        name, revision=revision, allow_patterns=fetched, ignore_patterns=_NOT_FETCHED)))
+    snapshot = Path(ask_hub(name, revision, lambda: hub.snapshot_download(
+        name, revision=revision, allow_patterns=fetched, ignore_patterns=NOT_FETCHED)))
     if not (snapshot / "config.json").is_file():
-        _fail(name, revision, "the hub has it, but without config.json: not a checkpoint in Hugging Face "
+        fail(name, revision, "the hub has it, but without config.json: not a checkpoint in Hugging Face "
                               f"format; a GGUF file in it is named by its type, {name}:Q4_K_M")
     return snapshot
 
@@ -111,24 +117,32 @@ def _gguf_from_hub(name: str, repository: str, kind: str, revision: str | None) 
     def listed() -> list[str]:
         try:
             return hub.HfApi().list_repo_files(repository, revision=revision)
-        except (errors.OfflineModeIsEnabled, OSError):   # no connection: what is in the cache
+        except errors.HfHubHTTPError:   # an answer
+            raise
+        except out_of_reach():   # what is in the cache
             cached = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
             return [str(file.relative_to(cached)) for file in cached.rglob("*.gguf")]
 
-    files = _asked(name, revision, listed)
-    chosen = files_of_type(files, kind)
-    if len(chosen) != 1:
-        names = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf"))) or "none"
-        _fail(name, revision, f"{len(chosen) or 'no'} GGUF models there are of type {kind!r}; the files are "
-                              f"{names}")
-    parts = [Path(_asked(name, revision, partial(hub.hf_hub_download, repository, file, revision=revision)))
-             for file in chosen[0]]
+    chosen = file_of_type(name, revision, ask_hub(name, revision, listed), kind)
+    parts = [Path(ask_hub(name, revision, partial(hub.hf_hub_download, repository, file, revision=revision)))
+             for file in chosen]
     view = _gguf_view(parts[0])
     assert view is not None
     return view
 
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
+
+
+def file_of_type(name: str, revision: str | None, files: Sequence[str], kind: str) -> list[str]:
+    """All parts of the one model of type ``kind`` among the ``files`` of a repository. Raises
+    CheckpointError."""
+    chosen = files_of_type(files, kind)
+    if len(chosen) != 1:
+        names = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf"))) or "none"
+        fail(name, revision, f"{len(chosen) or 'no'} GGUF models there are of type {kind!r}; the files are "
+                             f"{names}")
+    return chosen[0]
 
 
 def files_of_type(files: Sequence[str], kind: str) -> list[list[str]]:
@@ -143,30 +157,46 @@ def files_of_type(files: Sequence[str], kind: str) -> list[list[str]]:
     return [models[model] for model in plain or models]
 
 
-def _asked(name: str, revision: str | None, ask: Callable[[], Answer], what: str = "model") -> Answer:
-    """What the hub, or its cache, answers. Raises CheckpointError."""
-    from huggingface_hub import errors
+def ask_hub(name: str, revision: str | None, ask: Callable[[], Answer], *, what: str = "model",
+            cached: bool = True) -> Answer:
+    """What the hub, or its cache, answers. ``cached``: directories and the cache were tried before. Raises
+    CheckpointError."""
+    from huggingface_hub import constants, errors
 
     owner = "" if "/" in name else "; most hub names are owner/name, such as LiquidAI/LFM2-350M"
+    tried = "there is no such directory, and " if cached else ""
+    unreached = ("there is no such directory, it is not in the local hub cache, and the hub cannot be "
+                 f"reached (no connection, or HF_HUB_OFFLINE is set){owner}" if cached else
+                 f"the hub {constants.ENDPOINT} cannot be reached (no connection, or HF_HUB_OFFLINE is set)")
     try:
         return ask()
     except errors.HFValidationError as error:
-        reason = f"there is no such directory, and it is not a hub name (owner/name): {error}"
+        reason = f"{tried}it is not a hub name (owner/name): {error}"
     except errors.GatedRepoError:
         reason = "it is gated on the hub: accept its terms there and log in (hf auth login, or HF_TOKEN)"
     except errors.RepositoryNotFoundError:
-        reason = (f"there is no such directory, and the hub has no such {what} (a private one needs "
-                  f"HF_TOKEN){owner}")
+        reason = f"{tried}the hub has no such {what} (a private one needs HF_TOKEN){owner}"
     except errors.RevisionNotFoundError:
         reason = f"the hub has the {what} but not this revision"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        reason = ("there is no such directory, it is not in the local hub cache, and the hub cannot be "
-                  f"reached (no connection, or HF_HUB_OFFLINE is set){owner}")
-    except (errors.HfHubHTTPError, OSError) as error:
+        reason = unreached
+    except errors.HfHubHTTPError as error:
         reason = f"the hub did not deliver it: {error}"
-    _fail(name, revision, reason, what)
+    except out_of_reach() as error:
+        is_of_disk = getattr(error, "errno", None) and not isinstance(error, _OF_SOCKETS)
+        reason = f"the hub did not deliver it: {error}" if is_of_disk else unreached
+    fail(name, revision, reason, what)
 
 
-def _fail(name: str, revision: str | None, reason: str, what: str = "model") -> NoReturn:
+def out_of_reach() -> tuple[type[Exception], ...]:
+    """What huggingface_hub raises without a connection: errors of its HTTP library, whichever that is, and of
+    the system."""
+    from huggingface_hub import errors
+
+    library = errors.HfHubHTTPError.__mro__[1]
+    return errors.OfflineModeIsEnabled, library if issubclass(library, Exception) else OSError, OSError
+
+
+def fail(name: str, revision: str | None, reason: str, what: str = "model") -> NoReturn:
     asked = f"{what} {name!r}" + (f" at revision {revision!r}" if revision else "")
     raise CheckpointError(f"{asked}: {reason}", param="model" if what == "model" else "lora")

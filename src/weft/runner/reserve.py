@@ -18,7 +18,8 @@ so is missing from the free memory that is read afterwards.
     decodes          PAD rows alone, with a page table as wide as that of a CUDA graph
 
 Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the
-first shows the pool that all of them share, the second what each further graph adds.
+first shows the pool that all of them share, the second what each further graph adds. With adapters,
+decodes have a second set of graphs in that pool.
 """
 
 from __future__ import annotations
@@ -157,36 +158,39 @@ class CudaMeter:
 @dataclass(frozen=True, slots=True)
 class Reserve:
     """Bytes: the most of a step while it runs, by the shape ``largest``; of all graphs together; of pages on
-    their way inside of the arena, and to and from a store."""
+    their way inside of the arena, and to and from a store; of adapters."""
 
     step_bytes: int
     graph_bytes: int
     largest: str
     transfer_bytes: int = 0
+    adapter_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.step_bytes + self.graph_bytes + self.transfer_bytes
+        return self.step_bytes + self.graph_bytes + self.transfer_bytes + self.adapter_bytes
 
     def in_words(self) -> str:
         transfers = f", {format_bytes(self.transfer_bytes)} for transfers" if self.transfer_bytes else ""
+        adapters = f", {format_bytes(self.adapter_bytes)} for --lora-memory" if self.adapter_bytes else ""
         return (f"{format_bytes(self.step_bytes)} for the largest ({self.largest}), "
-                f"{format_bytes(self.graph_bytes)} for CUDA graphs{transfers}")
+                f"{format_bytes(self.graph_bytes)} for CUDA graphs{transfers}{adapters}")
 
 
 @torch.inference_mode()
 def measure_reserve(model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, *, step_tokens: int,
                     rows: int, model_len: int, device: torch.device, meter: Meter,
                     capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
-                    verify_runs: bool = False) -> Reserve:
+                    verify_runs: bool = False, adapters: bool = False) -> Reserve:
     """``spec``: with the dtypes of states; ``step_tokens`` and ``rows``: the most of a step; ``model_len``:
     the longest sequence, which makes the width of the page table of every graph; ``capture``: None without
-    graphs; ``mixed_tokens_max``: of a recorded step with prompts; ``verify_runs``: as for the executor."""
+    graphs; ``mixed_tokens_max``: of a recorded step with prompts; ``verify_runs``: as for the executor;
+    ``adapters``: decodes with them are recorded too."""
     with current(device):
         scratch.home = device
         shapes = recorded_shapes(rows, min(step_tokens, mixed_tokens_max), verify_runs=verify_runs)
         return _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter).run(
-            capture, shapes)
+            capture, shapes, 2 if adapters else 1)
 
 
 class _Measurement:
@@ -214,7 +218,7 @@ class _Measurement:
         for row in range(rows):
             self._sampler.admit(row, np.zeros(1, np.int32), 1, sampling, row, ())
 
-    def run(self, capture: Capture | None, shapes: Sequence[MixedShape]) -> Reserve:
+    def run(self, capture: Capture | None, shapes: Sequence[MixedShape], decode_sets: int) -> Reserve:
         peaks = {shape.name: self._peak(shape) for shape in self._shapes}
         # Libraries have a handle and a workspace for each thread, and the next thread takes over those of one
         # that ended: here the steps' thread gets its own, before the rest of the memory is counted.
@@ -222,7 +226,8 @@ class _Measurement:
             thread.submit(self._step_of_thread).result()
         self._sampler.close()
         largest = max(peaks, key=lambda name: peaks[name])
-        return Reserve(peaks[largest], 0 if capture is None else self._graph_bytes(capture, shapes), largest)
+        graph_bytes = 0 if capture is None else self._graph_bytes(capture, shapes, decode_sets)
+        return Reserve(peaks[largest], graph_bytes, largest)
 
     @torch.inference_mode()
     def _step_of_thread(self) -> None:
@@ -255,18 +260,18 @@ class _Measurement:
             following_N = torch.zeros(len(scored_ND), dtype=torch.int64, device=self._device)
             score(self._model.logits(scored_ND), following_N, LOGPROBS_MAX)
 
-    def _graph_bytes(self, capture: Capture, shapes: Sequence[MixedShape]) -> int:
-        """Of one graph for each width and shape."""
+    def _graph_bytes(self, capture: Capture, shapes: Sequence[MixedShape], decode_sets: int) -> int:
+        """Of one graph for each width, in each of ``decode_sets``, and each shape."""
         table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
         last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
         total = self._bytes_of(decode_widths(self._rows),
-                               lambda keys: DecodeGraphs(table, last_tokens, keys, capture))
+                               lambda keys: DecodeGraphs(table, last_tokens, keys, capture), decode_sets)
         if not capture.reads_host:
             total += self._bytes_of(shapes, lambda keys: MixedGraphs(table, last_tokens, keys, capture))
         return total
 
     def _bytes_of(self, keys: Sequence[Key],
-                  graphs_of: Callable[[Sequence[Key]], DecodeGraphs | MixedGraphs]) -> int:
+                  graphs_of: Callable[[Sequence[Key]], DecodeGraphs | MixedGraphs], sets: int = 1) -> int:
         pools = []
         for recorded in (keys[-1:], keys[-2:]):
             before = self._meter.used_bytes()
@@ -275,4 +280,4 @@ class _Measurement:
             pools.append(self._meter.used_bytes() - before)
             graphs.forget()
         first, both = pools
-        return max(0, first) + max(0, len(keys) - 1) * max(0, both - first)
+        return max(0, first) + max(0, sets * len(keys) - 1) * max(0, both - first)

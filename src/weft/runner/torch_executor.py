@@ -56,10 +56,13 @@ from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import ModelSpec
 from weft.tensor import gpu
 from weft.tensor.device import current, is_remote, use
+from weft.tensor.gpu.host_memory import PinnedRing, ring_for
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.scratch import scratch
 
+_LINES_BYTES = 1 << 20
+"""Of the numbers by which kernels find the factors of an adapter."""
 _log = logging.getLogger("weft")
 
 Observer = Callable[[StepPlan, torch.Tensor], None]
@@ -118,6 +121,9 @@ class TorchExecutor:
                 warm(self.arena)
         self._readback = Readback(device, step_words(sizes.rows_max))
         self._verify_tables = Staging(device)
+        self._adapter_lines: Staging | None = None
+        self._ring: PinnedRing | None = None
+        """What brings adapters to a GPU, from the first one on."""
         self._keeps_room = not is_remote(device)
         self._room: LogitsRoom | None = None
         self._inference = torch.inference_mode()
@@ -151,14 +157,25 @@ class TorchExecutor:
     def read_adapter(self, adapter: Adapter) -> LoadedAdapter:
         """In any thread. Raises CheckpointError, see ``weft.models.adapters``."""
         assert isinstance(self.model, CausalModel), "an engine that sleeps loads no adapter"
-        return load_adapter(adapter, self.model)
+        if self._adapter_lines is None:
+            self._ring = ring_for(self.arena.device, least_bytes=0)
+            self._adapter_lines = Staging(self.arena.device, _LINES_BYTES)
+        with current(self.arena.device):
+            return load_adapter(adapter, self.model, self._ring)
 
     def install_adapter(self, loaded: LoadedAdapter) -> None:
         """Between two steps: rows of its digest may come from now on."""
         assert isinstance(self.model, CausalModel)
         with current(self.arena.device), torch.inference_mode():
-            install(self.model, loaded)
+            install(self.model, loaded, self._send_lines)
         self._adapters[loaded.adapter.digest] = loaded
+
+    def _send_lines(self, lines: npt.NDArray[np.int64]) -> torch.Tensor:
+        assert self._adapter_lines is not None
+        self._adapter_lines.begin()
+        piece = self._adapter_lines.add(lines)
+        self._adapter_lines.send()
+        return piece.device
 
     def remove_adapter(self, loaded: LoadedAdapter) -> None:
         """Between two steps, once no row of it comes any more."""
@@ -398,6 +415,8 @@ class TorchExecutor:
             elif self._on_host is not None:
                 self._on_host.restore()
                 self._on_host = None
+                for loaded in self._adapters.values():   # their factors have other addresses now
+                    self.install_adapter(loaded)
             elif isinstance(self.model, DroppedModel):
                 self._read_again(self.model.spec)
         except RuntimeError as error:
@@ -438,6 +457,8 @@ class TorchExecutor:
         self._caches, self._head = [], None
         self._room = None
         self.sampler.close()
+        if self._ring is not None:
+            self._ring.close()
         self.arena.release()
 
     def _score_prompts(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor,

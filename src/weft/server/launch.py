@@ -45,6 +45,7 @@ from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import base_url, print_banner
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, serving, set_up_logging
+from weft.server.running import Announcement
 from weft.server.service import Service, load_served_model
 from weft.speculation.drafter import parse_sources
 
@@ -86,7 +87,9 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         _complain(error)
         return EXIT_CONFIG
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Serving(service, listener, console, progress, ray).run())
+        serving_once = Serving(service, listener, console, progress, ray)
+        with contextlib.closing(Announcement(serving_once.url, engine_config.model)):
+            return runner.run(serving_once.run())
 
 
 def _peer_host(address: str) -> str:
@@ -196,7 +199,7 @@ class Serving:
         self._progress = progress
         self._first_stop, self._second_stop = asyncio.Event(), asyncio.Event()
         host, port = listener.getsockname()[:2]
-        self._url = base_url(self._config.host if self._config.host else host, port)
+        self.url = base_url(self._config.host if self._config.host else host, port)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -207,7 +210,7 @@ class Serving:
             workers.start()
         listener = self._listener if workers is None else listen_at(workers.http_socket)
         async with serving(self._service, listener):
-            self._say(f"listening on {self._url}; answers 503 until the model is ready")
+            self._say(f"listening on {self.url}; answers 503 until the model is ready")
             if (replicas := self._config.own_replicas) > (cores := usable_cores()):
                 self._say(f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part "
                           f"of the free memory; more than {cores} are no faster")
@@ -236,7 +239,7 @@ class Serving:
         finally:
             self._progress.end()
         assert self._service.model is not None
-        print_banner(self._console, self._service.model, self._url, self._config)
+        print_banner(self._console, self._service.model, self.url, self._config)
         if await _first_of(self._engine.died(), self._first_stop.wait()):
             return self._engine_lost()
         for work in self._service.background:

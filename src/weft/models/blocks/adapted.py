@@ -204,7 +204,9 @@ class AdaptedProduct:
             self._native = native.extension().AdaptedProduct()
         return self._native
 
-    def install(self, digest: str, change: ProductChange, active: ActiveAdapters) -> None:
+    def install(self, digest: str, change: ProductChange, active: ActiveAdapters,
+                line: torch.Tensor | None = None) -> None:
+        """``line``: that of ``change``, where it is on the device already."""
         self.active, self.changes[digest], self._dtype = active, change, change.dtype
         if self._table is None:
             factors = change.native()
@@ -213,7 +215,8 @@ class AdaptedProduct:
         else:
             factors = change.line() if digest in active.lines else None
             if factors is not None:
-                self._table[active.lines[digest]] = torch.tensor(factors, device=self._table.device)
+                self._table[active.lines[digest]] = (
+                    torch.tensor(factors, device=self._table.device) if line is None else line)
         if factors is None:
             self._plain.add(digest)
             active.unfused.add(digest)

@@ -12,7 +12,6 @@ calls wait (law L11).
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import msgspec
 
 from weft.errors import ConfigError, QueueFullError, RequestError, UserError
 from weft.server.objects import Bounds, LockFile, NewObject, ObjectDatabase, is_locked
+from weft.server.running import state_directory
 
 WAITING_MAX = 4096
 KIND = "response"
@@ -268,9 +268,8 @@ def _migrate(database: ObjectDatabase, version: int) -> None:
 
 
 def default_path() -> Path:
-    """In the user's state directory, as the XDG specification names it."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "weft" / "responses.sqlite"
+    """In the user's state directory."""
+    return state_directory() / "responses.sqlite"
 
 
 def _unknown(response_id: str) -> UnknownResponseError:

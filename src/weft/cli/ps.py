@@ -1,0 +1,93 @@
+"""``weft ps``: the servers of this machine, and the models that each has in memory.
+
+    state directory --running_servers--> addresses --GET /health, /api/ps--> rows
+
+A server with keys says nothing of its models without one: ``--api-key``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from weft.cli.flags import FlagCommand
+from weft.errors import WeftError
+from weft.units import format_bytes
+
+_TIMEOUT_S = 5.0
+
+
+@click.command("ps", cls=FlagCommand, params=[
+    click.Option(["--url"], envvar="WEFT_URL", help="Ask this server only, on whatever machine."),
+    click.Option(["--api-key"], envvar=["WEFT_OPERATOR_KEY", "WEFT_API_KEY"], help="Key of the servers."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
+])
+def command(url: str | None, api_key: str | None, as_json: bool) -> int:
+    """List the servers of this machine and the models that they have in memory."""
+    from weft.server.running import running_servers
+
+    servers = running_servers() if url is None else []
+    asked = [(one.url, one.pid, one.model or "") for one in servers] if url is None else [(url, None, "")]
+    rows = [row for address, pid, model in asked for row in _rows(address, pid, model, api_key)]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    elif not rows:
+        click.echo("no server runs on this machine; `weft serve MODEL` starts one")
+    else:
+        _show(rows)
+    return 0 if url is None or "error" not in rows[0] else 1
+
+
+def _rows(url: str, pid: int | None, model: str, api_key: str | None) -> list[dict[str, Any]]:
+    """One for each model in memory; one with the reason where the server names none."""
+    from weft.cli.remote import RemoteModel
+
+    head = {"url": url, "pid": pid, "model": model}
+    server = RemoteModel(url, api_key=api_key)
+    try:
+        models = server.get("/api/ps", timeout_s=_TIMEOUT_S).json()["models"]
+    except WeftError as error:
+        return [{**head, "error": error.message}]
+    except (ValueError, KeyError, TypeError):
+        return [{**head, "error": "what answers there is no server of models"}]
+    finally:
+        server.close()
+    if not models:
+        return [{**head, "error": "no model is in memory"}]
+    return [{**head, "model": one["model"], "size": one["size"], "size_vram": one.get("size_vram", 0),
+             "context_length": one.get("context_length"), "expires_at": one.get("expires_at"),
+             "dtype": one.get("details", {}).get("quantization_level", "")} for one in models]
+
+
+def _show(rows: Sequence[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in ("server", "pid", "model", "weights", "form", "on", "context", "until"):
+        table.add_column(title, no_wrap=title in ("server", "pid", "weights"))
+    for row in rows:
+        head = (row["url"], str(row["pid"] or ""), escape(str(row["model"])))
+        if "error" in row:
+            table.add_row(*head, "", "", "", "", escape(row["error"]))
+            continue
+        table.add_row(*head, format_bytes(row["size"]), row["dtype"], "GPU" if row["size_vram"] else "CPU",
+                      str(row["context_length"] or ""), _until(row["expires_at"], time.time()))
+    Console(highlight=False).print(table, soft_wrap=True)
+
+
+def _until(moment: str | None, now_s: float) -> str:
+    """When the model leaves memory, in words."""
+    try:
+        left_s = datetime.datetime.fromisoformat(moment or "").timestamp() - now_s
+    except ValueError:
+        return ""
+    if left_s > 366 * 86_400:
+        return "it stays"
+    return f"{left_s / 60:.0f} min" if left_s >= 90 else f"{max(left_s, 0):.0f} s"

@@ -1,0 +1,315 @@
+"""A model from the hub to the directory of models (``local``): resumed, checked, whole or not there.
+
+    model_info --files, sizes, checksums--> owner--name.part/weft-model.json
+    each file:  in the whole model with its checksum --link-->                        owner--name.part/FILE
+                else http_get from where FILE.incomplete ends --checksum--> rename --> owner--name.part/FILE
+    all of them --fsync, rename--> owner--name/
+
+``huggingface_hub`` has the addresses, the tokens, the redirects and the retries. The bytes so far are ours to
+keep, as its own downloads begin anew in a new process. A file has its name when its checksum was right, so a
+pull that goes on reads no finished file again. A wrong checksum costs one more download of that file, then
+the pull fails and names it. Another pull of the same model is refused: one process has the lock.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+
+from weft.errors import CheckpointError
+from weft.models.hub import FETCHED, NOT_FETCHED, ask_hub, fail, file_of_type
+from weft.models.local import (
+    INCOMPLETE,
+    MANIFEST,
+    LocalModel,
+    Manifest,
+    ModelFile,
+    alone,
+    damage,
+    discard,
+    find,
+    is_right,
+    model_directory,
+    part_of,
+    place_of,
+    read_manifest,
+    split_name,
+    sweep,
+    write_manifest,
+)
+from weft.units import format_bytes
+
+_FILES_AT_ONCE = 4
+_TRIES = 2
+"""Downloads of a file whose checksum is wrong."""
+_HUB_NAMES_MAX = 10_000
+_FILE_BYTES_MAX = 1 << 44
+
+
+class PullCancelledError(Exception):
+    """The pull is no longer wanted; what is there stays, for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullProgress:
+    """``done_bytes`` of ``total_bytes`` are here, of all files; ``file_bytes`` of ``file``."""
+
+    file: ModelFile
+    file_bytes: int
+    done_bytes: int
+    total_bytes: int
+    verb: str
+
+
+OnPull = Callable[[PullProgress], None]
+
+
+def pull(name: str, revision: str | None = None, *, on_progress: OnPull = lambda progress: None,
+         cancelled: Callable[[], bool] = lambda: False) -> tuple[LocalModel, bool]:
+    """The model, and whether anything had to be fetched. ``on_progress`` is called in several threads.
+
+    Raises CheckpointError for what the hub does not have or deliver, and for what the disk has no room for.
+    Raises ModelInUseError for a model that is loaded or pulled elsewhere, and PullCancelledError."""
+    place, manifest = place_of(name), _listed_by_hub(name, revision)
+    here = find(name)
+    if here is not None and here.state == "whole" and here.manifest.commit == manifest.commit:
+        return here, False
+    part = part_of(place)
+    try:
+        part.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{part}: cannot be made: {error.strerror}; WEFT_MODEL_DIR names another "
+                              "directory", param="model") from None
+    with alone(part, name):
+        before = read_manifest(part)
+        write_manifest(part, manifest)
+        if place.is_dir():
+            with alone(place, name):   # before hours of download, too
+                pass
+        checked = () if before is None else before.files
+        _Pull(name, manifest, part, place, checked, on_progress, cancelled).run()
+        if place.is_dir():
+            with alone(place, name):
+                discard(place)
+        part.rename(place)
+    _sync(place.parent)
+    sweep()
+    model = find(name)
+    assert model is not None, "it was renamed"
+    assert model.state == "whole", "every file had its checksum"
+    return model, True
+
+
+def mended(model: LocalModel) -> LocalModel:
+    """``model`` after its checksums were read: a file that has not its own is removed, so that the next pull
+    fetches it."""
+    while damage(model):
+        wrong = next(file for file in model.manifest.files if not is_right(model.path / file.path, file))
+        with alone(model.path, model.name):
+            (model.path / wrong.path).unlink(missing_ok=True)
+        looked = find(model.name)
+        assert looked is not None
+        if looked.state == "damaged":
+            return looked
+        model = looked
+    return model
+
+
+def _listed_by_hub(name: str, revision: str | None) -> Manifest:
+    """What is to be fetched. Raises CheckpointError."""
+    import huggingface_hub as hub
+
+    repository, kind = split_name(name)
+    info = ask_hub(name, revision, cached=False, ask=lambda: hub.HfApi().model_info(
+        repository, revision=revision, files_metadata=True))
+    siblings = {sibling.rfilename: sibling for sibling in (info.siblings or ())[:_HUB_NAMES_MAX]}
+    if kind:
+        wanted = file_of_type(name, revision, list(siblings), kind)
+    else:
+        wanted = [path for path in siblings if _fits(path, FETCHED)
+                  and not _fits(path, [*NOT_FETCHED, MANIFEST])]
+        if "config.json" not in wanted:
+            types = ", ".join(sorted(path for path in siblings if path.endswith(".gguf"))[:8])
+            fail(name, revision, "the hub has it without config.json, so it is no checkpoint in Hugging Face "
+                 "format" + (f"; one of its GGUF files is named by its type, {name}:Q4_K_M; it has {types}"
+                             if types else ""))
+    files = [_file(name, siblings[path], flat=bool(kind)) for path in sorted(wanted)]
+    return Manifest(name=name, revision=revision or "main", commit=str(info.sha or ""),
+                    pulled_s=time.time(), files=files)
+
+
+def _fits(path: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def _file(name: str, sibling: Any, *, flat: bool) -> ModelFile:
+    """``sibling``: a file as the hub lists it. ``flat``: without the folders of the repository. Raises
+    CheckpointError for a path that leads elsewhere, and for a file without a checksum."""
+    source = PurePosixPath(sibling.rfilename)
+    lfs = sibling.lfs
+    sha256 = str(lfs["sha256"] if isinstance(lfs, dict) else lfs.sha256) if lfs else ""
+    size = int((lfs["size"] if isinstance(lfs, dict) else lfs.size) if lfs else sibling.size or 0)
+    if source.is_absolute() or ".." in source.parts or "\x00" in sibling.rfilename or "\\" in str(source):
+        raise CheckpointError(f"model {name!r}: the hub lists {sibling.rfilename!r}, which leads out of the "
+                              "directory of the model", param="model")
+    if not (sha256 or sibling.blob_id) or not 0 <= size <= _FILE_BYTES_MAX:
+        raise CheckpointError(f"model {name!r}: the hub names no checksum of {sibling.rfilename}, or no size",
+                              param="model")
+    return ModelFile(path=source.name if flat else str(source), source=str(source), size=size, sha256=sha256,
+                     git_sha1="" if sha256 else str(sibling.blob_id))
+
+
+class _Pull:
+    """The files of one model into its ``part``. ``checked``: those of an earlier pull, which got their names
+    when their checksums were right."""
+
+    def __init__(self, name: str, manifest: Manifest, part: Path, place: Path, checked: Sequence[ModelFile],
+                 on_progress: OnPull, cancelled: Callable[[], bool]) -> None:
+        self._name, self._manifest, self._part, self._place = name, manifest, part, place
+        self._checked = checked
+        self._revision = None if manifest.revision == "main" else manifest.revision
+        self._on_progress, self._cancelled = on_progress, cancelled
+        self._lock = threading.Lock()
+        self._bytes = {file.path: 0 for file in manifest.files}
+        self._failed = threading.Event()
+
+    def run(self) -> None:
+        """Raises CheckpointError, PullCancelledError."""
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()          # its own, of each file
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)   # each of its retries is a line else
+        self._drop_others()
+        missing = [file for file in self._manifest.files if not self._is_here(file)]
+        self._check_room(missing)
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
+            # The largest first: the last file then does not run alone for long.
+            work = [threads.submit(self._fetch, file) for file in sorted(missing, key=lambda one: -one.size)]
+            wait(work, return_when=FIRST_EXCEPTION)
+            self._failed.set()   # of no effect when all are done
+            errors = [error for one in work if (error := one.exception()) is not None]
+        for error in sorted(errors, key=lambda one: isinstance(one, PullCancelledError)):
+            raise error
+
+    def _drop_others(self) -> None:
+        """Of another revision: files that this one does not have under that name."""
+        listed = {self._part / file.path for file in self._manifest.files}
+        for path in [path for path in self._part.rglob("*") if path.is_file() and path.name != MANIFEST]:
+            if path.with_name(path.name.removesuffix(INCOMPLETE)) not in listed:
+                path.unlink()
+
+    def _is_here(self, file: ModelFile) -> bool:
+        """In the part already, or in the whole model of another revision with the same checksum."""
+        target, other = self._part / file.path, self._place / file.path
+        if target.is_file() and target.stat().st_size == file.size and file in self._checked:
+            self._came(file, file.size, "present")
+            return True
+        target.unlink(missing_ok=True)
+        if other.is_file() and is_right(other, file):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(other, target)
+            except OSError:   # a file system without links
+                shutil.copyfile(other, target)
+            self._came(file, file.size, "present")
+            return True
+        return False
+
+    def _check_room(self, missing: Sequence[ModelFile]) -> None:
+        held = sum(path.stat().st_size for file in missing
+                   if (path := self._part / (file.path + INCOMPLETE)).is_file())
+        needed, free = sum(file.size for file in missing) - held, shutil.disk_usage(self._part).free
+        if needed > free:
+            raise CheckpointError(
+                f"model {self._name!r} takes {format_bytes(needed)} more, and {model_directory()} has "
+                f"{format_bytes(free)} free: make room (weft list, weft rm), or name another disk with "
+                "WEFT_MODEL_DIR", param="model")
+
+    def _fetch(self, file: ModelFile) -> None:
+        self._check_wanted()
+        unfinished = self._part / (file.path + INCOMPLETE)
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(_TRIES):
+            self._download(file, unfinished)
+            checked = 0
+
+            def on_bytes(count: int) -> None:
+                nonlocal checked
+                checked += count
+                self._check_wanted()
+                self._on_progress(self._progress(file, checked, "checking"))
+
+            if is_right(unfinished, file, on_bytes):
+                unfinished.rename(self._part / file.path)
+                return
+            unfinished.unlink(missing_ok=True)
+        raise CheckpointError(f"model {self._name!r}: {file.path} came {_TRIES} times with another checksum "
+                              f"than the hub names ({file.digest})", param="model")
+
+    def _download(self, file: ModelFile, unfinished: Path) -> None:
+        import huggingface_hub as hub
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils._headers import build_hf_headers
+
+        url = hub.hf_hub_url(split_name(self._name)[0], file.source, revision=self._manifest.commit)
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        begin = unfinished.stat().st_size if unfinished.is_file() else 0
+        if begin > file.size:
+            begin = 0
+        with unfinished.open("r+b" if begin else "wb") as raw:
+            raw.seek(begin)
+            writer = _Writer(raw, lambda at: self._came(file, at, "pulling"), file.size)
+            if begin < file.size:
+                ask_hub(self._name, self._revision, cached=False, ask=lambda: http_get(
+                    url, cast("BinaryIO", writer), resume_size=begin, headers=headers))
+            raw.flush()
+            os.fsync(raw.fileno())
+
+    def _came(self, file: ModelFile, at: int, verb: str) -> None:
+        self._check_wanted()
+        with self._lock:
+            self._bytes[file.path] = at
+        self._on_progress(self._progress(file, at, verb))
+
+    def _check_wanted(self) -> None:
+        if self._failed.is_set() or self._cancelled():
+            raise PullCancelledError
+
+    def _progress(self, file: ModelFile, at: int, verb: str) -> PullProgress:
+        with self._lock:
+            done = sum(self._bytes.values())
+        return PullProgress(file, at, done, self._manifest.total_bytes, verb)
+
+
+class _Writer:
+    """The file that ``http_get`` writes to, which tells where it is. More than was listed is an error: a
+    disk is not filled by a server that never ends."""
+
+    def __init__(self, raw: BinaryIO, came: Callable[[int], None], size: int) -> None:
+        self._raw, self._arrived, self._size = raw, came, size
+        self.tell, self.seek, self.truncate, self.name = raw.tell, raw.seek, raw.truncate, raw.name
+
+    def write(self, data: bytes) -> int:
+        count = self._raw.write(data)
+        if self._raw.tell() > self._size:
+            raise CheckpointError(f"{Path(self.name).name}: more than the {self._size} bytes came that the "
+                                  "hub lists", param="model")
+        self._arrived(self._raw.tell())
+        return count
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,79 @@
+"""Which servers run on this machine: a file for each, which its process locks as long as it lives.
+
+    ~/.local/state/weft/servers/PID.json    {"pid", "url", "model", "started_s"}
+
+``weft serve`` announces itself when its port is bound. A list of the servers asks the kernel whether each
+lock is held: a server that was killed is not listed, and its file is removed. The files are for their owner
+only, as the directory of stored responses is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+
+class RunningProcess(msgspec.Struct, frozen=True):
+    """``model``: as it was asked for, None for the embedded one. ``started_s``: since the epoch."""
+
+    pid: int
+    url: str
+    model: str | None
+    started_s: float
+
+
+def state_directory() -> Path:
+    """The user's, as the XDG specification names it."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "weft"
+
+
+class Announcement:
+    """This process serves; ``close`` ends it. Without a directory that can be written it is not listed."""
+
+    def __init__(self, url: str, model: str | None) -> None:
+        self._file: Path | None = None
+        self._fd = -1
+        with suppress(OSError):
+            running_servers()   # removes what killed servers left
+            folder = _folder()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = folder / f"{os.getpid()}.json"
+            new = file.with_suffix(".new")   # named when it is locked: else a list takes it for dead
+            self._fd = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._fd, msgspec.json.encode(RunningProcess(os.getpid(), url, model, time.time())))
+            new.rename(file)
+            self._file = file
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._file = None
+
+
+def running_servers() -> list[RunningProcess]:
+    """The longest-running one first."""
+    servers = []
+    for file in _folder().glob("*.json"):
+        with suppress(OSError):
+            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                file.unlink()   # its lock is free: its process has ended
+            except BlockingIOError:
+                with suppress(msgspec.DecodeError):   # of another version
+                    servers.append(msgspec.json.decode(os.read(fd, 1 << 16), type=RunningProcess))
+            finally:
+                os.close(fd)
+    return sorted(servers, key=lambda one: one.started_s)
+
+
+def _folder() -> Path:
+    return state_directory() / "servers"
