@@ -1,8 +1,8 @@
 // The kernels of one instruction set, WEFT_TABLE, in several files that compile side by side:
 //
 //     table_attention.cpp     attention over pages
-//     table_states.cpp        recurrences with a state
-//     table_conv.cpp          convolutions with a window
+//     table_states.cpp        recurrences with a matrix for a state
+//     table_channels.cpp      convolutions with a window, Mamba-1: what has a state for each channel
 //     table_products.cpp      matrix products, experts
 //     table_rows.cpp          norms and the small things between
 //     table.cpp               the table itself

@@ -4,13 +4,11 @@
 #include "kv_numbers.inl"
 #include "rounding.inl"
 #include "gated_delta.inl"
-#include "mamba1.inl"
 #include "mamba2.inl"
 
 namespace weft::tables::WEFT_TABLE {
 
 WEFT_GIVES(gated_delta, GatedDeltaArgs)
 WEFT_GIVES(mamba2, Mamba2Args)
-WEFT_GIVES(mamba1, Mamba1Args)
 
 }  // namespace weft::tables::WEFT_TABLE

@@ -63,10 +63,22 @@ async def walked_in_the_server(directory: Path) -> list[str]:
     http, listener = http_server(service), bind(config)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     await fleet.start()
-    service.open(load_served_model(await fleet.ready(), config))
+    try:
+        service.open(load_served_model(await fleet.ready(), config))
+        await ask(walks, listener.getsockname()[1])
+    finally:   # the socket of an engine that is not ended keeps this process alive
+        await fleet.stop("the test is over")
+        http.should_exit = True
+        await serving
+        await service.close()
+    # A timer of the server that fires in the middle of one walk is no part of the request.
+    return [module for module in walks[0].modules if all(module in walk.modules for walk in walks)]
+
+
+async def ask(walks: list[Walk], port: int) -> None:
     body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
     async with httpx.AsyncClient() as client:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions"
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
         assert (await client.post(url, json=body)).status_code == 200, "imports are no part of it"
         for walk in walks:
             sys.setprofile(walk)
@@ -74,12 +86,6 @@ async def walked_in_the_server(directory: Path) -> list[str]:
                 assert (await client.post(url, json=body)).status_code == 200
             finally:
                 sys.setprofile(None)
-    await fleet.stop("the test is over")
-    http.should_exit = True
-    await serving
-    await service.close()
-    # A timer of the server that fires in the middle of one walk is no part of the request.
-    return [module for module in walks[0].modules if all(module in walk.modules for walk in walks)]
 
 
 def walked_in_the_engine(directory: Path) -> list[str]:

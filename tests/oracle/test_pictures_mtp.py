@@ -24,6 +24,7 @@ from tests.fixtures.vision_checkpoints import (
     vision_reference,
 )
 from tests.oracle.serving import Serving
+from tests.oracle.test_engine_store import disk_store
 from tests.oracle.test_pictures import BIG, CLIP, SAMPLING, TURNING, Seeing, answers, seeing
 from weft.costs.rows import RowCosts
 from weft.models.loading import LoadedModel, load_model
@@ -143,14 +144,35 @@ def test_drafts_at_other_positions_are_noticed(name: str, place: Path,
     assert offered(name, place, case) != right
 
 
-@of_turning
-def test_a_head_changes_no_token_of_an_answer_about_a_picture(name: str, place: Path) -> None:
+def likely() -> Speculator:
+    """Weights of the head are noise, and noise is rarely right: its drafts count as likely."""
     free = Speculator(("mtp",), costs=RowCosts({1: 1.0, 64: 1.001}),
                       head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
-    assert free._head is not None   # its weights are noise, and noise is rarely right: drafts count as likely
+    assert free._head is not None
     free._head.drafts = lambda sequences, costs: 3  # type: ignore[method-assign]
-    free._head.chances.of("").survivals = lambda proposal: [0.9] * len(proposal.tokens)  # type: ignore[method-assign]
+    chances = free._head.chances.of("")
+    chances.survivals = lambda proposal: [0.9] * len(proposal.tokens)  # type: ignore[method-assign]
+    return free
+
+
+@of_turning
+def test_a_head_changes_no_token_of_an_answer_about_a_picture(name: str, place: Path) -> None:
+    free = likely()
     engine = Serving("", model=with_head(name, place), drafter=free, cache=True)
     for before, size, behind in CASES * 2:
         answers(engine, [seeing(name, before, (size,), behind, seed=7)])
     assert free.stats().drafted > 10
+
+
+@of_turning
+def test_a_head_drafts_behind_pictures_out_of_the_store(name: str, place: Path, tmp_path: Path) -> None:
+    """Another engine reads the prefix with its rows from disk; the head's keys come with it."""
+    for wanted in (False, True):
+        free = likely()
+        engine = Serving("", model=with_head(name, place), drafter=free, cache=True,
+                         store=lambda one: disk_store(tmp_path, one))
+        for before, size, behind in CASES:
+            [answer] = answers(engine, [seeing(name, before, (size,), behind, seed=7)])
+            assert (answer.cached_tokens > 60) == wanted  # type: ignore[attr-defined]
+        assert free.stats().drafted > 5
+        engine.core.close()

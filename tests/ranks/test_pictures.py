@@ -10,6 +10,7 @@ from tests.fixtures.vision_checkpoints import vision_checkpoint
 from tests.oracle.test_pictures import BIG, CLIP, FLAT, SAMPLING, SMALL, TALL, TURNING, Seeing, seeing
 from tests.ranks.engines import engine
 from weft.assemble.assembly import Assembled
+from weft.engine.sleeper import Sleeper
 from weft.ranks.executor import RankedPictures
 from weft.ranks.messages import RankPicture
 from weft.ranks.peers import Peers
@@ -39,7 +40,7 @@ def answers(assembled: Assembled, cases: list[Seeing]) -> list[tuple[list[int], 
 @pytest.mark.parametrize(("name", "overlap"), [("lfm2_vl", "off"), ("qwen3_5_vl", "off"),
                                                ("qwen3_5_vl", "on"), ("qwen3_5_moe_vl", "off")])
 def test_two_ranks_say_of_pictures_what_transformers_says(name: str, overlap: str, two: Peers) -> None:
-    """Cold, from a cached prefix, and encoded again after the rows were dropped on all ranks."""
+    """Cold, from a cached prefix, after sleep, and encoded again after the rows were dropped on all ranks."""
     cases = asked(name)
     ranked = engine(vision_checkpoint(name), peers=two, overlap=overlap)
     try:
@@ -48,11 +49,28 @@ def test_two_ranks_say_of_pictures_what_transformers_says(name: str, overlap: st
         again = answers(ranked, cases)
         assert [tokens for tokens, _ in again] == [tokens for tokens, _ in first]
         assert all(cached for _, cached in again[:2])
+        sleeper = Sleeper(ranked.core)
+        for level in (1, 2) if (name, overlap) == ("qwen3_5_vl", "off") else ():
+            sleeper.sleep(level)
+            sleeper.wake_up()
+            assert answers(ranked, cases[1:2]) == [(first[1][0], 0)], "encoded again, the second time by a " \
+                "tower that was read again"
         ranked.core.pictures.forget()
         encoded = ranked.core.pictures.stats().encoded
         other = [seeing(name, 71, (BIG,), 9, seed=4)]
         assert [tokens for tokens, _ in answers(ranked, other)] == [other[0].truth.tokens]
         assert ranked.core.pictures.stats().encoded == encoded + 1
+    finally:
+        ranked.core.close()
+
+
+def test_four_ranks_say_of_pictures_what_transformers_says(four: Peers) -> None:
+    """Each of three ranks gets the rows."""
+    cases = asked("lfm2_vl")
+    ranked = engine(vision_checkpoint("lfm2_vl"), peers=four)
+    try:
+        for _ in range(2):
+            assert [tokens for tokens, _ in answers(ranked, cases)] == [case.truth.tokens for case in cases]
     finally:
         ranked.core.close()
 

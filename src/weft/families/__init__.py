@@ -8,6 +8,8 @@
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
     qwen4_exp[_text]  qwen4_exp        gated delta, some with n-grams, + attention over chosen blocks;
                                        several streams                experts + gated shared expert
+    glm5_next[_text]  glm5_next        Kimi delta + latent attention over chosen blocks; several streams
+                                                                      dense or experts + shared expert
     lfm2              lfm2             short convolution + attention  dense
     lfm2_moe          lfm2             short convolution + attention  dense in the first layers, then experts
     lfm2_vl           lfm2             as lfm2, with a vision tower (those of Qwen3.5: ``towers``)

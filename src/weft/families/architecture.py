@@ -410,13 +410,15 @@ Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
 @dataclass(frozen=True, slots=True)
 class Dense:
     """Feed-forward; ``width`` is the inner size. ``gated``: down(act(gate(x)) * up(x)), else
-    down(act(up(x))). ``multipliers``: factors on gate(x) and on the result, Falcon-H1's."""
+    down(act(up(x))). ``multipliers``: factors on gate(x) and on the result, Falcon-H1's. ``limit``: gate(x)
+    is at most this, and up(x) at most this on both sides (GLM 5); 0 for none."""
 
     width: int
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
     multipliers: tuple[float, float] = (1.0, 1.0)
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +432,7 @@ class Experts:
     routed experts work on a projection of this width (0: on the stream itself). ``own_count``: most experts
     that a rank holds where ranks divide them (0: all). ``bias``: the router and both products of an expert
     have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and
-    each expert a factor on its weight (Gemma 4)."""
+    each expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``."""
 
     count: int
     per_token: int
@@ -450,11 +452,12 @@ class Experts:
     own_count: int = 0
     bias: bool = False
     normed_apart: bool = False
+    limit: float = 0.0
 
     @property
     def shared(self) -> Dense:
         """The expert that every token passes."""
-        return Dense(self.shared_width, self.activation, self.gated)
+        return Dense(self.shared_width, self.activation, self.gated, limit=self.limit)
 
 
 FeedForward = Dense | Experts

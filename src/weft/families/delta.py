@@ -88,9 +88,9 @@ def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
     kinds = layer_kinds(keys, lambda count: _kimi_kinds(inner, count))
     if not keys.boolean("mla_use_nope", True):
         fail("mla_use_nope", False, "latent attention of this family with positions is not served")
-    attention = _latent_attention(keys)
+    attention = read_latent_attention(keys)
     return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
-                              _kimi_feed_forwards(keys, len(kinds)), default_eps=1e-5,
+                              read_kimi_feed_forwards(keys, len(kinds)), default_eps=1e-5,
                               max_positions=keys.integer("model_max_length", 1_048_576))
 
 
@@ -106,11 +106,11 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
     every = keys.integer("layer_group_size", 6)
     kinds = layer_kinds(keys, lambda count: ["recurrent" if (i + 1) % every else "attention"
                                              for i in range(count)])
-    latent = _latent_attention(keys)
+    latent = read_latent_attention(keys)
     rope = read_rope(keys, latent.shared_dim, theta=6e6, partial=1.0)
     attention = replace(latent, rope=rope, head_gated=True, scale=latent.scale * _scale_of_rope(keys))
     return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
-                              _kimi_feed_forwards(keys, len(kinds), _LING),
+                              read_kimi_feed_forwards(keys, len(kinds), _LING),
                               max_positions=keys.integer("model_max_length", 262_144))
 
 
@@ -136,13 +136,13 @@ def _kimi_kinds(inner: ConfigKeys, count: int) -> list[str]:
     return kinds
 
 
-def _latent_attention(keys: ConfigKeys) -> shapes.LatentAttention:
+def read_latent_attention(keys: ConfigKeys) -> shapes.LatentAttention:
     heads = keys.integer("num_attention_heads", 32)
     if keys.integer("num_key_value_heads", heads) != heads:
         fail("num_key_value_heads", keys.get("num_key_value_heads"),
              f"latent attention has as many as num_attention_heads, {heads}")
     rank = keys.get("q_lora_rank")
-    own, shared = keys.integer("qk_nope_head_dim", 128), keys.integer("qk_rope_head_dim", 64)
+    own, shared = keys.integer("qk_nope_head_dim", 128), keys.integer("qk_rope_head_dim", 64, least=0)
     return shapes.LatentAttention(
         heads=heads, latent_dim=keys.integer("kv_lora_rank", 512), shared_dim=shared, own_dim=own,
         value_dim=keys.integer("v_head_dim", 128), scale=(own + shared) ** -0.5,
@@ -151,7 +151,7 @@ def _latent_attention(keys: ConfigKeys) -> shapes.LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class _Defaults:
+class FeedDefaults:
     """Of the feed-forwards, as transformers' configuration classes have them."""
 
     dense_first: int
@@ -163,11 +163,11 @@ class _Defaults:
     groups_chosen: int
 
 
-_KIMI = _Defaults(1, 9216, 256, 1024, 2.446, 1, 1)
-_LING = _Defaults(2, 6144, 512, 768, 2.5, 8, 4)
+_KIMI = FeedDefaults(1, 9216, 256, 1024, 2.446, 1, 1)
+_LING = FeedDefaults(2, 6144, 512, 768, 2.5, 8, 4)
 
 
-def _kimi_feed_forwards(keys: ConfigKeys, count: int, default: _Defaults = _KIMI) -> list[FeedForward]:
+def read_kimi_feed_forwards(keys: ConfigKeys, count: int, default: FeedDefaults = _KIMI) -> list[FeedForward]:
     listed = keys.get("mlp_layer_types")
     if listed is None:
         first = keys.integer("first_k_dense_replace", default.dense_first, least=0)
@@ -182,7 +182,7 @@ def _kimi_feed_forwards(keys: ConfigKeys, count: int, default: _Defaults = _KIMI
     return [sparse if kind == "sparse" else dense for kind in listed]
 
 
-def _kimi_experts(keys: ConfigKeys, default: _Defaults) -> Experts:
+def _kimi_experts(keys: ConfigKeys, default: FeedDefaults) -> Experts:
     for key in ("moe_router_activation_func", "score_function"):
         if (scoring := keys.get(key, "sigmoid")) != "sigmoid":
             fail(key, scoring, "experts chosen by sigmoid are served")

@@ -1,4 +1,4 @@
-"""Attention over chosen blocks, and several residual streams: Qwen4-Exp.
+"""Attention over chosen blocks, and several residual streams: Qwen4-Exp, GLM-5-next.
 
 Delta nets and attention as in Qwen3.5. Attention sees ``budget / block`` blocks of the text, which an index
 chooses for each token, and the unfinished block behind them. Blocks read a mix of several residual streams.
@@ -7,7 +7,11 @@ Some delta layers add what tables know of the last tokens: a hash of each n-gram
     rows of table h    the (h + 1)-th prime from ``ngram_vocab_size_base`` on, counted over all such layers
     row of an n-gram   (t0 m0) xor (t1 m1) xor ..., in 64 bits, modulo the rows; t1 is the token before t0
 
-Sources: transformers ``Qwen4ExpTextConfig`` and ``Qwen4ExpTextNGramEmbedding``, whose defaults stand here;
+GLM-5-next has Kimi delta layers, and latent attention without positions. Its index learns how tokens weigh in
+the key of their block. Its streams are mixed by a matrix, and gates of its feed-forwards are limited.
+
+Sources: transformers ``Qwen4ExpTextConfig`` and ``Qwen4ExpTextNGramEmbedding``, ``Glm5NextTextConfig``, whose
+defaults stand here;
 multipliers are numbers of splitmix64 (Steele et al., 2014).
 """
 
@@ -18,9 +22,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft.families import architecture as shapes
-from weft.families.architecture import Architecture, GatedDelta, Index, Ngrams, Streams, WithNgrams
+from weft.families.architecture import (
+    Architecture,
+    GatedDelta,
+    Index,
+    KimiDelta,
+    Ngrams,
+    Streams,
+    WithNgrams,
+)
 from weft.families.attention import qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail
+from weft.families.delta import FeedDefaults, read_kimi_feed_forwards, read_latent_attention
 from weft.families.reading import Family, build_architecture, every_nth_attention, layer_kinds, read_attention
 
 
@@ -116,6 +129,56 @@ def _multipliers(vocab: int, count: int, seed: int) -> Iterator[int]:
         yield 2 * ((mixed ^ (mixed >> 31)) % half) + 1
 
 
+_GLM = FeedDefaults(3, 12_288, 288, 2048, 2.5, 1, 1)
+
+
+def read_glm5_next(family: str, keys: ConfigKeys) -> Architecture:
+    keys = keys.with_defaults(
+        hidden_size=4096, num_hidden_layers=45, num_attention_heads=64, max_position_embeddings=1_048_576,
+        vocab_size=154_880, q_lora_rank=1536, kv_lora_rank=512, qk_rope_head_dim=0, qk_nope_head_dim=256,
+        v_head_dim=256, rms_norm_eps=1e-5, num_experts=keys.integer("n_routed_experts", _GLM.experts))
+    kinds = layer_kinds(keys, every_nth_attention(keys))
+    inner = keys.inner("linear_attn_config") or ConfigKeys({}, fallback={})
+    floor = inner.get("gate_lower_bound", keys.get("linear_lower_bound"))
+    # Null is no floor, silence the default.
+    if floor is None and (inner.get("safe_gate") or not keys.has("linear_lower_bound")):
+        floor = -5.0
+    delta = KimiDelta(
+        heads=inner.integer("num_heads", keys.integer("linear_num_heads", 64)),
+        head_dim=inner.integer("head_dim", keys.integer("linear_head_dim", 128)),
+        conv_kernel=inner.integer("short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4)),
+        decay_floor=floor)
+    latent, index = read_latent_attention(keys), _pooled_index(keys, kinds)
+    if latent.shared_dim or latent.query_rank is None:
+        fail("qk_rope_head_dim", latent.shared_dim, "latent attention without positions is served, whose "
+             "queries have a bottleneck (q_lora_rank)")
+    attention = replace(latent, norm_eps=keys.number("rms_norm_eps", 1e-5), index=index)
+    limit = keys.number("swiglu_limit", 10.0)
+    streams = Streams("mixed", keys.integer("hc_mult", 4), rounds=keys.integer("hc_sinkhorn_iters", 20),
+                      eps=keys.number("hc_eps", 1e-6))
+    return build_architecture(
+        family, keys, [attention if kind == "attention" else delta for kind in kinds],
+        [replace(feed, limit=limit) for feed in read_kimi_feed_forwards(keys, len(kinds), _GLM)],
+        tied=keys.outer_boolean("tie_word_embeddings", False), streams=streams)
+
+
+def _pooled_index(keys: ConfigKeys, kinds: list[str]) -> Index:
+    modes, pattern = keys.get("indexer_types"), keys.get("index_topk_pattern")
+    modes = modes or ["shared" if mode in ("S", "shared") else "full" for mode in pattern or ()]
+    shared = [layer for layer, (kind, mode) in enumerate(zip(kinds, modes, strict=False))
+              if kind == "attention" and mode == "shared"]
+    if shared or keys.integer("index_topk_freq", 1) > 1:
+        fail("indexer_types", shared, "attention layers with an index of their own are served")
+    if not keys.boolean("index_kpool_always_select_tail", True):
+        fail("index_kpool_always_select_tail", False, "attention sees the unfinished block")
+    chosen, block = keys.integer("index_topk", 2048), keys.integer("index_kpool", 16)
+    if chosen % block:
+        fail("index_topk", chosen, f"it must be a multiple of index_kpool {block}")
+    return Index(keys.integer("index_n_heads", 32), keys.integer("index_head_dim", 128), block,
+                 chosen // block, learned=True)
+
+
 FAMILIES = (
+    Family("glm5_next", ("glm5_next", "glm5_next_text"), read_glm5_next),
     Family("qwen4_exp", ("qwen4_exp", "qwen4_exp_text"), read_qwen4_exp),
 )

@@ -223,8 +223,9 @@ def ngrams(shape: shapes.Ngrams, hidden: int, *, shards: int = 0) -> Table:
                for norm in ("key", "query", "conv")}}
 
 
-def stream_mix(shape: shapes.Streams, hidden: int, *, last: bool = False) -> Table:
-    """What mixes streams around one block, whole on each rank; ``last``: behind all layers."""
+def stream_mix(shape: shapes.Streams, hidden: int, *, last: bool = False, joint: str = "") -> Table:
+    """What mixes streams around one block, whole on each rank; ``last``: behind all layers. ``joint``: what
+    joins the names of mixed streams to that of their block."""
     width = shape.count * hidden
     if shape.kind == "gated":
         table = (_norm("norm", width, "hc_norm")
@@ -232,12 +233,13 @@ def stream_mix(shape: shapes.Streams, hidden: int, *, last: bool = False) -> Tab
                  | _product("up", shape.rank, ("input_mix_weight_up", width)))
         return table if last else table | _product("inject", width, ("block_inject_weight", shape.count))
     weights = (2 + shape.count) * shape.count
-    return {"fn": (Tensor("fn", (weights, width), "plain"),)} | _exact("base", dims=(weights,)) | _exact(
-        "scale", dims=(3,))
+    each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
+    return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
 
-def kimi_delta(shape: shapes.KimiDelta, hidden: int, *, forget: str = "", out: str = "o_proj") -> Table:
-    """``forget``: what stands before the names of the forget gate."""
+def kimi_delta(shape: shapes.KimiDelta, hidden: int, *, forget: str = "", out: str = "o_proj",
+               flat: bool = False) -> Table:
+    """``forget``: what stands before the names of the forget gate. ``flat``: decays are a row of heads."""
     width, heads, rank = Units(shape.heads, shape.head_dim), Units(shape.heads), shape.head_dim
     table = _product("project", hidden, ("q_proj", width), ("k_proj", width), ("v_proj", width))
     wide, between = shape.wide_gates, width if shape.wide_gates else rank
@@ -245,7 +247,7 @@ def kimi_delta(shape: shapes.KimiDelta, hidden: int, *, forget: str = "", out: s
     table["project"] += (Tensor("b_proj.weight", (heads, hidden), "plain"),
                          Tensor(f"{forget}{into[0]}.weight", (between, hidden)),
                          Tensor(f"{into[1]}.weight", (between, hidden)))
-    table["A_log"] = (Tensor(f"{forget}A_log", (heads,) if wide else (1, 1, heads, 1), "float32"),)
+    table["A_log"] = (Tensor(f"{forget}A_log", (heads,) if wide or flat else (1, 1, heads, 1), "float32"),)
     table["dt_bias"] = (Tensor(f"{forget}dt_bias", (width,), "float32"),)
     if not wide:
         table |= _product("forget", rank, (f"{forget}f_b_proj", width))

@@ -70,7 +70,8 @@ def with_frames(data: bytes, limits: ImageLimits, choose: Callable[[int, float],
         except MemoryError:
             _refuse("the video takes more memory than reading it may use")
         except Exception as error:  # whatever a decoder makes of a broken file
-            _refuse(f"the video cannot be decoded: {one_line(error)}")
+            reason = getattr(error, "strerror", None) or one_line(error)   # FFmpeg's own words
+            _refuse(f"the video cannot be decoded: {reason}")
     _refuse("the video cannot be decoded: it has another number of frames each time")
 
 

@@ -26,14 +26,14 @@ from weft.models import layer
 from weft.models.adapter_targets import Target, Targets
 from weft.models.blocks import recurrent
 from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, halves, separate_gate
-from weft.models.blocks.chosen import IndexBlock, MeanIndex
+from weft.models.blocks.chosen import IndexBlock, LearnedIndex, MeanIndex
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
-from weft.models.blocks.streams import GatedStreams
+from weft.models.blocks.streams import GatedStreams, MixedStreams, StreamMix
 from weft.models.decoder import CausalModel, Collapse
 from weft.models.embedding import Embedding, Lookup
 from weft.models.layer import DecoderLayer
@@ -43,8 +43,8 @@ from weft.models.weights import Order, TensorSource
 from weft.tensor.ops.moe import ExpertBiases, ExpertWeights
 from weft.tensor.ops.recurrent_layers import GATED_DELTA, MAMBA2, GatedDeltaWeights, Mamba2Weights
 
-LATENT_NORM_EPS = RMS_EPS = 1e-6
-"""Of the norms inside latent and lightning attention, whatever config.json says for the others."""
+RMS_EPS = 1e-6
+"""Of the norm inside lightning attention, whatever config.json says for the others."""
 
 
 class TableReader:
@@ -165,11 +165,19 @@ class BlockReader:
     def _collapse(self, shape: shapes.Streams | None) -> Collapse | None:
         if shape is None:
             return None
+        if shape.kind == "mixed":
+            return lambda x_TN: x_TN.view(len(x_TN), shape.count, -1).mean(1)
         mix = self.streams(shape, "hyper_connection_mixer", last=True)
         return lambda x_TN: mix.enter(x_TN)[0]
 
-    def streams(self, shape: shapes.Streams, name: str, *, last: bool = False) -> GatedStreams:
+    def streams(self, shape: shapes.Streams, name: str, *, last: bool = False) -> StreamMix:
         """Around the block whose streams lie under ``name``; ``last``: behind all layers."""
+        if shape.kind == "mixed":   # layers.3.hc_attn_fn, or layers.3.attn_hc.fn
+            layer, _, block = name.rpartition(".")
+            on_hub = self.source.has(f"{layer}.hc_{block}_fn")
+            read = self.table(tensors.stream_mix(
+                shape, self.hidden, joint=f"hc_{block}_" if on_hub else f"{block}_hc."), layer)
+            return MixedStreams(shape, read.tensor("fn"), read.tensor("base"), read.tensor("scale"), self.eps)
         read = self.table(tensors.stream_mix(shape, self.hidden, last=last), name)
         norm = read.norm("norm", self.eps, plus_one=self.plus_one)
         assert norm is not None
@@ -195,6 +203,9 @@ class BlockReader:
 
     def index(self, shape: shapes.Index, name: str, rope: shapes.Rope | None, rank: int = 0) -> IndexBlock:
         read = self.table(tensors.index(shape, self.hidden, rank), f"{name}.indexer")
+        if shape.learned:
+            return LearnedIndex(shape, read.linear("project"), read.linear("query"), read.tensor("norm"),
+                                read.tensor("norm.bias"), read.tensor("places"))
         q_norm, k_norm = (read.norm(role, self.eps, plus_one=self.plus_one) for role in ("q_norm", "k_norm"))
         assert q_norm is not None
         assert k_norm is not None
@@ -284,7 +295,7 @@ class BlockReader:
         read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)
         expansion = read.tensor("expansion").view(shape.heads, -1, shape.latent_dim)
         keys, values = torch.split(expansion, [shape.own_dim, shape.value_dim], dim=1)
-        latent_norm = read.norm("latent_norm", LATENT_NORM_EPS)
+        latent_norm = read.norm("latent_norm", shape.norm_eps)
         assert latent_norm is not None
         bias = read.get("latent.bias")
         orders: dict[str, Order] = {}
@@ -302,7 +313,9 @@ class BlockReader:
             shape, query=read.linear("query", orders=orders),
             latent=read.linear("latent", orders=orders, bias=bias), latent_norm=latent_norm,
             keys_HOC=keys.contiguous(), values_HVC=values.contiguous(), out=read.linear("out"),
-            query_norm=read.norm("query_norm", LATENT_NORM_EPS))
+            query_norm=read.norm("query_norm", shape.norm_eps),
+            index=None if shape.index is None else self.index(shape.index, name, shape.rope,
+                                                              shape.query_rank or 0))
         full, (rows, columns) = read.declared(read.table["expansion"][0])
         self.source.note(full, block, rows, columns, kind="expansion")
         return block
@@ -341,9 +354,11 @@ class BlockReader:
                                      order=orders.get(tensor.name), tensor=tensor)
                 first += rows
 
-    def kimi_delta(self, shape: shapes.KimiDelta, name: str) -> recurrent.KimiDeltaBlock:
+    def kimi_delta(self, shape: shapes.KimiDelta, name: str, *,
+                   flat: bool = False) -> recurrent.KimiDeltaBlock:
         forget = "forget_gate." if self.source.has(f"{name}.forget_gate.A_log") else ""
-        read = self.table(tensors.kimi_delta(shape, self.hidden, forget=forget, out=self._out(name)), name)
+        read = self.table(tensors.kimi_delta(
+            shape, self.hidden, forget=forget, out=self._out(name), flat=flat), name)
         return recurrent.KimiDeltaBlock(
             shape, read.linear("project"), conv=read.qkv_conv(), decay=read.decay().flatten(),
             dt_bias=read.tensor("dt_bias"), forget=None if shape.wide_gates else read.linear("forget"),

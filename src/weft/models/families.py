@@ -317,6 +317,10 @@ NAMES: dict[str, Names] = {
         {shapes.Attention: "temporal_block", shapes.RgLru: "temporal_block"}, feed="mlp_block", swiglu=False,
         mixer_norm="temporal_pre_norm", feed_norm="channel_pre_norm", final_norm="final_norm", plus_one=True),
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
+    "glm5_next": Names(
+        {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),
+        swiglu=False, shared="shared_experts", spelled={
+            shapes.KimiDelta: {"flat": True}, shapes.Experts: {"router_dtype": torch.float32}}),
     "kimi_linear": _KIMI, "ling": _KIMI,
     "granite_hybrid": Names(_MAMBA, feed_of=_granite_feed),
     "bamba": _BAMBA, "falcon_h1": _BAMBA, "jamba": _BAMBA,

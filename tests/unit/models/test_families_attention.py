@@ -186,16 +186,34 @@ QWEN4_EXP: Config = {
     "seed": 1234, "shared_expert_intermediate_size": 640, "split_ngram_parts": 128,
     "tie_word_embeddings": False, "vocab_size": 248320}
 
+GLM_5_NEXT: Config = {
+    "architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next",
+    "tie_word_embeddings": False, "attention_bias": False, "dtype": "bfloat16", "hc_eps": 1e-06, "hc_mult": 4,
+    "hc_sinkhorn_iters": 20, "hidden_act": "silu", "hidden_size": 4096, "index_head_dim": 128,
+    "index_kpool": 16, "index_kpool_always_select_tail": True, "index_n_heads": 32, "index_topk": 2048,
+    "intermediate_size": 12288, "kv_lora_rank": 512,
+    "layer_types": ["linear_attention" if i % 4 != 3 else "full_attention" for i in range(45)],
+    "linear_conv_kernel_dim": 4, "linear_head_dim": 128, "linear_lower_bound": -5.0, "linear_num_heads": 64,
+    "max_position_embeddings": 1048576, "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 42,
+    "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 288, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 45,
+    "num_key_value_heads": 64, "q_lora_rank": 1536, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0,
+    "rms_norm_eps": 1e-05, "routed_scaling_factor": 2.5, "swiglu_limit": 10.0, "topk_group": 1,
+    "v_head_dim": 256, "vocab_size": 154880}
+
 RELEASES_MORE = {
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
-    "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01, "qwen4_exp": QWEN4_EXP,
+    "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
+    "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
 
 SMALLER_MORE: dict[str, Config] = {
     "llama": {"num_hidden_layers": 2}, "mistral": {"num_hidden_layers": 2},
     "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "olmo_hybrid": {}, "lfm2_moe": {}, "lfm3": {},
     "olmo3": {"num_hidden_layers": 4, "layer_types": OLMO_3_7B["layer_types"][:4]}, "kimi_linear": {},
+    "glm5_next": {"num_hidden_layers": 4, "layer_types": GLM_5_NEXT["layer_types"][:4],
+                  "mlp_layer_types": GLM_5_NEXT["mlp_layer_types"][:4], "n_routed_experts": 16},
     "qwen4_exp": {"num_hidden_layers": 4, "layer_types": QWEN4_EXP["layer_types"][:4]},
     "ling": {"num_hidden_layers": 6, "num_experts": 64},
     "minimax": {"num_hidden_layers": 8, "num_local_experts": 4,
@@ -383,6 +401,23 @@ def test_qwen4_keeps_index_rows_behind_its_layers_and_the_last_tokens_in_a_layer
     assert [part.name for part in layers[1].state] == ["conv", "recurrent", "conv.tokens", "conv.values"]
 
 
+def test_glm5_next_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(GLM_5_NEXT)
+    assert model.mixers[0] == KimiDelta(64, 128, 4, decay_floor=-5.0)
+    assert model.mixers[3] == LatentAttention(
+        64, 512, 0, 256, 256, 256**-0.5, query_rank=1536, norm_eps=1e-5,
+        index=Index(32, 128, 16, 128, learned=True))
+    assert model.feed_forwards[2] == Dense(12288, limit=10.0)
+    assert set(model.feed_forwards[3:]) == {Experts(
+        288, 8, 2048, True, shared_width=2048, scoring="sigmoid", choice_bias=True, scale=2.5,
+        normalizer_eps=1e-20, limit=10.0)}
+    assert model.streams == Streams("mixed", 4, rounds=20, eps=1e-6)
+    silent = {key: GLM_5_NEXT[key] for key in ("model_type", "dtype", "mlp_layer_types")}
+    assert read_architecture(silent) == model
+    wrapped = {"model_type": "glm5_next", "tie_word_embeddings": False, "text_config": GLM_5_NEXT}
+    assert read_architecture(wrapped) == model
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
              for name, spec in ((name, read_spec(config)) for name, config in RELEASES_MORE.items())}
@@ -393,6 +428,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "minimax": (10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4),
+        "glm5_next": (11 * (512 + 256) * 2, 34 * (64 * 128 * 128 * 4 + 3 * 8192 * 3 * 2)),
         "qwen4_exp": (10 * (2 * 2 * 256 + 128) * 2,
                       30 * (48 * 128 * 128 * 4 + 10240 * 3 * 2) + (16 * 2 + 10240 * 9) * 2),
         "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
@@ -439,6 +475,9 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("qwen4_exp", {"ple_layer_ids": [4]}, ["ple_layer_ids", "4", "delta"]),
     ("qwen4_exp", {"ple_embed_dim": 2570}, ["ple_embed_dim", "2570", "16"]),
     ("qwen4_exp", {"output_gate_type": "gelu"}, ["output_gate_type", "gelu", "sigmoid"]),
+    ("glm5_next", {"index_topk": 2050}, ["index_topk", "2050", "16"]),
+    ("glm5_next", {"indexer_types": ["shared"] * 45}, ["indexer_types", "index of their own"]),
+    ("glm5_next", {"qk_rope_head_dim": 64}, ["qk_rope_head_dim", "64", "without positions"]),
     ("gpt_oss", {"swiglu_limit": 8.0}, ["swiglu_limit", "8.0", "7.0"]),
     ("gpt_oss", {"swiglu_alpha": 1.0}, ["swiglu_alpha", "1.0", "1.702"]),
     ("gpt_oss", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),

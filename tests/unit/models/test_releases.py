@@ -36,13 +36,15 @@ def stand_in(config: dict[str, Any]) -> CheckpointFiles:
     """A checkpoint as transformers would save it, with headers only."""
     text = copy.deepcopy(config.get("text_config", config))
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.for_model(**text), dtype=torch.bfloat16)
+        whole = text["model_type"] == "glm5_next"   # without a class of text alone
+        auto = transformers.AutoModelForImageTextToText if whole else transformers.AutoModelForCausalLM
+        model = auto.from_config(transformers.AutoConfig.for_model(**text), dtype=torch.bfloat16)
     file = Path("model.safetensors")
     stored = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}   # shared ones once
     tensors = {name: StoredTensor(file, name, "BF16", tuple(value.shape), value.numel() * 2)
-               for name, value in model.state_dict().items() if name in stored}
-    return CheckpointFiles(Path(), config, tensors, f"{model.base_model_prefix}.", file)
+               for name, value in model.state_dict().items() if name in stored and ".visual." not in name}
+    prefix = f"{model.base_model_prefix}.{'language_model.' if whole else ''}"
+    return CheckpointFiles(Path(), config, tensors, prefix, file)
 
 
 def check(config: dict[str, Any], checkpoint: CheckpointFiles) -> TensorCheck:

@@ -32,6 +32,7 @@ from weft.tensor.ops.moe import (
     choose_experts,
     count_of,
     moe,
+    product,
     rows_alone,
 )
 from weft.units import PAD
@@ -67,7 +68,9 @@ class DenseBlock:
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
         inner = self.into(x_TD)
         gate_factor, factor = self.shape.multipliers
-        if self.shape.gated and gate_factor == 1.0 and self.shape.activation == "silu" and gpu.fits(inner):
+        if self.shape.limit:
+            inner = activated(inner, self.shape.activation, gated=True, limit=self.shape.limit)
+        elif self.shape.gated and gate_factor == 1.0 and self.shape.activation == "silu" and gpu.fits(inner):
             inner = silu_mul(inner)
         elif self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
@@ -134,19 +137,27 @@ class ExpertsBlock:
             all_ids_TX, ids_TX = ids_TX, ids_TX.clone()
             for group, _ in own:
                 ids_TX[group.rows] = PAD
-        y_TD = moe(x_TD, ids_TX, weights_TX, self.gate_up, self.down, activation=self.shape.activation,
-                   gated=self.shape.gated, biases=self.biases)
+        if self.shape.limit:   # the kernels know no limit
+            y_TD = by_expert(x_TD, ids_TX, weights_TX, count_of(self.gate_up), self._limited_expert)
+        else:
+            y_TD = moe(x_TD, ids_TX, weights_TX, self.gate_up, self.down, activation=self.shape.activation,
+                       gated=self.shape.gated, biases=self.biases)
         for group, change in own:
             expert = partial(self._adapted_expert, change)
             y_TD[group.rows] = by_expert(x_TD[group.rows], all_ids_TX[group.rows], weights_TX[group.rows],
                                          count_of(self.gate_up), expert)
         return y_TD
 
+    def _limited_expert(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        inner = activated(product(x, self.gate_up, number), self.shape.activation, gated=self.shape.gated,
+                          limit=self.shape.limit)
+        return product(inner, self.down, number)
+
     def _adapted_expert(self, change: ExpertsChange, x: torch.Tensor, number: int) -> torch.Tensor:
         inner = change.product("into", number, x, rows_alone(x, self.gate_up, number))
         if self.biases is not None:
             inner = inner + self.biases.gate_up_EJ[number].to(inner.dtype)
-        inner = activated(inner, self.shape.activation, gated=self.shape.gated)
+        inner = activated(inner, self.shape.activation, gated=self.shape.gated, limit=self.shape.limit)
         y = change.product("down", number, inner, rows_alone(inner, self.down, number))
         return y if self.biases is None else y + self.biases.down_ED[number].to(y.dtype)
 

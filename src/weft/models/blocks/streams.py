@@ -60,3 +60,35 @@ class GatedStreams:
     def leave(self, x_TN: torch.Tensor, carried: Carried, y_TD: torch.Tensor) -> torch.Tensor:
         [shares_TS] = carried
         return x_TN + (shares_TS[..., None] * y_TD[:, None]).flatten(1)
+
+
+@dataclass(slots=True)
+class MixedStreams:
+    """float32: ``fn`` [S + S + S S, S D], ``base`` [S + S + S S], ``scale`` [3]: of seeing, of giving, of the
+    matrix. ``norm_eps``: of the norm in front, which has no weight."""
+
+    shape: Streams
+    fn: torch.Tensor
+    base: torch.Tensor
+    scale: torch.Tensor
+    norm_eps: float
+
+    def enter(self, x_TN: torch.Tensor) -> tuple[torch.Tensor, Carried]:
+        count, eps = self.shape.count, self.shape.eps
+        wide_TN = x_TN.float()
+        wide_TN = wide_TN * torch.rsqrt(wide_TN.square().mean(-1, keepdim=True) + self.norm_eps)
+        parts = zip(torch.split(F.linear(wide_TN, self.fn), [count, count, count**2], dim=-1), self.scale,
+                    torch.split(self.base, [count, count, count**2]), strict=True)
+        see_TS, give_TS, mix_TM = (weights * scale + base for weights, scale, base in parts)
+        mix_TSS = torch.softmax(mix_TM.view(-1, count, count), dim=-1) + eps
+        mix_TSS = mix_TSS / (mix_TSS.sum(-2, keepdim=True) + eps)
+        for _ in range(self.shape.rounds - 1):
+            mix_TSS = mix_TSS / (mix_TSS.sum(-1, keepdim=True) + eps)
+            mix_TSS = mix_TSS / (mix_TSS.sum(-2, keepdim=True) + eps)
+        seen_TD = ((torch.sigmoid(see_TS) + eps)[..., None] * x_TN.view(len(x_TN), count, -1)).sum(1)
+        return seen_TD.to(x_TN.dtype), ((2 * torch.sigmoid(give_TS)).to(x_TN.dtype), mix_TSS.to(x_TN.dtype))
+
+    def leave(self, x_TN: torch.Tensor, carried: Carried, y_TD: torch.Tensor) -> torch.Tensor:
+        give_TS, mix_TSS = carried
+        mixed_TSD = mix_TSS.transpose(1, 2) @ x_TN.view(len(x_TN), self.shape.count, -1)
+        return (give_TS[..., None] * y_TD[:, None] + mixed_TSD).flatten(1)

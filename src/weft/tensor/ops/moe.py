@@ -149,11 +149,14 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     return by_expert(x_TD, expert_ids_TX, expert_weights_TX, count_of(gate_up_EJD), expert)
 
 
-def activated(inner: torch.Tensor, activation: Activation, *, gated: bool) -> torch.Tensor:
-    """What lies between the two products of an expert."""
+def activated(inner: torch.Tensor, activation: Activation, *, gated: bool,
+              limit: float = 0.0) -> torch.Tensor:
+    """What lies between the two products of an expert. ``limit``: see ``families.architecture.Dense``."""
     if not gated:
         return activate(inner, activation)
     gate, up = inner.chunk(2, dim=-1)
+    if limit:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
         return (up + 1) * (gate * torch.sigmoid(gate * GAIN))
