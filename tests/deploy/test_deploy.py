@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ import yaml
 from weft.cli.join import command as join_command
 from weft.cli.serve import command as serve_command
 from weft.server.config import ServerConfig
+from weft.server.metrics import HISTOGRAMS, combines
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -145,3 +147,55 @@ def test_the_dockerfile_copies_what_there_is_and_starts_weft() -> None:
     known = (DEPLOY.parent / "pyproject.toml").read_text()
     assert extras
     assert all(f"\n{extra} = [" in known for group in extras for extra in group.split(","))
+
+
+# ---------------------------------------------------------------------- what an operator sees
+
+RULES = DEPLOY / "prometheus-rules.yaml"
+ALERT = fields(("alert", "expr", "labels", "annotations"), alert={"type": "string", "pattern": "^Weft[A-Z]"},
+               expr=TEXT, labels=fields(("severity",), severity={"enum": ["page", "ticket"]}),
+               annotations=fields(("summary",), summary=TEXT), **{"for": {"type": "string"}})
+GROUPS = fields(("groups",), groups=several(fields(("name", "rules"), name=TEXT, rules=several(ALERT))))
+
+
+def alerts() -> list[dict[str, str]]:
+    rules = yaml.safe_load(RULES.read_text())
+    jsonschema.validate(rules, GROUPS)
+    return [alert for group in rules["groups"] for alert in group["rules"]]
+
+
+def unknown_names(queries: list[str]) -> set[str]:
+    """Of metrics that no server has."""
+    known = set(combines()) | {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
+    return {name for query in queries for name in re.findall(r"weft:(\w+)", query)} - known
+
+
+def test_every_alert_and_every_panel_asks_for_metrics_that_there_are() -> None:
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries = [alert["expr"] for alert in alerts()]
+    assert unknown_names(queries) == unknown_names(panels) == set()
+    assert unknown_names(["sum(weft:no_such_total)", "weft:time_to_first_token_seconds"]) == {
+        "no_such_total", "time_to_first_token_seconds"}
+    assert len(alerts()) > 10 < len(panels)
+
+
+def test_panels_have_numbers_and_places_of_their_own() -> None:
+    panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
+
+
+def test_the_page_of_an_operator_has_every_alert_and_no_other() -> None:
+    page = (DEPLOY.parent / "docs" / "operating.md").read_text()
+    assert set(re.findall(r"^\| `(Weft\w+)` \|", page, re.MULTILINE)) == {one["alert"] for one in alerts()}
+
+
+def test_alerts_pass_the_linter_of_prometheus_where_there_is_one() -> None:
+    """Debian's package prometheus has promtool; else the schema above says what it can."""
+    promtool = shutil.which("promtool") or os.environ.get("PROMTOOL")
+    assert alerts()
+    if promtool is not None:
+        done = subprocess.run([promtool, "check", "rules", str(RULES)], capture_output=True, text=True,
+                              check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -28,8 +28,8 @@ class RunningServer:
     """``url`` once it serves. ``lines`` is what it printed."""
 
     def __init__(self, factory: str, engine: dict[str, Any], server: dict[str, Any], wait_for: str,
-                 models: tuple[str, ...] = ()) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+                 path: tuple[Path, ...] = (), models: tuple[str, ...] = ()) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT / "src", ROOT))),
                        "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         arguments = json.dumps({"factory": factory, "engine": engine, "models": models, "server": {
             "port": 0, "response_store": "off", "file_store": "off", **server}})
@@ -124,12 +124,12 @@ class RunningServer:
 @contextlib.contextmanager
 def running_server(factory: str, *, engine: dict[str, Any] | None = None,
                    server: dict[str, Any] | None = None,
-                   wait_for: str = "Ctrl-C finishes",
+                   wait_for: str = "Ctrl-C finishes", path: tuple[Path, ...] = (),
                    models: tuple[str, ...] = ()) -> Iterator[RunningServer]:
-    """``factory`` "" is the real engine; else a function of tests/server/scripted_engine.py. ``models``: of
-    a server with several."""
+    """``factory`` "" is the real engine; else a function of tests/server/scripted_engine.py. ``path``: where
+    its Python looks first. ``models``: of a server with several."""
     running = RunningServer(factory and f"tests.server.scripted_engine:{factory}", engine or {}, server or {},
-                            wait_for, models)
+                            wait_for, path, models)
     try:
         yield running
     finally:

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from weft.server import launch
+from weft.server.workers import process
 
 
 async def opened_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -43,3 +44,31 @@ async def opened_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 async def test_the_supervisor_opens_after_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await opened_in_order(monkeypatch) == ["workers", "service"]
+
+
+@pytest.mark.parametrize(("is_replacement", "wanted"), [(True, ["open", "listen", "serves"]),
+                                                        (False, ["open", "serves"])])
+async def test_a_worker_that_follows_a_dead_one_takes_connections_once_it_can_answer(
+        monkeypatch: pytest.MonkeyPatch, is_replacement: bool, wanted: list[str]) -> None:
+    """The first ones listen before, and say that the server starts."""
+    order: list[str] = []
+    said = asyncio.Event()
+
+    async def ready() -> str:
+        return "info"
+
+    async def listen() -> None:
+        order.append("listen")
+
+    def say(message: process.Attached) -> None:
+        assert message.serves
+        order.append("serves")
+        said.set()
+
+    monkeypatch.setattr(process, "load_served_model", lambda info, config: "open")
+    answering = asyncio.create_task(process.answer_for_ever(
+        SimpleNamespace(open=order.append, config=None), SimpleNamespace(ready=ready),  # type: ignore[arg-type]
+        SimpleNamespace(say=say), SimpleNamespace(is_replacement=is_replacement), listen))  # type: ignore[arg-type]
+    await said.wait()
+    answering.cancel()
+    assert order == wanted

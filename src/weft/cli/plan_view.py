@@ -60,7 +60,8 @@ def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: 
 def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
            serve: ServeCommand | None, times: RestoreTimes | None = None) -> RenderableType:
     """All of it, for a terminal of ``width`` columns."""
-    parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width), _costs(plan), ""]
+    parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width),
+                                     _costs(plan, records=times is not None), ""]
     parts += [_lengths(plan), "", _verdict(plan)]
     if times is not None:
         from weft.cli.plan_store import table_of
@@ -133,7 +134,7 @@ def _device(plan: ModelPlan, from_here: bool, width: int) -> list[RenderableType
     return [Text(f"{format_bytes(memory)} {where}"), bar, words, ""]
 
 
-def _costs(plan: ModelPlan) -> Table:
+def _costs(plan: ModelPlan, *, records: bool) -> Table:
     arena, spec = plan.arena, plan.spec
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for style in _COST_COLUMNS:
@@ -156,6 +157,9 @@ def _costs(plan: ModelPlan) -> Table:
         table.add_row("a snapshot", format_bytes(arena.slot_stride_bytes),
                       f"as much as the KV of {plan.snapshot_tokens:,} tokens" if plan.kv_token_bytes
                       else "one state")
+    if records:
+        table.add_row("a handoff", f"{format_bytes(plan.handoff_bytes_s)}/s",
+                      "with --roles, at 1,000 prompt tokens a second")
     if plan.compressed_bytes:
         table.add_row("one in 8 bits", format_bytes(plan.compressed_bytes),
                       "--no-exact, when memory is short")

@@ -109,6 +109,13 @@ class ModelPlan:
         return self.spec.kv_bytes_per_token(self.arena.kv_dtype)
 
     @property
+    def handoff_bytes_s(self) -> int:
+        """What a replica for prompts sends at 1,000 prompt tokens a second (``weft serve --roles``): KV of
+        all ranks, and a state behind each HANDOFF_TOKENS."""
+        states = self.arena.slot_bytes * HANDOFF_TOKENS_S // HANDOFF_TOKENS
+        return self.asked.tp * (HANDOFF_TOKENS_S * self.kv_token_bytes + states)
+
+    @property
     def state_bytes(self) -> int:
         """Of one sequence, exactly; a slot adds alignment."""
         return self.spec.state_bytes_per_sequence(self.spec.dtype)
@@ -213,6 +220,8 @@ def _lengths(asked: PlanOptions, longest: int) -> tuple[int, ...]:
     return tuple(sorted(set(chosen)))
 
 
+HANDOFF_TOKENS_S, HANDOFF_TOKENS = 1000, 8192
+"""The speed of prompts for which a handoff is priced, and the tokens that are sent at once on a GPU."""
 SHORT_TOKENS = 100
 """The request whose cost shows what a layout charges before the text is long."""
 
@@ -233,6 +242,7 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
         "compressed_kv_bytes_per_token": plan.compressed_kv_token_bytes,
         "compressed_kv_bytes_per_token_int4": plan.compressed4_kv_token_bytes,
         "state_bytes_per_sequence": plan.state_bytes,
+        "handoff_bytes_s": plan.handoff_bytes_s,
         "arena": {"bytes": arena.arena_bytes, "frame_bytes": arena.frame_bytes,
                   "frames": arena.frame_count, "page_bytes": arena.page_bytes,
                   "pages_per_frame": arena.pages_per_frame, "slot_bytes": arena.slot_stride_bytes,

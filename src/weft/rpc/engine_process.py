@@ -91,8 +91,9 @@ _HANDOFF_LOOK_MS = 1
 """The same while another engine waits for records of it."""
 _STEPS_TO_CLOSE = 2
 _STATS_EVERY_S = 0.1
-_BUCKET_LOOK_MS = 1000
-"""How often an idle engine reports whether its bucket answers; without a bucket it has no news."""
+_IDLE_LOOK_MS = 1000
+"""How often an idle engine reports whether its bucket answers, and drops records that no request took.
+Without either it has no news."""
 _LINGER_MS = 2000
 _GIVEN_UP = "the server gave the request up"
 _encoder = msgspec.msgpack.Encoder()
@@ -306,7 +307,9 @@ class EngineLoop:
                 if not audited and not self._wait(_AUDIT_AFTER_MS):
                     self._core.audit()
                     audited = True
-                if not self._wait(_BUCKET_LOOK_MS if self._has_bucket else None):
+                holds = self._peers is not None and bool(self._peers.inbox.held_bytes)
+                if not self._wait(_IDLE_LOOK_MS if self._has_bucket or holds else None):
+                    self._core.poll_store()
                     self._report([])
             self._take_commands()
             self._report_when_idle()

@@ -151,9 +151,9 @@ class Inbox:
         self._arrivals[parcel.handoff] = _Arrival(
             self._next, parcel.salt, parcel.tokens, start, parcel.position, parcel.exact, kv, records[-1],
             now_s)
-        for name, arrival in list(self._arrivals.items()):
+        for name in list(self._arrivals):
             over = sum(one.nbytes for one in self._arrivals.values()) > self._limit_bytes
-            if name != parcel.handoff and (over or now_s - arrival.arrived_s > EXPIRES_S):
+            if name != parcel.handoff and over:
                 del self._arrivals[name]
         return ""
 
@@ -186,6 +186,16 @@ class Inbox:
         state = arrival.state[1]
         into.state.cast("B")[:len(state)] = state.data
         return copied + len(state)
+
+    def expire(self) -> None:
+        """Drops what no request took."""
+        before_s = self._clock() - EXPIRES_S
+        if any(arrival.arrived_s < before_s for arrival in tuple(self._arrivals.values())):
+            with self._lock:
+                for name, arrival in list(self._arrivals.items()):
+                    if arrival.arrived_s < before_s:
+                        del self._arrivals[name]
+                        self.changes += 1
 
     def drop(self, prefix: StoredPrefix) -> None:
         """A request has its bytes."""

@@ -286,6 +286,7 @@ class PeerStore:
 
     def poll(self) -> list[StoreEvent]:
         events = []
+        self.inbox.expire()
         for event in self.store.poll():
             order = self._stored.pop(event.ticket, None)
             if order is not None:

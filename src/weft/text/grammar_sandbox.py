@@ -86,9 +86,12 @@ class GrammarSandbox:
         result: Future[Built] = Future()
 
         def run() -> None:
-            if sys.platform == "linux":  # there a thread has a priority of its own
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
             try:
+                if sys.platform == "linux":  # there a thread has a priority of its own
+                    thread = threading.get_native_id()
+                    present = os.getpriority(os.PRIO_PROCESS, thread)
+                    # A server under `nice` may not raise it, and must not.
+                    os.setpriority(os.PRIO_PROCESS, thread, max(present, _PRIORITY))
                 result.set_result(build())
             except BaseException as error:
                 result.set_exception(error)

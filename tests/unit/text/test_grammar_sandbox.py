@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -177,3 +178,23 @@ def test_what_a_library_says_of_itself_is_not_shown(message: str) -> None:
 def test_what_a_library_says_of_the_input_is_shown_and_cut() -> None:
     assert presentable("unclosed group\n<state>\nx", otherwise="no") == "unclosed group"
     assert len(presentable("x" * 5000, otherwise="no")) < 700
+
+
+def test_a_compile_keeps_a_lower_priority_that_its_engine_was_started_with() -> None:
+    """Under ``nice -n 19`` no user may raise it again: the answer to a grammar must still come."""
+    tokenizer = backend(())
+    sandbox = GrammarSandbox(tokenizer.to_str, (tokenizer.token_to_id(END),), seconds=2, memory_bytes=1 << 28)
+    found = []
+
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def engine(own: int) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), own)
+        found.append(sandbox.compile(priority))
+
+    for own in (max(priority(), 12), 19):
+        thread = threading.Thread(target=engine, args=(own,))
+        thread.start()
+        thread.join()
+        assert found[-1] == own

@@ -30,13 +30,15 @@ _reports = msgspec.msgpack.Decoder(Report)
 
 class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """``listener``: the file descriptor of the listening socket. ``folder`` has the sockets, the shared
-    counts and metrics; ``process`` numbers the worker, ``processes`` counts workers and supervisor."""
+    counts and metrics; ``process`` numbers the worker, ``processes`` counts workers and supervisor.
+    ``is_replacement``: the server is open, and this worker follows one that died."""
 
     config: dict[str, Any]
     folder: str
     listener: int
     process: int
     processes: int
+    is_replacement: bool = False
 
     @property
     def requests_address(self) -> str:

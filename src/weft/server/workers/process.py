@@ -11,6 +11,7 @@ import contextlib
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,18 +37,28 @@ async def answer(launch: WorkerLaunch, routing_id: str) -> None:
     # Handlers of workers use a part of Fleet; the rest is forwarded.
     service = Service(config, cast(Fleet, fleet), counts=counts)
     listener = socket.socket(fileno=launch.listener)
-    async with serving(service, listener, forward_handler(launch.http_socket)):
-        answering = asyncio.create_task(answer_for_ever(service, fleet.client, link))
+    async with contextlib.AsyncExitStack() as until_end:
+        async def listen() -> None:
+            await until_end.enter_async_context(
+                serving(service, listener, forward_handler(launch.http_socket)))
+
+        answering = asyncio.create_task(answer_for_ever(service, fleet.client, link, launch, listen))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, answering.cancel)
+        if not launch.is_replacement:
+            await listen()
         await fleet.client.start()
         with contextlib.suppress(asyncio.CancelledError):
             await answering
     await fleet.client.stop("this worker ends")
 
 
-async def answer_for_ever(service: Service, client: EngineClient, link: SupervisorLink) -> None:
-    """Once the supervisor knows the model, which it could read itself."""
+async def answer_for_ever(service: Service, client: EngineClient, link: SupervisorLink, launch: WorkerLaunch,
+                          listen: Callable[[], Awaitable[None]]) -> None:
+    """Once the supervisor knows the model, which it could read itself. A replacement takes no connection
+    before that: others answer meanwhile."""
     service.open(await asyncio.to_thread(load_served_model, await client.ready(), service.config))
+    if launch.is_replacement:
+        await listen()
     link.say(Attached(serves=True))
     await asyncio.Event().wait()
 

@@ -228,7 +228,8 @@ class Workers:
     async def _one_life(self, worker: Worker) -> int:
         """The exit code."""
         worker.begin()
-        launch = msgspec.structs.replace(self._launch, process=worker.number)
+        launch = msgspec.structs.replace(self._launch, process=worker.number,
+                                        is_replacement=self.info is not None)
         worker.process = await start_child(
             "weft.server.workers.process", launch, worker.routing_id.decode(),
             descriptors=(launch.listener,), environment={"PROMETHEUS_MULTIPROC_DIR": self.folder})

@@ -1,0 +1,1 @@
+"""A million requests through a fleet with faults. See ``__main__``."""
