@@ -144,13 +144,13 @@ def _plan_several(models: Sequence[str], memory: str | None, lengths: tuple[int,
     asked = PlanOptions(arena_bytes=AMPLE_BYTES, lengths=lengths[-1:],
                         twelve_bit=from_here and packs_bfloat16(), coded_tiles=from_here and keeps_codes(),
                         **stored_as({name: flags[name] for name in served}))
-    found = []
+    configs = []
     for text in models:
         name, sign, model = text.partition("=")
         given = text if not sign or Path(text).expanduser().exists() else model
         shown, config = find_config(given)
-        found.append((shown if given == text else name, config))
-    return plan_together(found, asked, sizes["memory_bytes"], as_json=as_json)
+        configs.append((shown if given == text else name, config))
+    return plan_together(configs, asked, sizes["memory_bytes"], as_json=as_json)
 
 
 def adapter_bytes(entries: tuple[str, ...]) -> dict[str, int]:

@@ -15,6 +15,7 @@ spell; a failed one is fatal, because memory that does not add up gives wrong an
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -518,16 +519,14 @@ def send(socket: zmq.Socket[bytes], report: Report) -> None:
 def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     """The factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
     module, _, function = launch.factory.partition(":")
-    factory = getattr(importlib.import_module(module), function)
-    return factory(EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
-
-
-def start_in_background(launch: Launch, events: zmq.Socket[bytes]) -> Any:
-    """As ``build``, beside engines that answer. The threads of the kernels start anew: those of the loading
-    thread would give way for ever."""
-    assembled = in_background(lambda: build(launch, events))
+    factory = functools.partial(getattr(importlib.import_module(module), function),
+                                on_progress=lambda text: send(events, Progress(str(text))))
+    if not launch.background:
+        return factory(EngineConfig(**launch.config))
+    own_group()
+    assembled = in_background(lambda: factory(EngineConfig(**launch.config)))
     if (native := sys.modules.get("weft.tensor.native")) is not None:
-        native.set_threads(1)
+        native.set_threads(1)   # the kernels' threads start anew: those of the load would give way for ever
         native.set_threads(assembled.info.threads)
     return assembled
 
@@ -552,8 +551,6 @@ def plug_link(assembled: Any, launch: Launch, context: zmq.Context[zmq.Socket[by
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     launch = read_launch(sys.stdin.buffer, Launch)
-    if launch.background:
-        own_group()
     die_with_parent(sys.stdin.fileno(), launch.folder)
     use_part_of_host(launch.cores, launch.ram_share, launch.memory_turn, launch.memory_bytes)
     context = zmq.Context()
@@ -561,7 +558,7 @@ def main() -> int:
     commands.connect(launch.commands_address)
     events.connect(launch.events_address)
     try:
-        assembled = start_in_background(launch, events) if launch.background else build(launch, events)
+        assembled = build(launch, events)
         with contextlib.suppress(RequestError):  # a model without grammars refuses them per request
             assembled.core.grammars.warm()
         recorder = start_recording(launch, assembled)
