@@ -21,6 +21,7 @@ RAY = "needs Ray; tests/ray has it"
 GGUF = "needs a file of the reader's; tests/api/test_gguf.py makes one"
 FRAGMENT = "a part of a function that the page explains"
 FUZZ = "minutes; tests/server/test_openapi.py sends a few hundred of these requests"
+BACKUP = "needs the directories of a server that runs; docs/store.md runs the check of a store"
 SAMPLE = "a minute; tests/docs/test_simulated_figures.py compares the whole table with a committed result"
 
 NOT_RUN: dict[tuple[str, str], str] = {
@@ -52,6 +53,10 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/fleet.md", "weft join"): MACHINES,
     ("docs/fleet.md", "weft serve owner/model --ray"): RAY,
     ("docs/fleet.md", "python -m benchmarks.soak_fleet"): LONG,
+    ("docs/operating.md", "sqlite3 "): BACKUP,
+    ("docs/operating.md", "cp -a "): BACKUP,
+    ("docs/operating.md", "weft store verify /backup"): BACKUP,
+    ("docs/operating.md", "weft plan LiquidAI"): HUB,
     ("docs/gpu.md", "pip install"): HUB,
     ("docs/gpu.md", "weft serve path/to/checkpoint --device cuda:1"): GPU,
     ("docs/gpu.md", "make "): SHELL,

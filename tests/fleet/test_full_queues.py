@@ -41,7 +41,7 @@ FULL = QueueFullError("the queue is full", param="--max-queued-requests", code="
 
 def placement(*errors: WeftError | None) -> tuple[Placement, list[Engine]]:
     engines = [Engine(error) for error in errors]
-    replicas: list[Any] = [SimpleNamespace(number=number, ready=True, engine=engine)
+    replicas: list[Any] = [SimpleNamespace(number=number, role="both", ready=True, engine=engine)
                            for number, engine in enumerate(engines)]
     return Placement(EngineConfig(), replicas, LeastLoaded()), engines
 

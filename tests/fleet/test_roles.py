@@ -10,9 +10,9 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.fixtures.checkpoints import checkpoint
@@ -37,10 +37,23 @@ def counted(server: RunningServer, metric: str, engine: int = 0) -> int:
     return int(float(line.rpartition(" ")[2]))
 
 
-def pids(server: RunningServer) -> list[int]:
-    """Of its engine processes, in the order of their starts."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return sorted(map(int, children))
+def engine_pids(server: RunningServer) -> list[int]:
+    found = []
+    for child in psutil.Process(server.process.pid).children():
+        with contextlib.suppress(psutil.Error):   # it may end between two calls
+            if "engine_process" in " ".join(child.cmdline()):
+                found.append(child.pid)
+    return found
+
+
+def engines(server: RunningServer, known: dict[str, int]) -> dict[str, int]:
+    """Process of the engine of each role. ``known``: as they were before one of them died, or empty."""
+    found = engine_pids(server)
+    assert len(found) == 2
+    if not known:
+        return dict(zip(("prefill", "decode"), sorted(found), strict=True))
+    [new] = set(found) - set(known.values())
+    return {role: pid if pid in found else new for role, pid in known.items()}
 
 
 def tokens(server: RunningServer, length: int, **more: Any) -> list[list[int]]:
@@ -57,6 +70,12 @@ LENGTHS = (5, 64, 300, 601)
 def real() -> Iterator[RunningServer]:
     with split("qwen3_5", chat_template=str(TEMPLATE)) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def processes(real: RunningServer) -> dict[str, int]:
+    """Of the engine of each role, as they are now."""
+    return engines(real, {})
 
 
 @pytest.fixture(scope="module")
@@ -85,21 +104,21 @@ def test_the_engine_that_goes_on_computes_no_token_of_the_prompt_again(real: Run
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
-def test_answers_go_on_when_either_side_is_killed(real: RunningServer, undisturbed: dict[str, Any],
-                                                  side: str) -> None:
+def test_answers_go_on_when_either_side_is_killed(real: RunningServer, processes: dict[str, int],
+                                                  undisturbed: dict[str, Any], side: str) -> None:
     """kill -9 while the prompt is computed, while its records travel, and while the answer is."""
     chance = random.Random(side)
     for number, length in enumerate(LENGTHS[1:], 1):
         assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
         salt = f"{side} {number}"   # nothing of it is cached
-        victim = pids(real)[0 if side == "prefill" else 1]
         with ThreadPoolExecutor(1) as threads:
             asked = threads.submit(tokens, real, length, cache_salt=salt)
             assert eventually(lambda asked=asked: real.running() > 0 or asked.done(), 60)
             time.sleep(chance.uniform(0.0, 0.06))
-            os.kill(victim, signal.SIGKILL)
+            os.kill(processes[side], signal.SIGKILL)
             assert asked.result(60) == undisturbed["tokens"][number], (side, length)
-        assert eventually(lambda: len(pids(real)) == 2, 60)
+        assert eventually(lambda: len(set(engine_pids(real)) - {processes[side]}) == 2, 60)
+        processes.update(engines(real, processes))
     assert eventually(lambda: real.running() == 0, 60)
     assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
 

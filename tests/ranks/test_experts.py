@@ -109,8 +109,7 @@ def test_experts_through_the_engine(two: Peers, monkeypatch: pytest.MonkeyPatch)
 def metrics_of(stats: EngineStats) -> list[str]:
     """What /metrics says of them, as those of replica 3."""
     metrics = Metrics("weft", HttpEdge(EdgeLimits()))
-    metrics.name_model("tiny")
-    return metrics.text(FleetReport([EngineReport(3, True, 0, stats)], 0, 0)).decode().splitlines()
+    return metrics.text([FleetReport("tiny", [EngineReport(3, True, 0, stats)], 0, 0)]).decode().splitlines()
 
 
 def test_bytes_of_a_rank_are_those_of_the_plan() -> None:

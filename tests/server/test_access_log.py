@@ -17,7 +17,7 @@ KEY = {"Authorization": "Bearer secret-key"}
 @pytest.fixture(scope="module")
 def server(model_directory: Path) -> Iterator[RunningServer]:
     with running_server("build", engine={"model": str(model_directory)},
-                        server={"access_log": "json", "api_key": ["secret-key"]}) as running:
+                        server={"access_log": "json", "api_key": ["secret-key"], "replicas": "2"}) as running:
         yield running
 
 

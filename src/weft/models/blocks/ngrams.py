@@ -53,6 +53,7 @@ class NgramsBlock:
         shape, device = self.shape, self.conv.device
         self._spread = self.conv.new_zeros(self.conv.shape[0], shape.reach + 1)
         self._spread[:, :: shape.size] = self.conv
+        self.conv = self._spread[:, :: shape.size]   # one copy alone is in memory
         self._shifts = self.conv.new_zeros(HISTORY_CHANNELS, shape.size)
         for shift in range(1, shape.size):
             self._shifts[_DIGITS * (shift - 1) : _DIGITS * shift, shape.size - 1 - shift] = 1.0
