@@ -193,4 +193,6 @@ def test_both_sides_make_the_same_tokens_of_the_same_weights(tmp_path: Path) -> 
     [result] = compare(made, {"burst": plan}, rounds=1, threads=1, say=lambda line: None)
     assert result.same_prefix == 1.0
     assert {side for side, _ in result.rounds} == {"weft", "transformers"}
-    assert all(value is not None and value > 0 for value in result.ratios.values())
+    # Tokens that come together have no time between them, and so no ratio.
+    assert all(value is None or value > 0 for value in result.ratios.values())
+    assert None not in (result.ratios["requests_per_s"], result.ratios["first_token_median_s"])
