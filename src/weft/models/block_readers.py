@@ -166,7 +166,7 @@ class BlockReader:
         if shape is None:
             return None
         if shape.kind == "mixed":
-            return lambda x_TN: x_TN.unflatten(1, (shape.count, -1)).mean(1)
+            return lambda x_TN: torch.unflatten(x_TN, 1, (shape.count, -1)).mean(1)
         mix = self.streams(shape, "hyper_connection_mixer", last=True)
         return lambda x_TN: mix.enter(x_TN)[0]
 

@@ -52,7 +52,7 @@ class GatedStreams:
         normed_TN = rms_norm(x_TN, self.norm.weight, self.norm.eps, plus_one=self.norm.plus_one,
                              group_size=width)
         gates_TN = torch.sigmoid(self.up(F.silu(self.down(normed_TN) / count)))
-        seen_TD = (gates_TN * normed_TN).unflatten(1, (count, width)).mean(1)
+        seen_TD = torch.unflatten(gates_TN * normed_TN, 1, (count, width)).mean(1)
         if self.inject is None:
             return seen_TD, ()
         return seen_TD, (2 * torch.sigmoid(self.inject(normed_TN) / count),)
@@ -85,10 +85,10 @@ class MixedStreams:
         for _ in range(self.shape.rounds - 1):
             mix_TSS = mix_TSS / (mix_TSS.sum(-1, keepdim=True) + eps)
             mix_TSS = mix_TSS / (mix_TSS.sum(-2, keepdim=True) + eps)
-        seen_TD = ((torch.sigmoid(see_TS) + eps)[..., None] * x_TN.unflatten(1, (count, -1))).sum(1)
+        seen_TD = ((torch.sigmoid(see_TS) + eps)[..., None] * torch.unflatten(x_TN, 1, (count, -1))).sum(1)
         return seen_TD.to(x_TN.dtype), ((2 * torch.sigmoid(give_TS)).to(x_TN.dtype), mix_TSS.to(x_TN.dtype))
 
     def leave(self, x_TN: torch.Tensor, carried: Carried, y_TD: torch.Tensor) -> torch.Tensor:
         give_TS, mix_TSS = carried
-        mixed_TSD = mix_TSS.transpose(1, 2) @ x_TN.unflatten(1, (self.shape.count, -1))
+        mixed_TSD = mix_TSS.transpose(1, 2) @ torch.unflatten(x_TN, 1, (self.shape.count, -1))
         return (give_TS[..., None] * y_TD[:, None] + mixed_TSD).flatten(1)

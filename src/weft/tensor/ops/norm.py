@@ -28,7 +28,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: boo
     wide = x.float()
     if gate is not None and gate_first:
         wide = wide * F.silu(gate.float())
-    groups = wide.unflatten(-1, (-1, group_size)) if group_size else wide
+    groups = torch.unflatten(wide, -1, (-1, group_size)) if group_size else wide
     # The norm squared, for the mean of squares: it reads the values once and makes no copy of them.
     norms: torch.Tensor = torch.linalg.vector_norm(groups, dim=-1, keepdim=True)
     inverse = norms.square_().div_(groups.shape[-1]).add_(eps).rsqrt_()
