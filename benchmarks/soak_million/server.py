@@ -229,15 +229,15 @@ class Fleet:
         return found
 
     def damaged_store(self) -> str:
-        """Of a server that has ended: what `weft store verify` finds; "" for nothing. A row that a full
-        disk tore, and rows that follow one that was lost, are ignored by the store: no damage."""
+        """Of a server that has ended: what `weft store verify` finds; "" for nothing. Rows behind one that
+        a full disk kept out of the ledger are no damage: the store never hands them out."""
         done = subprocess.run(
             [sys.executable, "-m", "weft", "store", "verify", str(self.disk / "store"), "--json"],
             capture_output=True, text=True, check=False)
         if not done.stdout.startswith("{"):
             return done.stdout + done.stderr
         found = json.loads(done.stdout)
-        is_whole = not found["damaged"] and set(found["dropped_rows"]) <= {"orphan", "row_hash"}
+        is_whole = not found["damaged"] and set(found["dropped_rows"]) <= {"orphan"}
         return "" if is_whole else done.stdout
 
     def _engines(self) -> list[int]:

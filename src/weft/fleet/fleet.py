@@ -261,14 +261,10 @@ class Fleet:
 
     async def _prepare(self, engine: EngineClient, host: str) -> None:
         """Before a new process counts as ready. Raises ConfigError for a joined one that differs."""
-        if host:
+        if host or (self._roles and self._identity):
             from weft.fleet.joined import check_identity
 
-            check_identity(engine, self._identity, host)
-        elif self._roles and self._identity:
-            from weft.fleet.joined import check_identity
-
-            check_identity(engine, self._identity, "this machine")
+            check_identity(engine, self._identity, host or "this machine")
         await self.engines.sleep_again(engine)
 
     def _on_ready(self, replica: Replica) -> None:
