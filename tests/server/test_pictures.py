@@ -582,7 +582,7 @@ def test_the_page_asks_about_a_dropped_video(qwen: RunningServer, tmp_path: Path
         browser.press("Enter", 13)   # the text of the failed try is still there
         browser.wait_for("/prompt tokens/.test(document.getElementById('talk').textContent)")
         assert browser.run(f"{ANSWERS}.at(-1)") == said["choices"][0]["message"]["content"]
-        assert browser.run("document.querySelectorAll('#talk .row video').length") == 1
+        browser.wait_for("document.querySelector('#talk .row video').readyState >= 2")
         assert browser.run("document.querySelectorAll('#pictures button').length") == 0
         assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
         browser.screenshot(tmp_path / "page.png")

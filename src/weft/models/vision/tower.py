@@ -107,7 +107,7 @@ class AttendedTile:
             qkv_PHK[piece] = self.qkv(norm(x_PC[piece])).view(-1, *qkv_PHK.shape[1:])
             self._turn(qkv_PHK[piece, :heads], qkv_PHK[piece, heads:-kv_heads], piece, grid.angles)
             yield
-        queries, keys, values = qkv_PHK.transpose(0, 1).split((heads, kv_heads, kv_heads))
+        queries, keys, values = torch.split(qkv_PHK.transpose(0, 1), [heads, kv_heads, kv_heads])
         if kv_heads != heads:
             keys, values = (part.repeat_interleave(heads // kv_heads, 0) for part in (keys, values))
         attend = TileAttention(keys, values)

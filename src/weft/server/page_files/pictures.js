@@ -71,6 +71,7 @@ export function thumbnail({name, film, url}) {
   const shown = element(film ? "video" : "img");
   if (film) {
     shown.muted = true;
+    shown.preload = "auto";   // its first frame is what is seen of it
     shown.setAttribute("aria-label", name);
     shown.addEventListener("error", () => shown.replaceWith(element("span", name)));
   } else {
