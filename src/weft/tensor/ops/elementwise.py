@@ -19,7 +19,7 @@ Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
 @op()
 def activate(x: torch.Tensor, name: Activation, *, spent: bool = False) -> torch.Tensor:
     """Elementwise, in the dtype of ``x``: silu, gelu (the exact one by erf, or by tanh), the square of
-    relu. ``spent``: nobody reads ``x`` again, and the result may lie in its memory."""
+    relu. ``spent``: the result may lie in the memory of ``x``."""
     if name == "silu":
         return F.silu(x)
     if name == "gelu":
