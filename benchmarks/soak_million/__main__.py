@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -88,6 +89,7 @@ class Soak:
         self.samples: list[Sample] = []
         self.next, self.seconds, self.servers = 0, 0.0, 0
         self.is_ending = False
+        self._clients: list[httpx.AsyncClient] = []
         self._read()
         self.lone_url = ""
         self.is_control = False
@@ -102,10 +104,12 @@ class Soak:
         end_s = began_s + self._args.hours * 3600
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.end)
-        limits = httpx.Limits(max_connections=self._args.concurrency)
         late = asyncio.create_task(self._note_lateness())
-        async with httpx.AsyncClient(base_url=self._fleet.url, timeout=300, limits=limits,
-                                     verify=False) as self._client:
+        async with contextlib.AsyncExitStack() as stack:
+            # each with a pool of its own: in a common one, every request looks at all connections
+            self._clients = [await stack.enter_async_context(httpx.AsyncClient(
+                base_url=self._fleet.url, timeout=300, verify=False, limits=httpx.Limits(max_connections=1)))
+                for _ in range(self._args.concurrency)]
             while self.next < self._args.requests and time.monotonic() < end_s and not self.is_ending:
                 last = min(self._args.requests, self.next + self._args.every["audit"])
                 await self._spell(self.next, last)
@@ -114,7 +118,8 @@ class Soak:
                 await asyncio.to_thread(self._quiet)
                 if last % self._args.every["server"] == 0 and last < self._args.requests:
                     await asyncio.to_thread(self._restart)
-                    self._client.base_url = self._fleet.url
+                    for client in self._clients:
+                        client.base_url = self._fleet.url
         late.cancel()
         self._say()
 
@@ -134,12 +139,12 @@ class Soak:
         numbers = iter(range(first, last))
         pace = Pace(self._args.rate)
 
-        async def client() -> None:
+        async def ask(client: httpx.AsyncClient) -> None:
             for number in numbers:
                 await pace.turn()
                 await self._faults(number)
-                await self._one(asking(self._args.seed, number))
-        await asyncio.gather(*(client() for _ in range(self._args.concurrency)))
+                await self._one(client, asking(self._args.seed, number))
+        await asyncio.gather(*(ask(client) for client in self._clients))
         self._fleet.free_disk()
 
     async def _faults(self, number: int) -> None:
@@ -161,12 +166,12 @@ class Soak:
 
     # ------------------------------------------------------------------ one request
 
-    async def _one(self, asked: Asking) -> None:
+    async def _one(self, client: httpx.AsyncClient, asked: Asking) -> None:
         self.counts["requests"] += 1
         self.counts[f"kind {asked.question.kind}"] += 1
         for _ in range(TRIES):
             began_s = time.monotonic()
-            failure, said, has_left = await self._ask(self._client, asked)
+            failure, said, has_left = await self._ask(client, asked)
             if not failure:
                 await self._judge(asked, said, has_left)
                 return
