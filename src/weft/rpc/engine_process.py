@@ -47,7 +47,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.handoff import Handoff
-from weft.host import end_memory_turn, in_background, trim_heap, use_part_of_host
+from weft.host import TRIM_EVERY_S, end_memory_turn, in_background, trim_heap, use_part_of_host
 from weft.info import ModelInfo
 from weft.memory.prefix.readings import SnapshotFollower
 from weft.request import Grammar, Request, TokenEvent
@@ -84,8 +84,6 @@ if TYPE_CHECKING:
     from weft.rpc.recorder import Recorder
 
 _AUDIT_AFTER_MS = 100
-_TRIM_EVERY_S = 20.0
-"""At most so often, in an idle moment: it takes 10 ms."""
 _GRAMMAR_LOOK_MS = 2
 """While the engine waits only for a grammar, it looks at the compiling thread this often."""
 _STORE_LOOK_MS = 10
@@ -275,9 +273,8 @@ class EngineLoop:
         self._handoffs: dict[str, str] = {}
         self._step_count = 0
         self._computed: dict[str, int] = {}
-        """Requests of other engines' orders whose prompt is computed, and the step after which what they left
-        is in the tree."""
-        self._stats_due_s = self._trimmed_s = 0.0
+        """Requests of others' orders whose prompt is computed, and the step after which it is in the tree."""
+        self._stats_due_s = 0.0
         self._follower: SnapshotFollower | None = None
         self._full_report_due = False
         self._poller = zmq.Poller()
@@ -310,9 +307,7 @@ class EngineLoop:
                 if not audited and not self._wait(_AUDIT_AFTER_MS):
                     self._core.audit()
                     audited = True
-                    if time.monotonic() - self._trimmed_s > _TRIM_EVERY_S:
-                        trim_heap()  # prompts of all lengths leave holes, which the allocator else keeps
-                        self._trimmed_s = time.monotonic()
+                    trim_heap(TRIM_EVERY_S)
                 holds = self._peers is not None and bool(self._peers.inbox.held_bytes)
                 if not self._wait(_IDLE_LOOK_MS if self._has_bucket or holds else None):
                     self._core.poll_store()
