@@ -284,7 +284,7 @@ class ServedModel:
 
 def load_served_model(info: ModelInfo, config: ServerConfig,
                       known: Sequence[Tokenizer] = ()) -> ServedModel:
-    """``known``: a tokenizer that may be its own. Raises CheckpointError or ConfigError that name the file."""
+    """``known``: tokenizers that may be its own. Raises CheckpointError or ConfigError with the file."""
     directory = Path(info.directory)
     tokenizer = Tokenizer.load(directory, known)
     text = read_chat_template(directory, override=config.chat_template)
