@@ -7,7 +7,7 @@
     loading      a request loads the other model              Qwen3.5's layers, with a tokenizer of real size
     unloading    it goes                                      keep_alive 0
 
-For each of the three: the longest gap between two tokens of the bystander, and the longest answer to /version,
+For each of the three: the longest gap between two tokens of the bystander, and the longest wait for /version,
 which the server's process gives without an engine. A tokenizer of 150,000 tokens is read by one call that
 lets no other thread of its process run. So the second figure shows what the text side costs, and the first
 what the cores do besides. The bound is that of docs/several-models.md: 200 ms, twice a GPU's
@@ -87,7 +87,7 @@ def make_models(size: Size, vocabulary: int, under: Path) -> tuple[Path, Path]:
 
 
 def _merge(file: Path, vocabulary: int) -> None:
-    """Made-up words become merges of shorter ones, as in a trained tokenizer: most of its reading is these."""
+    """Made-up words become merges of shorter ones, as in a trained tokenizer."""
     stored = json.loads(file.read_text())
     dice = random.Random(0)
     tokens = list(stored["model"]["vocab"])[:259]
