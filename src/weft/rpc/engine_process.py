@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
+import pkgutil
 import signal
 import sys
 import time
@@ -517,14 +517,12 @@ def send(socket: zmq.Socket[bytes], report: Report) -> None:
 
 def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     """The factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
-    def assemble() -> Any:   # the modules too: they take seconds of a core
-        module, _, function = launch.factory.partition(":")
-        made = getattr(importlib.import_module(module), function)(
+    def assemble() -> Any:   # imports too: they take seconds of a core
+        assembled = pkgutil.resolve_name(launch.factory)(
             EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
         with contextlib.suppress(RequestError):  # a model without grammars refuses them per request
-            made.core.grammars.warm()
-        return made
-
+            assembled.core.grammars.warm()
+        return assembled
     if not launch.background:
         return assemble()
     own_group()
