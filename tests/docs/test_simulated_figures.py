@@ -109,8 +109,8 @@ def test_the_roles_of_the_page_are_the_committed_result() -> None:
     rows = []
     for rate, whole in results("roles").items():
         for row, name in ((whole["results"][0], whole["roles"]), (whole["unsplit"][0], "no roles")):
-            split = (f"{row['splits'] / row['requests']:.0%} | {row['sent_bytes'] / GB:.0f} GB" if row["splits"]
-                     else "|").replace("| |", "|")
+            splits, sent_GB = row["splits"] / row["requests"], row["sent_bytes"] / GB
+            split = f"{splits:.0%} | {sent_GB:.0f} GB" if splits else "|"
             ttft, gaps = row["ttft"], row["gaps"]
             rows.append(f"| {rate} | {name} | {split} | {row['hit_rate']:.1%} | {ttft['p50']:.2f} | "
                         f"{ttft['p99']:.2f} | {1e3 * gaps['p50']:.0f} | {1e3 * gaps['p99']:.0f} |")

@@ -170,7 +170,7 @@ class Replica:
             await engine.start()
             await engine.ready()
             await self._prepare(engine)
-        except Exception as error:  # whatever it is, somebody waits for this replica
+        except Exception as error:  # a fleet waits for this replica, whatever it is
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             said = (error if isinstance(error, WeftError)
                     else WeftError(f"cannot start an engine: {kind}{error}"))

@@ -415,7 +415,7 @@ class EngineClient:
     async def _read_reports(self) -> None:
         try:
             await self._read_each()
-        except msgspec.MsgspecError as error:  # nobody would read what comes after it
+        except msgspec.MsgspecError as error:  # reading has ended
             self._die(EngineUnavailableError(f"the engine sent a message of another version: {error}"))
 
     async def _read_each(self) -> None:

@@ -454,11 +454,9 @@ class EngineLoop:
         if self._peers is None:
             self._handoffs[request.request_id] = "this engine sends no records"
             return
-        keys: Any = request.prompt_tokens
-        if request.pictures:
-            from weft.pictures import request_keys
+        from weft.pictures import request_keys
 
-            keys = np.asarray(request_keys(request), np.int32)   # those of pictures are negative
+        keys = np.asarray(request_keys(request), np.int32)   # those of pictures are negative
         self._peers.order(request.request_id, handoff.peer, request.salt, keys, handoff.start)
         if self._core.store is not None:
             self._core.store.seek(request.request_id, computed=False)

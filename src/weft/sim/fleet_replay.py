@@ -385,9 +385,9 @@ class _FleetReplay:
                 self._hear_until(news_s)
                 continue
             others_s = min(news_s, due[1][0] if len(due) > 1 else _NEVER)
-            told = self._players[due[0][1]].next_news(at_s, max(others_s, next_s + _ORDER_S))
-            if told is not None:
-                self._tell(*told)
+            news = self._players[due[0][1]].next_news(at_s, max(others_s, next_s + _ORDER_S))
+            if news is not None:
+                self._tell(*news)
 
     def _tell(self, when_s: float, news: _News) -> None:
         self._news_count += 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -26,7 +24,7 @@ class Split(Rig):
         self.roles, self.links = roles, [link] * len(roles)
 
     def loads(self) -> list[ReplicaLoad]:
-        return [dataclasses.replace(load, role=role, link=link)
+        return [load._replace(role=role, link=link)
                 for load, role, link in zip(super().loads(), self.roles, self.links, strict=True)]
 
     def route(self, tokens: list[int], **more: bool) -> Route:
