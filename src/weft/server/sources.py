@@ -7,6 +7,9 @@
 
 Wrong paths and names, and flags that several models cannot have, are said before anything listens. A model
 whose config.json cannot be read is served all the same: its requests get the error, and nothing else does.
+
+Tokenizers are read here, before anything is served. Reading one stops every other thread of the process
+(``text.tokenizer``), and so it would stop the answers of other models if a load did it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.adapters import named_paths
-from weft.config import EngineConfig
+from weft.config import STORE_BYTES_MIN, EngineConfig
 from weft.errors import CheckpointError, ConfigError
 from weft.fleet.places import visible_gpus
 from weft.host import cpu_name_and_flags, free_ram_bytes
@@ -27,7 +30,8 @@ from weft.planning.together import ModelNeed, need_of, options_of
 from weft.server.config import ServerConfig
 from weft.server.service import ANY_NAME
 from weft.server.several import ModelSource
-from weft.units import parse_bytes
+from weft.text.tokenizer import Tokenizer
+from weft.units import format_bytes, parse_bytes
 
 MEMORY_SHARE = 0.8
 """Of the RAM that is free when the server starts."""
@@ -81,13 +85,22 @@ def read_sources(models: Sequence[str], engine: EngineConfig, server: ServerConf
                               param="model")
     adapters = _adapters_of(engine.lora, names)
     own = replace(engine, memory=None)
-    sources = []
+    sources: list[ModelSource] = []
     for at, (name, model) in enumerate(named):
         config = _with_own_store(replace(own, model=model, lora=tuple(adapters[name])), at, names)
-        directory = resolve_model(model, config_only=True) if reads_weights else Path(model)
-        need = _need(name, directory, config)
-        sources.append(ModelSource(name, config, replace(server, served_model_name=(name,)), directory, need))
+        directory = resolve_model(model, text_only=True) if reads_weights else Path(model)
+        known = [tokenizer for source in sources for tokenizer in source.tokenizers]
+        sources.append(ModelSource(name, config, replace(server, served_model_name=(name,)), directory,
+                                   _need(name, directory, config), _tokenizer(directory, known)))
     return sources
+
+
+def _tokenizer(directory: Path, known: Sequence[Tokenizer]) -> tuple[Tokenizer, ...]:
+    """Models with the same files share one. Empty where it cannot be read: loading says what is wrong."""
+    try:
+        return (Tokenizer.load(directory, known),)
+    except CheckpointError:
+        return ()
 
 
 def _need(name: str, directory: Path, config: EngineConfig) -> ModelNeed:
@@ -121,8 +134,12 @@ def _with_own_store(engine: EngineConfig, at: int, names: Sequence[str]) -> Engi
     slugs = [re.sub(r"[^\w.-]+", "-", name).strip(".") or "model" for name in names]
     slug = slugs[at] if slugs.count(slugs[at]) == 1 else f"{slugs[at]}-{at}"
     cache, size = engine.store_cache, engine.store_size
+    own_bytes = None if size is None else parse_bytes(size, flag="--store-size") // len(names)
+    if own_bytes is not None and own_bytes < STORE_BYTES_MIN:
+        raise ConfigError(f"--store-size {size} is too small for {len(names)} models: each has a store of "
+                          f"its own, of at least {format_bytes(STORE_BYTES_MIN)}", param="--store-size")
     return replace(
         engine, store=f"{engine.store.rstrip('/')}/{slug}",
         store_cache=None if cache is None else f"{cache.rstrip('/')}/{slug}",
-        store_size=None if size is None else f"{parse_bytes(size, flag='--store-size') // len(names)}B")
+        store_size=None if own_bytes is None else f"{own_bytes}B")
 
