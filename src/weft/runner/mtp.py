@@ -83,12 +83,12 @@ class _Ends:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the head computes one token of each of ``runs``: at ``starts``. ``kept``: of the rows of the
+    """Where the head computes one token of each of ``runs``: at ``starts``. ``going``: of the rows of the
     place before, those that go on; None for all. ``table``: of runs, for the Triton kernels."""
 
     runs: list[int]
     starts: list[int]
-    kept: Staged | None
+    going: Staged | None
     starts_R: Staged
     turns: Staged | None
     table: Staged | None
@@ -172,17 +172,17 @@ class HeadRunner:
                 hidden_XD: torch.Tensor) -> dict[int, HeadDraft]:
         """A draft for each place. ``hidden_XD``: of the first."""
         best_X, chances_X = self._head.best(hidden_XD)
-        made = [(best_X, chances_X)]
+        columns = [(best_X, chances_X)]
         for place in places[1:]:
-            if place.kept is not None:
+            if place.going is not None:
                 best_X, hidden_XD, pages_XP = (
-                    x.index_select(0, place.kept.device) for x in (best_X, hidden_XD, pages_XP))
+                    x.index_select(0, place.going.device) for x in (best_X, hidden_XD, pages_XP))
             hidden_XD = self._head.draft(self._head.joined(hidden_XD, best_X), place.inputs(pages_XP),
                                          self._caches)
             best_X, chances_X = self._head.best(hidden_XD)
-            made.append((best_X, chances_X))
+            columns.append((best_X, chances_X))
         # float64 holds every token.
-        numbers = iter(torch.cat([x.double() for both in made for x in both]).tolist())
+        numbers = iter(torch.cat([x.double() for both in columns for x in both]).tolist())
         drafts: dict[int, tuple[list[int], list[float]]] = {run: ([], []) for run in places[0].runs}
         for place in places:
             for run in place.runs:
@@ -198,11 +198,11 @@ class HeadRunner:
         places = [self._place(plan, runs, starts, None)]
         for _ in range(1, plan.mtp_drafts or 0):
             starts = [start + 1 for start in starts]
-            kept = [at for at, run in enumerate(runs) if self._reaches(int(plan.rows[run]), starts[at])]
-            if not kept:
+            going = [at for at, run in enumerate(runs) if self._reaches(int(plan.rows[run]), starts[at])]
+            if not going:
                 break
-            index = None if len(kept) == len(runs) else self._staging.add(np.array(kept, np.int64))
-            runs, starts = [runs[at] for at in kept], [starts[at] for at in kept]
+            index = None if len(going) == len(runs) else self._staging.add(np.array(going, np.int64))
+            runs, starts = [runs[at] for at in going], [starts[at] for at in going]
             places.append(self._place(plan, runs, starts, index))
         return places
 
@@ -211,14 +211,14 @@ class HeadRunner:
         page = position // PAGE_TOKENS
         return page < self._has_page.shape[1] and bool(self._has_page[row, page])
 
-    def _place(self, plan: StepPlan, runs: list[int], starts: list[int], kept: Staged | None) -> _Place:
+    def _place(self, plan: StepPlan, runs: list[int], starts: list[int], going: Staged | None) -> _Place:
         add, count = self._staging.add, len(runs)
         turns = None if self._pictures is None else self._pictures.turns_at(plan.rows[runs].tolist(), starts)
         table = None
         if gpu.fits(self._table):
             table = add(device_runs.pack_lists(list(range(count)), starts, [1] * count, [False] * count,
                                                count, ())[0])
-        return _Place(runs, starts, kept, add(np.array(starts, np.int64)),
+        return _Place(runs, starts, going, add(np.array(starts, np.int64)),
                       None if turns is None else add(turns), table)
 
     def _ends(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> _Ends:
