@@ -323,7 +323,7 @@ def _json_fault(raw: bytes, fault: str) -> str:
 def _converted(value: dict[str, Any], body_type: type[Body], unserved: Unserved) -> Body:
     refuse_unserved(value, unserved)
     check_known([name for name in value if name not in unserved and name not in NO_EFFECT],
-                body_type.__struct_fields__)
+                body_type.__struct_encode_fields__)
     try:
         return msgspec.convert(value, body_type, str_keys=True)
     except msgspec.ValidationError as error:

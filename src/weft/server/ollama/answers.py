@@ -5,7 +5,7 @@
     raw                ----------------> RawTurn: the prompt as it is             /
 
 A stream is one JSON object a line. The last one has ``done``, the reason and the counts. A call of a tool is
-sent when it is complete. Times are nanoseconds.
+sent when it is complete, with its number: clients tell calls of one stream by it. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -269,7 +269,8 @@ def _given_call(place: str, call: dict[str, Any], number: int) -> dict[str, Any]
 
 
 def _call(block: AnswerBlock) -> dict[str, Any]:
-    return {"id": block.call_id, "function": {"name": block.name, "arguments": arguments_of(block.text)}}
+    return {"id": block.call_id, "function": {"index": block.call_index, "name": block.name,
+                                              "arguments": arguments_of(block.text)}}
 
 
 def model_card(listed: ListedModel) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,14 +99,14 @@ class OllamaModelHandlers:
         if self._pulls >= PULLS_MAX:
             raise QueueFullError(f"{self._pulls} models are being pulled, which is the limit; try again when "
                                  "one is there", param="model", code="queue_full")
-        pull = _Pull(name, is_served=self._service.is_own(name))
+        pull = _Pull(name, is_served=self._service.is_own(name), on_end=self._pull_ended)
         self._pulls += 1
         if body.stream is not False:
-            return EventStream(pull.lines(), on_end=self._pull_ended, media_type=JSON_LINES)
+            return EventStream(pull.lines(), on_end=pull.close, media_type=JSON_LINES)
         try:
             await unless_gone(pull.whole(), request.receive)
         finally:
-            self._pull_ended()
+            pull.close()
         return json_response(_DONE)
 
     def _pull_ended(self) -> None:
@@ -222,12 +222,20 @@ def _answer(lines: list[dict[str, Any]], *, whole: bool) -> Response:
 
 
 class _Pull:
-    """One pull, in a thread of its own, which ends soon after its client has gone."""
+    """One pull, in a thread of its own, which ends when the hub next sends something after ``close``.
+    ``on_end``: called once, when there is no thread, or no more."""
 
-    def __init__(self, name: str, *, is_served: bool) -> None:
-        self._name, self._is_served = name, is_served
+    def __init__(self, name: str, *, is_served: bool, on_end: Callable[[], None]) -> None:
+        self._name, self._is_served, self._on_end = name, is_served, on_end
         self._came: dict[str, PullProgress] = {}
         self._gone = threading.Event()
+        self._has_begun = False
+
+    def close(self) -> None:
+        """Its client has the whole answer, or is gone."""
+        self._gone.set()
+        if not self._has_begun:
+            self._on_end()
 
     async def whole(self) -> None:
         """Raises what ``pull`` raises."""
@@ -255,20 +263,23 @@ class _Pull:
         from weft.models.pulling import pull  # with the hub's client
 
         shown: dict[str, PullProgress] = {}
+        self._has_begun = True
         work = asyncio.ensure_future(asyncio.to_thread(
             pull, self._name, on_progress=self._note, cancelled=self._gone.is_set))
-        try:
-            is_done = False
-            while not is_done:
-                is_done = bool((await asyncio.wait((work,), timeout=_LOOK_S))[0])
-                for path, now in list(self._came.items()):
-                    if shown.get(path) != now:
-                        shown[path] = now
-                        yield now
-            await work
-        finally:
-            self._gone.set()
-            work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())   # it is read
+        work.add_done_callback(self._ended)
+        is_done = False
+        while not is_done:
+            is_done = bool((await asyncio.wait((work,), timeout=_LOOK_S))[0])
+            for path, now in list(self._came.items()):
+                if shown.get(path) != now:
+                    shown[path] = now
+                    yield now
+        await work
+
+    def _ended(self, work: asyncio.Future[Any]) -> None:
+        self._on_end()
+        if not work.cancelled():
+            work.exception()   # asyncio logs one that is never read
 
     def _note(self, now: PullProgress) -> None:
         """In several threads."""
