@@ -82,7 +82,7 @@ def in_background(work: Callable[[], Result]) -> Result:
     """The result of ``work``, done by a thread that gives way to other processes. A process could not raise
     its priority again; on Linux a thread has one of its own, and those that it starts inherit it."""
     def run() -> Result:
-        os.setpriority(os.PRIO_PROCESS, 0, BACKGROUND_NICE)
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICE)
         return work()
 
     if sys.platform != "linux":

@@ -226,6 +226,23 @@ def test_one_that_drains_stays_when_the_other_request_is_given_up() -> None:
     assert machine.models["busy"].users == 2
 
 
+def test_a_load_longer_than_patience_is_for_those_that_waited_for_it() -> None:
+    """Requests that wait for a model's first load leave, and come again once they are prepared."""
+    machine = Residency.of({"slow": 80, "other": 80}, 100, waiting_max=10, keep_alive_s=None)
+    assert [machine.enter(name, 0.0) for name in ("slow", "slow", "other")] == ["waits"] * 3
+    machine.actions(0.0)
+    machine.loaded("slow", 60.0)
+    for _ in range(2):
+        machine.leave(machine.use("slow"), 60.0, keep_fresh=True)
+    assert machine.actions(60.1) == []
+    assert machine.enter("slow", 60.2) == "in"
+    machine.leave(machine.use("slow"), 60.3)
+    assert machine.actions(60.4) == [], "the second one is still prepared"
+    assert machine.enter("slow", 60.5) == "in"
+    machine.leave(machine.use("slow"), 60.6)
+    assert machine.actions(60.7) == [residency.Action("unload", "slow")]
+
+
 def test_the_least_recently_used_goes_first_and_no_more_than_needed() -> None:
     machine = Residency.of({"a": 30, "b": 30, "c": 30, "d": 40}, 100, waiting_max=10, keep_alive_s=None)
     for at, name in enumerate("abc"):

@@ -14,7 +14,8 @@ requests that waited for a model which stays after all. The process control arou
 
 Room is made from models without requests, the least recently used first. Where those are too few, the load
 waits PATIENCE_S for others to fall idle. Then the least recently used of the busy ones *drain*: their new
-requests wait behind the load, and those that run end in peace.
+requests wait behind the load, and those that run end in peace. A model that was loaded less than PATIENCE_S
+ago does not drain: else one whose load took longer than that would go without a single answer.
 
 A share is weights and arena together. It follows from the set of models alone (``shares``), never from what
 else is loaded. So a model serves the same context whenever it is there.
@@ -30,7 +31,7 @@ from typing import Literal
 PATIENCE_S = 5.0
 """How long a load waits for models to fall idle before busy ones drain."""
 FRESH_S = 10.0
-"""A model that has just been loaded is kept this long for its first request."""
+"""A model that has just been loaded is kept this long for the requests that are about to come."""
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 120.0
 """After a failed load the model is refused for so long; twice as long after each further one."""
 
@@ -87,7 +88,10 @@ class Resident:
     since_s: float = 0.0
     """Since when the first of those waits."""
     drains: bool = False
+    loaded_s: float = 0.0
     used_s: float = 0.0
+    expected: int = 0
+    """Requests that left to come again (``keep_fresh``)."""
     fresh_until_s: float = 0.0
     expires_s: float | None = None
     failures: int = 0
@@ -133,6 +137,7 @@ class Residency:
         their model is loaded or admitted."""
         model = self.models[name]
         if model.state == "loaded" and not model.drains:
+            model.expected = max(0, model.expected - 1)
             self._let_in(model, 1, now_s)
             return "in"
         if now_s < model.retry_s:
@@ -166,7 +171,9 @@ class Residency:
         assert model.users > 0
         model.users -= 1
         model.used_s = now_s
-        if not keep_fresh:
+        if keep_fresh:
+            model.expected += 1
+        elif not model.expected:
             model.fresh_until_s = 0.0
         self._set_expiry(model, now_s)
 
@@ -186,7 +193,7 @@ class Residency:
         model = self.models[name]
         assert model.state == "loading"
         model.state, model.failures, model.loads = "loaded", 0, model.loads + 1
-        model.used_s, model.fresh_until_s = now_s, now_s + FRESH_S
+        model.loaded_s, model.used_s, model.fresh_until_s = now_s, now_s, now_s + FRESH_S
         self._admit(model, now_s)
         if not model.users:
             self._set_expiry(model, now_s)
@@ -249,8 +256,9 @@ class Residency:
             return set()
         if now_s < head.since_s + PATIENCE_S:
             return set()
-        idle_first = sorted(loaded, key=lambda model: not self._is_idle(model, now_s) and not model.drains)
-        draining = _enough(idle_first, lacking) or []   # None: a model that is loading has the rest
+        ripe = [model for model in loaded if now_s >= model.loaded_s + PATIENCE_S]
+        idle_first = sorted(ripe, key=lambda model: not self._is_idle(model, now_s) and not model.drains)
+        draining = _enough(idle_first, lacking) or []   # None: one that loads, or has just been, has the rest
         for model in draining:
             model.drains = True
         return {model.name for model in draining}
@@ -260,7 +268,8 @@ class Residency:
         times = [model.expires_s for model in self.models.values() if model.expires_s is not None]
         times += [model.fresh_until_s for model in self.models.values() if model.state == "loaded"]
         if self._queue:
-            times.append(self.models[self._queue[0]].since_s + PATIENCE_S)
+            since_s = self.models[self._queue[0]].since_s
+            times += [max(since_s, model.loaded_s) + PATIENCE_S for model in self.models.values()]
         return min((time for time in times if time > now_s), default=math.inf)
 
     # ------------------------------------------------------------------ parts
@@ -290,7 +299,7 @@ class Residency:
 
     def _end(self, model: Resident) -> None:
         model.state, model.users, model.expires_s, model.fresh_until_s = "absent", 0, None, 0.0
-        model.drains = False
+        model.drains, model.expected = False, 0
 
     def _refuse_for_a_while(self, model: Resident, now_s: float) -> None:
         model.failures += 1

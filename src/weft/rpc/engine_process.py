@@ -15,10 +15,9 @@ spell; a failed one is fatal, because memory that does not add up gives wrong an
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-import importlib
 import os
+import pkgutil
 import signal
 import sys
 import time
@@ -518,13 +517,16 @@ def send(socket: zmq.Socket[bytes], report: Report) -> None:
 
 def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     """The factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
-    module, _, function = launch.factory.partition(":")
-    factory = functools.partial(getattr(importlib.import_module(module), function),
-                                on_progress=lambda text: send(events, Progress(str(text))))
+    def assemble() -> Any:   # imports too: they take seconds of a core
+        assembled = pkgutil.resolve_name(launch.factory)(
+            EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
+        with contextlib.suppress(RequestError):  # a model without grammars refuses them per request
+            assembled.core.grammars.warm()
+        return assembled
     if not launch.background:
-        return factory(EngineConfig(**launch.config))
+        return assemble()
     own_group()
-    assembled = in_background(lambda: factory(EngineConfig(**launch.config)))
+    assembled = in_background(assemble)
     if (native := sys.modules.get("weft.tensor.native")) is not None:
         native.set_threads(1)   # the kernels' threads start anew: those of the load would give way for ever
         native.set_threads(assembled.info.threads)
@@ -559,8 +561,6 @@ def main() -> int:
     events.connect(launch.events_address)
     try:
         assembled = build(launch, events)
-        with contextlib.suppress(RequestError):  # a model without grammars refuses them per request
-            assembled.core.grammars.warm()
         recorder = start_recording(launch, assembled)
         end_memory_turn()
         gc.freeze()

@@ -259,10 +259,11 @@ class ServedModel:
         return request, prompt
 
 
-def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
-    """Raises CheckpointError or ConfigError that name the file."""
+def load_served_model(info: ModelInfo, config: ServerConfig,
+                      known: Sequence[Tokenizer] = ()) -> ServedModel:
+    """``known``: tokenizers that may be its own. Raises CheckpointError or ConfigError with the file."""
     directory = Path(info.directory)
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = Tokenizer.load(directory, known)
     text = read_chat_template(directory, override=config.chat_template)
     template = text and _sandbox(*text, tokenizer, config)
     names = config.served_model_name or (info.name,)

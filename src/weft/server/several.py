@@ -40,6 +40,7 @@ from weft.server.adapter_names import AdapterNames
 from weft.server.config import ServerConfig
 from weft.server.service import ANY_NAME, KeepAlive, ServedModel, load_served_model, unknown_model
 from weft.text.pooling import is_embedder
+from weft.text.tokenizer import Tokenizer
 from weft.units import format_bytes
 
 _log = logging.getLogger("weft.server")
@@ -48,13 +49,14 @@ _log = logging.getLogger("weft.server")
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """One of the models: where it is, how it is served, what it needs. ``server``: with its own template and
-    parsers."""
+    parsers. ``tokenizers``: its own one, where it could be read at the start."""
 
     name: str
     engine: EngineConfig
     server: ServerConfig
     directory: Path
     need: ModelNeed
+    tokenizers: tuple[Tokenizer, ...] = ()
 
 
 class HostedModel:
@@ -96,8 +98,12 @@ class HostedModel:
         if self.served is not None:
             return self.served
         if self._preview is None:
-            self._preview = await asyncio.to_thread(load_served_model, self.info, self.source.server)
+            self._preview = await self.read_text(self.info)
         return self._preview
+
+    async def read_text(self, info: ModelInfo) -> ServedModel:
+        """Raises CheckpointError, ConfigError."""
+        return await asyncio.to_thread(load_served_model, info, self.source.server, self.source.tokenizers)
 
     async def enter(self, keep_alive_s: KeepAlive = UNSET) -> FleetUse:
         return await self._several.enter(self, keep_alive_s)
@@ -313,8 +319,7 @@ class SeveralModels:
         known = model.served
         if known is not None and (known.info.identity, known.info.sizes) == (info.identity, info.sizes):
             return
-        loaded = await asyncio.to_thread(load_served_model, info, model.source.server)
-        model.served = replace(loaded, loadable=model)
+        model.served = replace(await model.read_text(info), loadable=model)
         for adapter in info.adapters:
             self.adapters.bind(msgspec.structs.replace(adapter, name=f"{model.name}/{adapter.name}"))
 

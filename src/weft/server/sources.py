@@ -7,6 +7,9 @@
 
 Wrong paths and names, and flags that several models cannot have, are said before anything listens. A model
 whose config.json cannot be read is served all the same: its requests get the error, and nothing else does.
+
+Tokenizers are read here, before anything is served. Reading one stops every other thread of the process
+(``text.tokenizer``), and so it would stop the answers of other models if a load did it.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from weft.planning.together import ModelNeed, need_of, options_of
 from weft.server.config import ServerConfig
 from weft.server.service import ANY_NAME
 from weft.server.several import ModelSource
+from weft.text.tokenizer import Tokenizer
 from weft.units import parse_bytes
 
 MEMORY_SHARE = 0.8
@@ -81,13 +85,22 @@ def read_sources(models: Sequence[str], engine: EngineConfig, server: ServerConf
                               param="model")
     adapters = _adapters_of(engine.lora, names)
     own = replace(engine, memory=None)
-    sources = []
+    sources: list[ModelSource] = []
     for at, (name, model) in enumerate(named):
         config = _with_own_store(replace(own, model=model, lora=tuple(adapters[name])), at, names)
-        directory = resolve_model(model, config_only=True) if reads_weights else Path(model)
-        need = _need(name, directory, config)
-        sources.append(ModelSource(name, config, replace(server, served_model_name=(name,)), directory, need))
+        directory = resolve_model(model, text_only=True) if reads_weights else Path(model)
+        known = [tokenizer for source in sources for tokenizer in source.tokenizers]
+        sources.append(ModelSource(name, config, replace(server, served_model_name=(name,)), directory,
+                                   _need(name, directory, config), _tokenizer(directory, known)))
     return sources
+
+
+def _tokenizer(directory: Path, known: Sequence[Tokenizer]) -> tuple[Tokenizer, ...]:
+    """Models with the same files share one. Empty where it cannot be read: loading says what is wrong."""
+    try:
+        return (Tokenizer.load(directory, known),)
+    except CheckpointError:
+        return ()
 
 
 def _need(name: str, directory: Path, config: EngineConfig) -> ModelNeed:

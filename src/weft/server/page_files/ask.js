@@ -5,11 +5,13 @@ import {element, part} from "./draw.js";
 import {contentOf, setPictures, startPictures, thumbnail, waitingPictures} from "./pictures.js";
 import {ask, events} from "./server.js";
 
+let cards = [];  // of /v1/models
 let messages = [];
 let stopper = null;
 
 export function startAsking(onKeyWanted) {
   startPictures();
+  listModels().catch(onKeyWanted);
   part("settings").addEventListener("toggle", () => listModels().catch(onKeyWanted));
   part("ask-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -51,6 +53,7 @@ async function turn(onKeyWanted) {
   stopper = new AbortController();
   setBusy(true);
   const begun = performance.now();
+  if (["absent", "failed", "loading"].includes(chosenModel()?.state)) note.textContent = `${chosenModel().id} is loaded first … `;
   const question = {role: "user", content: contentOf(said, pictures)};
   let text = "", usage = null, first = null;
   try {
@@ -60,6 +63,7 @@ async function turn(onKeyWanted) {
                             stream_options: {include_usage: true}, max_tokens: part("max-tokens").valueAsNumber || undefined,
                             temperature: part("temperature").value === "" ? undefined : part("temperature").valueAsNumber}),
     });
+    note.textContent = "";
     for await (const event of events(answer)) {
       if (event.error) throw new Error(event.error.message);
       usage = event.usage ?? usage;
@@ -78,6 +82,7 @@ async function turn(onKeyWanted) {
     if (error.name === "AbortError") {
       note.textContent = "stopped; ";
     } else {
+      note.textContent = "";
       onKeyWanted(error);
       shown.className = "failed";
       shown.textContent = error.message;
@@ -95,14 +100,26 @@ async function turn(onKeyWanted) {
   }
 }
 
-// The model itself and its adapters, as they are now; without adapters there is nothing to choose.
-async function listModels() {
-  const cards = (await (await ask("v1/models")).json()).data;
+// The models and their adapters, as they are now; of a single one without adapters there is nothing to choose.
+export async function listModels() {
+  cards = (await (await ask("v1/models")).json()).data;
   const field = part("model-name");
   const chosen = field.value;
-  field.replaceChildren(...cards.map((card) => element("option", card.id)));
-  field.value = cards.some((card) => card.id === chosen) ? chosen : cards[0].id;
-  part("model-choice").hidden = !cards.some((card) => card.parent);
+  const words = cards.map((card) => card.state && card.state !== "loaded" ? `${card.id} (${card.state})` : card.id);
+  if (words.join() !== [...field.options].map((option) => option.textContent).join()) {
+    field.replaceChildren(...words.map((text, place) => {
+      const option = element("option", text);
+      option.value = cards[place].id;
+      return option;
+    }));
+    field.value = cards.some((card) => card.id === chosen) ? chosen : cards[0].id;
+  }
+  part("model-choice").hidden = !cards.some((card) => card.parent || card.state);
+  return cards;
+}
+
+export function chosenModel() {
+  return cards.find((card) => card.id === part("model-name").value);
 }
 
 // The system prompt is of every turn, so that it can be changed in the middle of a conversation.

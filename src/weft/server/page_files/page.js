@@ -1,6 +1,6 @@
 // The page: looks at /metrics and /v1/cache once a second while it is visible, and draws what changed.
 
-import {startAsking} from "./ask.js";
+import {chosenModel, listModels, startAsking} from "./ask.js";
 import {drawHistory, drawLine, drawParts, element, fillRows, part, shape} from "./draw.js";
 import * as readings from "./readings.js";
 import {ask, keepKey, KeyWantedError} from "./server.js";
@@ -62,6 +62,39 @@ function drawEngines(now, replicas) {
       values.num_requests_waiting, speed, values.engine_restarts_total].map((value) => element("td", formatCount(value))));
     return row;
   }));
+}
+
+const MODEL_COLOURS = ["running_kv", "shared_kv", "cached_kv", "cached_states", "running_states", "open"];
+
+function drawModels(now, cards) {
+  const models = cards.filter((card) => !card.parent).map((card) => ({...card, values: now.models[card.id] ?? {}}));
+  const before = kept.length > 1 ? kept[Math.max(0, kept.length - 1 - RECENT)] : null;
+  part("models-card").hidden = false;
+  part("models-total").textContent = `${formatBytes(now.values.model_memory_bytes ?? 0)} taken`;
+  drawParts(part("models-bar"), part("models-legend"), models.map(({id, values}, place) => ({
+    words: id, size: values.model_memory_bytes ?? 0, colour: colour(MODEL_COLOURS[place % MODEL_COLOURS.length]),
+    shown: formatBytes(values.model_memory_bytes ?? 0)})).filter(({size}) => size));
+  fillRows(part("models"), models.map(({id, state, values}) => {
+    const row = element("tr");
+    const past = before?.models[id];
+    const speed = past ? readings.rate({at: now.at, values}, {at: before.at, values: past}, "generation_tokens_total") : null;
+    row.append(element("td", id), element("td", state), element("td", formatBytes(values.model_memory_bytes ?? 0)),
+               ...[values.num_requests_running ?? 0, (values.num_requests_waiting ?? 0) + (values.model_requests_waiting ?? 0), speed,
+                   values.model_loads_total].map((value) => element("td", formatCount(value))));
+    return row;
+  }));
+}
+
+// Of several models, the cache of the one that is chosen to be asked.
+async function drawCache(now) {
+  if (!readings.isSeveral(now)) {
+    if (now.values.engine_up) drawTree(await (await ask("v1/cache")).json());
+    return;
+  }
+  const name = chosenModel()?.parent ?? chosenModel()?.id;
+  const cache = (await (await ask("v1/cache")).json()).models[name];
+  drawTree(cache ?? {});
+  part("tree-total").textContent = cache ? `of ${name}: ${part("tree-total").textContent}` : `${name} is not loaded`;
 }
 
 function drawMemory(now) {
@@ -166,19 +199,20 @@ async function look() {
   try {
     const now = readings.parse(await (await ask("metrics")).text(), performance.now() / 1000);
     const words = readings.sleepState(now);
-    setState(words, words === "up" ? "up" : "down");
+    setState(words, words === "up" || readings.isSeveral(now) ? "up" : "down");
     part("model").textContent = now.model;
     part("version").textContent ||= (await (await ask("version")).json()).version;
     kept.push(now);
     if (kept.length > KEPT) kept.shift();
     drawTiles(now);
     drawEngines(now, readings.isPartlyUp(now) ? (await (await ask("v1/replicas")).json()).data : []);
+    if (readings.isSeveral(now)) drawModels(now, await listModels());
     drawMemory(now);
     drawPictures(now);
     drawAdapters(now);
     drawPrompts(now);
     drawSpeculation(now);
-    if (now.values.engine_up) drawTree(await (await ask("v1/cache")).json());
+    await drawCache(now);
   } catch (error) {
     setState(`no answer: ${error.message}`, "down");
     wantKey(error);

@@ -1,6 +1,6 @@
 // What is known of the server at one moment, and what two such moments say together. Nothing here touches the page.
 //
-//   /metrics  --parse-->  reading {at, model, values, byLabel, engines}  --rates(now, before)-->  per second, means of what came between
+//   /metrics  --parse-->  reading {at, model, values, byLabel, engines, models}  --rates(now, before)-->  per second, means of what came between
 
 export const USES = [
   ["running_kv", "KV of running requests"], ["running_states", "their states"], ["shared_kv", "KV they share"],
@@ -20,9 +20,10 @@ const LABEL = /([a-z_]+)="((?:[^"\\]|\\.)*)"/g;
 
 // values[name] where a number has no label of its own, else byLabel[name][label]; both add up over the engines,
 // except MEANS.
-// engines[number] has the values of each engine. Buckets are left out.
+// engines[number] has the values of each engine, models[name] those of each model: several models have an engine each,
+// and there are no engines then. Buckets are left out.
 export function parse(text, at) {
-  const reading = {at, model: "", values: {}, byLabel: {}, engines: {}};
+  const reading = {at, model: "", values: {}, byLabel: {}, engines: {}, models: {}};
   for (const line of text.split("\n")) {
     const found = line.startsWith("#") ? null : LINE.exec(line);
     if (!found || found[2].endsWith("_bucket")) continue;
@@ -37,7 +38,19 @@ export function parse(text, at) {
     const numbers = own.length ? (reading.byLabel[found[2]] ??= {}) : reading.values;
     const key = own.length ? own[0] : found[2];
     numbers[key] = (numbers[key] ?? 0) + Number(found[4]);
-    if (!own.length) (reading.engines[engine] ??= {})[found[2]] = Number(found[4]);
+    if (own.length) continue;
+    (reading.engines[engine] ??= {})[found[2]] = Number(found[4]);
+    const ofModel = reading.models[reading.model] ??= {};
+    ofModel[found[2]] = (ofModel[found[2]] ?? 0) + Number(found[4]);
+  }
+  if (isSeveral(reading)) {
+    reading.model = `${Object.keys(reading.models).length} models`;
+    for (const name of MEANS) {
+      const having = Object.values(reading.models).filter((numbers) => name in numbers);
+      if (having.length) reading.values[name] /= having.length;
+    }
+    reading.engines = {};
+    return reading;
   }
   const engines = Object.values(reading.engines);
   for (const name of MEANS) if (name in reading.values) reading.values[name] /= engines.filter((numbers) => name in numbers).length;
@@ -134,7 +147,12 @@ function bucketState(reading) {
     + ` ${formatCount(lost)} lost.`;
 }
 
+export function isSeveral(reading) {
+  return "model_loaded" in reading.values;
+}
+
 export function sleepState(reading) {
+  if (isSeveral(reading)) return `${reading.values.model_loaded} of ${Object.keys(reading.models).length} models loaded`;
   const count = Object.keys(reading.engines ?? {}).length;
   const up = reading.values.engine_up ?? 0;
   if (!up) return "the engine is not there";
