@@ -331,6 +331,6 @@ def test_the_store_is_bounded_and_says_what_is_wrong_with_its_file(tmp_path: Pat
     (tmp_path / "names.json").write_text('[{"name"')
     with pytest.raises(PresetStoreError, match=r"names\.json cannot be read"):
         store.names()
-    with pytest.raises(ConfigError, match=r"\(--name-store\)"):
+    with pytest.raises(ConfigError, match=r"\(limits.name_store\)"):
         store.open_now()
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".new"] == []

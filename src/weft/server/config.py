@@ -168,8 +168,8 @@ class ServerConfig:
                                         "directory.")
     file_store_size: str = limit("4GB", "Bytes of all uploaded files (413).")
     max_stored_files: int = limit(1000, "Files that are kept (413).", least=1)
-    name_store: str | None = flag(None, "File that keeps the names of Ollama's /api/create; off: none. "
-                                        "Default: weft/names.json in the user's state directory.")
+    name_store: str | None = limit(None, "File that keeps the names of Ollama's /api/create; off: none. "
+                                         "Default: weft/names.json in the user's state directory.")
     name_store_size: str = limit("4MB", "Size of that file.", size=True)
     max_created_names: int = limit(1000, "Names that are kept.", least=1)
     file_days: float = limit(30.0, "Days that a file and an ended batch are kept.", least=0.001)
@@ -245,12 +245,12 @@ class ServerConfig:
         if self.name_store is None:
             return default_presets_path()
         if not self.name_store.strip():
-            raise ConfigError("--name-store is empty: it takes the name of a file, or off",
-                              param="--name-store")
+            raise ConfigError("limits.name_store is empty: it takes the name of a file, or off",
+                              param="limits.name_store")
         file = Path(self.name_store).expanduser().absolute()
         if not file.parent.is_dir() or file.is_dir():
-            raise ConfigError(f"--name-store {file}: it is a directory, or in none that exists",
-                              param="--name-store")
+            raise ConfigError(f"limits.name_store {file}: it is a directory, or in none that exists",
+                              param="limits.name_store")
         return file
 
     def presets(self) -> PresetStore | None:

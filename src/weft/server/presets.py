@@ -123,8 +123,8 @@ class PresetStore:
                 self._names = {} if mark is None else self._read()
                 self._mark = mark
         except (OSError, msgspec.DecodeError) as error:
-            raise PresetStoreError(f"the names in {self.path} cannot be read: {error} (--name-store)",
-                                 param="--name-store") from None
+            raise PresetStoreError(f"the names in {self.path} cannot be read: {error} (limits.name_store)",
+                                 param="limits.name_store") from None
         return self._names
 
     def open_now(self) -> None:
@@ -132,7 +132,7 @@ class PresetStore:
         try:
             self.names()
         except PresetStoreError as error:
-            raise ConfigError(error.message, param="--name-store") from None
+            raise ConfigError(error.message, param="limits.name_store") from None
 
     def put(self, preset: Preset) -> None:
         """Also in place of one with the same name. Raises RequestError, PresetStoreError."""
@@ -191,8 +191,8 @@ class PresetStore:
             new.unlink(missing_ok=True)
 
     def _unwritten(self, error: OSError) -> PresetStoreError:
-        return PresetStoreError(f"the name cannot be kept in {self.path}: {error.strerror} (--name-store)",
-                              param="--name-store")
+        return PresetStoreError(f"the name cannot be kept in {self.path}: {error.strerror} "
+                                "(limits.name_store)", param="limits.name_store")
 
     def _looked(self) -> tuple[int, int, int] | None:
         """What is another one for another file; None where there is none."""
