@@ -1,6 +1,6 @@
 """10^6 requests through a fleet of three engines, with every fault at once, for as long as it takes.
 
-    python -m benchmarks.soak_million --state /var/tmp/soak --requests 1000000 --rate 40 --hours 8
+    python -m benchmarks.soak_million --state /var/tmp/soak --requests 1000000 --rate 200 --hours 8
 
 Requests of all kinds (``questions``) go to a server of three engines and two HTTP processes with a store,
 tenants, speculation and grammars (``server``). Meanwhile engines and HTTP processes are killed, the disk is
@@ -8,9 +8,10 @@ full, the clock jumps, clients leave, the server restarts. A request without its
 explains it, and is asked again. Every answer is compared with the first one to its question, and one question
 in ``--sample`` with a lone engine: no cache, no store, no speculation, no neighbour.
 
-Every thousand requests the soak lets all answers end, asks for the audits and counts, and writes its state
-down. The same command goes on there. At the end come the slopes (``slopes``). The exit code is 1 for a wrong
-answer, an error that no fault explains, an audit that failed, or a slope above its limit.
+Every two thousand requests the soak lets all answers end, asks for the audits and counts, and writes its
+state down. The same command goes on there. SIGTERM or SIGINT ends it at the next audit, as --hours does. At
+the end come the slopes (``slopes``). The exit code is 1 for a wrong answer, an error that no fault explains,
+an audit that failed, or a slope above its limit.
 
 Behind the last request ``--controls`` breaks one thing for each check: a token, a request, an engine that
 nobody counts, and leaks of the soak itself. A check that does not notice is an error too.
@@ -20,11 +21,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
 import random
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -44,14 +47,13 @@ CONTROL_AT = 30
 """The first request that the controls break."""
 CONTROL_REQUESTS = 100
 LEAKS = {"soak: descriptors", "soak: memory", "soak: threads", "server's temporary: files"}
-SAMPLES_MAX = 20_000
 TRIES = 20
 LOOK_S, LATE_S = 0.2, 2.0
 CLOCK_JUMPS_S = (7200, -7200, 86_400, 0, -86_400, 3 * 365 * 86_400, 0)
-EVERY = {"engine": 300, "worker": 900, "disk": 1500, "clock": 400, "server": 50_000, "audit": 1000,
-         "sample": 100}
+EVERY = {"engine": 1500, "worker": 2500, "disk": 5000, "clock": 1000, "server": 200_000, "audit": 2000,
+         "sample": 200}
 """Requests between two faults of a kind, two audits, two looks at memory. A disk stays full for a tenth of
-that."""
+that. The start of an engine costs as much as two hundred requests: more kills would be a test of starts."""
 _NAMESPACE = "SOAK_DISK"
 
 
@@ -86,6 +88,8 @@ class Soak:
         self.counts, self.unexplained, self.wrong, self.audits = Counter[str](), [], [], []
         self.samples: list[Sample] = []
         self.next, self.seconds, self.servers = 0, 0.0, 0
+        self.is_ending = False
+        self._clients: list[httpx.AsyncClient] = []
         self._read()
         self.lone_url = ""
         self.is_control = False
@@ -98,11 +102,15 @@ class Soak:
     async def run(self) -> None:
         began_s, before_s = time.monotonic(), self.seconds
         end_s = began_s + self._args.hours * 3600
-        limits = httpx.Limits(max_connections=self._args.concurrency)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.end)
         late = asyncio.create_task(self._note_lateness())
-        async with httpx.AsyncClient(base_url=self._fleet.url, timeout=300, limits=limits,
-                                     verify=False) as self._client:
-            while self.next < self._args.requests and time.monotonic() < end_s:
+        async with contextlib.AsyncExitStack() as stack:
+            # each with a pool of its own: in a common one, every request looks at all connections
+            self._clients = [await stack.enter_async_context(httpx.AsyncClient(
+                base_url=self._fleet.url, timeout=300, verify=False, limits=httpx.Limits(max_connections=1)))
+                for _ in range(self._args.concurrency)]
+            while self.next < self._args.requests and time.monotonic() < end_s and not self.is_ending:
                 last = min(self._args.requests, self.next + self._args.every["audit"])
                 await self._spell(self.next, last)
                 self.next = last
@@ -110,9 +118,14 @@ class Soak:
                 await asyncio.to_thread(self._quiet)
                 if last % self._args.every["server"] == 0 and last < self._args.requests:
                     await asyncio.to_thread(self._restart)
-                    self._client.base_url = self._fleet.url
+                    for client in self._clients:
+                        client.base_url = self._fleet.url
         late.cancel()
         self._say()
+
+    def end(self) -> None:
+        """At the next audit."""
+        self.is_ending = True
 
     async def _note_lateness(self) -> None:
         """A client that the machine does not let run is a slow one, and servers end slow ones."""
@@ -126,12 +139,12 @@ class Soak:
         numbers = iter(range(first, last))
         pace = Pace(self._args.rate)
 
-        async def client() -> None:
+        async def ask(client: httpx.AsyncClient) -> None:
             for number in numbers:
                 await pace.turn()
                 await self._faults(number)
-                await self._one(asking(self._args.seed, number))
-        await asyncio.gather(*(client() for _ in range(self._args.concurrency)))
+                await self._one(client, asking(self._args.seed, number))
+        await asyncio.gather(*(ask(client) for client in self._clients))
         self._fleet.free_disk()
 
     async def _faults(self, number: int) -> None:
@@ -153,21 +166,22 @@ class Soak:
 
     # ------------------------------------------------------------------ one request
 
-    async def _one(self, asked: Asking) -> None:
+    async def _one(self, client: httpx.AsyncClient, asked: Asking) -> None:
         self.counts["requests"] += 1
         self.counts[f"kind {asked.question.kind}"] += 1
         for _ in range(TRIES):
             began_s = time.monotonic()
-            failure, said, has_left = await self._ask(self._client, asked)
+            failure, said, has_left = await self._ask(client, asked)
             if not failure:
                 await self._judge(asked, said, has_left)
                 return
-            why = self._fleet.why(failure, began_s, time.monotonic())
+            ended_s = time.monotonic()
+            await asyncio.sleep(0.5)  # first: a loop that stood still notes it in the turn that brought this
+            why = self._fleet.why(failure, began_s, ended_s)
             if not why:
                 self.unexplained.append(f"request {asked.number} ({asked.question.kind}): {failure[:400]}")
                 return
             self.counts[f"explained: {why}"] += 1
-            await asyncio.sleep(0.5)
         self.unexplained.append(f"request {asked.number}: no answer after {TRIES} tries, each with its fault")
 
     async def _ask(self, client: httpx.AsyncClient, asked: Asking) -> tuple[str, Said, bool]:
@@ -257,9 +271,10 @@ class Soak:
             values |= of_process(name, pid)
         values |= of_folder("server's disk", self._fleet.disk, besides=self._fleet.fillers)
         values |= of_folder("server's temporary", self._fleet.temporary)
-        self.samples.append(Sample(self.servers, number, values))
-        if len(self.samples) > SAMPLES_MAX:
-            self.samples = self.samples[::2]
+        sample = Sample(self.servers, number, {sys.intern(name): value for name, value in values.items()})
+        self.samples.append(sample)
+        with self._samples_file.open("a") as file:
+            file.write(json.dumps([sample.server, sample.requests, sample.values]) + "\n")
 
     def _control(self, number: int) -> None:
         if not self.is_control:
@@ -273,6 +288,11 @@ class Soak:
 
     # ------------------------------------------------------------------ state and report
 
+    @property
+    def _samples_file(self) -> Path:
+        """A line for each: written once, while the state is written anew at each audit."""
+        return self._folder / "samples.jsonl"
+
     def _read(self) -> None:
         file = self._folder / "state.json"
         if not file.exists():
@@ -283,13 +303,16 @@ class Soak:
         self.counts.update(state["counts"])
         self._fleet.counts.update(state["faults"])
         self.unexplained, self.wrong, self.audits = state["unexplained"], state["wrong"], state["audits"]
-        self.samples = [Sample(*one) for one in state["samples"]]
+        lines = self._samples_file.read_text().splitlines() if self._samples_file.exists() else []
+        for server, number, values in map(json.loads, lines):
+            if number < self.next:  # those behind were taken in a spell that did not end
+                self.samples.append(Sample(server, number,
+                                           {sys.intern(name): value for name, value in values.items()}))
 
     def _write(self) -> None:
         state = {"seed": self._args.seed, "next": self.next, "seconds": self.seconds, "servers": self.servers,
                  "counts": self.counts, "faults": self._fleet.counts, "unexplained": self.unexplained[:1000],
-                 "wrong": self.wrong[:1000], "audits": self.audits[:1000],
-                 "samples": [[one.server, one.requests, one.values] for one in self.samples]}
+                 "wrong": self.wrong[:1000], "audits": self.audits[:1000]}
         part = self._folder / "state.part"
         part.write_text(json.dumps(state))
         part.replace(self._folder / "state.json")
@@ -320,7 +343,9 @@ class Soak:
             "counts": dict(sorted(self.counts.items())), "faults": dict(sorted(self._fleet.counts.items())),
             f"slopes_per_{PER}": {row.name: {"slope": round(row.slope, 3), "low": round(row.low, 3),
                                              "high": round(row.high, 3), "limit": row.limit,
-                                             "verdict": row.verdict} for row in rows},
+                                             "verdict": row.verdict,
+                                             "blocks": [[round(at), round(value, 2)]
+                                                        for at, value in row.blocks]} for row in rows},
             "failures": {"wrong": self.wrong[:20], "unexplained": self.unexplained[:20],
                          "audits": self.audits[:20]}}
 
@@ -388,8 +413,8 @@ def main() -> int:
     parser.add_argument("--state", type=Path, required=True, help="Folder that the soak goes on from.")
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=40.0, help="Most requests a second.")
-    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=200.0, help="Most requests a second.")
+    parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--hours", type=float, default=24.0, help="Stop after so long.")
     parser.add_argument("--sample", type=int, default=20, help="One question in so many: a lone engine.")
     parser.add_argument("--every", action="append", default=[], metavar="KIND=N",

@@ -89,8 +89,8 @@ def _text(rng: random.Random, words: int) -> str:
 
 
 def _length(rng: random.Random) -> int:
-    """Pairs of words of a prompt: mostly few, now and then a thousand tokens or two."""
-    return min(350, int(rng.paretovariate(0.9) * 4))
+    """Pairs of words of a prompt: mostly few, one in a hundred a thousand tokens or two."""
+    return min(350, int(rng.paretovariate(1.2) * 2))
 
 
 def _completion(**fields: Any) -> Any:
@@ -150,8 +150,8 @@ _KINDS: dict[str, tuple[float, Any]] = {
     "two answers": (2, _completion(temperature=1.0, n=2)),
     "two prompts": (1, lambda rng, number: ("/v1/completions", {
         "prompt": [_text(rng, 3), _text(rng, 9)], "seed": number, "max_tokens": 6, "temperature": 0.7})),
-    "long answer": (0.5, _completion(temperature=0.7, max_tokens=200)),
-    "long prompt": (0.5, lambda rng, number: ("/v1/completions", {
+    "long answer": (0.3, _completion(temperature=0.7, max_tokens=200)),
+    "long prompt": (0.1, lambda rng, number: ("/v1/completions", {
         "prompt": _text(rng, 500), "seed": number, "max_tokens": 3, "temperature": 0})),
     "penalties and logprobs": (2, _completion(temperature=0.8, logprobs=2, presence_penalty=0.5,
                                               frequency_penalty=0.3)),

@@ -42,13 +42,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """For PER requests. ``low`` and ``high``: four of five pairs of blocks lie between them."""
+    """For PER requests. ``low`` and ``high``: four of five pairs of blocks lie between them. ``blocks``: of
+    the server that lived the longest, requests and value at the middle of each, the warm-up too: a bounded
+    thing is seen to stop there."""
 
     name: str
     slope: float
     low: float
     high: float
     limit: float
+    blocks: tuple[tuple[float, float], ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -93,22 +96,26 @@ def slopes(samples: Sequence[Sample]) -> list[Slope]:
     rows = []
     names = sorted({name for sample in samples for name in sample.values})
     for name in names:
-        steps = [step for server in sorted({sample.server for sample in samples})
-                 for step in _steps([(sample.requests, sample.values[name]) for sample in samples
-                                     if sample.server == server and name in sample.values])]
+        lives = [[(sample.requests, sample.values[name]) for sample in samples
+                  if sample.server == server and name in sample.values]
+                 for server in sorted({sample.server for sample in samples})]
+        steps = [step for points in lives for step in _steps(points[int(len(points) * WARM_UP):])]
         if len(steps) > 1:
             tenths = quantiles(steps, n=10, method="inclusive")
-            rows.append(Slope(name, median(steps), tenths[0], tenths[-1], LIMITS[name.rpartition(": ")[2]]))
+            rows.append(Slope(name, median(steps), tenths[0], tenths[-1], LIMITS[name.rpartition(": ")[2]],
+                              tuple(_blocks(max(lives, key=len)))))
     return rows
 
 
 def _steps(points: Sequence[tuple[int, float]]) -> list[float]:
     """Slopes between all pairs of blocks."""
-    points = points[int(len(points) * WARM_UP):]
     if len(points) < 2 * BLOCKS:
         return []
-    ends = [len(points) * block // BLOCKS for block in range(BLOCKS + 1)]
-    blocks = [(median(at for at, _ in part), median(value for _, value in part))
-              for part in (points[begin:end] for begin, end in pairwise(ends))]
     return [(later[1] - earlier[1]) / (later[0] - earlier[0]) * PER
-            for earlier, later in combinations(blocks, 2) if later[0] > earlier[0]]
+            for earlier, later in combinations(_blocks(points), 2) if later[0] > earlier[0]]
+
+
+def _blocks(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    ends = [len(points) * block // BLOCKS for block in range(BLOCKS + 1)]
+    return [(median(at for at, _ in part), median(value for _, value in part))
+            for part in (points[begin:end] for begin, end in pairwise(ends)) if part]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
+import socket
 import time
+from collections.abc import Callable
 
 import pytest
+import uvloop
 
 from tests.hostile.bystander import bystander, rss_of, rss_returns
-from tests.hostile.raw import HEAD, RawClient
+from tests.hostile.raw import ADDRESS, HEAD, RawClient
 from tests.server.running import RunningServer, eventually, running_server
+from weft.server.edge import SWEEP_S, EdgeLimits, HttpEdge
 
 LIMIT_S = 1.0
 SERVER = {"header_timeout": LIMIT_S, "body_timeout": LIMIT_S, "idle_timeout": LIMIT_S,
@@ -38,6 +43,64 @@ def test_a_byte_now_and_then_does_not_stop_the_clock(server: RunningServer) -> N
         while client.send(b"a"):
             assert time.monotonic() - began_s < 60
             time.sleep(0.1)
+
+
+class _Swept(asyncio.Protocol):
+    """What its connection has brought, and how much of that at a sweep once the server ``stood_still``."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.at_sweep = -1
+        self.blocks: Callable[[], None] = lambda: None
+        self.stood_still = False
+
+    def data_received(self, data: bytes) -> None:
+        self.bytes += len(data)
+        self.blocks()
+
+    def sweep(self, now_s: float) -> None:
+        if self.stood_still and self.at_sweep < 0:
+            self.at_sweep = self.bytes
+
+    def abort(self) -> None:
+        raise AssertionError("nothing here is slow")
+
+
+def test_a_body_that_came_while_the_server_stood_still_is_read_before_its_client_is_called_slow() -> None:
+    """A process that the machine does not run may stand still between two reads, and its timers come first
+    behind that."""
+    async def run() -> int:
+        edge, protocols, loop = HttpEdge(EdgeLimits()), [_Swept(), _Swept()], asyncio.get_running_loop()
+        waiting, other = protocols
+        unused = iter(protocols)
+        server = await loop.create_server(lambda: next(unused), ADDRESS, 0)
+        async with server:
+            clients = []
+            for protocol in protocols:
+                edge.enter(protocol, ADDRESS)
+                clients.append(socket.create_connection(server.sockets[0].getsockname()))
+                clients[-1].sendall(b"head")
+                while not protocol.bytes:
+                    await asyncio.sleep(0.001)
+
+            def stand_still() -> None:
+                clients[0].sendall(b"body")
+                time.sleep(2 * SWEEP_S)
+                waiting.stood_still = True
+
+            other.blocks = stand_still
+            sweeping = asyncio.create_task(edge.sweep_forever())
+            await asyncio.sleep(0)
+            clients[1].sendall(b"more")
+            while waiting.at_sweep < 0:
+                await asyncio.sleep(0.001)
+            sweeping.cancel()
+            for client in clients:
+                client.close()
+        return waiting.at_sweep
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(run()) == len(b"headbody")
 
 
 def test_an_idle_connection_is_closed_without_words(server: RunningServer) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -168,14 +169,30 @@ async def test_a_worker_that_is_killed_leaves_nothing_behind(server: RunningServ
         singing = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(8)]
         assert await asyncio.to_thread(eventually, lambda: _load(server)["running"] == 8)
         victim, other = workers(server)
+        counted = succeeded(server)
+        assert _metric_files(victim) > 0
         os.kill(victim.pid, signal.SIGKILL)
         answers = await asyncio.gather(*singing, return_exceptions=True)
     whole = [answer for answer in answers if isinstance(answer, httpx.Response)]
     assert all(answer.text.rstrip().endswith("data: [DONE]") for answer in whole)
     assert eventually(lambda: _load(server) == {"server_load": 0, "running": 0, "waiting": 0})
     assert eventually(lambda: len(workers(server)) == 2 and other in workers(server), 15)
-    assert eventually(lambda: all(fresh(server, "POST", "/v1/completions", json=SAID).status_code == 200
-                                  for _ in range(4)), 15)
+    statuses: list[int] = []
+
+    def answer_again() -> bool:
+        new = [fresh(server, "POST", "/v1/completions", json=SAID).status_code for _ in range(4)]
+        statuses.extend(new)
+        return new == [200] * 4
+
+    assert eventually(answer_again, 15)
+    now = counted + len(whole) + statuses.count(200)
+    assert eventually(lambda: succeeded(server) == now), "what a dead worker counted stays"
+    assert _metric_files(victim) == 0, "its files go into those of all dead ones"
+
+
+def _metric_files(worker: psutil.Process) -> int:
+    """Of one HTTP process, alive or dead."""
+    return len(list(Path(tempfile.gettempdir()).glob(f"weft-*/*_{worker.pid}.db")))
 
 
 def test_the_limit_of_connections_holds_for_all_workers_together(server: RunningServer) -> None:

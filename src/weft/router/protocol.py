@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from weft.costs.step import StepCost
 from weft.handoff import LinkStats, Role
@@ -52,8 +52,7 @@ class RoutedRequest:
     may_split: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
+class ReplicaLoad(NamedTuple):
     """A replica that takes requests, as the fleet counts it: exact at this moment, without a report of the
     engine. ``sequences`` and ``known_tokens`` are what the requests in flight brought there: prompts, and
     answers so far of those that resumed. ``rows``: sequences that its engine runs at once. ``costs``: what

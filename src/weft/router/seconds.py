@@ -193,7 +193,7 @@ class Seconds:
 
     def _place(self, load: ReplicaLoad, length: int, digests: Sequence[int], match: CacheMatch,
                guess: StepCost, now_s: float) -> _Place:
-        known = self._replicas.setdefault(load.replica, _Known())
+        known = self._known(load.replica)
         known.role = load.role
         position, restore_s = match.position, match.restore_s
         shared = min(known.queue.shared_tokens(digests), length - 1)
@@ -309,12 +309,16 @@ class Seconds:
         return first < second
 
     def _known(self, replica: int) -> _Known:
-        return self._replicas.setdefault(replica, _Known())
+        known = self._replicas.get(replica)
+        if known is None:  # not setdefault: choose asks for every replica, and would make one for each
+            known = self._replicas[replica] = _Known()
+        return known
 
 
 def _mean_costs(candidates: Sequence[ReplicaLoad]) -> StepCost:
-    """For a replica that has measured nothing yet: what the others have."""
-    return mean_cost([load.costs for load in candidates if load.costs is not None])
+    """For a replica that has measured nothing yet: what the others have. Unread where all have measured."""
+    measured = [load.costs for load in candidates if load.costs is not None]
+    return measured[0] if len(measured) == len(candidates) else mean_cost(measured)
 
 
 SEEN_MAX = 200_000

@@ -46,7 +46,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.handoff import Handoff
-from weft.host import end_memory_turn, in_background, use_part_of_host
+from weft.host import TRIM_EVERY_S, end_memory_turn, in_background, trim_heap, use_part_of_host
 from weft.info import ModelInfo
 from weft.memory.prefix.readings import SnapshotFollower
 from weft.request import Grammar, Request, TokenEvent
@@ -272,8 +272,7 @@ class EngineLoop:
         self._handoffs: dict[str, str] = {}
         self._step_count = 0
         self._computed: dict[str, int] = {}
-        """Requests of other engines' orders whose prompt is computed, and the step after which what they left
-        is in the tree."""
+        """Requests of others' orders whose prompt is computed, and the step after which it is in the tree."""
         self._stats_due_s = 0.0
         self._follower: SnapshotFollower | None = None
         self._full_report_due = False
@@ -307,6 +306,7 @@ class EngineLoop:
                 if not audited and not self._wait(_AUDIT_AFTER_MS):
                     self._core.audit()
                     audited = True
+                    trim_heap(TRIM_EVERY_S)
                 holds = self._peers is not None and bool(self._peers.inbox.held_bytes)
                 if not self._wait(_IDLE_LOOK_MS if self._has_bucket or holds else None):
                     self._core.poll_store()

@@ -271,6 +271,9 @@ class HttpEdge:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
+            # uvloop runs timers before it reads. Behind a pause of this process, bodies that came meanwhile
+            # lie unread in their sockets: one turn of the loop reads them before a client is called slow
+            await asyncio.sleep(0)
             for number, connection in enumerate(list(self._connections)):
                 if number % _SWEPT_AT_ONCE == _SWEPT_AT_ONCE - 1:
                     await asyncio.sleep(0)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -53,6 +54,20 @@ class SequenceTimes:
         self.finish_reason: str | None = None
         self.cached_tokens = 0
         self.preemptions = 0
+
+
+def fold_counts(folder: str, pid: int) -> None:
+    """The counts of HTTP worker ``pid``, which has ended, go into the files of all that have ended: else each
+    death left two files, which every scrape reads. Counters and the buckets of histograms add up."""
+    from prometheus_client.mmap_dict import MmapedDict
+
+    files: Any = MmapedDict
+    for file in sorted(Path(folder).glob(f"*_{pid}.db")):
+        total = files(str(file.with_name(f"{file.name.split('_')[0]}_ended.db")))
+        for key, value, _, _ in files.read_all_values_from_file(str(file)):
+            total.write_value(key, total.read_value(key)[0] + value, 0.0)
+        total.close()
+        file.unlink()
 
 
 class Metrics:

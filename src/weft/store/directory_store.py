@@ -40,7 +40,7 @@ from weft.store.opening import OpenDirectory, StoreOptions, salt_key
 from weft.store.reading import FetchThreads, RecordFetch
 from weft.store.records import StoreRecords, free_bytes
 from weft.store.space import BLOCK_BYTES, Volumes, blocks_for
-from weft.store.upkeep import COMPACT_ROWS_LEAST, Compacted, Refreshed, Upkeep
+from weft.store.upkeep import COMPACT_ROWS_FEW, COMPACT_ROWS_LEAST, Compacted, Refreshed, Upkeep
 from weft.store.writing import PutJob, WriteOutcome, WriteThread, put_request, records_of
 
 FINAL_WRITES_S = 5.0
@@ -72,11 +72,14 @@ class DirectoryStore:
         self._outcomes: queue.SimpleQueue[WriteOutcome | RecordFetch | Compacted | Refreshed] = \
             queue.SimpleQueue()
         free = free_bytes(opened)
+        self.records = StoreRecords(opened, options, self._namespace, free)
+        # of a small store, no more rows than it has blocks: else the ledger outgrows what it names
+        blocks = self.records.space.capacity_bytes // BLOCK_BYTES
+        least = min(compact_rows_least, max(blocks, COMPACT_ROWS_FEW))
         self.upkeep = Upkeep(opened, self._namespace, self._outcomes.put, free, options.forms, clock=clock,
-                             compact_rows_least=compact_rows_least)
+                             compact_rows_least=least)
         self._reader = FetchThreads(VolumeSource(opened.volumes), self._outcomes.put,
                                     threads=options.read_threads)
-        self.records = StoreRecords(opened, options, self._namespace, free)
         self._writer: WriteThread | None = None
         if opened.writable and opened.ledger is not None:
             volumes = self.records.space.volumes

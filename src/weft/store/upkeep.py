@@ -35,6 +35,8 @@ from weft.store.opening import OpenDirectory, read_ledger
 from weft.store.recovery import LiveRows, live_rows
 
 COMPACT_ROWS_LEAST = 65_536
+COMPACT_ROWS_FEW = 1024
+"""Of the smallest store: 147 kB of rows."""
 COMPACT_RETRY_S = 60.0
 FREE_SPACE_S = 5.0
 FOLLOW_S = 10.0

@@ -288,6 +288,14 @@ def test_a_write_rate_slows_writes_and_nothing_else(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.parametrize(("capacity", "rows"), [(192 << 10, 1024), (40 << 20, 10_240), (1 << 40, 65_536)])
+def test_the_ledger_of_a_small_store_is_written_anew_before_it_has_more_rows_than_the_store_blocks(
+        tmp_path: Path, capacity: int, rows: int) -> None:
+    store = opened(tmp_path, capacity_bytes=capacity)
+    assert store.upkeep.compact_rows_least == rows
+    store.close()
+
+
 def test_a_record_larger_than_a_volume_is_refused(tmp_path: Path) -> None:
     store = opened(tmp_path, capacity_bytes=8192, volume_bytes=8192)
     assert put(store, prompt(256)) is None

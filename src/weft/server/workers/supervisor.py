@@ -14,8 +14,8 @@ tokenizes. It passes the rest on to the supervisor's own HTTP socket (``forward`
 the same at each worker. What belongs to all processes lies in files: counts (``SharedCounts``), and metrics,
 which prometheus_client adds up.
 
-A worker that dies takes its clients' connections with it. Its requests are cancelled, its counts cleared, and
-another starts. Workers never outlive the supervisor.
+A worker that dies takes its clients' connections with it. Its requests are cancelled, its counts cleared, its
+metrics folded into those of all dead ones, and another starts. Workers never outlive the supervisor.
 
 """
 
@@ -43,6 +43,7 @@ from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Cancel, Progress, Ready, Refusal, Reply, Report, StepReport, Submit
 from weft.server.config import ServerConfig
 from weft.server.edge import SharedCounts
+from weft.server.metrics import fold_counts
 from weft.server.workers.link import FromWorker, WorkerLaunch
 
 _LOOK_S = 0.05
@@ -216,6 +217,8 @@ class Workers:
             code = await self._one_life(worker)
             worker.lost()
             self.counts.clear(worker.number)
+            if worker.process is not None:
+                fold_counts(self.folder, worker.process.pid)
             if not worker.serves.is_set():
                 self._failed_start = EngineUnavailableError(
                     f"HTTP worker {worker.number} ended with code {code} before it answered")
