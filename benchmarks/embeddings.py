@@ -1,6 +1,6 @@
 """Embeddings a second: weft's engine and transformers' model, in one process, in turns.
 
-    python -m benchmarks.embeddings [--family lfm2] [--size 350m] [--dtype bfloat16] [--rounds 2] [--json FILE]
+    python -m benchmarks.embeddings [--family lfm2] [--size 350m] [--dtype bfloat16] [--rounds 2] [--json F]
 
     load      texts x tokens      what it shows
     short     64 x 32             many small inputs, as of queries
