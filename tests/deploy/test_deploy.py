@@ -214,7 +214,7 @@ def test_the_page_of_an_operator_has_every_alert_and_no_other() -> None:
 
 
 def test_alerts_pass_the_linter_of_prometheus_where_there_is_one() -> None:
-    """Debian's package prometheus has promtool, and 96 MB in all. Else schema and parser say what they can."""
+    """Debian's package prometheus has promtool, and 96 MB in all; else schema and parser have to do."""
     promtool = shutil.which("promtool") or os.environ.get("PROMTOOL")
     assert alerts()
     if promtool is not None:
