@@ -1,5 +1,5 @@
 // Small things between the matrix products, one pass each: rotary, K and V into their pages, silu(gate) * up,
-// x * sigmoid(gate).
+// x * sigmoid(gate), gelu.
 
 namespace weft {
 namespace {
@@ -117,6 +117,23 @@ void silu_mul_of(const SiluMulArgs& args) {
 void silu_mul(const SiluMulArgs& args) {
   if (args.dtype == Dtype::bfloat16) silu_mul_of<bf16>(args);
   else silu_mul_of<float>(args);
+}
+
+template <class T>
+void gelu_tanh_of(const GeluArgs& args) {
+  constexpr int64_t wide = 4096;
+  Pool::instance().for_each((args.count + wide - 1) / wide, static_cast<double>(wide), [&](int64_t block) {
+    const int64_t end = (block + 1) * wide < args.count ? (block + 1) * wide : args.count;
+    const T* x = static_cast<const T*>(args.x);
+    T* out = static_cast<T*>(args.out);
+    for (int64_t i = block * wide; i < end; i += 16)
+      store_some(out + i, gelu_tanh(load_some(x + i, end - i)), end - i);
+  });
+}
+
+void gelu_tanh(const GeluArgs& args) {
+  if (args.dtype == Dtype::bfloat16) gelu_tanh_of<bf16>(args);
+  else gelu_tanh_of<float>(args);
 }
 
 // One gate for each number, or one for each head.

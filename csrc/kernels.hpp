@@ -178,6 +178,22 @@ struct SiluMulArgs {
   void* out;               // [tokens, width] dense
 };
 
+struct GeluArgs {          // by tanh, of the numbers that lie one after the other
+  const void* x;           // [count]
+  int64_t count;
+  Dtype dtype;
+  void* out;               // [count]; may be x
+};
+
+struct SoftmaxArgs {       // of scale x, in place
+  void* x;                 // [rows, columns] dense; kSoftmaxColumns at most
+  int64_t rows, columns;
+  float scale;             // above 0
+  Dtype dtype;
+};
+
+constexpr int64_t kSoftmaxColumns = 16384;
+
 struct GateArgs {
   void* x;                 // [tokens, heads, dim] dense, in place
   Rows gate;               // [tokens, heads * dim], or [tokens, heads] with per_head
@@ -277,6 +293,8 @@ struct Kernels {
   void (*write_kv)(const WriteKvArgs&);
   void (*silu_mul)(const SiluMulArgs&);
   void (*sigmoid_gate)(const GateArgs&);
+  void (*gelu_tanh)(const GeluArgs&);
+  void (*softmax)(const SoftmaxArgs&);
   void (*linear)(const LinearArgs&);
   void (*widen_weight)(const WidenArgs&);
   bool (*has_byte_products)();

@@ -168,7 +168,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 17;
+  m.attr("INTERFACE") = 18;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -290,6 +290,14 @@ NB_MODULE(_native, m) {
   m.def("silu_mul", [](Address gate_up, int64_t stride, int64_t tokens, int64_t width, int dtype, Address out) {
     nb::gil_scoped_release unlocked;
     kernels().silu_mul({at(gate_up), stride, tokens, width, static_cast<Dtype>(dtype), at(out)});
+  });
+  m.def("gelu_tanh", [](Address x, int64_t count, int dtype, Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().gelu_tanh({at(x), count, static_cast<Dtype>(dtype), at(out)});
+  });
+  m.def("softmax", [](Address x, int64_t rows, int64_t columns, float scale, int dtype) {
+    nb::gil_scoped_release unlocked;
+    kernels().softmax({at(x), rows, columns, scale, static_cast<Dtype>(dtype)});
   });
   m.def("linear", [](Address x, int64_t x_stride, int x_dtype, int64_t rows, const WeightTuple& weight, Address bias,
                      bool exact, Address out) {

@@ -9,7 +9,7 @@ WEFT_INLINE f32x16 activated(f32x16 x, Activation activation) {
     const f32x16 up = max(x, splat(0));
     return up * up;
   }
-  if (activation == Activation::gelu_tanh) return x / (1.0f + exp(x * (-1.5957691216057308f - 0.07135481282725557f * x * x)));
+  if (activation == Activation::gelu_tanh) return gelu_tanh(x);
   for (int i = 0; i < 16; ++i) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118654752f));
   return x;
 }

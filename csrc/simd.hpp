@@ -260,6 +260,9 @@ WEFT_INLINE f32x16 exp(f32x16 x) {
 WEFT_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
 WEFT_INLINE f32x16 silu(f32x16 x) { return x / (1.0f + exp(-x)); }
 
+// x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as a sigmoid.
+WEFT_INLINE f32x16 gelu_tanh(f32x16 x) { return x / (1.0f + exp(x * (-1.5957691216057308f - 0.07135481282725557f * x * x))); }
+
 // log(1 + e^x) = max(x, 0) + log1p(e^-|x|), the second by 2 atanh(u / (2 + u)).
 WEFT_INLINE f32x16 softplus(f32x16 x) {
   const f32x16 zero = splat(0), u = exp(-max(x, -x)), s = u / (2.0f + u), ss = s * s;

@@ -34,6 +34,8 @@ void rotary(const RotaryArgs& args);
 void write_kv(const WriteKvArgs& args);
 void silu_mul(const SiluMulArgs& args);
 void sigmoid_gate(const GateArgs& args);
+void gelu_tanh(const GeluArgs& args);
+void softmax(const SoftmaxArgs& args);
 void linear(const LinearArgs& args);
 void widen_weight(const WidenArgs& args);
 bool has_byte_products();

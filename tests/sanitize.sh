@@ -3,6 +3,7 @@
 # behaviour; and the threads' jobs (csrc/check_pool.cpp) for data races.
 #
 #   tests/sanitize.sh [TABLE]     one instruction set: the best of this machine, or portable, x86_64_v3, x86_64_v4
+#   ONLY=compile tests/sanitize.sh    without the tests, and so before there is a .venv (PYTHON=python3)
 #
 # Every buffer of a test ends in a red zone, as torch's memory comes from the sanitizer's allocator then; what a
 # kernel reads behind its input, or computes outside of what C++ defines, ends the run. Only our files are built so:
@@ -84,6 +85,8 @@ done | xargs -r -d '\n' -P "$JOBS" -n 1 sh -c
 
 extension="$objects/_native$suffix"
 "$CXX" -shared -pthread "${checked[@]}" "$objects"/*.o -o "$extension"
+
+[ "${ONLY:-}" != compile ] || exit 0
 
 # --capture=sys: what a sanitizer writes as the process ends is not kept by pytest, and lost with it. Two processes and no
 # pytest-xdist, which waits for workers that are gone.

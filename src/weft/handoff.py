@@ -57,7 +57,8 @@ class Handoff(msgspec.Struct, frozen=True):
 class LinkStats(msgspec.Struct, frozen=True):
     """Of the handoffs of one engine: bytes that it ``sent`` and ``received``, orders that ``ended`` well and
     that ``failed``, parcels that it ``refused``. ``bytes_s``: of its puts, measured or guessed. ``kv_bytes``:
-    of a page of 16 tokens; ``state_bytes``: of one state; ``chunk_tokens``: what it sends at once."""
+    of a page of 16 tokens; ``state_bytes``: of one state; ``chunk_tokens``: what it sends at once.
+    ``room_bytes``: the most that it takes of one prompt, 0 for no limit."""
 
     sent: int = 0
     received: int = 0
@@ -69,6 +70,12 @@ class LinkStats(msgspec.Struct, frozen=True):
     kv_bytes: int = 0
     state_bytes: int = 0
     chunk_tokens: int = 1024
+    room_bytes: int = 0
+
+    def has_room(self, start: int, end: int) -> bool:
+        """Whether it takes the records of [``start``, ``end``): the KV, and the last state."""
+        kv_bytes = ceil_div(end - start, PAGE_TOKENS) * self.kv_bytes
+        return not self.room_bytes or kv_bytes + self.state_bytes <= self.room_bytes
 
     def nbytes(self, start: int, end: int) -> int:
         """Of the records of [``start``, ``end``): the KV, and a state for each chunk."""

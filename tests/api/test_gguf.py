@@ -8,20 +8,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, PoolingType
 
 from tests.fixtures import store_life
 from tests.fixtures.checkpoints import checkpoint, make_checkpoint
 from tests.fixtures.drafters import KINDS, AnswerDrafter
+from tests.fixtures.pooled_checkpoints import embedder
 from tests.oracle.serving import Serving
 from tests.oracle.test_engine_prefix_cache import text
 from tests.support.gguf_files import split, write_gguf
 from weft.api.engine import Engine
 from weft.assemble import find_model
 from weft.config import EngineConfig
-from weft.errors import CheckpointError, ConfigError
+from weft.errors import CheckpointError, ConfigError, RequestError
 from weft.models.hub import resolve_model
 from weft.models.loading import load_model
 from weft.request import SamplingParams
@@ -40,6 +43,26 @@ def answers(model: Path) -> list[tuple[list[int], int]]:
     with Engine(str(model), memory="64MiB") as engine:
         return [(one.tokens, one.cached_tokens) for text in (PROMPT, PROMPT + "And then?")
                 for one in engine.generate(text, GREEDY)]
+
+
+def test_a_file_says_how_it_embeds(tmp_path: Path) -> None:
+    def file(kind: PoolingType) -> Path:
+        return write_gguf(checkpoint("lfm2"), tmp_path / f"{kind.name}.gguf",
+                          change=lambda writer: writer.add_pooling_type(kind))
+
+    def embedded(model: Path) -> np.ndarray[Any, Any]:
+        with Engine(str(model), memory="16MiB", dtype="float32") as engine:
+            return engine.embed(["The red key", "is here."])
+
+    mean = embedder(tmp_path / "mean", "lfm2", pooling={"pooling_mode_mean_tokens": True})
+    last = embedded(file(PoolingType.LAST))
+    assert np.array_equal(embedded(file(PoolingType.MEAN)), embedded(mean))
+    assert np.array_equal(last, embedded(checkpoint("lfm2"))), "what is not said is the last token"
+    assert np.abs(last - embedded(mean)).max() > 0.01, "the control: they differ"
+    with pytest.raises(RequestError, match="its pooling is cls"):
+        embedded(file(PoolingType.CLS))
+    view = resolve_model(file(PoolingType.RANK))
+    assert json.loads((view / "config.json").read_text())["classifier_from_token"] == ["no", "yes"]
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])

@@ -155,7 +155,7 @@ def test_a_directory_is_planned_from_its_config_alone(
     assert data(capsys, "weft-recall", "--memory", "64MiB")["family"] == "qwen3_5"
 
 
-@pytest.mark.parametrize("name", ["lfm2_vl", "qwen3_5_vl"])
+@pytest.mark.parametrize("name", ["lfm2_vl", "qwen3_5_vl", "lfm3_vl"])
 def test_a_tower_that_is_not_on_disk_is_not_counted(
         capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     import shutil

@@ -105,6 +105,18 @@ def test_the_stores_of_the_page_are_the_committed_result() -> None:
     assert re.findall(r"^\| \d+ GB \| [`n].*\|$", PAGE, re.MULTILINE) == rows
 
 
+def test_the_roles_of_the_page_are_the_committed_result() -> None:
+    rows = []
+    for rate, whole in results("roles").items():
+        for row, name in ((whole["results"][0], whole["roles"]), (whole["unsplit"][0], "no roles")):
+            splits, sent_GB = row["splits"] / row["requests"], row["sent_bytes"] / GB
+            split = f"{splits:.0%} | {sent_GB:.0f} GB" if splits else "|"
+            ttft, gaps = row["ttft"], row["gaps"]
+            rows.append(f"| {rate} | {name} | {split} | {row['hit_rate']:.1%} | {ttft['p50']:.2f} | "
+                        f"{ttft['p99']:.2f} | {1e3 * gaps['p50']:.0f} | {1e3 * gaps['p99']:.0f} |")
+    assert re.findall(r"^\| \d+ \| (?:2p2d|no roles) .*\|$", PAGE, re.MULTILINE) == rows
+
+
 def test_the_readme_has_the_same_figures() -> None:
     [line] = [line for line in README.splitlines() if line.startswith("| prompt tokens found")]
     assert " / ".join(percentages("conversation", "value")) in line

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
 import pytest
 
 from tests.fixtures.checkpoints import asked, checkpoint
 from tests.support.split_fleet import SplitFleet
 from weft.assemble import assemble
 from weft.config import EngineConfig
-from weft.engine.engine import EngineCore
 from weft.request import Request, SamplingParams
+from weft.tensor import native
+from weft.units import PAGE_TOKENS
 
 USUAL = ("qwen3", "qwen3_5", "granite_moe", "lfm2", "mamba", "falcon_h1", "recurrent_gemma", "minimax")
 """Each kind of layer. ``tests.oracle.compositions`` asks for the others."""
@@ -23,20 +29,30 @@ def requests() -> list[Request]:
             for length in (3, 64, 131, 210)]
 
 
+def assert_split_as_whole(directory: Path, asked: Sequence[Request], **form: Any) -> None:
+    """The first of both engines answers alone before that, under a salt of its own."""
+    config = EngineConfig(**{
+        "model": str(directory), "memory": "16MB", "threads": 1, "max_model_len": 512, "handoffs": True,
+        "max_num_batched_tokens": 72, "max_num_seqs": 8, "device": "cpu", "speculate": "off", **form})
+    cores = [assemble(config).core for _ in range(2)]
+    answers: dict[tuple[str, int], list[int]] = {}
+    for request in asked:
+        cores[0].submit(msgspec.structs.replace(request, cache_salt="alone"))
+    while cores[0].has_work:
+        for event in cores[0].step():
+            answers.setdefault((event.request_id, event.index), []).extend(event.tokens)
+    waiting = list(cores)
+    fleet = SplitFleet(None, ("prefill", "decode"), 0, new_core=lambda: waiting.pop(0))
+    assert fleet.run(list(asked)) == answers
+    assert fleet.placement.handoff_count == len(asked)
+    generated = sum(len(tokens) - 1 for tokens in answers.values())
+    if config.speculate == "off":   # drafts are computed too
+        assert cores[1].computed_tokens <= generated + PAGE_TOKENS * len(answers), "more than the last page"
+    for core in cores:
+        core.close()
+    native.choose("auto")
+
+
 @pytest.mark.parametrize("name", asked(*USUAL))
 def test_a_split_answer_is_that_of_one_engine(name: str) -> None:
-    def core(handoffs: bool = True) -> EngineCore:
-        return assemble(EngineConfig(model=str(checkpoint(name)), memory="16MB", threads=1, max_model_len=256,
-                                     max_num_batched_tokens=64, max_num_seqs=8, handoffs=handoffs)).core
-
-    whole, answers = core(handoffs=False), {}
-    for request in requests():
-        whole.submit(request)
-    while whole.has_work:
-        for event in whole.step():
-            answers.setdefault((event.request_id, event.index), []).extend(event.tokens)
-    fleet = SplitFleet(None, ("prefill", "decode"), 0, new_core=core)
-    assert fleet.run(requests()) == answers
-    assert fleet.placement.handoff_count == len(requests())
-    for engine in (whole, *(replica.engine.core for replica in fleet.replicas)):
-        engine.close()
+    assert_split_as_whole(checkpoint(name), requests())

@@ -65,13 +65,13 @@ def test_a_wrong_record_is_noticed() -> None:
     fleet = SplitFleet(scenario(), ROLES, 0)
     for replica in fleet.replicas:
         inbox = replica.engine.peers.inbox
-        accept = inbox._add
+        accept = inbox.add
 
         def changed(parcel, records, accept=accept):  # type: ignore[no-untyped-def]
             record, state = records[-1]
             return accept(parcel, [*records[:-1], (record, state ^ 1)])
 
-        inbox._add = changed
+        inbox.add = changed
     with pytest.raises(AssertionError, match="does not hold the state"):
         fleet.run(requests(0))
 

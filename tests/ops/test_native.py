@@ -19,6 +19,8 @@ from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in, 
 from tests.support import naive_ops, native_ops, page_packing
 from weft.tensor import layout, native
 from weft.tensor.inputs import Runs, TapPoint
+from weft.tensor.op import UNFIT
+from weft.tensor.ops import elementwise
 
 CLOSE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2}}
 DTYPES = [torch.float32, torch.bfloat16]
@@ -337,6 +339,50 @@ def test_silu_mul_equals_the_twin_over_the_whole_range(dtype: torch.dtype) -> No
     x = (noise(1, 7, 4160) * 40).to(dtype)
     for got in in_each_set(lambda: native_ops.silu_mul(x)):
         torch.testing.assert_close(got, naive_ops.silu_mul(x), **CLOSE[dtype])
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", [(7,), (3, 2, 16), (2, 4099)])
+def test_gelu_by_tanh_equals_the_twin_over_the_whole_range(dtype: torch.dtype,
+                                                           shape: tuple[int, ...]) -> None:
+    x = (noise(1, *shape) * 10).to(dtype)
+    before, want = x.clone(), naive_ops.gelu_tanh(x)
+    for got in in_each_set(lambda: native_ops.activate(x, "gelu_tanh")):
+        torch.testing.assert_close(got, want, **CLOSE[dtype])
+    assert torch.equal(x, before)
+    for spent, got in in_each_set(
+            lambda: ((mine := x.clone()), native_ops.activate(mine, "gelu_tanh", spent=True))):
+        assert got is spent
+        torch.testing.assert_close(got, want, **CLOSE[dtype])
+
+
+@each_dtype
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 1000, native.SOFTMAX_COLUMNS_MAX])
+def test_softmax_in_place_equals_the_twin(dtype: torch.dtype, columns: int) -> None:
+    x = (noise(1, 3, 2, columns) * 30).to(dtype)
+    want = naive_ops.softmax(x, 0.3)
+    torch.testing.assert_close(elementwise.softmax_.torch(x.clone(), 0.3), want, **CLOSE[dtype])
+    for got in in_each_set(lambda: native_ops.softmax_(x.clone(), 0.3)):
+        torch.testing.assert_close(got, want, **CLOSE[dtype])
+        torch.testing.assert_close(got.float().sum(-1), torch.ones(3, 2), rtol=0, atol=0.02)
+
+
+def test_softmax_leaves_a_nan_in_its_row_and_its_neighbours_alone() -> None:
+    x = torch.tensor([[1e4, -1e4] * 20, [0.5] * 39 + [float("nan")], [-1e4] * 39 + [3e4]])
+    for got in in_each_set(lambda: native_ops.softmax_(x.clone(), 1.0)):
+        assert got[0].tolist() == [pytest.approx(0.05), 0.0] * 20
+        assert got[1].isnan().all()
+        assert got[2].tolist() == [0.0] * 39 + [1.0]
+
+
+def test_what_the_kernels_of_rows_do_not_take_goes_through_torch() -> None:
+    x = noise(1, 4, native.SOFTMAX_COLUMNS_MAX + 1)
+    assert elementwise.softmax_.native is not None
+    assert elementwise.softmax_.native(x, 1.0) is UNFIT
+    torch.testing.assert_close(elementwise.softmax_(x.clone(), 0.5), naive_ops.softmax(x, 0.5))
+    turned = noise(2, 6, 4).t()
+    torch.testing.assert_close(elementwise.activate(turned, "gelu_tanh"), naive_ops.gelu_tanh(turned))
+    torch.testing.assert_close(elementwise.softmax_(turned.clone(), 2.0), naive_ops.softmax(turned, 2.0))
 
 
 def test_native_is_refused_by_name_where_it_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,33 +24,29 @@ from weft.runner import torch_executor
 from weft.runner.staging import Staging
 from weft.tensor import native
 from weft.tensor.inputs import LayerCache, Runs
-from weft.tensor.weights import tiles as tiled
 
 LENGTHS = (5, 40, 90)
 NEW_TOKENS = 24
 SAMPLINGS = (SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True),
              SamplingParams(temperature=0.9, top_p=0.95, max_tokens=NEW_TOKENS, ignore_eos=True, seed=11))
 ON_THE_KERNELS = ("qwen3", "qwen3_5", "lfm2", "granite", "mamba", "mamba2", "nemotron_h",
-                  "olmo_hybrid")
+                  "olmo_hybrid", "qwen3_next", "granite_moe")
 """Every product, attention and recurrence is C++."""
-IN_TORCH = ("qwen3_next", "jamba", "falcon_h1", "zamba2", "kimi_linear", "ling", "gpt_oss", "lfm3", "bamba",
-            "qwen3_window", "granite_moe", "lfm2_moe", "nemotron_h_moe")
-"""Something is torch's: a router, a latent or a ring of KV, a width that is no multiple of 16."""
+IN_TORCH = ("jamba", "falcon_h1", "zamba2", "kimi_linear", "ling", "gpt_oss", "lfm3", "bamba",
+            "qwen3_window", "lfm2_moe", "nemotron_h_moe")
+"""Something is torch's: a latent or a ring of KV, a width that is no multiple of 16."""
 
 
 @functools.cache
-def in_tiles(family: str) -> LoadedModel:
-    """The family's tiny model with its matrices in tiles, as those of real models are."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled, "TILED_ELEMENTS_MIN", 0)
-        return load_model(directory(family))
+def loaded(family: str) -> LoadedModel:
+    return load_model(directory(family))
 
 
 class Speculating:
     """One engine for all kinds of drafts. ``run`` learns the truth for the sequences that it submits."""
 
     def __init__(self, family: str, **options: object) -> None:
-        model = in_tiles(family)
+        model = loaded(family)
         self.drafter = AnswerDrafter("empty", {}, model.spec.vocab_size)
         self.serving = Serving(family, model=model, drafter=self.drafter, **options)
         self._next = 0
@@ -66,7 +62,7 @@ class Speculating:
 @pytest.mark.parametrize("family", asked(*ON_THE_KERNELS, *IN_TORCH))
 def test_drafts_change_no_token_and_on_the_kernels_no_bit(family: str) -> None:
     prompts = [text(length, length) for length in LENGTHS]
-    plain, speculating = Serving(family, model=in_tiles(family)), Speculating(family)
+    plain, speculating = Serving(family, model=loaded(family)), Speculating(family)
     for sampling in SAMPLINGS:
         truth = plain.run(prompts, sampling)
         for kind in KINDS:
@@ -82,7 +78,7 @@ def test_drafts_change_no_token_and_on_the_kernels_no_bit(family: str) -> None:
 
 @functools.cache
 def truth_of_controls() -> list[Answer]:
-    return Serving("qwen3_5", model=in_tiles("qwen3_5")).run([text(n, n) for n in LENGTHS], SAMPLINGS[0])
+    return Serving("qwen3_5", model=loaded("qwen3_5")).run([text(n, n) for n in LENGTHS], SAMPLINGS[0])
 
 
 def spoilt(monkeypatch: pytest.MonkeyPatch, change: Callable[[Runs, list[int]], None]) -> None:

@@ -25,16 +25,13 @@ APART = ("olmo3", "falcon_h1", "qwen3_next", "zamba2", "kimi_linear", "ling", "g
 
 
 @functools.cache
-def loaded_in_tiles(name: str) -> LoadedModel:
-    """Matrices of these are small enough to stay as rows otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled, "TILED_ELEMENTS_MIN", 1)
-        return load_model(checkpoint(name))
+def loaded(name: str) -> LoadedModel:
+    return load_model(checkpoint(name))
 
 
 def decodes(name: str) -> tuple[ModelDriver, StepInputs]:
     """Three, and a PAD row."""
-    driver = ModelDriver(loaded_in_tiles(name).model, sequences=4, length=320)
+    driver = ModelDriver(loaded(name).model, sequences=4, length=320)
     driver.step((0, prompt(70)), (1, prompt(9)), (3, prompt(128)))
     return driver, driver._inputs(((0, [5]), (1, [6]), (3, [7])), 1)
 
@@ -81,7 +78,7 @@ def test_other_models_go_layer_by_layer(name: str, stacked: list[bool]) -> None:
 
 
 def test_many_rows_and_the_torch_path_go_layer_by_layer(stacked: list[bool]) -> None:
-    driver = ModelDriver(loaded_in_tiles("lfm2").model, sequences=4, length=320)
+    driver = ModelDriver(loaded("lfm2").model, sequences=4, length=320)
     driver.step((0, prompt(MOST_ROWS + 1)))
     assert stacked == [False]
     native.choose("torch")

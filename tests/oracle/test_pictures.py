@@ -47,6 +47,7 @@ BIG, TALL, SMALL, FLAT = (200, 120), (120, 200), (64, 64), (41, 90)
 CLIP = (60, 50, 5)
 """A video: its frames at last."""
 TURNING = tuple(name for name in SEEING if name.startswith("qwen"))
+READING_VIDEOS = (*TURNING, "lfm3_vl")
 of_each = pytest.mark.parametrize("name", SEEING)
 of_turning = pytest.mark.parametrize("name", TURNING)
 
@@ -89,7 +90,7 @@ def serving(name: str, **named: object) -> Serving:
 @functools.cache
 def cases(name: str) -> list[Seeing]:
     """Videos are among them where the model reads any."""
-    last, mixed = ((CLIP,), (FLAT, CLIP, TALL)) if name in TURNING else ((FLAT,), (FLAT, TALL, FLAT))
+    last, mixed = ((CLIP,), (FLAT, CLIP, TALL)) if name in READING_VIDEOS else ((FLAT,), (FLAT, TALL, FLAT))
     return [seeing(name, 70, (BIG,), 9, seed=1), seeing(name, 3, (SMALL,), 60, seed=2),
             seeing(name, 130, last, -1, seed=3), seeing(name, 20, mixed, 12, seed=6)]
 
@@ -188,7 +189,7 @@ def test_an_answer_goes_on_in_another_engine(name: str) -> None:
     assert resumed(case, others, 1) != case.truth.tokens[1:], "the control: the pictures decide the answer"
 
 
-@of_turning
+@pytest.mark.parametrize("name", READING_VIDEOS)
 def test_videos_that_differ_in_their_last_frame_share_nothing(name: str) -> None:
     """Nor does a video share rows with the picture that its frames show."""
     first = seeing(name, 70, (CLIP,), 70, seed=2)

@@ -1,14 +1,14 @@
 """A resumed answer goes on with the same logits, to the bit: three answers of one request, as after kill -9.
 
 The first engine decodes each of them beside the others. The next one computes its tokens in a prefill, beside
-other requests. Weights are in tiles, as large ones are; torch's products of small matrices have bits that
-depend on the rows beside them, so that one sampled token in many thousands was another.
+other requests. Torch's products have bits that depend on the rows beside them: with those, one sampled token
+in many thousands was another.
 """
 
 from __future__ import annotations
 
 from tests.fixtures.checkpoints import checkpoint
-from tests.fixtures.packed_weights import build_in_tiles
+from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.request import Request, Resumption, SamplingParams
 from weft.tensor import native
@@ -24,7 +24,7 @@ def sampling(n: int, seed: int) -> SamplingParams:
 
 def said(*beside: Request, seed: int = 11, so_far: Said | None = None) -> Said:
     """What an engine adds to ``so_far``, while it answers ``beside``."""
-    assembled = build_in_tiles(
+    assembled = assemble(
         EngineConfig(model=str(checkpoint("qwen3_5")), memory="32MB", threads=1, max_model_len=256),
         on_progress=lambda line: None)
     resumption = so_far and Resumption(answers={i: [token for token, _ in one] for i, one in so_far.items()})

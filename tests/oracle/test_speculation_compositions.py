@@ -15,7 +15,7 @@ from tests.fixtures.drafters import Kind
 from tests.oracle.serving import Answer, Serving, directory
 from tests.oracle.test_engine_grammars import LONG, PERSON
 from tests.oracle.test_engine_prefix_cache import text
-from tests.oracle.test_engine_speculation import Speculating, in_tiles
+from tests.oracle.test_engine_speculation import Speculating, loaded
 from tests.server.scripted_engine import _FreeRows
 from weft.engine.grammars import GrammarCompiler
 from weft.request import SamplingParams
@@ -85,13 +85,13 @@ def run(case: Case, serving: Any, kind: Kind | None, truth: list[list[Answer]]) 
 
 def grammar_compiler(vocab_size: int) -> GrammarCompiler:
     tokenizer = directory("qwen3_5") / "tokenizer.json"
-    return GrammarCompiler(tokenizer.read_text, in_tiles("qwen3_5").generation_defaults.eos_ids, vocab_size)
+    return GrammarCompiler(tokenizer.read_text, loaded("qwen3_5").generation_defaults.eos_ids, vocab_size)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_drafts_change_nothing_with(name: str) -> None:
     case = CASES[name]
-    plain = Serving("qwen3_5", model=in_tiles("qwen3_5"), **case.engine)
+    plain = Serving("qwen3_5", model=loaded("qwen3_5"), **case.engine)
     if case.grammars:
         plain.core.grammars = grammar_compiler(plain.core.vocab_size)
     truth = run(case, plain, None, [])
@@ -118,7 +118,7 @@ def test_each_source_changes_nothing(source: SourceName) -> None:
     if source == "grammar":
         fields |= {"grammar": PERSON, "ignore_eos": False}
     drafter = Speculator((source,), costs=_FreeRows())
-    plain, drafting = (Serving("qwen3_5", model=in_tiles("qwen3_5"), cache=True, drafter=one)
+    plain, drafting = (Serving("qwen3_5", model=loaded("qwen3_5"), cache=True, drafter=one)
                        for one in (None, drafter))
     plain.core.grammars = drafting.core.grammars = grammar_compiler(plain.core.vocab_size)
     drafter._tree = drafting.core.memory.prefix_tree
@@ -136,7 +136,7 @@ def test_each_source_changes_nothing(source: SourceName) -> None:
 
 def test_the_cases_do_what_they_say() -> None:
     short = CASES["'a preempted sequence resumes behind a stale state'"]
-    preempted = run(short, Serving("qwen3_5", model=in_tiles("qwen3_5"), **short.engine), None, [])
+    preempted = run(short, Serving("qwen3_5", model=loaded("qwen3_5"), **short.engine), None, [])
     assert sum(answer.preemptions for answer in preempted[0]) > 0
-    hits = run(CASES["prefix hits"], Serving("qwen3_5", model=in_tiles("qwen3_5"), cache=True), None, [])
+    hits = run(CASES["prefix hits"], Serving("qwen3_5", model=loaded("qwen3_5"), cache=True), None, [])
     assert [answer.cached_tokens > 0 for answer in hits[1]] == [False, False, True]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.oracle.serving import Serving
 from tests.oracle.test_engine_compaction import PROMPTS, SAMPLINGS
-from tests.oracle.test_engine_speculation import Speculating, in_tiles
+from tests.oracle.test_engine_speculation import Speculating, loaded
 from tests.server.scripted_engine import _FreeRows, build, write_model_directory
 from tests.server.test_tools import CALL, TEMPLATES, TIME, WEATHER, stop_at_end
 from weft import Engine
@@ -32,7 +32,7 @@ def test_compaction_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     space: dict[str, Any] = {"memory_bytes": 1 << 20, "step_tokens": 128, "max_num_seqs": 12,
                              "max_model_len": 320, "cache": True}
     how: dict[str, Any] = {"stagger_steps": 1, "boundaries": [64]}
-    truth = Serving("qwen3_5", model=in_tiles("qwen3_5"), **space).run(PROMPTS[:7], samplings, **how)
+    truth = Serving("qwen3_5", model=loaded("qwen3_5"), **space).run(PROMPTS[:7], samplings, **how)
     seal = Transaction.seal
 
     def sealing(transaction: Transaction) -> Reservation:
@@ -128,7 +128,7 @@ def test_salts_share_no_draft() -> None:
     accepted = {}
     for salts in (("a", "a"), ("a", "b")):
         drafter = Speculator(("tree", "suffix"), costs=_FreeRows())
-        serving = Serving("qwen3_5", model=in_tiles("qwen3_5"), cache=True, drafter=drafter)
+        serving = Serving("qwen3_5", model=loaded("qwen3_5"), cache=True, drafter=drafter)
         drafter._tree = serving.core.memory.prefix_tree
         sampling = SamplingParams(temperature=1.0, seed=4, max_tokens=30, ignore_eos=True)
         texts = [serving.run([PROMPTS[3]], sampling, salt=salt)[0].tokens for salt in salts]

@@ -16,7 +16,9 @@ from safetensors.torch import load_file, save_file
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.vision_checkpoints import (
     VISION_CHECKPOINTS,
+    load_vision_reference,
     prepared,
+    reference_inputs,
     reference_rows,
     vision_checkpoint,
     vision_reference,
@@ -95,9 +97,11 @@ def test_tiles_in_another_order_are_noticed() -> None:
     assert distance(rows, reference_rows("lfm2_vl", seen)) > 100 * TOLERANCE
 
 
-def test_bits_are_the_same_whatever_is_encoded_between_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["lfm2_vl", "lfm3_vl"])
+def test_bits_are_the_same_whatever_is_encoded_between_the_pieces(
+        name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "PIECE_PATCHES", 16)
-    tower, one, other = tower_of(loaded("lfm2_vl")), picture(200, 120), picture(90, 41)
+    tower, one, other = tower_of(loaded(name)), picture(200, 120, name), picture(90, 41, name)
     alone = encode_whole(tower, one)
     pieces, between, count = tower.encode(one), tower.encode(other), 0
     while True:
@@ -111,20 +115,29 @@ def test_bits_are_the_same_whatever_is_encoded_between_the_pieces(monkeypatch: p
             between = tower.encode(other)
     assert torch.equal(rows, alone)
     assert count > 3 * 3 * len(one.tiles), "a layer of a tile is several pieces"
-    assert distance(rows, reference_rows("lfm2_vl", one)) < TOLERANCE
+    assert distance(rows, reference_rows(name, one)) < TOLERANCE
 
 
-def test_bfloat16_is_near(tmp_path: Path) -> None:
-    rows = encode_whole(tower_of(load_model(vision_checkpoint("lfm2_vl"), "bfloat16")), picture(90, 41))
-    assert rows.dtype == torch.bfloat16
-    assert distance(rows, reference_rows("lfm2_vl", picture(90, 41))) < 0.03
-
-
-def test_the_text_part_is_that_of_transformers() -> None:
-    tokens = prompt(37)
-    [logits] = ModelDriver(loaded("lfm2_vl").model, sequences=1, length=64).step((0, tokens))
+@pytest.mark.parametrize("name", ["lfm2_vl", "lfm3_vl"])
+def test_bfloat16_is_as_near_as_that_of_transformers(name: str) -> None:
+    seen = picture(90, 41, name)
+    rows = encode_whole(tower_of(load_model(vision_checkpoint(name), "bfloat16")), seen)
+    truth = reference_rows(name, seen)
+    rounded = load_vision_reference(vision_checkpoint(name), dtype=torch.bfloat16)
+    given = {key: value.bfloat16() if value.is_floating_point() else value
+             for key, value in reference_inputs(name, [seen]).items()}
     with torch.inference_mode():
-        truth = vision_reference("lfm2_vl")(input_ids=torch.tensor([tokens])).logits[0]
+        [theirs] = rounded.get_image_features(**given, return_dict=True).pooler_output
+    assert rows.dtype == torch.bfloat16
+    assert distance(rows, truth) < 1.5 * distance(theirs, truth) < 0.06
+
+
+@pytest.mark.parametrize("name", ["lfm2_vl", "lfm3_vl"])
+def test_the_text_part_is_that_of_transformers(name: str) -> None:
+    tokens = prompt(37)
+    [logits] = ModelDriver(loaded(name).model, sequences=1, length=64).step((0, tokens))
+    with torch.inference_mode():
+        truth = vision_reference(name)(input_ids=torch.tensor([tokens])).logits[0]
     assert float((logits - truth).abs().max()) < TOLERANCE
 
 
@@ -177,6 +190,16 @@ def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
     name = "model.vision_tower.encoder.layers.1.mlp.fc1.weight"
     with pytest.raises(CheckpointError, match=f"tensor {name} of shape .* is missing"):
         load_model(respelled(tmp_path, ((name, None),)))
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("model_type", "siglip2_vision_model"), ("layer_types", ["conv", "mamba", "conv", "conv"]),
+    ("layer_types", ["conv"]), ("conv_kernel_size", 4), ("num_key_value_heads", 3),
+    ("num_attention_heads", 5), ("temporal_patch_size", 1), ("rope_parameters", {"rope_type": "yarn"})])
+def test_what_lfm3_does_not_serve_of_a_tower_is_named(key: str, value: object) -> None:
+    config = read_json(vision_checkpoint("lfm3_vl") / "config.json")
+    with pytest.raises(CheckpointError, match=f"vision_config.{key}"):
+        read_architecture(config | {"vision_config": config["vision_config"] | {key: value}})
 
 
 @pytest.mark.parametrize(("key", "value"), [("vision_feature_layer", -2), ("projector_hidden_act", "relu"),

@@ -38,7 +38,8 @@ def answers(assembled: Assembled, cases: list[Seeing]) -> list[tuple[list[int], 
 
 
 @pytest.mark.parametrize(("name", "overlap"), [("lfm2_vl", "off"), ("qwen3_5_vl", "off"),
-                                               ("qwen3_5_vl", "on"), ("qwen3_5_moe_vl", "off")])
+                                               ("qwen3_5_vl", "on"), ("qwen3_5_moe_vl", "off"),
+                                               ("lfm3_vl", "off")])
 def test_two_ranks_say_of_pictures_what_transformers_says(name: str, overlap: str, two: Peers) -> None:
     """Cold, from a cached prefix, after sleep, and encoded again after the rows were dropped on all ranks."""
     cases = asked(name)

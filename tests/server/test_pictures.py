@@ -326,7 +326,7 @@ def test_the_python_api_reads_pictures(tmp_path: Path) -> None:
                 engine.chat([{"role": "user", "content": [{"type": "image", "image": wrong}]}])
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_vl", "qwen3_5_moe_vl"])
+@pytest.mark.parametrize("name", ["qwen3_5_vl", "qwen3_5_moe_vl", "lfm3_vl"])
 def test_several_pictures_are_asked_about_with_the_client_of_openai(name: str, tmp_path: Path) -> None:
     import openai
 
@@ -535,6 +535,56 @@ def test_the_page_asks_about_a_dropped_a_pasted_and_a_chosen_picture(server: Run
         browser.wait_for(f"{ANSWERS}.length === 2 && document.getElementById('stop').hidden")
         assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
         assert metric(server, "pictures_encoded_total") == before + 2
+        browser.screenshot(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 10_000
+    finally:
+        browser.close()
+
+
+DROPS_FILE = """((name, type, text) => {
+  const bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0)), data = new DataTransfer();
+  data.items.add(new File([bytes], name, {type}));
+  const form = document.getElementById('ask-form');
+  form.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true}));
+})"""
+
+
+def test_the_page_asks_about_a_dropped_video(qwen: RunningServer, tmp_path: Path) -> None:
+    """Its answer is that of the API. A file that is no video is one line, and waits for another try."""
+    if CHROMIUM is None:
+        warnings.warn("no Chromium: videos of the page were not tried in a browser", stacklevel=1)
+        files = resources.files("weft.server") / "page_files"
+        assert '{type: "video_url", video_url: {url}}' in (files / "pictures.js").read_text("utf-8")
+        return
+    film = base64.b64encode(filmed(drawn_frames(160, 120, 8), "webm", "libvpx", fps=4)).decode()
+    said = chat(qwen, [{"role": "user", "content": [
+        {"type": "video_url", "video_url": {"url": f"data:video/webm;base64,{film}"}},
+        {"type": "text", "text": "what happens?"}]}], max_tokens=8, ignore_eos=False)
+    browser = Browser(CHROMIUM, tmp_path)
+    try:
+        browser.open(qwen.url)
+        browser.wait_for("document.getElementById('picture').checkVisibility()")
+        browser.run(f"{DROPS_FILE}('unknown.mkv', '', {json.dumps(base64.b64encode(b'no video').decode())})")
+        browser.wait_for("document.getElementById('pictures').textContent === 'unknown.mkv'")
+        browser.run("document.getElementById('max-tokens').value = '8';"
+                    "document.getElementById('temperature').value = '0';"
+                    "document.getElementById('ask').focus()")
+        browser.type("what happens?")
+        browser.press("Enter", 13)
+        browser.wait_for("/the video is in no known format/.test("
+                         "document.querySelector('.failed')?.textContent)")
+        browser.wait_for("document.getElementById('pictures').textContent === 'unknown.mkv'")
+        browser.click("#pictures button")
+        browser.run(f"{DROPS_FILE}('film.webm', 'video/webm', {json.dumps(film)})")
+        browser.wait_for("document.querySelector('#pictures video[aria-label=\"film.webm\"]')?.videoWidth"
+                         " === 160")
+        browser.run("document.getElementById('ask').focus()")
+        browser.press("Enter", 13)   # the text of the failed try is still there
+        browser.wait_for("/prompt tokens/.test(document.getElementById('talk').textContent)")
+        assert browser.run(f"{ANSWERS}.at(-1)") == said["choices"][0]["message"]["content"]
+        browser.wait_for("document.querySelector('#talk .row video').readyState >= 2")
+        assert browser.run("document.querySelectorAll('#pictures button').length") == 0
+        assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
         browser.screenshot(tmp_path / "page.png")
         assert (tmp_path / "page.png").stat().st_size > 10_000
     finally:

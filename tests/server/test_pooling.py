@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
+import signal
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -15,6 +18,7 @@ import openai
 import pytest
 
 from tests.fixtures.pooled_checkpoints import INSTRUCTION, cross_encoder, embedder
+from tests.fleet.test_replicas import engine_pids
 from tests.server.running import RunningServer, eventually, running_server
 
 ENGINE = {"memory": "32MB", "threads": 1, "max_model_len": 512, "dtype": "float32"}
@@ -96,6 +100,27 @@ def test_ollamas_client_embeds_too(server: RunningServer, client: openai.OpenAI)
     body = {"model": "embedder", "input": ["y", "x" * 600], "truncate": True}
     cut = post(server, "/api/embed", body).json()
     assert cut["truncated"] == [1], "never without a word"
+
+
+def test_embeddings_outlive_the_engine_that_computes_them(server: RunningServer) -> None:
+    """One of two engines stands still, so that it holds its share of the inputs when it is killed."""
+    body = {"input": [f"number {number} " * 20 for number in range(40)], "encoding_format": "base64"}
+    expected = post(server, "/v1/embeddings", body).json()["data"]
+    pid = engine_pids(server)[0]
+    os.kill(pid, signal.SIGSTOP)
+    before = _metric(server, "prompt_tokens_total")
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(post, server, "/v1/embeddings", body)
+        assert eventually(lambda: _metric(server, "prompt_tokens_total") > before)
+        assert not answer.done()
+        os.kill(pid, signal.SIGKILL)
+        assert answer.result().json()["data"] == expected
+    assert _metric(server, "engine_restarts_total") == 1
+
+
+def _metric(server: RunningServer, name: str) -> float:
+    text = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer one"}).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"weft:{name}{{"))
 
 
 def test_a_batch_has_embeddings(client: openai.OpenAI) -> None:

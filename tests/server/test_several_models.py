@@ -22,8 +22,10 @@ from tests.hostile.test_browser import CHROMIUM
 from tests.server.browser import Browser
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.scripted_engine import CHAT_TEMPLATE, write_model_directory
+from tests.support.gguf_files import write_gguf
 from weft.api.engine import Engine
 from weft.cli.top import read_metrics
+from weft.models.hub import resolve_model
 
 PROMPTS = [list(range(3 + 7 * seed, 163 + 7 * seed)) for seed in range(3)]
 
@@ -54,7 +56,8 @@ def alone(name: str) -> list[list[int]]:
 
 
 def test_swaps_under_load_change_no_token_and_prefixes_come_back_from_the_store(tmp_path: Path) -> None:
-    models = ("big=" + str(checkpoint("qwen3_5")), "small=" + str(checkpoint("lfm2")))
+    small = resolve_model(write_gguf(checkpoint("lfm2"), tmp_path / "small.gguf"))   # the same weights
+    models = ("big=" + str(checkpoint("qwen3_5")), f"small={small}")
     engine = {"memory": "3MB", "threads": 1, "max_model_len": 512, "store": str(tmp_path / "store"),
               "store_size": "64MB", "store_reserve": "1MB"}
     expected = {"big": alone("qwen3_5"), "small": alone("lfm2")}
@@ -128,6 +131,7 @@ def test_models_are_loaded_when_they_are_asked_for_and_lists_say_which_are(serve
     running = read_metrics(server.get("/metrics", headers={
         "Authorization": "Bearer operator-key-of-a-test"}).text, 0.0)
     assert running.values["model_loaded"] >= 1
+    assert set(running.engines) == {"one", "two", "broken"}, "weft top has a row for each"
 
 
 def test_every_dialect_picks_the_model_by_its_name(server: RunningServer) -> None:
@@ -289,6 +293,7 @@ def test_who_waits_for_a_load_is_bounded(home: Path) -> None:
 @pytest.mark.parametrize(("engine", "server", "said"), [
     ({"tp": 2}, {}, "--tp"), ({}, {"replicas": "2"}, "--replicas"),
     ({}, {"http_workers": 2}, "--http-workers"),
+    ({"store": "/nowhere", "store_size": "20MB"}, {}, "--store-size 20MB is too small for 2 models"),
     ({"memory": "1MB"}, {}, "--memory of all models together is 977 KiB"),
     ({"lora": ["x=/nowhere"]}, {}, "MODEL/NAME=path"), ({}, {"keep_alive": "soon"}, "limits.keep_alive")])
 def test_what_several_models_cannot_have_is_said_before_anything_listens(

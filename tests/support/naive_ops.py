@@ -5,6 +5,7 @@ Tests compare every form of an op with them. Signatures are those of the ops (``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -55,6 +56,17 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
     width = gate_up_TJ.shape[-1] // 2
     gate, up = gate_up_TJ[..., :width].double(), gate_up_TJ[..., width:].double()
     return (gate / (1 + torch.exp(-gate)) * up).to(gate_up_TJ.dtype)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    wide = x.double()
+    return (wide / 2 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (wide + 0.044715 * wide**3)))).to(x.dtype)
+
+
+def softmax(x: torch.Tensor, scale: float) -> torch.Tensor:
+    wide = x.double() * scale
+    powers = torch.exp(wide - wide.max(-1, keepdim=True).values)
+    return (powers / powers.sum(-1, keepdim=True)).to(x.dtype)
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None, *,

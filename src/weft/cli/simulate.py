@@ -28,11 +28,15 @@ from weft.sim.fleet_replay import REPLICAS_MAX, RESTART_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
 from weft.sim.roofline import DEVICES
 from weft.speculation.drafter import parse_sources
+from weft.units import parse_byte_rate
 
 if TYPE_CHECKING:
     from weft.sim.recording import Recording
     from weft.sim.study import OnStudyProgress, Study
     from weft.sim.traffic import Traffic
+
+LINK = "25GB/s"
+"""A network of 200 Gbit/s."""
 
 
 @click.command("simulate", cls=FlagCommand, params=[
@@ -81,6 +85,10 @@ if TYPE_CHECKING:
                  help="Replay through so many replicas, once for each --router; --memory is for each."),
     click.Option(["--router"], default=DEFAULT_ROUTER, show_default=True,
                  help=f"With --replicas: {', '.join(ROUTERS)}. Several with commas."),
+    click.Option(["--roles"], help="Prefill apart from decode, as `weft serve --roles`, such as 2p2d; beside "
+                                   "the same replicas without roles."),
+    click.Option(["--link"], default=LINK, show_default=True,
+                 help="With --roles: bytes a second that a replica sends to others."),
     click.Option(["--kill"], help="With --replicas: engines that die, as REPLICA@SECONDS, such as 2@600s. "
                                   "Several with commas."),
     click.Option(["--restart-after"], type=click.FloatRange(min=0), default=RESTART_S, show_default=True,
@@ -115,7 +123,7 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
                           "speculation is replayed on recordings of `weft serve --record`",
                           param="--speculate")
     setup = setup_of(memory, recording, more)
-    if replicas is not None:
+    if replicas is not None or more["roles"] is not None:
         return _replay_fleet(trace, traffic, setup, arms, replicas, more, as_json=as_json,
                              single=[plot, *sources])
     with _progress(len(arms) * len(setup.plans) * len(setup.stores)) as on_progress:
@@ -146,19 +154,23 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
     return 0
 
 
-def _replay_fleet(trace: str, traffic: Traffic, setup: Setup, arms: list[Arm], replicas: int,
+def _replay_fleet(trace: str, traffic: Traffic, setup: Setup, arms: list[Arm], replicas: int | None,
                   more: dict[str, Any], *, as_json: bool, single: list[Any]) -> int:
-    from weft.cli.simulate_fleet import FleetStudy, parse_kills, parse_routers, print_fleet
+    from weft.cli.simulate_fleet import FleetStudy, parse_kills, parse_routers, print_fleet, roles_of
 
     if len(arms) > 1 or any(single) or any(setup.stores):
         raise ConfigError("--replicas compares routers: it takes one --policy, no --plot, no --speculate "
                           "and no --store",
                           param="--replicas")
-    routers, kills = parse_routers(more["router"]), parse_kills(more["kill"], replicas)
+    routers = parse_routers(more["router"])
+    roles = roles_of(more["roles"], replicas, routers)
+    replicas = replicas or len(roles)
+    kills, link_bytes_s = parse_kills(more["kill"], replicas), parse_byte_rate(more["link"], flag="--link")
     with _progress((len(routers) + 1) * len(setup.plans)) as on_progress:
         study = FleetStudy(traffic, setup, arms[0], replicas=replicas, routers=routers, kills=kills,
                            restart_s=more["restart_after"], rows_max=more["max_num_seqs"],
-                           step_tokens_max=more["max_num_batched_tokens"], on_progress=on_progress)
+                           step_tokens_max=more["max_num_batched_tokens"], on_progress=on_progress,
+                           roles=roles, named=more["roles"] or "", link_bytes_s=link_bytes_s)
     print_fleet(trace, setup, study, as_json=as_json)
     return 0
 

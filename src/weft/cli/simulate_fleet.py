@@ -2,6 +2,7 @@
 
     --router seconds,prefix-hash     one row for each, beside one engine with N times the memory
     --kill 2@600s                    the engine of replica 2 dies after 600 s, and restarts
+    --roles 2p2d --link 25GB/s       prefill apart from decode, beside the same replicas without roles
 
 Everything is computed by ``weft.sim.fleet_replay``; here are the flags, and what is shown.
 """
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.errors import ConfigError
+from weft.handoff import Role, parse_roles, partner_missing
 from weft.router.blind import ROUTERS
 from weft.sim.arms import Arm
 from weft.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
@@ -58,17 +60,41 @@ def parse_routers(text: str) -> list[str]:
     return names
 
 
+SPLITTING = ("seconds", "split")
+
+
+def roles_of(text: str | None, replicas: int | None, routers: Sequence[str]) -> list[Role]:
+    """Empty without --roles. Raises ConfigError."""
+    if text is None:
+        return []
+    roles = parse_roles(text)
+    missing, others = partner_missing(roles), [name for name in routers if name not in SPLITTING]
+    if missing:
+        raise ConfigError(f"--roles {text} has no {missing} replica, so nothing is split", param="--roles")
+    if replicas not in (None, len(roles)):
+        raise ConfigError(f"--roles {text} are {len(roles)} replicas, and --replicas is {replicas}",
+                          param="--roles")
+    if others:
+        raise ConfigError(f"--router {others[0]} splits no prompt: with --roles it is "
+                          f"{' or '.join(SPLITTING)}", param="--router")
+    return roles
+
+
 class FleetStudy:
-    """For each memory size, a report of each router; and of one engine with the memory of all replicas."""
+    """For each memory size, a report of each router; and of one engine with the memory of all replicas, or
+    with ``roles`` of the same replicas without them."""
 
     def __init__(self, traffic: Traffic, setup: Setup, arm: Arm, *, replicas: int, routers: Sequence[str],
                  kills: Sequence[Kill], restart_s: float, rows_max: int, step_tokens_max: int,
-                 on_progress: OnStudyProgress | None) -> None:
+                 on_progress: OnStudyProgress | None, roles: Sequence[Role] = (), named: str = "",
+                 link_bytes_s: float = 0.0) -> None:
         self.replicas = replicas
+        self.roles = named
+        link = setup.link_for(link_bytes_s, step_tokens_max) if roles else None
         self.kills = kills
         self.traffic = traffic
         self.arm = arm
-        self.by_size: list[tuple[int, list[FleetReplayReport], Report]] = []
+        self.by_size: list[tuple[int, list[FleetReplayReport], FleetReplayReport | Report]] = []
         run = 0
         for size, plan in zip(setup.sizes, setup.plans, strict=True):
             whole = setup.plan_for(size * replicas)
@@ -79,12 +105,19 @@ class FleetStudy:
             for name in routers:
                 reports.append(replay_fleet(
                     traffic, plan, setup.cost, replicas=replicas, router=name, arm=arm, sizes=limit,
-                    kills=kills, restart_s=restart_s, on_progress=_progress_of(on_progress, name, run)))
+                    kills=kills, restart_s=restart_s, on_progress=_progress_of(on_progress, name, run),
+                    roles=roles, link=link))
                 run += 1
-            one = replay(traffic, whole, setup.cost, arm=arm, sizes=one_limit,
-                         on_progress=_progress_of(on_progress, "one engine", run))
+            other: FleetReplayReport | Report
+            if roles:
+                other = replay_fleet(traffic, plan, setup.cost, replicas=replicas, arm=arm, sizes=limit,
+                                     kills=kills, restart_s=restart_s,
+                                     on_progress=_progress_of(on_progress, "without roles", run))
+            else:
+                other = replay(traffic, whole, setup.cost, arm=arm, sizes=one_limit,
+                               on_progress=_progress_of(on_progress, "one engine", run))
             run += 1
-            self.by_size.append((size, reports, one))
+            self.by_size.append((size, reports, other))
 
     def to_json(self) -> dict[str, Any]:
         results = [{"memory_bytes_each": size, **report.to_json()}
@@ -92,7 +125,8 @@ class FleetStudy:
         return {"requests": len(self.traffic), "prompt_tokens": self.traffic.prompt_tokens,
                 "replicas": self.replicas, "policy": self.arm.name,
                 "kills": [{"replica": kill.replica, "at_s": kill.at_s} for kill in self.kills],
-                "results": results, "one_engine": [one.to_json() for _, _, one in self.by_size]}
+                **({"roles": self.roles} if self.roles else {}), "results": results,
+                "unsplit" if self.roles else "one_engine": [one.to_json() for _, _, one in self.by_size]}
 
 
 def _progress_of(on_progress: OnStudyProgress | None, words: str, run: int) -> OnProgress | None:
@@ -109,6 +143,9 @@ def show_fleet(trace: str, words: Sequence[str], study: FleetStudy) -> None:
     for line in words:
         console.print(line, markup=False)
     console.print()
+    if study.roles:
+        _show_roles(study)
+        return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("memory", "router"):
         table.add_column(title, no_wrap=True)
@@ -128,6 +165,25 @@ def show_fleet(trace: str, words: Sequence[str], study: FleetStudy) -> None:
         reports = study.by_size[0][1]
         resumes = ", ".join(f"{report.router} {report.resumes}" for report in reports)
         console.print(f"{len(study.kills)} deaths; requests that went on elsewhere: {resumes}.", markup=False)
+
+
+def _show_roles(study: FleetStudy) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("memory", "roles", "router"):
+        table.add_column(title, no_wrap=True)
+    for title in ("split", "sent", "hits", "TTFT 50/99", "gaps 50/99"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for size, reports, other in study.by_size:
+        assert isinstance(other, FleetReplayReport)
+        for at, report in enumerate([*reports, other]):
+            is_split = report is not other
+            table.add_row(
+                f"{_decimal(size)} each" if not at else "", study.roles if is_split else "none",
+                report.router, f"{report.splits / max(1, report.requests):.0%}" if is_split else "",
+                f"{report.sent_bytes / 1e9:,.0f} GB" if is_split else "", f"{report.hit_rate:.1%}",
+                _times(report)[0], f"{report.gaps.p50 * 1e3:.0f} / {report.gaps.p99 * 1e3:.0f} ms",
+                style=None if is_split else "dim")
+    Console(highlight=False).print(table)
 
 
 def _decimal(size: int) -> str:

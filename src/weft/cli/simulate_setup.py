@@ -15,6 +15,7 @@ from weft.units import CHUNK_TOKENS, format_bytes, parse_byte_rate, parse_bytes
 if TYPE_CHECKING:
     from weft.costs.step import CostModel
     from weft.memory.frames.plan import ArenaPlan
+    from weft.sim.handoffs import LinkModel
     from weft.sim.recording import Recording
     from weft.sim.store_tier import PackingModel, StoreModel
 
@@ -26,7 +27,7 @@ DEFAULT_DEVICE = "H100"
 class Setup:
     """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served.
     ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size. ``stores``:
-    those of --store, None without."""
+    those of --store, None without. ``page_bytes``, ``state_bytes``: of all ``ranks``."""
 
     model: str
     sizes: list[int]
@@ -35,8 +36,19 @@ class Setup:
     length_max: int
     words: list[str]
     plan_for: Callable[[int], ArenaPlan]
+    page_bytes: int
+    state_bytes: int
     grid_tokens: int = CHUNK_TOKENS
     stores: Sequence[StoreModel | None] = (None,)
+    ranks: int = 1
+
+    def link_for(self, bytes_s: float, step_tokens_max: int) -> LinkModel:
+        """What sends records of this model; a chunk is what one step computes."""
+        from weft.schedule.snapshots import on_grid
+        from weft.sim.handoffs import LinkModel
+
+        return LinkModel(bytes_s, self.page_bytes, self.state_bytes,
+                         on_grid(step_tokens_max, self.grid_tokens) or CHUNK_TOKENS, self.ranks)
 
 
 def setup_of(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
@@ -76,7 +88,7 @@ def setup_of(memory: str | None, recording: Recording | None, more: dict[str, An
     packing = packing_of(arena.kv_dtype, "float32") if more["store_pack"] == "auto" else None
     stores = _stores(more, arena.page_bytes, whole.state_bytes, ranks=tp, packing=packing)
     return Setup(name, sizes, plans, cost, length_max, words + _packing_words(stores), plan_for,
-                 stores=stores)
+                 arena.page_bytes, whole.state_bytes, stores=stores, ranks=tp)
 
 
 def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
@@ -95,8 +107,8 @@ def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str
     words = [f"{recording.model}, as recorded: {format_bytes(arena.page_bytes / arena.page_tokens)} of KV a "
              f"token, {format_bytes(arena.slot_bytes)} of state a sequence", _cost_words(cost)]
     return Setup(recording.model, sizes, plans, cost, more["max_model_len"] or recording.max_model_len, words,
-                 lambda size: _enough(resized(arena, size), size), recording.grid_tokens,
-                 _stores(more, arena.page_bytes, arena.slot_bytes))
+                 lambda size: _enough(resized(arena, size), size), arena.page_bytes, arena.slot_bytes,
+                 recording.grid_tokens, _stores(more, arena.page_bytes, arena.slot_bytes))
 
 
 def _packing_words(stores: list[StoreModel | None]) -> list[str]:

@@ -39,13 +39,18 @@ _PREFIXES_SHOWN = 8
 @dataclass(frozen=True, slots=True)
 class Reading:
     """``values`` by name, less the prefix; ``by_label`` by name and the one label that is its own. Both are
-    of all engines, combined as ``metric_table`` says; ``engines`` has the values of each one."""
+    of all engines, combined as ``metric_table`` says; ``engines`` has the values of each one, by its number.
+    Of several models it has those of each model, by its name, loaded or not."""
 
     at_s: float
     model: str
     values: Mapping[str, float]
     by_label: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     engines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def is_several(self) -> bool:
+        return "model_loaded" in self.values
 
     def rate(self, name: str, before: Reading | None) -> float | None:
         """Per second since ``before``; None without one, or where the server was started anew."""
@@ -63,7 +68,7 @@ def read_metrics(text: str, at_s: float) -> Reading:
     model, is_weft = "", False
     listed = list(text_string_to_metric_families(text))
     models = {sample.labels["model_name"] for family in listed for sample in family.samples
-              if sample.name.endswith(":engine_up")}
+              if sample.name.endswith(":model_loaded")}
     for family in listed:
         if family.type not in ("gauge", "counter"):
             continue
@@ -71,20 +76,21 @@ def read_metrics(text: str, at_s: float) -> Reading:
             name = sample.name.partition(":")[2]
             own = [value for label, value in sample.labels.items() if label not in ("model_name", "engine")]
             model = sample.labels.get("model_name", model)
-            is_weft = is_weft or name == "engine_up"
+            is_weft = is_weft or name in ("engine_up", "model_loaded")
             numbers, key = (by_label.setdefault(name, {}), own[0]) if own else (values, name)
             numbers[key] = numbers.get(key, 0.0) + sample.value
             if not own:
                 number = sample.labels.get("engine", "")
-                place = f"{sample.labels.get('model_name', '')} {number}" if len(models) > 1 else number
+                place = sample.labels.get("model_name", "") if models else number
                 engines.setdefault(place, {})[name] = sample.value
     for name, combine in combines().items():
         if combine == "mean" and name in values:
             values[name] /= sum(name in numbers for numbers in engines.values())
     if not is_weft:
         raise UserError("what answers there has no metrics of a weft server")
-    return Reading(at_s, model, values, by_label,
-                   {number: numbers for number, numbers in engines.items() if "engine_up" in numbers})
+    return Reading(at_s, f"{len(models)} models" if models else model, values, by_label,
+                   {place: numbers for place, numbers in engines.items()
+                    if "engine_up" in numbers or "model_loaded" in numbers})
 
 
 def frame(url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any],
@@ -92,16 +98,18 @@ def frame(url: str, now: Reading, before: Reading | None, cache: Mapping[str, An
     """What is on the screen. ``cache`` is the answer of /v1/cache, empty while the engine is not there;
     ``replicas`` the rows of /v1/replicas, while some serve and others do not."""
     up = int(now.values.get("engine_up", 0.0))
-    state = _state(now) if up == len(now.engines) else Text(
+    state = _state(now) if now.is_several or up == len(now.engines) else Text(
         f"{up} of {len(now.engines)} engines up" if up else "the engine is not there", "bold red")
     head = Text.assemble(("weft top", "bold"), f"  {now.model or '(no model yet)'} at {url}  ", state)
     engines = [Text(), _engines(now, replicas)] if len(now.engines) > 1 else []
     return Group(head, *engines, Text(), _traffic(now, before), *_speculation(now), Text(), _memory(now),
-                 Text(), _reuse(now, before), Text(), _prefixes(cache))
+                 Text(), _reuse(now, before), Text(), *_caches(cache))
 
 
 def _state(now: Reading) -> Text:
     """``up``, or how it sleeps. The names are those of the gauge ``engine_sleep_state``."""
+    if now.is_several:
+        return Text(f"{now.values['model_loaded']:.0f} of {len(now.engines)} loaded", "green")
     states = now.by_label.get("engine_sleep_state", {})
     for state, words in (("weights_offloaded", "asleep (level 1: weights in host memory)"),
                          ("discard_all", "asleep (level 2: weights dropped)")):
@@ -120,9 +128,14 @@ def _table(*columns: str, first_width: int = 26) -> Table:
 
 def _engines(now: Reading, replicas: Sequence[Mapping[str, Any]]) -> RenderableType:
     rows = {str(row["replica"]): row for row in replicas}
-    table = _table("engine", "", "running", "waiting", "generated", "restarts", first_width=8)
+    kind = "model" if now.is_several else "engine"
+    table = _table(kind, "", "running", "waiting", "generated", "restarts", first_width=8)
     for number, values in now.engines.items():
-        table.add_row(number, "up" if values["engine_up"] else _engine_state(rows.get(number)),
+        if now.is_several and not values["model_loaded"]:
+            state = "absent"
+        else:
+            state = "up" if values.get("engine_up") else _engine_state(rows.get(number))
+        table.add_row(number, state,
                       *(_count(values.get(name)) for name in (
                           "num_requests_running", "num_requests_waiting", "generation_tokens_total",
                           "engine_restarts_total")))
@@ -246,6 +259,13 @@ def _bucket(now: Reading) -> list[str]:
 def _recent_hit_rate(now: Reading, before: Reading | None) -> float | None:
     asked, hits = (now.rate(f"prefix_cache_{what}_total", before) for what in ("queries", "hits"))
     return hits / asked if asked and hits is not None else None
+
+
+def _caches(cache: Mapping[str, Any]) -> list[RenderableType]:
+    """Of several models, each one's under its name."""
+    if "models" not in cache:
+        return [_prefixes(cache)]
+    return [part for name, own in cache["models"].items() for part in (Text(name, "bold"), _prefixes(own))]
 
 
 def _prefixes(cache: Mapping[str, Any]) -> RenderableType:

@@ -12,8 +12,9 @@
                                                                       dense or experts + shared expert
     lfm2              lfm2             short convolution + attention  dense
     lfm2_moe          lfm2             short convolution + attention  dense in the first layers, then experts
-    lfm2_vl           lfm2             as lfm2, with a vision tower (those of Qwen3.5: ``towers``)
+    lfm2_vl           lfm2             as lfm2, with a vision tower (more of them: ``towers``)
     lfm3              lfm3             short conv. + attention, windows dense
+    lfm3_vl           lfm3             as lfm3, with a vision tower
     olmo3             olmo3            attention, some with a window  dense
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
     kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
@@ -34,7 +35,7 @@
     falcon_mamba      falcon_mamba     Mamba-1                        none
 
 One file here for each kin of families, over ``reading.py``. Dialects, all read the same: a multimodal wrapper
-with ``text_config`` (its text part is served, and the tower of lfm2_vl); ``torch_dtype`` and ``dtype``;
+with ``text_config`` (its text part is served, and the towers of ``towers``); ``torch_dtype`` and ``dtype``;
 ``rope_theta`` / ``rope_scaling`` / ``partial_rotary_factor`` at top level and ``rope_parameters``; layer
 kinds by ``layer_types``, ``layers_block_type``, ``full_attention_interval`` or ``full_attn_idxs``.
 

@@ -1,4 +1,5 @@
-"""LFM2 (short convolution + attention), dense, with experts or with a vision tower; LFM3 adds windows."""
+"""LFM2 (short convolution + attention), dense, with experts or with a vision tower; LFM3 adds windows, and
+has a tower of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from weft.families.reading import (
     read_attention,
     windowed,
 )
-from weft.families.towers import read_siglip2
+from weft.families.towers import read_lfm3_tower, read_siglip2
+from weft.families.vision import VisionTower
 
 
 def read_lfm2(family: str, keys: ConfigKeys) -> Architecture:
@@ -74,10 +76,14 @@ def read_lfm2_vl(family: str, keys: ConfigKeys) -> Architecture:
     readers = {"lfm2": read_lfm2, "lfm2_vl": read_lfm2, "lfm2_moe": read_lfm2_moe}
     if text not in readers:
         fail("text_config.model_type", text, "the text parts served here are lfm2 and lfm2_moe")
-    architecture = readers[text](family, keys)
-    tied = keys.outer_boolean("tie_embedding", keys.outer_boolean("tie_word_embeddings",
-                                                                  architecture.tied_embeddings))
-    return dataclasses.replace(architecture, tied_embeddings=tied, vision=read_siglip2(keys.outer))
+    return _seeing(readers[text](family, keys), keys, read_siglip2(keys.outer))
+
+
+def _seeing(text: Architecture, keys: ConfigKeys, tower: VisionTower | None) -> Architecture:
+    """Whether embeddings are tied is said by the wrapper."""
+    tied = keys.outer_boolean("tie_embedding",
+                              keys.outer_boolean("tie_word_embeddings", text.tied_embeddings))
+    return dataclasses.replace(text, tied_embeddings=tied, vision=tower)
 
 
 def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
@@ -107,6 +113,15 @@ def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
                               sandwich_norms=keys.boolean("use_sandwich_norm", True))
 
 
+def read_lfm3_vl(family: str, keys: ConfigKeys) -> Architecture:
+    """A text part of LFM3 and a tower of convolutions and attention. A configuration without
+    ``vision_config`` is of its text part alone."""
+    text = keys.get("model_type", "lfm3")
+    if text not in ("lfm3", "lfm3_vl"):
+        fail("text_config.model_type", text, "the text part served here is lfm3")
+    return _seeing(read_lfm3(family, keys), keys, read_lfm3_tower(keys.outer))
+
+
 LFM3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}}
@@ -117,4 +132,5 @@ FAMILIES = (
     Family("lfm2", ("lfm2_moe",), read_lfm2_moe),
     Family("lfm2", ("lfm2_vl",), read_lfm2_vl),
     Family("lfm3", ("lfm3",), read_lfm3),
+    Family("lfm3", ("lfm3_vl",), read_lfm3_vl),
 )

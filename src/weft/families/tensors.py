@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from weft.families import architecture as shapes
 from weft.families.sharding import RankPlace, ShardSpan
-from weft.families.vision import TowerKind, VisionTower
+from weft.families.vision import GridLayers, TowerKind, VisionTower
 
 Form = Literal["matrix", "plain", "float32"]
 """A product of the stream, in the model's dtype or quantised; norms, convolutions, routers and biases, which
@@ -339,30 +339,32 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class _TowerNames:
-    """What the tensors of a tower are called; ``qkv``: one name where they are one tensor."""
+    """What the tensors of a tower are called; ``qkv``: one name where they are one tensor. ``norm``: the last
+    one, "" where it is the projector's."""
 
-    qkv: Names
-    out: str
-    feed: Names
-    norms: Names
     patches: str
-    positions: str
-    norm: str
     projector: Names
     prefixes: Names
+    norm: str = ""
+    qkv: Names = ()
+    out: str = ""
+    feed: Names = ()
+    norms: Names = ()
+    positions: str = ""
 
 
 _TOWERS: dict[TowerKind, _TowerNames] = {
     "siglip2": _TowerNames(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.out_proj",
-        ("mlp.fc1", "mlp.fc2"), ("layer_norm1", "layer_norm2"), "embeddings.patch_embedding",
-        "embeddings.position_embedding", "post_layernorm", ("linear_1", "linear_2"),
+        "embeddings.patch_embedding", ("linear_1", "linear_2"),
         tuple(f"{wrapper}{name}" for wrapper in ("model.", "")
-              for name in ("vision_tower.vision_model", "vision_tower", "vision_model"))),
+              for name in ("vision_tower.vision_model", "vision_tower", "vision_model")),
+        "post_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.out_proj",
+        ("mlp.fc1", "mlp.fc2"), ("layer_norm1", "layer_norm2"), "embeddings.position_embedding"),
     "qwen3_5": _TowerNames(
-        ("attn.qkv",), "attn.proj", ("mlp.linear_fc1", "mlp.linear_fc2"), ("norm1", "norm2"),
-        "patch_embed.proj", "pos_embed", "merger.norm", ("merger.linear_fc1", "merger.linear_fc2"),
-        ("model.visual", "visual"))}
+        "patch_embed.proj", ("merger.linear_fc1", "merger.linear_fc2"), ("model.visual", "visual"),
+        "merger.norm", ("attn.qkv",), "attn.proj", ("mlp.linear_fc1", "mlp.linear_fc2"), ("norm1", "norm2"),
+        "pos_embed"),
+    "lfm3": _TowerNames("patchifier", ("linear_1", "linear_2"), ("model.vision_tower", "vision_tower"))}
 
 
 def tower_prefix(names: Container[str], tower: VisionTower) -> str | None:
@@ -372,8 +374,33 @@ def tower_prefix(names: Container[str], tower: VisionTower) -> str | None:
     return next((prefix for prefix in known.prefixes if f"{prefix}.{known.patches}.weight" in names), None)
 
 
-def vision_layer(tower: VisionTower) -> Table:
-    """One layer of a tower. Ranks do not divide it, and nothing of it is quantised here."""
+def vision_layers(tower: VisionTower) -> list[Table]:
+    """Of each layer of a tower. Ranks do not divide it, and nothing of it is quantised here."""
+    if tower.grid_layers is None:
+        return [_vision_layer(tower)] * tower.layer_count
+    return [_grid_layer(tower, tower.grid_layers, convolved) for convolved in tower.grid_layers.convolved]
+
+
+def _grid_layer(tower: VisionTower, shape: GridLayers, convolved: bool) -> Table:
+    hidden, keys = tower.hidden_size, tower.hidden_size // tower.heads * shape.kv_heads
+    table = (_norm("norm", hidden, "operator_norm") | _norm("feed_norm", hidden, "ffn_norm")
+             | _product("into", hidden, *((f"feed_forward.{name}", tower.width) for name in ("w1", "w3")))
+             | _product("down", tower.width, ("feed_forward.w2", hidden)))
+    if convolved:
+        side = shape.kernel
+        table |= (_product("inner", hidden, ("conv.in_proj", 3 * hidden))
+                  | {"conv": (Tensor("conv.spatial_conv.weight", (hidden, 1, side, side)),)}
+                  | _product("out", hidden, ("conv.out_proj", hidden)))
+    else:
+        table |= (_product("qkv", hidden, *((f"self_attn.{name}_proj", rows) for name, rows in
+                                            (("q", hidden), ("k", keys), ("v", keys))))
+                  | _product("out", hidden, ("self_attn.out_proj", hidden)))
+        for part in "qk":
+            table |= _norm(f"{part}_norm", hidden // tower.heads, f"self_attn.{part}_layernorm")
+    return _plain(table)
+
+
+def _vision_layer(tower: VisionTower) -> Table:
     hidden, names = tower.hidden_size, _TOWERS[tower.kind]
     each = 3 * hidden // len(names.qkv)
     return _plain(_product("qkv", hidden, *((name, each) for name in names.qkv), bias=True)
@@ -388,6 +415,9 @@ def vision_ends(tower: VisionTower) -> Table:
     """Of a tower, what stands before and behind its layers. Patches of several frames are stored as a
     convolution has them."""
     hidden, names = tower.hidden_size, _TOWERS[tower.kind]
+    if tower.grid_layers is not None:
+        return _plain(_product("patches", tower.patch_values * tower.frames, (names.patches, hidden))
+                      | _norm("embedding_norm", hidden))
     table = _product("patches", tower.patch_values, (names.patches, hidden), bias=True)
     if tower.frames > 1:
         side = tower.patch_size
@@ -402,7 +432,9 @@ def vision_projector(tower: VisionTower, text_hidden: int) -> Table:
     shape, joined, (into, down) = tower.projector, tower.joined_width, _TOWERS[tower.kind].projector
     table = (_product("into", joined, (into, shape.width), bias=shape.bias)
              | _product("down", shape.width, (down, text_hidden), bias=shape.bias))
-    return _plain(table | (_layer_norm("norm", joined, "layer_norm") if shape.norm else {}))
+    if shape.norm or not _TOWERS[tower.kind].norm:   # over the neighbours of a row, or before they are joined
+        table |= _layer_norm("norm", joined if shape.norm else tower.hidden_size, "layer_norm")
+    return _plain(table)
 
 
 def _layer_norm(role: str, width: int, name: str) -> Table:

@@ -2,6 +2,7 @@
 
     lfm2_vl                  siglip2_vision_model               projector_* in the wrapper
     qwen3_5, qwen3_5_moe     qwen3_5_vision                     mrope_section in the text's rotary settings
+    lfm3_vl                  lfm3_vl_vision                     projector_* in the wrapper
 
 A wrapper without ``vision_config`` is of its text part alone. Defaults are those of transformers'
 configuration classes. Pure: no I/O, no torch.
@@ -13,12 +14,12 @@ import math
 from collections.abc import Mapping
 
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.vision import GeluKind, Projector, VisionTower
+from weft.families.vision import GeluKind, GridLayers, Projector, VisionTower
 
 QWEN_MODELS = ("qwen3_5_vision", "qwen3_5_moe_vision", "qwen3_5", "qwen3_5_moe")
 """Spellings of one tower: releases name it as the wrapper."""
 MERGER_EPS = 1e-6
-"""Of every norm of that tower, which config.json does not name."""
+"""Of every norm of that tower, and of LFM3's projector, which config.json does not name."""
 
 
 def read_siglip2(outer: ConfigKeys) -> VisionTower | None:
@@ -80,9 +81,52 @@ def read_qwen3_5_tower(keys: ConfigKeys) -> VisionTower | None:
         video_token_id=outer.integer("video_token_id", 248_057, least=0))
 
 
-def _theta(vision: ConfigKeys) -> float:
-    stated = vision.get("rope_parameters") or {}
-    return ConfigKeys(stated, fallback={}).number("rope_theta", 10_000.0)
+def read_lfm3_tower(outer: ConfigKeys) -> VisionTower | None:
+    """The defaults are those of transformers' Lfm3VlVisionConfig and Lfm3VlConfig. The projector's norm
+    stands before its neighbours are joined, as in Qwen3.5."""
+    keys = outer.inner("vision_config")
+    if keys is None:
+        return None
+    for name, value, served in (
+            ("vision_config.model_type", keys.get("model_type", "lfm3_vl_vision"), "lfm3_vl_vision"),
+            ("vision_config.in_channels", keys.get("in_channels", 3), 3),
+            ("vision_config.temporal_patch_size", keys.get("temporal_patch_size", 2), 2)):
+        if value != served:
+            fail(name, value, f"only {served} is served")
+    count = keys.integer("num_hidden_layers", 14)
+    kinds = keys.get("layer_types", ["conv" if at < 2 or at % 2 else "full_attention" for at in range(count)])
+    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - {"conv", "full_attention"}:
+        fail("vision_config.layer_types", kinds,
+             f"it must say of each of the {count} layers whether it is conv or full_attention")
+    hidden, heads = keys.integer("hidden_size", 1024), keys.integer("num_attention_heads", 16)
+    kv_heads, kernel = keys.integer("num_key_value_heads", 8), keys.integer("conv_kernel_size", 3)
+    if hidden % (4 * heads):
+        fail("vision_config.num_attention_heads", heads,
+             f"hidden_size {hidden} must be a multiple of 4 of them")
+    if heads % kv_heads:
+        fail("vision_config.num_key_value_heads", kv_heads, f"it must divide num_attention_heads {heads}")
+    if kernel % 2 == 0:
+        fail("vision_config.conv_kernel_size", kernel, "it must be odd")
+    projector = Projector(
+        width=outer.integer("projector_hidden_size", 4096),
+        activation=_gelu("projector_hidden_act", outer.get("projector_hidden_act", "gelu")),
+        bias=outer.boolean("projector_bias", True), norm=False,
+        downsample_factor=keys.integer("spatial_merge_size", 2), norm_eps=MERGER_EPS)
+    return VisionTower(
+        hidden_size=hidden, layer_count=count, heads=heads, width=keys.integer("intermediate_size", 2560),
+        patch_size=keys.integer("patch_size", 16), positions=0, eps=keys.number("norm_eps", 1e-5),
+        activation="swiglu", projector=projector,
+        image_token_id=outer.integer("image_token_id", 125_030, least=0), kind="lfm3", frames=2,
+        theta=_theta(keys, 1e6, "axial"),
+        video_token_id=outer.integer("video_token_id", 125_029, least=0),
+        grid_layers=GridLayers(tuple(kind == "conv" for kind in kinds), kernel, kv_heads))
+
+
+def _theta(vision: ConfigKeys, default: float = 10_000.0, kind: str | None = None) -> float:
+    stated = ConfigKeys(vision.get("rope_parameters") or {}, fallback={})
+    if kind is not None and stated.get("rope_type", kind) != kind:
+        fail("vision_config.rope_parameters.rope_type", stated.get("rope_type"), f"only {kind} is served")
+    return stated.number("rope_theta", default)
 
 
 def _sections(keys: ConfigKeys) -> tuple[int, ...]:

@@ -4,16 +4,17 @@
                                      -->  projector: ``downsample_factor`` squared neighbours become one row
     rows     [n / factor squared, hidden of the text]  stand in the prompt where image tokens stand
 
-``Architecture.vision`` has it, None for a model of text alone. Two kinds of towers are known:
+``Architecture.vision`` has it, None for a model of text alone. Three kinds of towers are known:
 
     siglip2    SigLIP2's in its NaFlex form: positions of a table, interpolated to the grid
     qwen3_5    the same with angles beside: queries and keys turn by the row and the column of their patch
+    lfm3       angles alone; grouped heads, and most layers are convolutions over the grid
 
 Behind a tower with ``sections`` the text's layers turn by three positions: see ``turn_axes``. Pure data, no
 torch. Rejected: towers without fields of their own (the raw ``vision_config``), for the reason that
 ``architecture`` gives.
 
-Sources: transformers ``siglip2``, ``lfm2_vl``, ``qwen3_5`` and ``qwen3_5_moe``.
+Sources: transformers ``siglip2``, ``lfm2_vl``, ``lfm3_vl``, ``qwen3_5`` and ``qwen3_5_moe``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Literal
 
 GeluKind = Literal["gelu", "gelu_tanh"]
 """With the error function, or with the usual approximation by tanh."""
-TowerKind = Literal["siglip2", "qwen3_5"]
+FeedKind = GeluKind | Literal["swiglu"]
+TowerKind = Literal["siglip2", "qwen3_5", "lfm3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,23 @@ class Projector:
 
 
 @dataclass(frozen=True, slots=True)
+class GridLayers:
+    """Layers with RMS norms and without biases. ``convolved``: which of them have a convolution over the grid
+    of patches, ``kernel`` on a side; the others attend with ``kv_heads``, and norm queries and keys."""
+
+    convolved: tuple[bool, ...]
+    kernel: int
+    kv_heads: int
+
+
+@dataclass(frozen=True, slots=True)
 class VisionTower:
-    """``positions``: entries of the position table, a square grid. ``image_token_id``: the token that stands
-    for one row of a picture in prompts; ``video_token_id``: of a video, None where none is read. ``frames``:
-    of a patch; a picture is as many equal ones.
+    """``positions``: entries of the position table, a square grid; 0 without a table. ``image_token_id``: the
+    token that stands for one row of a picture in prompts; ``video_token_id``: of a video, None where none is
+    read. ``frames``: of a patch; a picture is as many equal ones.
     ``theta``: base of the angles of rows and columns. ``sections``: how many frequencies of the text turn by
-    time, row and column; () where pictures stand at plain positions."""
+    time, row and column; () where pictures stand at plain positions. ``grid_layers``: None where all layers
+    attend, with a bias in each product and layer norms."""
 
     hidden_size: int
     layer_count: int
@@ -54,7 +67,7 @@ class VisionTower:
     patch_size: int
     positions: int
     eps: float
-    activation: GeluKind
+    activation: FeedKind
     projector: Projector
     image_token_id: int
     channels: int = 3
@@ -63,6 +76,7 @@ class VisionTower:
     theta: float = 10_000.0
     sections: tuple[int, ...] = ()
     video_token_id: int | None = None
+    grid_layers: GridLayers | None = None
 
     @property
     def picture_tokens(self) -> tuple[int, ...]:

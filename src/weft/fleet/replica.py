@@ -170,8 +170,10 @@ class Replica:
             await engine.start()
             await engine.ready()
             await self._prepare(engine)
-        except (WeftError, OSError) as error:
-            said = error if isinstance(error, WeftError) else WeftError(f"cannot start an engine: {error}")
+        except Exception as error:  # a fleet waits for this replica, whatever it is
+            kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+            said = (error if isinstance(error, WeftError)
+                    else WeftError(f"cannot start an engine: {kind}{error}"))
             self.reason, self.ending = said.message, "died"
             if not self._ever_ready and not engine.link.machine_lost:
                 self._end(said)

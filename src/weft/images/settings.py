@@ -141,7 +141,7 @@ def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
     nested = directory / _NESTED
     outer: dict[str, Any] = read_json(nested) if nested.exists() else {}
     keys = _keys_of(directory, "image_processor", _BESIDE)
-    if tower.kind == "qwen3_5":
+    if tower.kind != "siglip2":
         return _read_qwen3_5(keys, tower)
     default = ImageSettings()
     settings = ImageSettings(

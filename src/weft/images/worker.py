@@ -33,7 +33,7 @@ from weft.images.video import Sampling
 URL, FILE, VIDEO = b"u", b"f", b"v"
 _ACCEPTED, _REFUSED = b"+", b"-"
 PREPARE: dict[TowerKind, Callable[[Pixels, ImageSettings], Picture]] = {
-    "siglip2": lfm2_vl.prepare, "qwen3_5": qwen3_5.prepare}
+    "siglip2": lfm2_vl.prepare, "qwen3_5": qwen3_5.prepare, "lfm3": qwen3_5.prepare}
 
 
 Source = str | bytes

@@ -69,8 +69,8 @@ class TableReader:
     def plain(self, role: str, dtype: torch.dtype | None = None) -> Linear:
         """A product with a matrix that is never quantised: a router, a gate."""
         [tensor] = self.table[role]
-        product = Linear(self.tensor(role, dtype), self.get(f"{role}.bias"))
         full, shape = self.declared(tensor)
+        product = Linear(self.source.exact(full, *shape, dtype=dtype), self.get(f"{role}.bias"))
         self.source.note(full, product, *shape)
         return product
 

@@ -32,7 +32,14 @@ from weft.models.blocks.linear import PlainWeight
 from weft.tensor import native
 from weft.tensor.weights.packed import pack
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
-from weft.tensor.weights.tiles import InTiles, can_be_tiled, coded_tiles, has_float_table, in_best_tiles
+from weft.tensor.weights.tiles import (
+    InTiles,
+    can_be_tiled,
+    coded_tiles,
+    has_float_table,
+    in_best_tiles,
+    tiled,
+)
 
 _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 
@@ -69,14 +76,18 @@ class RuntimeForm:
             return self.rounded(weight, 8 if finer else bits)
         return (self._in_tiles(weight) or pack(weight) if self.packs else None) or weight
 
+    def of_exact(self, weight: torch.Tensor) -> PlainWeight:
+        """``weight`` [out, in], every bit of it: a router, a gate."""
+        return (tiled(weight) if self.packs else None) or weight
+
     def of_table(self, table: torch.Tensor) -> torch.Tensor | InTiles:
         """An embedding [vocab, hidden] that is the head as well."""
         # Tiles or plain: the matrix library's own order gives no rows back.
         return (self._in_tiles(table) if self.packs and self.quantize == "none" else None) or table
 
-    def tiles_experts(self, device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
-        """Whether experts go into tiles, each by itself; ``rows``: of all of them."""
-        return self.quantize == "none" and self.packs and can_be_tiled(device, dtype, rows, columns)
+    def tiles_experts(self, device: torch.device, dtype: torch.dtype, columns: int) -> bool:
+        """Whether experts go into tiles, each by itself."""
+        return self.quantize == "none" and self.packs and can_be_tiled(device, dtype, columns)
 
     def of_expert(self, weight: torch.Tensor, count: int) -> InTiles:
         """One of ``count`` experts that go into tiles."""

@@ -74,7 +74,7 @@ class RankShare:
             if self.place.by_expert and isinstance(block, ExpertsBlock):
                 count = block.shape.count
                 block.own = self.experts(count)
-                block.choices = torch.zeros(count, dtype=torch.int64, device=block.router_device)
+                block.choices = torch.zeros(count, dtype=torch.int64, device=block.router_weight.device)
         def whole(block: Any) -> bool:   # its parts are summed inside
             return block is None or isinstance(block, ExpertsApart)
 

@@ -115,6 +115,12 @@ class TensorSource(ABC):
         self._fill(out, self.checkpoint.prefix + name)
         return self._counted(out)
 
+    def exact(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> PlainWeight:
+        """A matrix of exactly ``shape`` that is never rounded or packed."""
+        out = self._empty(shape, dtype)
+        self._fill(out, self.checkpoint.prefix + name)
+        return self._counted(self.runtime.of_exact(out))
+
     def rows(self, parts: Sequence[tuple[str, int]], *columns: int) -> torch.Tensor:
         """Several tensors [rows_i, *columns] one below the other, as one [sum of rows, *columns]."""
         return self._counted(self._rows(parts, columns))
@@ -296,7 +302,7 @@ class TensorSource(ABC):
             weight = self.runtime.of_codes(codes)
             assert isinstance(weight, QuantizedWeight)
             return self._counted(weight)
-        tiles = self.runtime.tiles_experts(self.device, self.dtype, count * rows, columns)
+        tiles = self.runtime.tiles_experts(self.device, self.dtype, columns)
         as_stored = not transposed and order is None
         packed = self._packed_experts(name, count, rows, columns) if tiles and as_stored else None
         if packed is not None:
@@ -374,7 +380,7 @@ class TensorSource(ABC):
 
     def _float_experts(self, names: Sequence[Sequence[str]], rows: int, columns: int) -> ExpertWeights:
         count = len(names)
-        if not self.runtime.tiles_experts(self.device, self.dtype, count * len(names[0]) * rows, columns):
+        if not self.runtime.tiles_experts(self.device, self.dtype, columns):
             return self._counted(self._stack(names, rows, columns))
         each: list[InTiles] = []
         for group in names:

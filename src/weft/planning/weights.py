@@ -24,7 +24,7 @@ from weft.families.tensors import (
     stream_mix,
     tables,
     vision_ends,
-    vision_layer,
+    vision_layers,
     vision_projector,
     vocabulary,
 )
@@ -237,7 +237,7 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     if architecture.vision is not None:     # whole, on the first rank
         tower = architecture.vision
         yield from _record_pieces("vision", [vision_ends(tower), vision_projector(tower, hidden),
-                                             *[vision_layer(tower)] * tower.layer_count], 1)
+                                             *vision_layers(tower)], 1)
 
 
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:

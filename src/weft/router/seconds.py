@@ -226,8 +226,9 @@ class Seconds:
         best: tuple[float, _Place, _Place] | None = None
         for first, then in product(firsts, thens):
             link, pair = first.load.link, (first.load.replica, then.load.replica)
-            if (then is first or first.load.role == then.load.role or link is None
-                    or self._broken.get(pair, 0.0) > now_s):
+            room = then.load.link
+            if (then is first or first.load.role == then.load.role or link is None or room is None
+                    or not room.has_room(then.match, length) or self._broken.get(pair, 0.0) > now_s):
                 continue
             seconds = (first.seconds + then.ahead_s
                        + link.wait_s(then.match, first.position, length, first.work_s))

@@ -413,6 +413,12 @@ class EngineClient:
         self.link.close()
 
     async def _read_reports(self) -> None:
+        try:
+            await self._read_each()
+        except msgspec.MsgspecError as error:  # reading has ended
+            self._die(EngineUnavailableError(f"the engine sent a message of another version: {error}"))
+
+    async def _read_each(self) -> None:
         while True:
             report = await self.link.receive()
             self.heart.sign_of_life(report.step_s if isinstance(report, Beat) else 0.0)

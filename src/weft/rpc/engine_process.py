@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import zmq
 
 from weft.config import EngineConfig
@@ -453,11 +454,9 @@ class EngineLoop:
         if self._peers is None:
             self._handoffs[request.request_id] = "this engine sends no records"
             return
-        keys: Any = request.prompt_tokens
-        if request.pictures:
-            from weft.pictures import request_keys
+        from weft.pictures import request_keys
 
-            keys = request_keys(request)
+        keys = np.asarray(request_keys(request), np.int32)   # those of pictures are negative
         self._peers.order(request.request_id, handoff.peer, request.salt, keys, handoff.start)
         if self._core.store is not None:
             self._core.store.seek(request.request_id, computed=False)

@@ -221,7 +221,11 @@ class Restores:
         if any(other.key not in self.fetches for other in wishes):
             return wish
         rows = _rows_of(wish, self._buffers.page_bytes).total
-        return wish if self.may_look_ahead and self._buffers.has_room(rows) else "store_busy"
+        if self.may_look_ahead and self._buffers.has_room(rows):
+            return wish
+        # Records of another engine wait for the room of those that are copied: to compute is what they spare.
+        fits = self._buffers.bytes_for(rows) <= self._buffers.limit_bytes
+        return wish if prefix.near and fits and self.fetches else "store_busy"
 
     def _answer(self, seq: Sequence, known: Int32s, cached_tokens: int) -> _Answer:
         """What the store has beyond ``cached_tokens``; remembered until either changes."""
@@ -247,7 +251,7 @@ class Restores:
         fetch = self.fetches.get(wish.key)
         if fetch is None:
             rows = _rows_of(wish, self._buffers.page_bytes)
-            if not self._buffers.has_room(rows.total):
+            if not self.may_look_ahead or not self._buffers.has_room(rows.total):
                 return
             fetch = self.fetches[wish.key] = self._begin(wish, rows)
         fetch.seqs.add(wish.seq)
@@ -262,7 +266,9 @@ class Restores:
         ticket = self._store.fetch(prefix, wish.start, into)
         self._by_ticket[ticket] = wish.key
         self._next_lease += 1
-        wait_s = max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position, wish.others))
+        # What is in memory already is copied for sure, however busy the machine is.
+        wait_s = inf if prefix.near else max(
+            WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position, wish.others))
         load = SnapshotLoad(buffer, wish.start, prefix.position, prefix.exact, rows.kv,
                               rows.kv_count if rows.state_count else PAD)
         return Restore(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s,

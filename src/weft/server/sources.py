@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.adapters import named_paths
-from weft.config import EngineConfig
+from weft.config import STORE_BYTES_MIN, EngineConfig
 from weft.errors import CheckpointError, ConfigError
 from weft.fleet.places import visible_gpus
 from weft.host import cpu_name_and_flags, free_ram_bytes
@@ -31,7 +31,7 @@ from weft.server.config import ServerConfig
 from weft.server.service import ANY_NAME
 from weft.server.several import ModelSource
 from weft.text.tokenizer import Tokenizer
-from weft.units import parse_bytes
+from weft.units import format_bytes, parse_bytes
 
 MEMORY_SHARE = 0.8
 """Of the RAM that is free when the server starts."""
@@ -134,8 +134,12 @@ def _with_own_store(engine: EngineConfig, at: int, names: Sequence[str]) -> Engi
     slugs = [re.sub(r"[^\w.-]+", "-", name).strip(".") or "model" for name in names]
     slug = slugs[at] if slugs.count(slugs[at]) == 1 else f"{slugs[at]}-{at}"
     cache, size = engine.store_cache, engine.store_size
+    own_bytes = None if size is None else parse_bytes(size, flag="--store-size") // len(names)
+    if own_bytes is not None and own_bytes < STORE_BYTES_MIN:
+        raise ConfigError(f"--store-size {size} is too small for {len(names)} models: each has a store of "
+                          f"its own, of at least {format_bytes(STORE_BYTES_MIN)}", param="--store-size")
     return replace(
         engine, store=f"{engine.store.rstrip('/')}/{slug}",
         store_cache=None if cache is None else f"{cache.rstrip('/')}/{slug}",
-        store_size=None if size is None else f"{parse_bytes(size, flag='--store-size') // len(names)}B")
+        store_size=None if own_bytes is None else f"{own_bytes}B")
 

@@ -13,6 +13,10 @@ request is placed at its arrival, with what the router knows then.
 and their prefill starts again, as in ``weft.fleet``. A new engine with an empty cache joins ``restart_s``
 later. While no replica serves, requests are held.
 
+**Roles.** A prompt that the router splits is computed on one player, whose chunks wait for its link
+(``handoffs``). Once the last one has arrived, the request goes on at another player. Players with roles are
+stepped in the order of their clocks, so that none is ahead of what arrives.
+
 The *load* of a replica is the tokens that it computed: cached ones cost it nothing. Times count from the
 arrival of a request to its first token, through deaths.
 """
@@ -30,15 +34,19 @@ import numpy as np
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
 from weft.costs.step import CostModel, Work
+from weft.handoff import Role
 from weft.memory.frames.plan import ArenaPlan
 from weft.router.blind import make_router
-from weft.router.protocol import ReplicaLoad, RoutedRequest, Router
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, Router
 from weft.schedule.plan import StepPlan
+from weft.schedule.snapshots import on_grid
 from weft.sim.arms import Arm, find_arm
+from weft.sim.handoffs import LinkModel, VirtualLink
 from weft.sim.replay import OnProgress, Played, PlayedTimes, Player, VirtualClock, sizes_for
 from weft.sim.report import Percentiles, Timeline
 from weft.sim.traffic import Traffic
 from weft.snapshot_report import SnapshotReport
+from weft.units import PAGE_TOKENS, ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,8 @@ class PlayedReplica:
 class FleetReplayReport:
     """``predicted_tokens``: cached tokens that the router expected, 0 for a router that expects nothing;
     ``admitted_tokens``: those that engines had for the same requests. ``resumes``: requests that went to
-    another engine after a death."""
+    another engine after a death. ``gaps``: seconds between two tokens of an answer. ``splits``: requests
+    whose answer went on at another replica than that of their prompt; ``sent_bytes``: their records."""
 
     router: str
     replicas: tuple[PlayedReplica, ...]
@@ -71,6 +80,9 @@ class FleetReplayReport:
     resumes: int
     ttft: Percentiles
     tpot: Percentiles
+    gaps: Percentiles
+    splits: int
+    sent_bytes: int
     virtual_s: float
     timeline: Timeline = field(repr=False, compare=False)
 
@@ -111,12 +123,29 @@ class Kill:
 @dataclass(slots=True)
 class _News:
     """What one step of a player brought. ``admitted``: requests with a first token, and the tokens of each
-    that were cached. ``ended``: requests. ``report``: snapshots."""
+    that were cached. ``ended``: requests. ``report``: snapshots. ``moved``: a request whose records are
+    there."""
 
     player: _ReplicaPlayer
     admitted: list[tuple[int, int]]
     ended: list[int]
     report: SnapshotReport | None
+    moved: int | None = None
+
+
+@dataclass(slots=True)
+class _Order:
+    """A prompt that is computed here for ``decode``, which has ``start`` tokens of it. ``sent``: where the
+    last parcel ends, which is there at ``arrives_s``."""
+
+    decode: int
+    start: int
+    sent: int
+    arrives_s: float = 0.0
+
+
+_ORDER_S = 1e-3
+"""Players whose clocks are closer than this may step in any order."""
 
 
 class _ReplicaPlayer(Player):
@@ -124,8 +153,11 @@ class _ReplicaPlayer(Player):
 
     def __init__(self, fleet: _FleetReplay, number: int, now_s: float) -> None:
         super().__init__(fleet.traffic, fleet.plan, fleet.cost, fleet.arm, fleet.sizes, jump=True,
-                         on_progress=None, times=fleet.times)
+                         on_progress=None, times=fleet.times, link=fleet.link)
         self.number = number
+        self.orders: dict[int, _Order] = {}
+        """Requests whose prompt alone is computed here."""
+        self._wire = None if fleet.link is None else VirtualLink(fleet.link)
         self.meter = StepMeter()
         self.seqs: dict[int, Played] = {}
         """Requests placed here that the router knows of."""
@@ -140,22 +172,35 @@ class _ReplicaPlayer(Player):
     def full_report(self) -> SnapshotReport | None:
         return None if self._follower is None else self._follower.full_report()
 
-    def take(self, index: int, answered: int, boundaries: tuple[int, ...], now_s: float) -> None:
+    @property
+    def sent_bytes(self) -> int:
+        return 0 if self._wire is None else self._wire.sent_bytes
+
+    def take(self, index: int, answered: int, route: Route, now_s: float) -> None:
         """Request ``index`` arrives, with ``answered`` tokens of its answer."""
         if not self.scheduler.has_work:
             self.clock.advance_to(now_s)
+        one, boundaries = self._traffic.requests[index], route.boundaries
+        if route.decode is not None and self.link is not None:
+            start = route.decode_tokens - route.decode_tokens % PAGE_TOKENS
+            self.orders[index] = _Order(route.decode, start, start)
+            boundaries = (*boundaries, *range(self.link.chunk_tokens, one.prompt_tokens,
+                                              self.link.chunk_tokens))
         seq = self.seqs[index] = self._live[index] = Played(index, self._traffic, boundaries)
         seq.answered = answered
-        one = self._traffic.requests[index]
+        if index in self.orders:
+            seq.target = 1
         if one.cancelled_at_s is not None and not one.output_tokens:
             self._cancels[index] = one.cancelled_at_s
         self.scheduler.submit(seq)
 
-    def next_news(self, at_s: float) -> tuple[float, _News] | None:
-        """One step (or a jump), if the player has work and its clock is before ``at_s``."""
+    def next_news(self, at_s: float, until_s: float = _NEVER) -> tuple[float, _News] | None:
+        """One step (or a jump up to ``until_s``), if the player has work and its clock is before ``at_s``."""
         if not self.scheduler.has_work or self.clock() >= at_s:
             return None
-        self._next_s = at_s
+        self._next_s = min(at_s, until_s)
+        if self.tier is not None:
+            self.tier.poll()
         for index in [index for index, due_s in self._cancels.items() if due_s <= self.clock()]:
             self._end(self._live[index])
         self._step()
@@ -171,13 +216,34 @@ class _ReplicaPlayer(Player):
         self._ended.append(seq.index)
 
     def _due_s(self) -> float:
-        return min([self._next_s, *self._cancels.values()])
+        return min([self._next_s, self._store_due_s(), *self._cancels.values()])
 
     def _count(self, plan: StepPlan, work: Work) -> None:
         began_s = self.clock()
         super()._count(plan, work)
         if not plan.verify_count:
             self.meter.stepped(plan.step, work, self.clock() - began_s)
+
+    def _settle(self, plan: StepPlan) -> bool:
+        if self.orders:
+            for run in range(plan.decode_count, plan.run_count):
+                seq = self._live[plan.seqs[run]]
+                if seq.index in self.orders:
+                    self._send(seq, int(plan.starts[run] + plan.lengths[run]))
+        return super()._settle(plan)
+
+    def _send(self, seq: Played, computed: int) -> None:
+        """Whole chunks, or all that is left of a prompt. The device copies them to its host first."""
+        order, link = self.orders[seq.index], self.link
+        assert link is not None
+        assert self._wire is not None
+        is_last = computed >= seq.prompt.size
+        end = int(seq.prompt.size) if is_last else on_grid(computed, link.chunk_tokens)
+        if end > order.sent:
+            self.clock.advance(link.copy_s(ceil_div(end - order.sent, PAGE_TOKENS) * link.page_bytes
+                                           + link.state_bytes))
+            order.arrives_s = self._wire.send(order.sent, end, self.clock())
+            order.sent = end
 
     def _note_began(self, plan: StepPlan) -> None:
         super()._note_began(plan)
@@ -193,13 +259,15 @@ class _Place:
     computed_tokens: int = 0
     busy_s: float = 0.0
     evicted_states: int = 0
+    sent_bytes: int = 0
     sequences: int = 0
     known_tokens: int = 0
 
-    def add(self, player: Player) -> None:
+    def add(self, player: _ReplicaPlayer) -> None:
         """The engine of ``player`` has ended."""
         self.computed_tokens += player.counts.computed_tokens
         self.busy_s += player.counts.busy_s
+        self.sent_bytes += player.sent_bytes
         self.evicted_states += player.memory.usage().cache.evicted_states
 
 
@@ -225,20 +293,28 @@ class _Events:
 def replay_fleet(traffic: Traffic, plan: ArenaPlan, cost: CostModel, *, replicas: int,
                  router: str = "seconds", arm: Arm | str = "lru", sizes: Sizes | None = None,
                  kills: Sequence[Kill] = (), restart_s: float = RESTART_S,
-                 on_progress: OnProgress | None = None) -> FleetReplayReport:
+                 on_progress: OnProgress | None = None, roles: Sequence[Role] = (),
+                 link: LinkModel | None = None) -> FleetReplayReport:
     """Run ``traffic`` through ``replicas`` memories of geometry ``plan``, placed by the router of that name.
-    Raises ConfigError for an unknown router."""
+    ``roles`` of the replicas, which send records over ``link``; none: no prompt is split. Raises ConfigError
+    for an unknown router."""
     clock = VirtualClock()
     fleet = _FleetReplay(traffic, plan, cost, find_arm(arm) if isinstance(arm, str) else arm,
                          sizes or sizes_for(plan, traffic), make_router(router, clock), clock, replicas,
-                         _Events(deque(sorted(kills, key=lambda kill: (kill.at_s, kill.replica)))), restart_s)
+                         _Events(deque(sorted(kills, key=lambda kill: (kill.at_s, kill.replica)))), restart_s,
+                         roles, link)
     fleet.run(on_progress)
     return fleet.report(router, len(kills))
 
 
 class _FleetReplay:
     def __init__(self, traffic: Traffic, plan: ArenaPlan, cost: CostModel, arm: Arm, sizes: Sizes,
-                 router: Router, clock: VirtualClock, count: int, events: _Events, restart_s: float) -> None:
+                 router: Router, clock: VirtualClock, count: int, events: _Events, restart_s: float,
+                 roles: Sequence[Role], link: LinkModel | None) -> None:
+        self.link = link
+        self._roles: Sequence[Role] = roles or ["both"] * count
+        self._is_split = bool(roles)
+        self._splits = 0
         self.traffic, self.plan, self.cost, self.arm, self.sizes = traffic, plan, cost, arm, sizes
         self.router = router
         self.times = PlayedTimes.none(len(traffic))
@@ -286,24 +362,56 @@ class _FleetReplay:
 
     def _play(self, at_s: float) -> None:
         """Players step up to ``at_s``, and the router hears of what ended by then, in the order of time."""
-        for player in self._players.values():
-            while (news := player.next_news(at_s)) is not None:
-                self._news_count += 1
-                heappush(self._news, (news[0], player.number, self._news_count, news[1]))
-        while self._news and self._news[0][0] <= at_s:
-            heard_s, number, _, news_of_step = heappop(self._news)
-            if self._players.get(number) is news_of_step.player:
-                self._clock.advance_to(heard_s)
-                self._hear(news_of_step)
+        if self._is_split:
+            self._play_in_order(at_s)
+        else:
+            for player in self._players.values():
+                while (news := player.next_news(at_s)) is not None:
+                    self._tell(*news)
+        self._hear_until(at_s)
         if at_s < _NEVER:
             self._clock.advance_to(at_s)
+
+    def _play_in_order(self, at_s: float) -> None:
+        """The player whose clock is the earliest steps, up to what comes next elsewhere."""
+        while True:
+            due = sorted((player.clock(), player.number) for player in self._players.values()
+                         if player.scheduler.has_work)
+            news_s = self._news[0][0] if self._news else _NEVER
+            next_s = min(due[0][0] if due else _NEVER, news_s)
+            if next_s >= at_s:
+                return
+            if news_s == next_s:
+                self._hear_until(news_s)
+                continue
+            others_s = min(news_s, due[1][0] if len(due) > 1 else _NEVER)
+            news = self._players[due[0][1]].next_news(at_s, max(others_s, next_s + _ORDER_S))
+            if news is not None:
+                self._tell(*news)
+
+    def _tell(self, when_s: float, news: _News) -> None:
+        self._news_count += 1
+        heappush(self._news, (when_s, news.player.number, self._news_count, news))
+
+    def _hear_until(self, at_s: float) -> None:
+        while self._news and self._news[0][0] <= at_s:
+            heard_s, number, _, news = heappop(self._news)
+            if self._players.get(number) is news.player:
+                self._clock.advance_to(heard_s)
+                self._hear(news)
 
     def _hear(self, news: _News) -> None:
         player = news.player
         for index, cached_tokens in news.admitted:
             self.router.admitted(str(index), cached_tokens)
         for index in news.ended:
-            self._take_back(player, index)
+            if index in player.orders:
+                arrives_s = max(player.orders[index].arrives_s, self._clock())
+                self._tell(arrives_s, _News(player, [], [], None, moved=index))
+            else:
+                self._take_back(player, index)
+        if news.moved is not None:
+            self._move(player, news.moved)
         if news.report is not None and self.router.reported(player.number, news.report):
             self._send_full_report(player)
 
@@ -314,18 +422,39 @@ class _FleetReplay:
             held = self._held.pop(0)
             index, one = held.index, self.traffic.requests[held.index]
             routed = RoutedRequest(str(index), self.traffic.tokens(index)[:one.prompt_tokens + held.answered],
-                                   one.salt, boundaries=one.boundaries)
+                                   one.salt, boundaries=one.boundaries,
+                                   may_split=self._is_split and one.output_tokens > 1 and not held.answered)
             choice = self.router.choose(routed, self._loads())
-            self.router.placed(routed, choice)
-            place = self._places[choice.replica]
-            place.requests += not held.answered
-            place.sequences += 1
-            place.known_tokens += one.prompt_tokens
-            self._players[choice.replica].take(index, held.answered, choice.boundaries, self._clock())
+            self._splits += choice.decode is not None
+            self._places[choice.replica].requests += not held.answered
+            self._place(routed, choice, held)
+
+    def _place(self, routed: RoutedRequest, choice: Route, held: _Held) -> None:
+        self.router.placed(routed, choice)
+        place = self._places[choice.replica]
+        place.sequences += 1
+        place.known_tokens += self.traffic.requests[held.index].prompt_tokens
+        self._players[choice.replica].take(held.index, held.answered, choice, self._clock())
+
+    def _move(self, player: _ReplicaPlayer, index: int) -> None:
+        """A request goes on where its records are, as in ``weft.fleet.placement``."""
+        order, one, held = player.orders.pop(index), self.traffic.requests[index], _Held(index, 1)
+        self._take_back(player, index)
+        then = self._players.get(order.decode)
+        if then is None:
+            self._held.append(held)
+            self._dispatch()
+            return
+        tokens = self.traffic.tokens(index)[:one.prompt_tokens + 1]
+        assert then.inbox is not None
+        then.inbox.arrive(str(index), one.salt, tokens[:-1], order.start)
+        self._place(RoutedRequest(str(index), tokens, one.salt),
+                    Route(order.decode, one.prompt_tokens, moved=True), held)
 
     def _loads(self) -> list[ReplicaLoad]:
+        link = None if self.link is None else self.link.stats(self.plan.arena_bytes)
         return [ReplicaLoad(number, self._places[number].sequences, self._places[number].known_tokens,
-                            self.sizes.rows_max, player.meter.cost())
+                            self.sizes.rows_max, player.meter.cost(), self._roles[number], link)
                 for number, player in self._players.items()]
 
     def _take_back(self, player: _ReplicaPlayer, index: int) -> Played:
@@ -359,7 +488,8 @@ class _FleetReplay:
         self._places[kill.replica].add(player)
         for index in list(player.seqs):
             seq = self._take_back(player, index)
-            answered = min(seq.answered, seq.target - 1) if seq.target else 0
+            target = self.traffic.requests[index].output_tokens
+            answered = min(seq.answered, target - 1) if target else 0
             if not self.times.first[index] <= kill.at_s:
                 self.times.first[index], answered = float("nan"), 0
             self.times.ended[index] = float("nan")
@@ -383,4 +513,5 @@ class _FleetReplay:
             computed_tokens=sum(place.computed_tokens for place in self._places),
             predicted_tokens=sum(one.predicted_tokens for one in counts),
             admitted_tokens=sum(one.cached_tokens for one in counts), kills=kills, resumes=self._resumes,
-            virtual_s=self._clock())
+            gaps=self.times.gaps.percentiles(), splits=self._splits,
+            sent_bytes=sum(place.sent_bytes for place in self._places), virtual_s=self._clock())

@@ -36,7 +36,8 @@ from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import SeqState, Sequence
 from weft.schedule.store_tier import StoreTier
 from weft.sim.arms import Arm, find_arm
-from weft.sim.report import MeanBytes, Report, Timeline, bytes_by_use
+from weft.sim.handoffs import LinkModel, VirtualInbox
+from weft.sim.report import Gaps, MeanBytes, Report, Timeline, bytes_by_use
 from weft.sim.store_tier import LINK_BYTES_S, StoreModel, VirtualStore, report_of, tier_for
 from weft.sim.traffic import Traffic
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, SeqId
@@ -109,16 +110,19 @@ class Played(Sequence):
 
 @dataclass(slots=True)
 class PlayedTimes:
-    """By request; see ``Timeline``."""
+    """By request; see ``Timeline``. ``last``: of its last token so far; ``gaps``: between tokens."""
 
     cached: list[int]
     began: list[float]
     first: list[float]
     ended: list[float]
+    last: list[float]
+    gaps: Gaps
 
     @classmethod
     def none(cls, count: int) -> PlayedTimes:
-        return cls([0] * count, *([float("nan")] * count for _ in range(3)))
+        began, first, ended, last = ([float("nan")] * count for _ in range(4))
+        return cls([0] * count, began, first, ended, last, Gaps())
 
     def timeline(self) -> Timeline:
         return Timeline(np.asarray(self.cached, dtype=np.int64), np.asarray(self.began),
@@ -165,18 +169,23 @@ class PlayerCounts:
 
 
 class Player:
-    """One engine that plays requests of ``traffic``: all of them (``run``), or those that it is given."""
+    """One engine that plays requests of ``traffic``: all of them (``run``), or those that it is given.
+    ``link``: other engines send it records."""
 
     def __init__(self, traffic: Traffic, plan: ArenaPlan, cost: CostModel, arm: Arm, sizes: Sizes, *,
                  jump: bool, on_progress: OnProgress | None, times: PlayedTimes | None = None,
-                 store: StoreModel | None = None) -> None:
+                 store: StoreModel | None = None, link: LinkModel | None = None) -> None:
         self.clock = VirtualClock()
         self.memory = arm.make_memory(plan, cost, self.clock)
         self._store_model = store
         self.tier: StoreTier | None = None
         self._disk: VirtualStore | None = None
+        self.link = link
+        self.inbox: VirtualInbox | None = None
         if store is not None:
             self.tier, self._disk = tier_for(store, self.memory, cost, self.clock)
+        elif link is not None:
+            self.tier, self.inbox = link.tier_for(self.memory, cost, self.clock)
         self.scheduler = Scheduler(self.memory, sizes, arm.snapshots, self.tier)
         self._traffic = traffic
         self._cost = cost
@@ -207,9 +216,10 @@ class Player:
 
     def _store_due_s(self) -> float:
         """When the store next changes anything."""
-        if self.tier is None or self._disk is None:
+        source = self._disk or self.inbox
+        if self.tier is None or source is None:
             return inf
-        return min(self._disk.next_event_s, self.tier.next_poll_s)
+        return min(source.next_event_s, self.tier.next_poll_s)
 
     def _arrive(self) -> None:
         requests, now = self._traffic.requests, self.clock()
@@ -278,9 +288,12 @@ class Player:
     def _settle(self, plan: StepPlan) -> bool:
         """Tokens arrive; returns whether a sequence ended."""
         live, before = self._live, self.counts.ended
+        times, now_s = self._times, self.clock()
         for seq_id in plan.seqs[:plan.decode_count]:
             seq = live[seq_id]
             seq.answered += 1
+            times.gaps.add(now_s - times.last[seq.index])
+            times.last[seq.index] = now_s
             if seq.answered >= seq.target:
                 self._end(seq)
         for run in range(plan.decode_count, plan.run_count):
@@ -291,7 +304,10 @@ class Player:
             if plan.samples[run]:
                 seq.answered += 1
                 if seq.answered == 1:
-                    self._times.first[seq.index] = self.clock()
+                    times.first[seq.index] = now_s
+                else:
+                    times.gaps.add(now_s - times.last[seq.index])
+                times.last[seq.index] = now_s
                 if seq.answered >= seq.target:
                     self._end(seq)
             elif not seq.samples and done == seq.known_count:
@@ -326,10 +342,12 @@ class Player:
             seconds = self._cost.step_s(work._replace(context=work.context + steps * work.decodes))
             self.clock.advance(seconds)
             counts.busy_s += seconds
+            self._times.gaps.add(seconds, len(seqs))
         if steps:
             self.scheduler.leap(plan, steps)
             for seq in seqs:
                 seq.answered += steps
+                self._times.last[seq.index] = self.clock()
             counts.steps += steps
             counts.computed_tokens += steps * len(seqs)
 

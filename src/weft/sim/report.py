@@ -8,8 +8,10 @@ sequence that was preempted and comes back is counted again there, as it looks a
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import blake2b
+from math import ceil, log
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,27 @@ class Percentiles:
     @classmethod
     def of(cls, seconds: Floats) -> Percentiles:
         return cls(*(float(one) for one in np.percentile(seconds, SHARES))) if seconds.size else cls(0, 0, 0)
+
+
+class Gaps:
+    """Seconds between two tokens of an answer, as a histogram whose bins are 2 % wide."""
+
+    _LEAST_S, _WIDTH = 1e-5, 1.02
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        self._counts[ceil(log(max(seconds, self._LEAST_S) / self._LEAST_S, self._WIDTH))] += count
+
+    def percentiles(self) -> Percentiles:
+        """To 2 %."""
+        if not self._counts:
+            return Percentiles(0, 0, 0)
+        bins = np.asarray(sorted(self._counts))
+        passed = np.cumsum([self._counts[int(one)] for one in bins])
+        at = [bins[np.searchsorted(passed, share / 100 * passed[-1])] for share in SHARES]
+        return Percentiles(*(self._LEAST_S * self._WIDTH ** float(one) for one in at))
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class Inbox:
         self.received_bytes = 0
         self.refused = 0
         self._namespace = namespace
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._clock = clock
         self._lock = threading.Lock()
         self._arrivals: dict[str, _Arrival] = {}
@@ -122,8 +122,8 @@ class Inbox:
             return "records of another model, configuration or arithmetic"
         if not _is_sound(parcel, payload):
             return "records that do not fit together"
-        if parcel.nbytes > self._limit_bytes:
-            return f"{parcel.nbytes} bytes, and there is room for {self._limit_bytes}"
+        if parcel.nbytes > self.limit_bytes:
+            return self._no_room(parcel.nbytes)
         content, at = np.frombuffer(bytes(payload), np.uint8), 0
         records: list[tuple[SentRecord, Uint8s]] = []
         for record in parcel.records:
@@ -133,9 +133,9 @@ class Inbox:
             records.append((record, part))
             at += record.nbytes
         with self._lock:
-            return self._add(parcel, records)
+            return self.add(parcel, records)
 
-    def _add(self, parcel: Parcel, records: list[tuple[SentRecord, Uint8s]]) -> str:
+    def add(self, parcel: Parcel, records: list[tuple[SentRecord, Uint8s]]) -> str:
         now_s = self._clock()
         before = self._arrivals.get(parcel.handoff)
         kv, start = records[:-1], parcel.start
@@ -144,6 +144,10 @@ class Inbox:
                        and parcel.tokens.startswith(before.tokens))
             if goes_on:
                 kv, start = [*before.kv, *kv], before.start
+        nbytes = sum(len(payload) for _, payload in (*kv, records[-1]))
+        if nbytes > self.limit_bytes:  # no transfer buffer holds it either
+            self._arrivals.pop(parcel.handoff, None)
+            return self._no_room(nbytes)
         self._next += 1
         self.changes += 1
         self.received_bytes += parcel.nbytes
@@ -152,10 +156,13 @@ class Inbox:
             self._next, parcel.salt, parcel.tokens, start, parcel.position, parcel.exact, kv, records[-1],
             now_s)
         for name in list(self._arrivals):
-            over = sum(one.nbytes for one in self._arrivals.values()) > self._limit_bytes
+            over = sum(one.nbytes for one in self._arrivals.values()) > self.limit_bytes
             if name != parcel.handoff and over:
                 del self._arrivals[name]
         return ""
+
+    def _no_room(self, nbytes: int) -> str:
+        return f"{nbytes} bytes, and there is room for {self.limit_bytes}"
 
     # ------------------------------------------------------------------ engine thread
 

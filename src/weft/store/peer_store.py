@@ -101,10 +101,12 @@ class _Order:
         return len(self.tokens) // 4
 
 
-class _NoStore:
+class NoStore:
     """A ``Store`` that has nothing and takes nothing."""
 
-    changes = 0
+    @property
+    def changes(self) -> int:
+        return 0
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         return None
@@ -130,7 +132,7 @@ class _NoStore:
         """Nothing was opened."""
 
 
-NO_STORE = _NoStore()
+NO_STORE = NoStore()
 
 
 class PeerStore:
@@ -324,7 +326,7 @@ class PeerStore:
         rate = self._bytes / self._seconds if self._seconds else LINK_BYTES_S
         return LinkStats(self._sent_bytes, self.inbox.received_bytes, self._well, self._badly,
                          self.inbox.refused, rate, LINK_LATENCY_S, self._page_bytes, self._state_bytes,
-                         self.chunk_tokens)
+                         self.chunk_tokens, self.inbox.limit_bytes)
 
     def close(self) -> None:
         self._copier.shutdown(wait=True, cancel_futures=True)

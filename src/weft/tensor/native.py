@@ -27,7 +27,7 @@ from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.replay_log import Replay
 from weft.units import PAD
 
-INTERFACE = 17
+INTERFACE = 18
 """The version of the calling convention; equals INTERFACE in csrc/module.cpp."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
 """Rebuilds the kernels, run in the checkout."""
@@ -77,6 +77,8 @@ STATE_DTYPES: dict[torch.dtype, int] = DTYPES | {torch.float16: 2}
 """Dtypes of recurrent states."""
 LANES = 16
 """Channels of one vector: dims must be multiples of it."""
+SOFTMAX_COLUMNS_MAX = 1 << 14
+"""Of a row of softmax in C++."""
 KERNEL_MAX = 8
 """Largest kernel of a convolution in C++."""
 KEY_DIM_MAX = 256

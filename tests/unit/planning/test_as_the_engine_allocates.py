@@ -83,7 +83,6 @@ def test_weights_in_12_bits_are_planned_as_the_engine_holds_them(name: str,
         return
     monkeypatch.setattr(weights, "TWELVE_BIT_ELEMENTS", 2048)
     monkeypatch.setattr(tiles, "TWELVE_BIT_SIZE_MIN", 2048)
-    monkeypatch.setattr(tiles, "TILED_ELEMENTS_MIN", 0)
     loaded = assemble(EngineConfig(model=str(checkpoint(name)), memory=str(ARENA_BYTES), threads=1,
                                    dtype="bfloat16"))
     held = loaded.info.weights_bytes

@@ -35,6 +35,7 @@ from weft.tensor.ops.moe import (
     product,
     rows_alone,
 )
+from weft.tensor.weights.tiles import TiledWeight
 from weft.units import PAD
 
 
@@ -162,19 +163,17 @@ class ExpertsBlock:
         return y if self.biases is None else y + self.biases.down_ED[number].to(y.dtype)
 
     @property
-    def router_device(self) -> torch.device:
+    def router_weight(self) -> torch.Tensor | TiledWeight:
         weight = self.router.weight
-        assert isinstance(weight, torch.Tensor), "routers are never quantised"
-        return weight.device
+        assert isinstance(weight, torch.Tensor | TiledWeight), "routers are never quantised"
+        return weight
 
     def route(self, x_TD: torch.Tensor,
               positions_T: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """-> weights [T, X] in the dtype of ``x_TD``, expert ids int64 [T, X], best first, PAD for rows of
         PAD."""
-        weight = self.router.weight
-        assert isinstance(weight, torch.Tensor), "routers are never quantised"
-        return choose_experts(self.router(x_TD.to(weight.dtype)), self._rule, self.choice_bias, positions_T,
-                              dtype=x_TD.dtype)
+        scores_TE = self.router(x_TD.to(self.router_weight.dtype))
+        return choose_experts(scores_TE, self._rule, self.choice_bias, positions_T, dtype=x_TD.dtype)
 
 
 @dataclass(slots=True)

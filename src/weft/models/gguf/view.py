@@ -30,16 +30,20 @@ from typing import Any
 from weft.errors import CheckpointError
 from weft.models.gguf.architectures import NOTHING, FileLayout, Undo, read_layout
 from weft.models.gguf.header import FileTensor, Header, read_header, split_files
+from weft.models.gguf.keys import GgufKeys
 from weft.models.gguf.vocabulary import generation_config, write_tokenizer
 from weft.models.safetensors_header import StoredTensor
 
 METHOD = "gguf"
 """The ``quant_method`` of a view's config.json."""
-_FORM = 4
+_FORM = 5
 """The version of the files of a view. It grows when they are made in another way."""
 _KEY_CHARS = 24
 _VIEWS_MAX = 32
 """Views that are kept; the longest unused one goes first."""
+_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
+"""``pooling_type`` as sentence-transformers names it (llama.cpp's ``llama_pooling_type``)."""
+_NO_POOLING, _RANK = 0, 4
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
@@ -111,10 +115,24 @@ def _write_view(header: Header, files: Mapping[str, Path], directory: Path) -> N
     generation = generation_config(header)
     config["eos_token_id"] = generation["eos_token_id"]
     write_tokenizer(header, directory)
+    pooling = GgufKeys(header, str(header.keys["general.architecture"])).integer("pooling_type", _NO_POOLING)
+    if pooling == _RANK:   # of the served families only Qwen3-Reranker is converted so
+        config["classifier_from_token"] = ["no", "yes"]
+    elif pooling != _NO_POOLING:
+        _write_pooling(_POOLINGS.get(pooling, f"pooling_type {pooling}"), directory)
     (directory / "generation_config.json").write_text(json.dumps(generation))
     for name, file in files.items():
         (directory / name).symlink_to(file)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _write_pooling(mode: str, directory: Path) -> None:
+    """Vectors have length 1, as llama.cpp's server gives them."""
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}))
 
 
 def _elements(header: Header) -> dict[str, dict[str, int]]:

@@ -9,20 +9,25 @@ tile is computed by itself, and its pieces are cut by its own patches alone. So 
 bits whatever else runs, and whenever its pieces are asked for.
 
 The next tower is a file beside ``siglip2`` and ``qwen3_5`` that says what the place of a patch is, with rows
-in ``loading`` and ``families.tensors``. A tower of other layers is a class with ``encode``.
+in ``loading`` and ``families.tensors``. One of other layers has its ``TileMixer`` beside, as ``lfm3``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 
-from weft.families.vision import GeluKind
 from weft.images.picture import Picture
+from weft.tensor.op import Op
+from weft.tensor.ops.elementwise import softmax_
+from weft.tensor.ops.norm import rms_norm
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PIECE_PATCHES = 256
 """Patches of a piece on a CPU: some 3 to 12 milliseconds of the published towers on two cores. A GPU computes
@@ -60,6 +65,20 @@ class LayerNorm:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
+@dataclass(slots=True)
+class RmsNorm:
+    """Over the last dim."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return plain_form(rms_norm, x)(x, self.weight, self.eps)
+
+
+TowerNorm = LayerNorm | RmsNorm
+
+
 class TileAttention:
     """Of queries to all of ``keys`` and ``values``, [heads, patches, head_dim] each.
 
@@ -77,12 +96,13 @@ class TileAttention:
         if not self._in_products:
             return F.scaled_dot_product_attention(queries[None], self._keys[None],
                                                   self._values[None])[0]
-        scores = torch.bmm(queries * queries.shape[-1] ** -0.5, self._keys)
-        return torch.bmm(scores.softmax(-1), self._values)
+        scores = softmax_(torch.bmm(queries, self._keys), queries.shape[-1] ** -0.5)
+        return torch.bmm(scores, self._values)
 
 
-def gelu(x: torch.Tensor, kind: GeluKind) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+def plain_form(op: Op[P, R], x: torch.Tensor) -> Callable[P, R]:
+    """Of an op over ``x``. On a GPU in torch: the start compiles no kernels for towers."""
+    return op if x.is_cpu else op.torch
 
 
 def piece_slices(rows: int, device: torch.device, patches: int = 1) -> Iterator[slice]:

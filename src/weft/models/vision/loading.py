@@ -3,6 +3,7 @@
     model.vision_tower.vision_model.…   releases of LFM2-VL         model.multi_modal_projector.…
     model.vision_tower.…                what transformers saves     the same
     vision_tower.…, vision_model.…      older saves                 multi_modal_projector.…
+    model.vision_tower.…                LFM3-VL                     the same
     model.visual.…, visual.…            Qwen3.5                     the same prefix: its projector is merger.…
 
 A checkpoint whose config.json tells of a tower may hold its text part alone, as some conversions do: it has
@@ -25,14 +26,16 @@ from weft.models.block_readers import TableReader
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
+from weft.models.vision import lfm3
 from weft.models.vision.encoder import VisionEncoder
 from weft.models.vision.qwen3_5 import TurnedPlaces
 from weft.models.vision.siglip2 import InterpolatedPlaces
-from weft.models.vision.tower import PatchPlaces, build_tower
+from weft.models.vision.tower import PatchPlaces, ReadMixer, build_tower, read_attended
 
 _PROJECTORS = ("model.multi_modal_projector", "multi_modal_projector")
-_PLACES: dict[TowerKind, Callable[[VisionTower, TableReader], PatchPlaces]] = {
-    "siglip2": InterpolatedPlaces.of, "qwen3_5": TurnedPlaces.of}
+_PARTS: dict[TowerKind, tuple[Callable[[VisionTower, TableReader], PatchPlaces], ReadMixer]] = {
+    "siglip2": (InterpolatedPlaces.of, read_attended), "qwen3_5": (TurnedPlaces.of, read_attended),
+    "lfm3": (TurnedPlaces.of, lfm3.read_mixer)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,9 @@ def load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype: 
     settings = read_settings(checkpoint.directory, tower)
     projector = prefix if tower.kind == "qwen3_5" else next(
         (name for name in _PROJECTORS if f"{name}.linear_1.weight" in checkpoint.tensors), _PROJECTORS[0])
+    places_of, mixer_of = _PARTS[tower.kind]
     build = partial(build_tower, tower, architecture.hidden_size, settings, vision=prefix,
-                    projector=projector, places_of=_PLACES[tower.kind])
+                    projector=projector, places_of=places_of, mixer_of=mixer_of)
     whole = replace(checkpoint, prefix="")
     with torch.inference_mode():
         check = TensorCheck(whole, dtype, RuntimeForm(twelve_bit=False))

@@ -1,4 +1,5 @@
-"""Places of patches in Qwen3.5's tower: a table between corners, and angles of rows and columns.
+"""Places of patches in Qwen3.5's tower: a table between corners, and angles of rows and columns. That of
+LFM3-VL has the angles alone.
 
     added     table [side, side, C], bilinear, its corners on the grid's corners: no antialiasing
     angles    row r    r f0, r f1, ... \\ a quarter of the head's dims each, and the same again: dim i turns
@@ -21,27 +22,30 @@ from weft.models.block_readers import TableReader
 
 class TurnedPlaces:
     """``PatchPlaces`` of ``table`` [positions, C]. ``head_dim``: of queries and keys; ``theta``: the base of
-    their angles."""
+    their angles, on ``device``."""
 
-    def __init__(self, table: torch.Tensor, head_dim: int, theta: float, frames: int, channels: int) -> None:
+    def __init__(self, table: torch.Tensor | None, head_dim: int, theta: float, frames: int, channels: int,
+                 device: torch.device) -> None:
         self._table = table
         self._frames = frames
         self._channels = channels
         quarter = head_dim // 4
         # Worked out on the CPU wherever they go: everywhere the same bits.
         exponents = torch.arange(0, 2 * quarter, 2, dtype=torch.float32) / (2 * quarter)
-        self._frequencies = (1.0 / theta**exponents).to(table.device)
+        self._frequencies = (1.0 / theta**exponents).to(device)
 
     @classmethod
     def of(cls, tower: VisionTower, ends: TableReader) -> TurnedPlaces:
-        return cls(ends.tensor("positions"), tower.hidden_size // tower.heads, tower.theta, tower.frames,
-                   tower.channels)
+        return cls(ends.get("positions"), tower.hidden_size // tower.heads, tower.theta, tower.frames,
+                   tower.channels, ends.source.device)
 
     def numbers(self, pixels: torch.Tensor) -> torch.Tensor:
         by_channel = pixels.transpose(2, 3).transpose(1, 2)
         return by_channel.expand(-1, -1, self._frames, -1).flatten(1)
 
-    def added(self, rows: int, columns: int) -> torch.Tensor:
+    def added(self, rows: int, columns: int) -> torch.Tensor | None:
+        if self._table is None:
+            return None
         side, device = round(len(self._table) ** 0.5), self._table.device
         table = self._table.float().view(side, side, -1)
         first_R, second_R, share_R = _between(rows, side, device)
@@ -51,7 +55,7 @@ class TurnedPlaces:
         return grid.flatten(0, 1).to(self._table.dtype)
 
     def angles(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self._table.device
+        device = self._frequencies.device
         by_row = torch.arange(rows, device=device).float()[:, None, None] * self._frequencies
         by_column = torch.arange(columns, device=device).float()[:, None] * self._frequencies
         half = torch.cat((by_row.expand(-1, columns, -1), by_column.expand(rows, -1, -1)), -1).flatten(0, 1)

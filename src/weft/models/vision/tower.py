@@ -1,12 +1,13 @@
-"""A tower of attention without a mask, with the projector behind it: what the kinds of towers share.
+"""A tower of layers without a mask, with the projector behind it: what the kinds of towers share.
 
     patches [n, 768] 8 bits -> scaled, normalised -> product + positions of this grid        x [n, C]
-    each layer:   x += out(attention(qkv(norm(x))))         every patch of a tile sees every other one
-                  x += down(gelu(into(norm(x))))
+    each layer:   x += mixer(norm(x))                   attention: every patch of a tile sees every other one
+                  x += down(gelu(into(norm(x))))        or swiglu
     x [rows, columns, C] -> norm -> 2 x 2 neighbours side by side [n / 4, 4 C] -> projector   rows [n / 4, D]
 
 What differs is a ``PatchPlaces``: the numbers of a patch, what its place adds to it, and by what angles its
-queries and keys turn. Patches stand row by row in every kind; only the projector asks for neighbours.
+queries and keys turn. And a ``TileMixer``: ``AttendedTile`` here, a convolution in ``lfm3``. Patches stand
+row by row in every kind.
 
 Tiles have no padding, so there is no mask. Weights are read in the model's dtype and never quantised: a tower
 is a tenth of its model, and quantised releases leave it as it is.
@@ -19,22 +20,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from weft.families.tensors import Table, vision_ends, vision_layer, vision_projector
-from weft.families.vision import Projector, TowerKind, VisionTower
+from weft.families.tensors import vision_ends, vision_layers, vision_projector
+from weft.families.vision import FeedKind, Projector, TowerKind, VisionTower
 from weft.images.picture import Picture, Tile
 from weft.images.settings import ImageSettings
 from weft.models.block_readers import TableReader
 from weft.models.blocks.linear import Linear
-from weft.models.vision.encoder import PIECE_PATCHES, LayerNorm, TileAttention, gelu, piece_slices
+from weft.models.vision.encoder import (
+    PIECE_PATCHES,
+    LayerNorm,
+    RmsNorm,
+    TileAttention,
+    TowerNorm,
+    piece_slices,
+    plain_form,
+)
 from weft.models.weights import TensorSource
 from weft.tensor.gpu.host_memory import ring_for
-from weft.tensor.ops.elementwise import rotary
+from weft.tensor.ops.elementwise import activate, rotary, silu_mul
 
-LAYERS: dict[TowerKind, str] = {"siglip2": "encoder.layers", "qwen3_5": "blocks"}
+LAYERS: dict[TowerKind, str] = {"siglip2": "encoder.layers", "qwen3_5": "blocks", "lfm3": "layers"}
 TILE_PATCHES = 1024
 """Of the largest tile of towers that cut pictures into tiles. Larger pictures get fewer queries in a piece:
 its scores take time and memory by the number of keys."""
@@ -45,6 +54,15 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 """cos and sin, float32 [patches, head dim]; both halves carry the same angles."""
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Patches of a tile: ``rows`` x ``columns``. ``angles``: by which queries and keys turn, if they do."""
+
+    rows: int
+    columns: int
+    angles: Angles | None
+
+
 class PatchPlaces(Protocol):
     """What the place of a patch is in one kind of tower."""
 
@@ -53,8 +71,8 @@ class PatchPlaces(Protocol):
         product reads."""
         ...
 
-    def added(self, rows: int, columns: int) -> torch.Tensor:
-        """[rows * columns, C], of a grid."""
+    def added(self, rows: int, columns: int) -> torch.Tensor | None:
+        """[rows * columns, C], of a grid; None for a tower whose queries and keys turn, and no more."""
         ...
 
     def angles(self, rows: int, columns: int) -> Angles | None:
@@ -62,14 +80,71 @@ class PatchPlaces(Protocol):
         ...
 
 
+class TileMixer(Protocol):
+    """What lets the patches of a tile see each other."""
+
+    def mix(self, norm: TowerNorm, x_PC: torch.Tensor, grid: Grid) -> Generator[None, None, None]:
+        """Adds its part to ``x_PC``, in pieces."""
+        ...
+
+
 @dataclass(slots=True)
-class TowerLayer:
-    norm: LayerNorm
+class AttendedTile:
+    """Every patch sees every other one. ``q_norm``, ``k_norm``: over the dims of a head."""
+
+    heads: int
+    kv_heads: int
     qkv: Linear
     out: Linear
-    feed_norm: LayerNorm
+    q_norm: TowerNorm | None = None
+    k_norm: TowerNorm | None = None
+
+    def mix(self, norm: TowerNorm, x_PC: torch.Tensor, grid: Grid) -> Generator[None, None, None]:
+        count, width = x_PC.shape
+        heads, kv_heads, dim = self.heads, self.kv_heads, width // self.heads
+        qkv_PHK = torch.empty(count, heads + 2 * kv_heads, dim, dtype=x_PC.dtype, device=x_PC.device)
+        for piece in piece_slices(count, x_PC.device):
+            qkv_PHK[piece] = self.qkv(norm(x_PC[piece])).view(-1, *qkv_PHK.shape[1:])
+            self._turn(qkv_PHK[piece, :heads], qkv_PHK[piece, heads:-kv_heads], piece, grid.angles)
+            yield
+        queries, keys, values = torch.split(qkv_PHK.transpose(0, 1), [heads, kv_heads, kv_heads])
+        if kv_heads != heads:
+            keys, values = (part.repeat_interleave(heads // kv_heads, 0) for part in (keys, values))
+        attend = TileAttention(keys, values)
+        for piece in piece_slices(count, x_PC.device, max(1, count // TILE_PATCHES)):
+            seen = attend(queries[:, piece])
+            x_PC[piece] += self.out(seen.transpose(0, 1).reshape(-1, width))
+            yield
+
+    def _turn(self, queries_NHK: torch.Tensor, keys_NHK: torch.Tensor, piece: slice,
+              angles: Angles | None) -> None:
+        """In place."""
+        if self.q_norm is not None and self.k_norm is not None:
+            queries_NHK[:], keys_NHK[:] = self.q_norm(queries_NHK), self.k_norm(keys_NHK)
+        if angles is not None:
+            queries_NHK[:], keys_NHK[:] = plain_form(rotary, queries_NHK)(
+                queries_NHK, keys_NHK, *(part[piece] for part in angles))
+
+
+@dataclass(slots=True)
+class TowerLayer:
+    """``into``: with ``swiglu``, the gate and what it multiplies side by side."""
+
+    norm: TowerNorm
+    mixer: TileMixer
+    feed_norm: TowerNorm
     into: Linear
     down: Linear
+    activation: FeedKind
+
+    def through(self, x_PC: torch.Tensor, grid: Grid) -> Generator[None, None, None]:
+        """In place."""
+        yield from self.mixer.mix(self.norm, x_PC, grid)
+        for piece in piece_slices(len(x_PC), x_PC.device):
+            inner = self.into(self.feed_norm(x_PC[piece]))
+            x_PC[piece] += self.down(plain_form(silu_mul, inner)(inner) if self.activation == "swiglu" else
+                                     activate(inner, self.activation, spent=True))
+            yield
 
 
 @dataclass(slots=True)
@@ -77,7 +152,7 @@ class RowProjector:
     """Two products; ``norm`` over the neighbours side by side."""
 
     shape: Projector
-    norm: LayerNorm | None
+    norm: TowerNorm | None
     into: Linear
     down: Linear
 
@@ -92,21 +167,23 @@ class RowProjector:
         """-> [rows of the text, D]."""
         if self.norm is not None:
             joined = self.norm(joined)
-        return self.down(gelu(self.into(joined), self.shape.activation))
+        return self.down(activate(self.into(joined), self.shape.activation, spent=True))
 
 
 class TowerEncoder:
-    """A ``VisionEncoder``. ``patches``: the product of the patches."""
+    """A ``VisionEncoder``. ``patches``: the product of the patches; ``embedding_norm``: behind it."""
 
     def __init__(self, tower: VisionTower, settings: ImageSettings, places: PatchPlaces, *, patches: Linear,
-                 layers: list[TowerLayer], norm: LayerNorm, project: RowProjector) -> None:
+                 embedding_norm: TowerNorm | None, layers: list[TowerLayer], norm: TowerNorm,
+                 project: RowProjector) -> None:
         self._tower = tower
         self._places = places
         self._patches = patches
+        self._embedding_norm = embedding_norm
         self._layers = layers
         self._norm = norm
         self._project = project
-        self._of_grid: dict[tuple[int, int], tuple[torch.Tensor, Angles | None]] = {}
+        self._of_grid: dict[tuple[int, int], tuple[torch.Tensor | None, Grid]] = {}
         device, each = norm.weight.device, tower.patch_values // tower.channels
         scale = 1 / settings.rescale_factor
         self._mean = torch.tensor(settings.mean, device=device).mul(scale).repeat(each)
@@ -117,14 +194,16 @@ class TowerEncoder:
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Generator[None, None, torch.Tensor]:
         rows = []
+        like = self._norm.weight
         for tile in picture.tiles:
-            added_PC, angles = self._of(tile.rows, tile.columns)
-            x_PC = torch.empty_like(added_PC)
+            added_PC, grid = self._of(tile.rows, tile.columns)
+            x_PC = torch.empty(len(tile.patches), len(like), dtype=like.dtype, device=like.device)
             for piece in piece_slices(len(x_PC), torch.device("cpu")):   # of little pinned memory on a GPU
-                x_PC[piece] = self._embedded(tile, piece) + added_PC[piece]
+                embedded = self._embedded(tile, piece)
+                x_PC[piece] = embedded if added_PC is None else embedded + added_PC[piece]
                 yield
             for layer in self._layers:
-                yield from self._through(layer, x_PC, angles)
+                yield from layer.through(x_PC, grid)
             joined = self._project.joined(self._norm(x_PC).view(tile.rows, tile.columns, -1))
             each = self._tower.projector.downsample_factor ** 2
             for piece in piece_slices(len(joined), joined.device, each):
@@ -139,75 +218,66 @@ class TowerEncoder:
             pixels = self._ring.to_device(pixels)
         normal = pixels.float().view(len(pixels), -1, len(self._mean)).sub_(self._mean).div_(self._std)
         by_frame = normal.view(len(pixels), normal.shape[1], -1, self._tower.channels)
-        return self._patches(self._places.numbers(by_frame.to(self._norm.weight.dtype)))
+        embedded = self._patches(self._places.numbers(by_frame.to(self._norm.weight.dtype)))
+        return embedded if self._embedding_norm is None else self._embedding_norm(embedded)
 
-    def _of(self, rows: int, columns: int) -> tuple[torch.Tensor, Angles | None]:
-        """What a grid adds, and its angles."""
+    def _of(self, rows: int, columns: int) -> tuple[torch.Tensor | None, Grid]:
+        """What a grid adds, and the grid."""
         known = self._of_grid.get((rows, columns))
         if known is None:
-            known = self._places.added(rows, columns), self._places.angles(rows, columns)
+            known = (self._places.added(rows, columns),
+                     Grid(rows, columns, self._places.angles(rows, columns)))
             while len(self._of_grid) >= _GRIDS_MAX:
                 self._of_grid.pop(next(iter(self._of_grid)))
             self._of_grid[rows, columns] = known
         return known
 
-    def _through(self, layer: TowerLayer, x_PC: torch.Tensor,
-                 angles: Angles | None) -> Generator[None, None, None]:
-        """One layer, in place."""
-        count, width = x_PC.shape
-        heads = self._tower.heads
-        pieces = list(piece_slices(count, x_PC.device))
-        qkv = torch.empty(count, 3 * width, dtype=x_PC.dtype, device=x_PC.device)
-        for piece in pieces:
-            qkv[piece] = layer.qkv(layer.norm(x_PC[piece]))
-            if angles is not None:
-                turned_N3HK = qkv[piece].view(-1, 3, heads, width // heads)
-                # On a GPU in torch: the start compiles no kernels for towers.
-                turn = rotary if x_PC.is_cpu else rotary.torch
-                turned_N3HK[:, 0], turned_N3HK[:, 1] = turn(turned_N3HK[:, 0], turned_N3HK[:, 1],
-                                                            *(part[piece] for part in angles))
-            yield
-        queries, keys, values = qkv.view(count, 3, heads, width // heads).permute(1, 2, 0, 3).unbind(0)
-        attend = TileAttention(keys, values)
-        for piece in piece_slices(count, x_PC.device, max(1, count // TILE_PATCHES)):
-            seen = attend(queries[:, piece])
-            x_PC[piece] += layer.out(seen.transpose(0, 1).reshape(-1, width))
-            yield
-        for piece in pieces:
-            inner = gelu(layer.into(layer.feed_norm(x_PC[piece])), self._tower.activation)
-            x_PC[piece] += layer.down(inner)
-            yield
+
+ReadMixer = Callable[[TableReader, VisionTower], TileMixer]
 
 
 def build_tower(tower: VisionTower, text_hidden: int, settings: ImageSettings, source: TensorSource, *,
                 vision: str, projector: str, places_of: Callable[[VisionTower, TableReader], PatchPlaces],
-                ) -> TowerEncoder:
+                mixer_of: ReadMixer) -> TowerEncoder:
     """Read every tensor of the tower from ``source``. ``vision``, ``projector``: where both lie."""
     ends = TableReader(source, vision_ends(tower), vision)
-    table = vision_layer(tower)
-    patches, places = _patches(ends, tower), places_of(tower, ends)
-    layers = [_read_layer(source, table, f"{vision}.{LAYERS[tower.kind]}.{index}", tower.eps)
-              for index in range(tower.layer_count)]
-    norm = _layer_norm(ends, "norm", tower.eps)
+    patches, places = _patches(ends), places_of(tower, ends)
+    embedding_norm = read_norm(ends, "embedding_norm", tower.eps)
+    layers = [_read_layer(TableReader(source, table, f"{vision}.{LAYERS[tower.kind]}.{index}"), tower,
+                          mixer_of) for index, table in enumerate(vision_layers(tower))]
+    norm, shape = read_norm(ends, "norm", tower.eps), tower.projector
     after = TableReader(source, vision_projector(tower, text_hidden), projector)
-    shape = tower.projector
-    project = RowProjector(shape, _layer_norm(after, "norm", shape.norm_eps) if shape.norm else None,
-                           after.linear("into"), after.linear("down"))
-    return TowerEncoder(tower, settings, places, patches=patches, layers=layers, norm=norm, project=project)
+    behind = read_norm(after, "norm", shape.norm_eps)
+    if norm is None:   # the projector's stands before its neighbours are joined
+        norm, behind = behind, None
+    assert norm is not None
+    project = RowProjector(shape, behind, after.linear("into"), after.linear("down"))
+    return TowerEncoder(tower, settings, places, patches=patches, embedding_norm=embedding_norm,
+                        layers=layers, norm=norm, project=project)
 
 
-def _patches(read: TableReader, tower: VisionTower) -> Linear:
-    if tower.frames == 1:
+def read_attended(read: TableReader, tower: VisionTower) -> AttendedTile:
+    return AttendedTile(tower.heads, tower.heads, read.linear("qkv"), read.linear("out"))
+
+
+def _patches(read: TableReader) -> Linear:
+    [stored] = read.table["patches"]
+    if len(stored.dims) == 2:
         return read.linear("patches")
     return Linear(read.tensor("patches").flatten(1), read.tensor("patches.bias"))
 
 
-def _read_layer(source: TensorSource, table: Table, name: str, eps: float) -> TowerLayer:
-    read = TableReader(source, table, name)
-    parts: dict[str, Any] = {role: read.linear(role) for role in ("qkv", "out", "into", "down")}
-    return TowerLayer(norm=_layer_norm(read, "norm", eps), feed_norm=_layer_norm(read, "feed_norm", eps),
-                      **parts)
+def _read_layer(read: TableReader, tower: VisionTower, mixer_of: ReadMixer) -> TowerLayer:
+    norm, feed_norm = (read_norm(read, role, tower.eps) for role in ("norm", "feed_norm"))
+    assert norm is not None
+    assert feed_norm is not None
+    return TowerLayer(norm, mixer_of(read, tower), feed_norm, read.linear("into"), read.linear("down"),
+                      tower.activation)
 
 
-def _layer_norm(read: TableReader, role: str, eps: float) -> LayerNorm:
-    return LayerNorm(read.tensor(role), read.tensor(f"{role}.bias"), eps)
+def read_norm(read: TableReader, role: str, eps: float) -> TowerNorm | None:
+    """None where the table does not have it; an RMS norm where it has no bias."""
+    weight, bias = read.get(role), read.get(f"{role}.bias")
+    if weight is None:
+        return None
+    return RmsNorm(weight, eps) if bias is None else LayerNorm(weight, bias, eps)

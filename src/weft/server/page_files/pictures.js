@@ -1,8 +1,9 @@
-// Pictures of the next message: chosen, dropped on the form, or pasted. They leave this tab with the message alone.
+// Pictures and videos of the next message: chosen, dropped on the form, or pasted. They leave this tab with the message
+// alone.
 
 import {element, part} from "./draw.js";
 
-let waiting = [];   // {name, url}, the url with the file in it
+let waiting = [];   // {name, film, url}, the url with the file in it
 
 export function startPictures() {
   const form = part("ask-form"), file = part("picture-file");
@@ -34,10 +35,13 @@ export function startPictures() {
 
 // A file that the browser cannot show is kept too: the server says what is wrong with it.
 async function add(files) {
-  const read = await Promise.all([...files].map(async (file) => ({name: file.name, url: await urlOf(file)})));
+  const read = await Promise.all([...files].map(async (file) => ({name: file.name, film: isFilm(file), url: await urlOf(file)})));
   setPictures([...waiting, ...read]);
   part("ask").focus();
 }
+
+// Browsers know no type of some files of videos.
+const isFilm = ({name, type}) => type.startsWith("video/") || /\.(mp4|m4v|mov|webm|mkv|avi)$/i.test(name);
 
 function urlOf(file) {
   return new Promise((done, failed) => {
@@ -62,15 +66,24 @@ export function setPictures(pictures) {
   }));
 }
 
-export function thumbnail({name, url}) {
-  const image = element("img");
-  image.src = url;
-  image.alt = name;
-  return image;
+// A video that this browser cannot play is shown by its name, as pictures are.
+export function thumbnail({name, film, url}) {
+  const shown = element(film ? "video" : "img");
+  if (film) {
+    shown.muted = true;
+    shown.preload = "auto";   // its first frame is what is seen of it
+    shown.setAttribute("aria-label", name);
+    shown.addEventListener("error", () => shown.replaceWith(element("span", name)));
+  } else {
+    shown.alt = name;
+  }
+  shown.src = url;
+  return shown;
 }
 
 // A message of text and pictures, as the API takes it.
 export function contentOf(text, pictures) {
   if (!pictures.length) return text;
-  return [...pictures.map(({url}) => ({type: "image_url", image_url: {url}})), ...(text ? [{type: "text", text}] : [])];
+  const parts = pictures.map(({film, url}) => film ? {type: "video_url", video_url: {url}} : {type: "image_url", image_url: {url}});
+  return [...parts, ...(text ? [{type: "text", text}] : [])];
 }

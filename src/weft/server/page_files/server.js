@@ -15,6 +15,7 @@ export async function ask(path, options = {}) {
   const answer = await fetch(path, {...options, headers, cache: "no-store"});
   if (answer.ok) return answer;
   if (answer.status === 401) {
+    if (sessionStorage.getItem(KEY) !== key) return ask(path, options);  // another one was put in meanwhile
     throw new KeyWantedError(key ? "That is no key of this server: put another one into the box."
       : "This server wants a key: put it into the box.");
   }

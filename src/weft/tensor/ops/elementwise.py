@@ -1,5 +1,5 @@
-"""Rows of numbers, each by itself: activations, the gated one of SwiGLU, rotary positions
-(csrc/elementwise.inl)."""
+"""Rows of numbers, each by itself: activations, the gated one of SwiGLU, softmax, rotary positions
+(csrc/elementwise.inl, csrc/softmax.inl)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
 """By the name in an ``Architecture``."""
 
 
-def activate(x: torch.Tensor, name: Activation) -> torch.Tensor:
+@op()
+def activate(x: torch.Tensor, name: Activation, *, spent: bool = False) -> torch.Tensor:
     """Elementwise, in the dtype of ``x``: silu, gelu (the exact one by erf, or by tanh), the square of
-    relu."""
+    relu. ``spent``: the result may lie in the memory of ``x``."""
     if name == "silu":
         return F.silu(x)
     if name == "gelu":
@@ -27,6 +28,30 @@ def activate(x: torch.Tensor, name: Activation) -> torch.Tensor:
         return F.gelu(x, approximate="tanh")
     assert name == "relu2", f"{name} is of two inputs"
     return F.relu(x).square()
+
+
+@activate.in_cpp
+def _activate(x: torch.Tensor, name: Activation, *, spent: bool = False) -> torch.Tensor | Unfit:
+    if not (name == "gelu_tanh" and native.fits(x) and x.is_contiguous()):
+        return UNFIT
+    out = x if spent else torch.empty_like(x)
+    native.extension().gelu_tanh(x.data_ptr(), x.numel(), native.DTYPES[x.dtype], out.data_ptr())
+    return out
+
+
+@op()
+def softmax_(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Softmax of ``scale`` > 0 times ``x`` over its last dim, in float32; ``x`` holds it then."""
+    return x.copy_((x.float() * scale).softmax(-1))
+
+
+@softmax_.in_cpp
+def _softmax_(x: torch.Tensor, scale: float) -> torch.Tensor | Unfit:
+    columns = x.shape[-1]
+    if not (native.fits(x) and x.is_contiguous() and 0 < columns <= native.SOFTMAX_COLUMNS_MAX):
+        return UNFIT
+    native.extension().softmax(x.data_ptr(), x.numel() // columns, columns, scale, native.DTYPES[x.dtype])
+    return x
 
 
 @op("weft.tensor.kernels.elementwise")

@@ -40,9 +40,6 @@ from weft.tensor.weights.quantized import Codes
 TILE_ROWS = 16
 _FORMS = {torch.bfloat16: 4, torch.float32: 5}
 """Dtype -> its number among the forms of csrc/kernels.hpp."""
-TILED_ELEMENTS_MIN = 1 << 14
-"""Smallest weight, in elements, whose order matters."""
-
 
 NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int]]
 """A weight as the extension takes it (csrc/module.cpp)."""
@@ -90,11 +87,10 @@ class TiledWeight:
         return self.tiles[rows_T // TILE_ROWS, :, rows_T % TILE_ROWS].flatten(1)
 
 
-def tiled(weight: torch.Tensor, *, copies: int = 1) -> TiledWeight | None:
-    """``weight`` [rows, columns] in tiles; None where that order is not the faster one. ``copies``: matrices
-    of this size that a layer has (experts)."""
+def tiled(weight: torch.Tensor) -> TiledWeight | None:
+    """``weight`` [rows, columns] in tiles; None where the kernels do not serve it."""
     rows, columns = weight.shape
-    if not can_be_tiled(weight.device, weight.dtype, copies * rows, columns):
+    if not can_be_tiled(weight.device, weight.dtype, columns):
         return None
     if weight.dtype == torch.bfloat16:
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
@@ -103,13 +99,11 @@ def tiled(weight: torch.Tensor, *, copies: int = 1) -> TiledWeight | None:
 
 
 def small_tiles(weight: torch.Tensor) -> TiledWeight | None:
-    """``weight`` [rows, columns] in tiles whatever its size, in memory of its own: for rows whose bits must
-    not depend on the rows beside them. None where the kernels do not serve it."""
+    """As ``tiled``, in memory of its own: for what is given back while the model serves."""
     rows, columns = weight.shape
-    pack = 4 // weight.itemsize
-    if weight.device.type != "cpu" or not serves(weight.dtype) or columns % pack:
+    if not can_be_tiled(weight.device, weight.dtype, columns):
         return None
-    return TiledWeight(_by_tile(weight, pack).contiguous(), rows, columns)
+    return TiledWeight(_by_tile(weight, 4 // weight.itemsize).contiguous(), rows, columns)
 
 
 def _by_tile(weight: torch.Tensor, pack: int) -> torch.Tensor:
@@ -118,10 +112,10 @@ def _by_tile(weight: torch.Tensor, pack: int) -> torch.Tensor:
     return padded.view(-1, TILE_ROWS, weight.shape[1] // pack, pack).transpose(1, 2)
 
 
-def can_be_tiled(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
-    """Whether a matrix of that dtype and size goes into tiles."""
-    return (device.type == "cpu" and rows * columns >= TILED_ELEMENTS_MIN and serves(dtype)
-            and not columns % (4 // dtype.itemsize))
+def can_be_tiled(device: torch.device, dtype: torch.dtype, columns: int) -> bool:
+    """Whether a matrix of that dtype and width goes into tiles, however small it is: torch's products have
+    bits that depend on the rows beside."""
+    return device.type == "cpu" and serves(dtype) and not columns % (4 // dtype.itemsize)
 
 
 def bf16_tiles(parts: Sequence[MatrixRows]) -> TiledWeight:
@@ -373,20 +367,20 @@ InTiles = TiledWeight | TwelveBitWeight | CodedTiles
 
 
 def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True, copies: int = 1) -> InTiles | None:
-    """``weight`` [rows, columns] in the kernels' order; None where another order is faster. ``copies``: see
-    ``tiled``."""
+    """``weight`` [rows, columns] in the kernels' order; None where they do not serve it. ``copies``: how
+    many of this size a layer has (experts)."""
     rows, columns = weight.shape
     if twelve_bit and gains_by_twelve_bits(weight.device, weight.dtype, copies * rows, columns):
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         packed = to_twelve_bit((rows_of(weight),))
         if packed is not None:
             return packed
-    return tiled(weight, copies=copies)
+    return tiled(weight)
 
 
 def gains_by_twelve_bits(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
     """Whether a matrix of that dtype and size goes into 12 bits, odd weights aside."""
-    return (dtype == torch.bfloat16 and can_be_tiled(device, dtype, rows, columns)
+    return (dtype == torch.bfloat16 and can_be_tiled(device, dtype, columns)
             and rows * columns >= TWELVE_BIT_SIZE_MIN and columns % UNIT_COLUMNS == 0
             and bool(native.extension().has_twelve_bit_products()))
 

@@ -1,0 +1,94 @@
+"""Prefill apart from decode in ``weft simulate --roles``: the engines' scheduler, memory and restores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.sim.test_fleet_replay import ARENA
+from tests.sim.test_snapshot_reports import COST
+from tests.support.synthetic import Library, document_traffic
+from weft.handoff import Role
+from weft.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
+from weft.sim.handoffs import LinkModel, VirtualLink
+from weft.sim.report import Gaps
+from weft.sim.traffic import Traffic
+
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+LINK = LinkModel(1e12, ARENA.page_bytes, ARENA.slot_bytes, 256, latency_s=1e-6)
+
+
+@pytest.fixture(scope="module")
+def traffic() -> Traffic:
+    return document_traffic(3, 40, Library(documents=6, lifetime_s=20.0)).faster(3)
+
+
+def split(traffic: Traffic, link: LinkModel = LINK, router: str = "split",
+          **more: list[Kill]) -> FleetReplayReport:
+    return replay_fleet(traffic, ARENA, COST, replicas=2, router=router, roles=ROLES, link=link,
+                        restart_s=2.0, **more)
+
+
+@pytest.fixture(scope="module")
+def report(traffic: Traffic) -> FleetReplayReport:
+    return split(traffic)
+
+
+def test_every_request_ends_and_decode_engines_compute_no_prompt(report: FleetReplayReport,
+                                                                 traffic: Traffic) -> None:
+    assert not np.isnan(report.timeline.ended_s).any()
+    assert (report.timeline.ended_s >= report.timeline.first_s).all()
+    several = [one.output_tokens for one in traffic.requests if one.output_tokens > 1]
+    assert report.splits == len(several) > 0
+    prompts = sum(one.prompt_tokens for one in traffic.requests if one.output_tokens > 1)
+    assert report.replicas[1].computed_tokens < sum(several) + 0.02 * prompts
+
+
+def test_equal_runs_are_equal(report: FleetReplayReport, traffic: Traffic) -> None:
+    assert split(traffic) == report
+    assert split(traffic).digest == report.digest
+
+
+def test_a_slow_link_delays_the_second_token_and_no_first_one(report: FleetReplayReport,
+                                                              traffic: Traffic) -> None:
+    slow = split(traffic, replace(LINK, bytes_s=ARENA.slot_bytes / 0.5))
+    waited_s = [np.mean(one.timeline.ended_s - one.timeline.first_s) for one in (slow, report)]
+    assert waited_s[0] > waited_s[1] + 0.5
+    assert slow.ttft.p50 == pytest.approx(report.ttft.p50, rel=0.1)
+
+
+def test_the_router_splits_nothing_over_a_link_that_takes_longer_than_it_saves(traffic: Traffic) -> None:
+    assert split(traffic, replace(LINK, bytes_s=ARENA.slot_bytes / 500.0), "seconds").splits == 0
+
+
+def test_the_router_splits_nothing_that_no_engine_takes(traffic: Traffic,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.sim.handoffs.buffer_limit", lambda arena_bytes: ARENA.slot_bytes - 1)
+    assert split(traffic).splits == 0
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_requests_of_a_side_that_dies_end_elsewhere(traffic: Traffic, replica: int) -> None:
+    kills = [Kill(replica, one.at_s + 0.01) for one in traffic.requests[::7]]
+    killed = split(traffic, kills=kills)
+    assert killed.resumes > 0
+    assert not np.isnan(killed.timeline.ended_s).any()
+
+
+def test_parcels_leave_one_after_the_other() -> None:
+    link = VirtualLink(LinkModel(100.0, 10, 30, 16, latency_s=0.5))
+    assert [link.send(0, 16, 1.0), link.send(16, 48, 1.1), link.send(0, 0, 9.0)] == pytest.approx(
+        [1.9, 2.4, 9.8])
+    assert link.sent_bytes == 120
+
+
+def test_gaps_are_counted_to_two_per_cent() -> None:
+    gaps = Gaps()
+    gaps.add(0.01, 98)
+    gaps.add(0.3)
+    gaps.add(0.4)
+    found = gaps.percentiles()
+    assert (found.p50, found.p99) == pytest.approx((0.01, 0.3), rel=0.02)
+    assert Gaps().percentiles().p99 == 0
