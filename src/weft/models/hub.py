@@ -29,6 +29,13 @@ _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 NOT_FETCHED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 
+class HubUnreachableError(CheckpointError):
+    """No connection to the hub, or HF_HUB_OFFLINE is set."""
+
+    status = 503
+    kind = "service_unavailable"
+
+
 def resolve_model(name: str | Path, revision: str | None = None, *, config_only: bool = False,
                   text_only: bool = False) -> Path:
     """The checkpoint directory for ``name``: a path, "owner/name" on the hub at ``revision``, or
@@ -197,12 +204,14 @@ def ask_hub(name: str, revision: str | None, ask: Callable[[], Answer], *, what:
     except errors.RevisionNotFoundError:
         reason = f"the hub has the {what} but not this revision"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        reason = unreached
+        fail(name, revision, unreached, what, HubUnreachableError)
     except errors.HfHubHTTPError as error:
         reason = f"the hub did not deliver it: {error}"
     except out_of_reach() as error:
         is_of_disk = getattr(error, "errno", None) and not isinstance(error, _OF_SOCKETS)
-        reason = f"the hub did not deliver it: {error}" if is_of_disk else unreached
+        if not is_of_disk:
+            fail(name, revision, unreached, what, HubUnreachableError)
+        reason = f"the hub did not deliver it: {error}"
     fail(name, revision, reason, what)
 
 
@@ -215,6 +224,7 @@ def out_of_reach() -> tuple[type[Exception], ...]:
     return errors.OfflineModeIsEnabled, library if issubclass(library, Exception) else OSError, OSError
 
 
-def fail(name: str, revision: str | None, reason: str, what: str = "model") -> NoReturn:
+def fail(name: str, revision: str | None, reason: str, what: str = "model",
+         error: type[CheckpointError] = CheckpointError) -> NoReturn:
     asked = f"{what} {name!r}" + (f" at revision {revision!r}" if revision else "")
-    raise CheckpointError(f"{asked}: {reason}", param="model" if what == "model" else "lora")
+    raise error(f"{asked}: {reason}", param="model" if what == "model" else "lora")
