@@ -48,7 +48,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(state: Path) -> Iterator[str]:
     """A server of everything that the pages ask for."""
     with running_server("", engine={"memory": MEMORY}, server={
-            "file_store": str(state / "files"), "response_store": str(state / "responses.sqlite")}) as server:
+            "file_store": str(state / "files"), "name_store": str(state / "names.json"),
+            "response_store": str(state / "responses.sqlite")}) as server:
         yield server.url
 
 

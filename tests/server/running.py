@@ -28,13 +28,15 @@ class RunningServer:
     """``url`` once it serves. ``lines`` is what it printed."""
 
     def __init__(self, factory: str, engine: dict[str, Any], server: dict[str, Any], wait_for: str,
-                 path: tuple[Path, ...] = (), models: tuple[str, ...] = ()) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT / "src", ROOT))),
-                       "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+                 path: tuple[Path, ...] = (), models: tuple[str, ...] = (),
+                 environment: dict[str, str] | None = None) -> None:
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT / "src", ROOT))),
+                       "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
+                       "HF_HUB_OFFLINE": "1", **(environment or {})}
         arguments = json.dumps({"factory": factory, "engine": engine, "models": models, "server": {
-            "port": 0, "response_store": "off", "file_store": "off", **server}})
+            "port": 0, "response_store": "off", "file_store": "off", "name_store": "off", **server}})
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.run_server", arguments], cwd=ROOT, env=environment,
+            [sys.executable, "-m", "tests.server.run_server", arguments], cwd=ROOT, env=variables,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
         self.lines: list[str] = []
         self._arriving: queue.Queue[str | None] = queue.Queue()
@@ -125,11 +127,13 @@ class RunningServer:
 def running_server(factory: str, *, engine: dict[str, Any] | None = None,
                    server: dict[str, Any] | None = None,
                    wait_for: str = "Ctrl-C finishes", path: tuple[Path, ...] = (),
-                   models: tuple[str, ...] = ()) -> Iterator[RunningServer]:
+                   models: tuple[str, ...] = (),
+                   environment: dict[str, str] | None = None) -> Iterator[RunningServer]:
     """``factory`` "" is the real engine; else a function of tests/server/scripted_engine.py. ``path``: where
-    its Python looks first. ``models``: of a server with several."""
+    its Python looks first. ``models``: of a server with several. ``environment``: more variables; no server
+    of a test reaches a hub unless they say so."""
     running = RunningServer(factory and f"tests.server.scripted_engine:{factory}", engine or {}, server or {},
-                            wait_for, path, models)
+                            wait_for, path, models, environment)
     try:
         yield running
     finally:

@@ -166,7 +166,11 @@ def test_models_are_listed_shown_and_loaded(server: RunningServer) -> None:
      "options.top_k"),
     ("/api/generate", {"model": "scripted", "prompt": "a", "options": {"temperature": -1}}, 400,
      "temperature"),
-    ("/api/pull", {"model": "other"}, 404, "of Ollama's API this server has /api/chat"),
+    ("/api/push", {"model": "other"}, 404, "of Ollama's API this server has neither /api/push"),
+    ("/api/pull", {"model": "maker/tiny", "stream": False}, 503, "the hub https://huggingface.co cannot be"),
+    ("/api/pull", {"stream": False}, 400, "model is missing"),
+    ("/api/create", {"model": "x", "from": "scripted"}, 400, "keeps no created names"),
+    ("/api/copy", {"source": "scripted", "destination": "x"}, 400, "(limits.name_store off)"),
 ])
 def test_an_error_is_one_line_in_the_clients_shape(server: RunningServer, path: str, body: dict[str, Any],
                                                    status: int, words: str) -> None:
@@ -175,6 +179,26 @@ def test_an_error_is_one_line_in_the_clients_shape(server: RunningServer, path: 
     assert set(answer.json()) == {"error"}
     assert words in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
+
+
+def test_a_pull_without_a_hub_says_so_in_one_line(server: RunningServer) -> None:
+    """Servers of tests have HF_HUB_OFFLINE."""
+    first, last = server.post("/api/pull", {"model": "maker/tiny"}).text.splitlines()
+    assert json.loads(first) == {"status": "pulling manifest"}
+    assert set(json.loads(last)) == {"error"}
+    assert "cannot be reached" in last
+
+
+def test_several_calls_have_an_index_each(server: RunningServer) -> None:
+    """Clients that join the parts of a stream tell calls by it."""
+    twice = f"{CALL}\n{CALL}"
+    calls = [call for line in stream(server, twice, tools=[WEATHER])
+             for call in line.message.tool_calls or ()]
+    raw = server.post("/api/chat", {"model": "scripted", "stream": False, "messages": said(twice),
+                                    "tools": [WEATHER]}).json()["message"]["tool_calls"]
+    assert len(calls) == len(raw) == 2
+    assert [call["function"]["index"] for call in raw] == [0, 1]
+    assert len({call["id"] for call in raw}) == 2
 
 
 def test_a_page_of_another_site_and_a_wrong_key_are_refused(tmp_path: Path) -> None:

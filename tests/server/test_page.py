@@ -18,6 +18,7 @@ from weft.cli.top import read_metrics
 from weft.costs.step import StepCost
 from weft.server.cache import cache_reports
 from weft.server.http import _is_no_look
+from weft.server.metrics import MODEL
 
 SERVER = {"api_key": ["a-key"]}
 FOLDER = resources.files("weft.server") / "page_files"
@@ -100,7 +101,8 @@ def test_every_number_that_the_script_reads_is_one_that_the_server_has(metrics: 
     asked |= {f"{name}_count" if name.endswith("seconds") else name
               for name in re.findall(r'"([a-z_]+_(?:total|seconds))"', SCRIPTS)}
     assert {"num_requests_running", "memory_bytes", "time_to_first_token_seconds_count"} <= asked
-    assert asked <= set(re.findall(r"^weft:(\w+)", metrics, re.MULTILINE))
+    of_several = {row.sample_name for row in MODEL}
+    assert asked <= {*re.findall(r"^weft:(\w+)", metrics, re.MULTILINE), *of_several}
 
 
 def test_the_script_reads_what_weft_top_reads(readings: MiniRacer, metrics: str) -> None:
@@ -133,6 +135,16 @@ def test_several_engines_add_up_and_are_read_one_by_one(readings: MiniRacer) -> 
 
 def reading(at: float, **values: float) -> dict[str, Any]:
     return {"at": at, "model": "m", "values": values, "byLabel": {}}
+
+
+def test_several_models_add_up_and_are_read_one_by_one(readings: MiniRacer) -> None:
+    text = "".join(f'weft:{name}{{engine="0",model_name="{model}"}} {value}\n' for model, name, value in (
+        ("a", "model_loaded", 1), ("b", "model_loaded", 1), ("c", "model_loaded", 0), ("a", "engine_up", 1),
+        ("b", "engine_up", 1), ("a", "kv_cache_usage_perc", 0.2), ("b", "kv_cache_usage_perc", 0.4)))
+    found = call(readings, "parse", text, 0)
+    assert (found["model"], found["engines"], list(found["models"])) == ("3 models", {}, ["a", "b", "c"])
+    assert found["values"]["kv_cache_usage_perc"] == pytest.approx(0.3)
+    assert call(readings, "sleepState", found) == "2 of 3 models loaded"
 
 
 def test_rates_and_means_are_of_what_came_between(readings: MiniRacer) -> None:

@@ -43,7 +43,7 @@ def command(source: Path, output: Path, **values: Any) -> int:
     body of that endpoint. Requests that begin alike are computed together.
     """
     served: dict[str, Any] = {name: values[name] for name in _SERVED}
-    served |= {"response_store": "off", "file_store": "off"}
+    served |= {"response_store": "off", "file_store": "off", "name_store": "off"}
     from weft.api.calls import AnswerBar
     from weft.cli.remote import waiting
     from weft.server.batches.answering import BatchCounts, RunInterruptedError, run_file

@@ -4,6 +4,8 @@
     list          what is there, whole, damaged or half pulled; what the hub's cache has
     rm NAME       gives the space back; not of a model that a running process has loaded
 
+Both know the names that users created on this machine's servers (``server.presets``), in the default store.
+
 ``weft doctor`` names the directory, and ``models.local`` says what lies in it. The hub's cache is shared with
 other programs, so it is shown and never changed.
 """
@@ -26,6 +28,7 @@ from weft.units import format_bytes
 if TYPE_CHECKING:
     from weft.models.local import LocalModel
     from weft.models.pulling import PullProgress
+    from weft.server.presets import PresetStore
 
 _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON.")
 _SAID_EVERY_S = 10.0
@@ -83,7 +86,7 @@ class _Shown:
     click.Option(["--verify"], is_flag=True, help="Read every checksum; exit code 1 if a model is damaged."),
     _JSON])
 def list_models(verify: bool, as_json: bool) -> int:
-    """List the models on this machine's disk: pulled ones, and those of the hub's cache."""
+    """List the models on this machine's disk: pulled ones, those of the hub's cache, and created names."""
     from weft.models.local import damage, listed, model_directory
 
     models = listed()
@@ -101,6 +104,9 @@ def list_models(verify: bool, as_json: bool) -> int:
     rows = [_row(model, problems[model.path]) for model in models]
     rows += [{"name": name, "state": "hub cache", "bytes": size, "path": str(path)}
              for name, path, size in cached_by_hub()]
+    store = _presets()
+    rows += [{"name": one.name, "state": "created", "bytes": 0, "path": str(store.path),
+              "note": f"a name for {one.model}"} for one in store.names().values()]
     if as_json:
         click.echo(json.dumps({"directory": str(model_directory()), "models": rows}, indent=2))
     else:
@@ -155,17 +161,29 @@ def _show(rows: list[dict[str, Any]], directory: Path) -> None:
     click.Option(["--force"], is_flag=True, help="Also a model that a running process has loaded."),
 ])
 def rm(names: tuple[str, ...], force: bool) -> int:
-    """Remove pulled models from this machine's disk, and what pulls have fetched so far."""
-    from weft.models.local import remove
+    """Remove pulled models from this machine's disk, what pulls have fetched so far, and created names."""
+    from weft.models.local import find, remove
 
     code = 0
     for name in names:
         try:
+            if find(name) is None and _presets().remove(name):
+                click.echo(f"{name} removed: it was a created name")
+                continue
             click.echo(f"{name} removed: {format_bytes(remove(name, force=force))} given back")
         except WeftError as error:
             say_error(error.message + _elsewhere(name))
             code = 2
     return code
+
+
+def _presets() -> PresetStore:
+    """Of the servers that keep names in the default file."""
+    from weft.server.config import ServerConfig
+
+    store = ServerConfig().presets()
+    assert store is not None
+    return store
 
 
 def _elsewhere(name: str) -> str:

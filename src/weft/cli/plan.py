@@ -136,6 +136,7 @@ def _plan_several(models: Sequence[str], memory: str | None, lengths: tuple[int,
                   flags: Mapping[str, Any], *, as_json: bool) -> int:
     from weft.cli.doctor import keeps_codes
     from weft.cli.plan_together import plan_together
+    from weft.models.hub import name_of
     from weft.planning.model_plan import PlanOptions
     from weft.planning.together import AMPLE_BYTES
 
@@ -147,9 +148,13 @@ def _plan_several(models: Sequence[str], memory: str | None, lengths: tuple[int,
     configs = []
     for text in models:
         name, sign, model = text.partition("=")
-        given = text if not sign or Path(text).expanduser().exists() else model
-        shown, config = find_config(given)
-        configs.append((shown if given == text else name, config))
+        is_path = Path(text).expanduser().exists()
+        named, config = find_config(text if is_path or not sign else model)
+        if is_path or ("/" in text and not sign):
+            name = name_of(text)   # as `weft serve` calls it
+        elif not sign:
+            name = named
+        configs.append((name, config))
     return plan_together(configs, asked, sizes["memory_bytes"], as_json=as_json)
 
 

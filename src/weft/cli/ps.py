@@ -61,7 +61,8 @@ def _rows(url: str, pid: int | None, model: str, api_key: str | None) -> list[di
         return [{**head, "error": "no model is in memory"}]
     return [{**head, "model": one["model"], "size": one["size"], "size_vram": one.get("size_vram", 0),
              "context_length": one.get("context_length"), "expires_at": one.get("expires_at"),
-             "dtype": one.get("details", {}).get("quantization_level", "")} for one in models]
+             "dtype": one.get("details", {}).get("quantization_level", ""),
+             "of": one.get("details", {}).get("parent_model", "")} for one in models]
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
@@ -77,7 +78,8 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         if "error" in row:
             table.add_row(*head, "", "", "", "", escape(row["error"]))
             continue
-        table.add_row(*head, format_bytes(row["size"]), row["dtype"], "GPU" if row["size_vram"] else "CPU",
+        weights = f"of {row['of']}" if row["of"] else format_bytes(row["size"])   # a created name has none
+        table.add_row(*head, escape(weights), row["dtype"], "GPU" if row["size_vram"] else "CPU",
                       str(row["context_length"] or ""), _until(row["expires_at"], time.time()))
     Console(highlight=False).print(table, soft_wrap=True)
 

@@ -39,7 +39,8 @@ def _last(model: Heads, span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tens
         scores_1L: torch.Tensor = row_1D.float() @ score_LD.T
         return scores_1L
     if span.pooling.tokens:
-        return model.logits(row_1D)[:, list(span.pooling.tokens)]
+        logits_1V = model.logits(row_1D)   # a list of indices would be a copy that waits for the device
+        return torch.cat([logits_1V[:, token : token + 1] for token in span.pooling.tokens], dim=1)
     return row_1D
 
 

@@ -73,6 +73,9 @@ class AdapterHandlers:
         if name in (self._service.known_model(None).names if several is None else several.models):
             raise RequestError(f"lora_name {name} is a name of the model itself; choose another",
                                param="lora_name")
+        if name in self._service.names.all():
+            raise RequestError(f"lora_name {name} is a created name (/api/create); choose another, or delete "
+                               "it", param="lora_name")
         async with self._turn:   # two loads of one name must not cross
             adapter = await asyncio.to_thread(self._read, name, body.lora_path)
             known = names.find(name)

@@ -42,6 +42,7 @@ from weft.server.ollama.answers import (
     running_cards,
     show_answer,
 )
+from weft.server.ollama.models import OllamaModelHandlers
 from weft.server.ollama.protocol import PROTOCOL_VERSION, OllamaShowBody, served_name
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
@@ -94,7 +95,7 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
                               tenant_of=keys.tenant_of)
         service.background.append(batches)
     groups = (_Handlers(service), AdapterHandlers(service), ResponseHandlers(service, forward),
-              ReplicaHandlers(service), BatchHandlers(service.files, batches))
+              ReplicaHandlers(service), BatchHandlers(service.files, batches), OllamaModelHandlers(service))
     handlers: dict[str, Handler] = {row.operation: getattr(group, row.operation) for group in groups
                                     for row in ENDPOINTS if hasattr(group, row.operation)}
     if forward is not None:
@@ -357,7 +358,7 @@ async def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], Sequen
 def _model_card(listed: ListedModel) -> dict[str, Any]:
     """``state`` is there with several models alone."""
     state = {} if listed.state is None else {"state": listed.state}
-    root = listed.info.name if listed.parent is None else listed.name
+    root = listed.name if listed.adapter is not None else listed.info.name
     return {"id": listed.name, "object": "model", "created": listed.created_s, "owned_by": "weft",
             "root": root, "parent": listed.parent, "max_model_len": listed.info.sizes.max_model_len,
             "vocab_size": listed.info.vocab_size, **state}
@@ -392,8 +393,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 def _not_here(path: str) -> str:
-    return (": of Ollama's API this server has /api/chat, /api/generate, /api/embed, /api/tags, /api/show, "
-            "/api/ps and /api/version; its model is chosen at the start" if path.startswith("/api/") else "")
+    return (": of Ollama's API this server has neither /api/push nor /api/blobs; its models are chosen at "
+            "the start" if path.startswith("/api/") else "")
 
 
 def _slip(path: str, base_url: str) -> str:

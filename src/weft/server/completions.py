@@ -17,7 +17,15 @@ from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError
 from weft.request import SamplingParams
-from weft.server.generation import Generation, Prompt, Usage, check_count, check_truncation, truncated
+from weft.server.generation import (
+    Generation,
+    Prompt,
+    Usage,
+    check_context,
+    check_count,
+    check_truncation,
+    truncated,
+)
 from weft.server.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
@@ -116,7 +124,8 @@ class CompletionJob:
         max_tokens = body.max_tokens
         if max_tokens is None:
             # The default is cut to the context; a prompt that leaves no room is the engine's to refuse.
-            max_tokens = max(min(COMPLETION_TOKENS_DEFAULT, info.sizes.max_model_len - len(prompt.tokens)), 1)
+            max_tokens = max(min(default_tokens(self._model),
+                                 info.sizes.max_model_len - len(prompt.tokens)), 1)
             max_tokens = max(max_tokens, body.min_tokens or 0)
         sampling = sampling_params(body, self._model.sampling_defaults, max_tokens=max_tokens,
                                    grammar=self._grammar, n=body.n, logprobs=body.logprobs,
@@ -168,6 +177,11 @@ class CompletionJob:
                                    text_offset=self._shown_chars[piece.index])
 
 
+def default_tokens(model: ServedModel) -> int:
+    """Of an answer whose request names no length."""
+    return int(model.sampling_defaults.get("max_tokens", COMPLETION_TOKENS_DEFAULT))
+
+
 async def prepare_completion(service: Service, body: CompletionBody) -> CompletionJob:
     """Raises RequestError, UnknownModelError, EngineUnavailableError."""
     refuse_stream_fields(body)
@@ -190,10 +204,12 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
         else:
             model.check_ids(given, param="prompt")
             prompts.append(Prompt(given, marks=marks))
-    answer_tokens = COMPLETION_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens
+    answer_tokens = default_tokens(model) if body.max_tokens is None else body.max_tokens
     context_tokens = model.info.sizes.max_model_len
     prompts = [truncated(prompt, body, context_tokens=context_tokens, answer_tokens=answer_tokens)
                for prompt in prompts]
+    for prompt in prompts:
+        check_context(model, prompt)
     return CompletionJob(service, model, body, prompts)
 
 

@@ -18,6 +18,7 @@ from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
 from weft.server.edge import EdgeLimits, Origins
 from weft.server.objects import Bounds
+from weft.server.presets import PresetStore, default_presets_path
 from weft.server.responses.store import StoreLimits, default_path
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
@@ -167,6 +168,10 @@ class ServerConfig:
                                         "directory.")
     file_store_size: str = limit("4GB", "Bytes of all uploaded files (413).")
     max_stored_files: int = limit(1000, "Files that are kept (413).", least=1)
+    name_store: str | None = limit(None, "File that keeps the names of Ollama's /api/create; off: none. "
+                                         "Default: weft/names.json in the user's state directory.")
+    name_store_size: str = limit("4MB", "Size of that file.", size=True)
+    max_created_names: int = limit(1000, "Names that are kept.", least=1)
     file_days: float = limit(30.0, "Days that a file and an ended batch are kept.", least=0.001)
     max_batch_lines: int = limit(50_000, "Lines of one batch.", least=1)
     access_log: Literal["text", "json"] = flag("text", "Form of the line for each request; json: an object "
@@ -232,6 +237,26 @@ class ServerConfig:
         """Raises ConfigError."""
         size = parse_bytes(self.file_store_size, flag="limits.file_store_size")
         return Bounds(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
+
+    def names_path(self) -> Path | None:
+        """Of the store of created names; None where it is off. Raises ConfigError."""
+        if self.name_store == "off":
+            return None
+        if self.name_store is None:
+            return default_presets_path()
+        if not self.name_store.strip():
+            raise ConfigError("limits.name_store is empty: it takes the name of a file, or off",
+                              param="limits.name_store")
+        file = Path(self.name_store).expanduser().absolute()
+        if not file.parent.is_dir() or file.is_dir():
+            raise ConfigError(f"limits.name_store {file}: it is a directory, or in none that exists",
+                              param="limits.name_store")
+        return file
+
+    def presets(self) -> PresetStore | None:
+        """None where they are off. Raises ConfigError."""
+        path, size = self.names_path(), parse_bytes(self.name_store_size, flag="limits.name_store_size")
+        return None if path is None else PresetStore(path, count_max=self.max_created_names, bytes_max=size)
 
     def keep_alive_s(self) -> float | None:
         """None for ever. Raises ConfigError."""
@@ -366,6 +391,7 @@ class ServerConfig:
         self.response_limits()
         self.file_directory()
         self.file_limits()
+        self.presets()
         self.picture_hosts()
         self.keep_alive_s()
         if not self.client_keys() and (self.tenant_by_key or self.quotas().any):

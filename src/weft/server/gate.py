@@ -5,7 +5,7 @@
 * ``--api-key``: without a right one only paths that say nothing of this server are answered. The key also
   names the tenant (``tenants``).
 * ``--operator-key``: a right one opens everything. If there is one, no other key opens what adds up over all
-  clients (/metrics, /v1/cache) or what every client feels (/sleep, /wake_up, /v1/replicas).
+  clients (/metrics, /v1/cache) or what every client feels (/sleep, /wake_up, /v1/replicas, /api/delete).
 
 Plain ASGI: Starlette's BaseHTTPMiddleware puts a queue and two tasks around every response, streams included.
 """
@@ -32,7 +32,8 @@ from weft.server.tracing import OPERATIONS, RequestTrace, RequestTracer
 _OPEN_PATHS = frozenset({*(row.path for row in ENDPOINTS if row.access == "open"),
                          *(route.path for route in page_routes())})
 _OPERATOR_PATHS = ("/metrics", "/v1/cache", "/v1/replicas", "/sleep", "/wake_up",
-                   "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+                   "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
+                   "/api/create", "/api/copy", "/api/delete", "/api/pull")
 _CLOSED = "the handler is closed"
 """uvloop's words for a write to a connection that has ended."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")

@@ -25,7 +25,7 @@ from secrets import token_hex
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import RequestError, WeftError
+from weft.errors import ContextLengthError, RequestError, WeftError
 from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
 from weft.request import LostTokens, PlacedPicture, Pooling, Request, SamplingParams, TokenEvent
@@ -340,6 +340,18 @@ def merged(pieces: list[Piece]) -> list[Piece]:
 TO_THE_CONTEXT = -1
 
 
+def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) -> None:
+    """``asked``: options.num_ctx of the request, which stands for that of a created name. Raises
+    ContextLengthError for a prompt that is not below it."""
+    limit = asked if asked is not None or model.preset is None else model.preset.context_max
+    if limit is not None and len(prompt.tokens) >= limit:
+        where = f"the name {model.name} has" if asked is None else "options.num_ctx is"
+        raise ContextLengthError(
+            f"the prompt has {len(prompt.tokens)} tokens and {where} {'num_ctx ' if asked is None else ''}"
+            f"{limit}; this server drops no part of a prompt: raise num_ctx or leave it out",
+            param="options.num_ctx", code="context_length_exceeded")
+
+
 def check_truncation(body: SamplingFields, *, is_chat: bool) -> None:
     """Raises RequestError that names the field."""
     count = body.truncate_prompt_tokens
@@ -412,7 +424,7 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     """``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field`` and
     ``logprobs_field`` are the dialect's names, for errors. ``show_reasoning``: else the reasoning is left
     out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``. ``prediction``: the
-    client's guess of the answer, a source of drafts."""
+    client's guess of the answer, a source of drafts. ``context_max``: as ``asked`` in ``check_context``."""
 
     conversation: ConversationFields
     fields: SamplingFields
@@ -426,6 +438,7 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     show_reasoning: bool = True
     known: KnownPrefix | None = None
     prediction: str | None = None
+    context_max: int | None = None
 
 
 class PreparedTurn:
@@ -487,4 +500,5 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
         await model.check_text(turn.prediction, param="prediction")
         prediction = await model.encode(turn.prediction, add_special_tokens=False)
         cut = msgspec.structs.replace(cut, prediction=prediction)
+    check_context(model, cut, turn.context_max)
     return PreparedTurn(service, model, turn, cut, plan)

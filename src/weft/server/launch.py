@@ -87,8 +87,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, models: Sequ
                       listen=None if link is None else (link[0], LinkKeys.of(link[1])))
         ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp)
         service = new_service(server_config, fleet, listener)
-        if service.responses is not None and server_config.response_store is not None:
-            service.responses.open_now()
+        _open_stores(service)
     except UserError as error:
         _complain(error)
         return EXIT_CONFIG
@@ -114,12 +113,19 @@ def _serve_several(engine: EngineConfig, config: ServerConfig, models: Sequence[
         background=engine.device == "cpu" or not visible_gpus(),   # a GPU's context is its thread's
         tell=lambda line: console.print(line, markup=False, highlight=False))
     service = Service(config, None, several=several)
-    if service.responses is not None and config.response_store is not None:
-        service.responses.open_now()
+    _open_stores(service)
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         serving_all = ServingSeveral(service, several, listener, console)
         with contextlib.closing(Announcement(serving_all.url, ", ".join(several.models))):
             return runner.run(serving_all.run())
+
+
+def _open_stores(service: Service) -> None:
+    """So that a file that is none is said before anything is served. Raises ConfigError."""
+    if service.responses is not None and service.config.response_store is not None:
+        service.responses.open_now()
+    if service.names.store is not None:
+        service.names.store.open_now()
 
 
 def _peer_host(address: str) -> str:

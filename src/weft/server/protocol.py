@@ -323,7 +323,7 @@ def _json_fault(raw: bytes, fault: str) -> str:
 def _converted(value: dict[str, Any], body_type: type[Body], unserved: Unserved) -> Body:
     refuse_unserved(value, unserved)
     check_known([name for name in value if name not in unserved and name not in NO_EFFECT],
-                body_type.__struct_fields__)
+                body_type.__struct_encode_fields__)
     try:
         return msgspec.convert(value, body_type, str_keys=True)
     except msgspec.ValidationError as error:
@@ -342,7 +342,8 @@ def sampling_params(body: SamplingFields, defaults: Mapping[str, Any], *, max_to
                     grammar: Grammar | None, n: int | None = None, logprobs: int | None = None,
                     prompt_logprobs: int | None = None,
                     banned: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
-    """The request's values, then the checkpoint's (generation_config.json), then SamplingParams' own.
+    """The request's values, then those of a created name or the checkpoint (``ServedModel``), then
+    SamplingParams' own.
     ``banned``: the sequences of ``bad_words``.
 
     Ranges are checked by ``SamplingParams.check`` where the vocabulary is known.
@@ -351,12 +352,10 @@ def sampling_params(body: SamplingFields, defaults: Mapping[str, Any], *, max_to
         raise RequestError(f"seed must be at least {-2**63} and at most {2**64 - 1}", param="seed")
     if body.allowed_token_ids is not None and not body.allowed_token_ids:
         raise RequestError("allowed_token_ids is empty: no token is possible", param="allowed_token_ids")
-    stop: tuple[str, ...] = ()
-    if body.stop is not None:
-        stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    stop = (body.stop,) if isinstance(body.stop, str) else None if body.stop is None else tuple(body.stop)
     given: dict[str, Any] = {
-        "n": n, "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k,
-        "min_p": body.min_p, "repetition_penalty": body.repetition_penalty,
+        "n": n, "stop": stop, "max_tokens": max_tokens, "temperature": body.temperature, "top_p": body.top_p,
+        "top_k": body.top_k, "min_p": body.min_p, "repetition_penalty": body.repetition_penalty,
         "presence_penalty": body.presence_penalty, "frequency_penalty": body.frequency_penalty,
         "logit_bias": body.logit_bias, "seed": body.seed, "min_tokens": body.min_tokens,
         "stop_token_ids": tuple(body.stop_token_ids or ()), "ignore_eos": body.ignore_eos,
@@ -365,7 +364,7 @@ def sampling_params(body: SamplingFields, defaults: Mapping[str, Any], *, max_to
         "allowed_token_ids": tuple(body.allowed_token_ids or ()), "banned_sequences": banned,
     }
     chosen = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-    return SamplingParams(**chosen, stop=stop, logprobs=logprobs, max_tokens=max_tokens, grammar=grammar)
+    return SamplingParams(**chosen, logprobs=logprobs, grammar=grammar)
 
 
 def refuse_stream_fields(body: GenerateBody) -> None:

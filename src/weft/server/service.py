@@ -8,11 +8,10 @@ after the engine's death, ``model_for`` raises a 503 that names the reason.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -23,7 +22,6 @@ from weft.adapters import Adapter
 from weft.errors import (
     ContextLengthError,
     EngineUnavailableError,
-    QueueFullError,
     RequestError,
     UnknownModelError,
     WeftError,
@@ -36,9 +34,11 @@ from weft.server.batches.files import open_file_store
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics, ModelMetrics
+from weft.server.presets import Preset, Presets
 from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
+from weft.server.tokenize_budget import TokenizeBudget
 from weft.server.tracing import RequestTracer
 from weft.text.chat import read_chat_template
 from weft.text.chat_request import (
@@ -74,12 +74,6 @@ KeepAlive: TypeAlias = float | msgspec.UnsetType | None
 """Seconds that a model stays in memory after a request, None for ever; UNSET: as the server says."""
 
 
-class TextTooLongError(RequestError):
-    """The text is over limits.max_tokenize_chars."""
-
-    status = 413
-
-
 _SECONDS = 30.0
 
 
@@ -109,32 +103,6 @@ class BodyChecker:
             raise TooManyValuesError(answer.message, param="limits.max_json_values", code="too_many_values")
         if answer.message:
             raise RequestError(answer.message, param=answer.param, code="invalid_json")
-
-
-class TokenizeBudget:
-    """How many characters are tokenized at once, over all requests (law L11): it takes a second of a core for
-    each megabyte, and the engine needs the cores. Short texts are not counted."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._spent = 0
-
-    @contextlib.contextmanager
-    def spending(self, count: int) -> Iterator[None]:
-        """Raises TextTooLongError, QueueFullError."""
-        if count > self._limit:
-            raise TextTooLongError(f"the text has {count} characters; the limit is {self._limit} "
-                                   "(limits.max_tokenize_chars)", param="prompt", code="text_too_long")
-        if self._spent + count > self._limit:
-            raise QueueFullError(f"{self._spent} characters of other requests are being tokenized, and this "
-                                 f"text has {count}; the limit is {self._limit} "
-                                 "(limits.max_tokenize_chars). Try "
-                                 "again later", param="limits.max_tokenize_chars", code="queue_full")
-        self._spent += count
-        try:
-            yield
-        finally:
-            self._spent -= count
 
 
 class ModelUse(Protocol):
@@ -174,12 +142,15 @@ class Models(Protocol):
     adapters: AdapterNames
     residency: Residency
     on_fleet: Callable[[str, Fleet], None]
+    other_names: Callable[[], Iterable[str]]
 
     @property
     def models(self) -> Mapping[str, LoadableModel]: ...
 
     @property
     def fleets(self) -> list[tuple[str, Fleet]]: ...
+
+    def has(self, name: str) -> bool: ...
 
     def find(self, name: str | None) -> LoadableModel: ...
 
@@ -210,6 +181,8 @@ class ServedModel:
     """What requests under this name are computed with."""
     loadable: LoadableModel | None = None
     """Of a server with several models."""
+    preset: Preset | None = None
+    """How requests under this name begin."""
 
     @property
     def name(self) -> str:
@@ -217,8 +190,9 @@ class ServedModel:
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
-        """What the checkpoint's makers sample with (generation_config.json)."""
-        return self.info.generation_defaults
+        """What the checkpoint's makers sample with (generation_config.json), and the creator of the name."""
+        defaults = self.info.generation_defaults
+        return defaults if self.preset is None else {**defaults, **self.preset.defaults}
 
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
         """Raises RequestError for an id that is no token of the model."""
@@ -273,6 +247,9 @@ class ServedModel:
         if self.template is None:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
+        if self.preset is not None:
+            messages = self.preset.begun(conversation.messages)
+            conversation = msgspec.structs.replace(conversation, messages=messages)
         request = read_chat(conversation, template_variables=self.template.variables,
                             reads=self.pictures.tokens if self.pictures is not None else ())
         chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
@@ -288,17 +265,32 @@ def load_served_model(info: ModelInfo, config: ServerConfig,
     directory = Path(info.directory)
     tokenizer = Tokenizer.load(directory, known)
     text = read_chat_template(directory, override=config.chat_template)
-    memory_bytes = parse_bytes(config.template_memory, flag="limits.template_memory")
-    template = text and TemplateSandbox(
-        text[0], special_tokens=tokenizer.special_tokens, origin=text[1], seconds=config.template_seconds,
-        chars_max=config.template_chars, memory_bytes=memory_bytes)
-    dialect = Dialect(template, tokenizer, reasoning_parser=config.reasoning_parser,
-                      tool_parser=config.tool_parser)
+    template = text and _sandbox(*text, tokenizer, config)
     names = config.served_model_name or (info.name,)
-    return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template, dialect, int(time.time()),
+    return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template,
+                       _dialect(template, tokenizer, config), int(time.time()),
                        TokenizeBudget(config.max_tokenize_chars), _picture_reader(info, config, tokenizer),
                        Pooler(directory, tokenizer, name=info.name, score_labels=info.score_labels),
                        _vocabulary(directory))
+
+
+def _sandbox(text: str, origin: str, tokenizer: Tokenizer, config: ServerConfig) -> TemplateSandbox:
+    """Raises CheckpointError."""
+    return TemplateSandbox(
+        text, special_tokens=tokenizer.special_tokens, origin=origin, seconds=config.template_seconds,
+        chars_max=config.template_chars,
+        memory_bytes=parse_bytes(config.template_memory, flag="limits.template_memory"))
+
+
+def _dialect(template: TemplateSandbox | None, tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
+    return Dialect(template, tokenizer, reasoning_parser=config.reasoning_parser,
+                   tool_parser=config.tool_parser)
+
+
+def _preset_style(config: ServerConfig, tokenizer: Tokenizer, text: str) -> tuple[TemplateSandbox, Dialect]:
+    """Of a created name's template. Raises CheckpointError."""
+    template = _sandbox(text, "template", tokenizer, config)
+    return template, _dialect(template, tokenizer, config)
 
 
 def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer) -> PictureReader | None:
@@ -346,6 +338,7 @@ class ListedModel:
     parent: str | None = None
     state: str | None = None
     adapter: Adapter | None = None
+    preset: Preset | None = None
 
 
 class Background(Protocol):
@@ -375,8 +368,10 @@ class Service:
                 "" if self.model is None else self.model.name, replica, sizes)
         if several is not None:
             several.on_fleet = self._follow
+            several.other_names = lambda: self.names.all()
         self.model: ServedModel | None = None
         self.adapters = AdapterNames() if several is None else several.adapters
+        self.names = Presets(config.presets())
         path = config.response_path()
         self.files = open_file_store(config.file_directory(), config.file_limits(),
                                      is_default=config.file_store is None)
@@ -456,7 +451,37 @@ class Service:
         """The model a request means; of several, it is loaded if it never was. Raises EngineUnavailableError,
         UnknownModelError, QueueFullError."""
         self.check_open()
-        return self.known_model(name) if self.several is None else await self.several.model_for(name)
+        own, preset = self.meant(name)
+        model = self.known_model(own) if self.several is None else await self.several.model_for(own)
+        return model if preset is None else await self.under(preset, model)
+
+    async def under(self, preset: Preset, model: ServedModel) -> ServedModel:
+        """``model`` as requests under the name use it, which stands for it. Raises RequestError."""
+        named = replace(model, names=(preset.name,), preset=preset)
+        style = await self.names.style(preset, model.vocabulary,
+                                       functools.partial(_preset_style, self.config, model.tokenizer))
+        return named if style is None else replace(named, template=style[0], dialect=style[1])
+
+    def meant(self, name: str | None) -> tuple[str | None, Preset | None]:
+        """The server's own name for what a request means, and how it begins if users created the name. Raises
+        UnknownModelError for a created one whose model is not here."""
+        if self.is_own(name):
+            return name, None
+        preset = self.names.all().get(str(name))
+        if preset is None:
+            return name, None
+        if not self.is_own(preset.model):
+            raise UnknownModelError(f"the name {name!r} was created from {preset.model!r}, which this "
+                                    "server does not have", param="model")
+        return preset.model, preset
+
+    def is_own(self, name: str | None) -> bool:
+        """The server has it by itself: a model or an adapter, no created name."""
+        if name is None or name == ANY_NAME:
+            return True
+        if self.several is not None:
+            return self.several.has(name)
+        return self.model is not None and (name in self.model.names or self.adapters.find(name) is not None)
 
     def known_model(self, name: str | None) -> ServedModel:
         """The one model, or an adapter of it; of several, one that was loaded. Raises UnknownModelError."""
@@ -469,12 +494,20 @@ class Service:
             adapter = self.adapters.find(name)
             if adapter is not None:
                 return replace(self.model, names=(name,), adapter=adapter)
-            raise unknown_model(name, [*self.model.names, *self.adapters])
+            raise unknown_model(name, [*self.model.names, *self.adapters, *self.names.all()])
         return self.model
 
     def listed(self) -> list[ListedModel]:
-        """Every name that requests may use: models, then their adapters. Raises EngineUnavailableError."""
+        """Every name that requests may use: models, their adapters, then created ones. Raises
+        EngineUnavailableError, PresetStoreError."""
         self.check_open()
+        own = {one.name: one for one in self._own_listed()}
+        return [*own.values(), *(
+            replace(own[one.model], name=one.name, created_s=int(one.created_s), parent=one.model,
+                    preset=one)
+            for one in self.names.all().values() if one.model in own and one.name not in own)]
+
+    def _own_listed(self) -> list[ListedModel]:
         if self.several is None:
             model = self.known_model(None)
             own = [ListedModel(name, model.info, model.created_s) for name in model.names]
@@ -486,16 +519,21 @@ class Service:
                   for one in models for name in self.several.adapter_names(one.name))]
 
     def own_name(self, name: str | None) -> str:
-        """Of the model or adapter that a request means. Raises UnknownModelError."""
+        """Of the model, adapter or created name that a request means. Raises UnknownModelError."""
+        own, preset = self.meant(name)
+        if preset is not None:
+            return preset.name
         if self.several is not None:
-            model = self.several.find(name)
-            return model.name if name in (None, ANY_NAME) else str(name)
-        return self.name_of(self.known_model(name), name)
+            model = self.several.find(own)
+            return model.name if own in (None, ANY_NAME) else str(own)
+        return self.name_of(self.known_model(own), own)
 
     async def text_side(self, name: str | None) -> ServedModel:
         """To look at; of several models without loading it. Raises UnknownModelError."""
         self.check_open()
-        return self.known_model(name) if self.several is None else await self.several.find(name).preview()
+        own, preset = self.meant(name)
+        model = self.known_model(own) if self.several is None else await self.several.find(own).preview()
+        return model if preset is None else await self.under(preset, model)
 
     def check_open(self) -> None:
         if self.draining:

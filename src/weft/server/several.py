@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,7 @@ class SeveralModels:
                        for source in sources}
         self.adapters = AdapterNames()
         self.on_fleet: Callable[[str, Fleet], None] = lambda name, fleet: None
+        self.other_names: Callable[[], Iterable[str]] = lambda: ()
         self._config = config
         self._factory = factory
         self._background = background
@@ -169,14 +170,21 @@ class SeveralModels:
         """The model of a name, of an adapter's too. Raises UnknownModelError with those that there are."""
         if name is None or name == ANY_NAME:
             return self.first
+        if (model := self._model_of(name)) is not None:
+            return model
+        names = [*self.models, *(known for model in self.models.values()
+                                 for known in self.adapter_names(model.name)), *self.other_names()]
+        raise unknown_model(name, names)
+
+    def has(self, name: str) -> bool:
+        """A model or an adapter."""
+        return self._model_of(name) is not None
+
+    def _model_of(self, name: str) -> HostedModel | None:
         if name in self.models:
             return self.models[name]
         base = self.base_of(name)
-        if base is not None and name in self.adapter_names(base.name):
-            return base
-        names = [*self.models, *(known for model in self.models.values()
-                                 for known in self.adapter_names(model.name))]
-        raise unknown_model(name, names)
+        return base if base is not None and name in self.adapter_names(base.name) else None
 
     async def model_for(self, name: str | None) -> ServedModel:
         """Loads a model that was never loaded: what it serves is known from then on. Raises

@@ -26,7 +26,8 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -42,6 +43,16 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
 """From here on tokenizing takes milliseconds: a server does it in a thread."""
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@contextmanager
+def _texts_alone() -> Iterator[None]:
+    """Python strings may hold what is no text: bytes of a terminal that are no UTF-8. Raises RequestError."""
+    try:
+        yield
+    except TypeError:
+        raise RequestError("the text has half of a surrogate pair, or bytes that are not UTF-8, which is no "
+                           "text") from None
 
 
 class Tokenizer:
@@ -97,23 +108,25 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""
-        if len(text) < LONG_TEXT_CHARS:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-            return ids
-        if len(text) <= PART_CHARS or self._parts is None:
-            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            ids = encoding.ids
-            return ids
-        return self._parts.encode(text, add_special_tokens=add_special_tokens)
+        with _texts_alone():
+            if len(text) < LONG_TEXT_CHARS:
+                ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+                return ids
+            if len(text) <= PART_CHARS or self._parts is None:
+                [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                ids = encoding.ids
+                return ids
+            return self._parts.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_with_boundaries(self, text: str, boundaries: Sequence[int], *,
                                add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
         """The ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
         it."""
-        if len(text) < LONG_TEXT_CHARS:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        with _texts_alone():
+            if len(text) < LONG_TEXT_CHARS:
+                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         counts = [len(ids) if at >= len(text) else encoding.char_to_token(at) for at in boundaries]
         if None not in counts:  # the tokens before the one that has the character end at or before it
@@ -125,7 +138,8 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int, int]:
         """The ids of two texts as the post-processor joins them; how many go before those of the second one,
         and how many come behind."""
-        [encoding] = self._backend.encode_batch([(first, second)])
+        with _texts_alone():
+            [encoding] = self._backend.encode_batch([(first, second)])
         ids: list[int] = encoding.ids
         of_second = [at for at, number in enumerate(encoding.sequence_ids) if number == 1]
         if not of_second:

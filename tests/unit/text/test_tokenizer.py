@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, RequestError
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
 
@@ -142,3 +142,16 @@ def test_boundaries_in_a_text_become_positions_in_its_tokens(tmp_path: Path) -> 
     plain, [whole] = tokenizer.encode_with_boundaries(text, [len(text)], add_special_tokens=False)
     assert plain == tokenizer.encode(text, add_special_tokens=False)
     assert whole == len(plain)
+
+
+def test_what_is_no_text_is_refused_and_files_that_are_known_are_not_read_again(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(byte_level(tmp_path))
+    for length in (1, LONG_TEXT_CHARS):
+        for encode in (tokenizer.encode, lambda text: tokenizer.encode_with_boundaries(text, [0]),
+                       lambda text: tokenizer.encode_pair("a", text)):
+            with pytest.raises(RequestError, match="surrogate"):
+                encode("\udcff" * length)
+    assert Tokenizer.load(tmp_path, [tokenizer]) is tokenizer
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps({"eos_token": "another"}))
+    assert Tokenizer.load(tmp_path, [tokenizer]).special_tokens["eos_token"] == "another"

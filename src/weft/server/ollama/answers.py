@@ -5,7 +5,7 @@
     raw                ----------------> RawTurn: the prompt as it is             /
 
 A stream is one JSON object a line. The last one has ``done``, the reason and the counts. A call of a tool is
-sent when it is complete. Times are nanoseconds.
+sent when it is complete, with its number: clients tell calls of one stream by it. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -13,29 +13,35 @@ from __future__ import annotations
 import datetime
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from weft.adapters import Adapter
 from weft.errors import ConfigError, RequestError, WeftError
 from weft.info import ModelInfo
 from weft.server.errors import bug
-from weft.server.generation import ChatTurn, Generation, PreparedTurn, Prompt, prepare_turn
+from weft.server.generation import (
+    ChatTurn,
+    Generation,
+    PreparedTurn,
+    Prompt,
+    check_context,
+    prepare_turn,
+)
 from weft.server.ollama.protocol import (
     UNSERVED_IN_OLLAMA,
     OllamaBody,
     OllamaChatBody,
     OllamaGenerateBody,
     OllamaMessage,
-    OllamaOptions,
     error_line,
     max_tokens,
     read_options,
     sampling_fields,
     served_name,
 )
+from weft.server.presets import SAMPLING_NAMES, Preset
 from weft.server.protocol import grammar_of, note_ignored, sampling_params
 from weft.server.service import KeepAlive, ListedModel, ServedModel, Service
 from weft.server.sse import Way
@@ -165,8 +171,7 @@ async def _job(service: Service, body: OllamaBody, messages: list[ChatMessage], 
             messages=messages, tools=tools, reasoning_effort=effort,
             variables=None if think is None else {"enable_thinking": think}),
         fields=sampling_fields(body, options, model=served_name(body.model)), max_tokens=max_tokens(options),
-        prompt_field="messages" if chat else "prompt"))
-    _check_context(turn.prompt, options)
+        prompt_field="messages" if chat else "prompt", context_max=options.num_ctx))
     return OllamaJob(turn, chat=chat, shows_thinking=think is not False)
 
 
@@ -179,7 +184,7 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
         raise RequestError("images go into the chat template, which raw leaves out", param="images")
     await model.check_text(body.prompt, param="prompt")
     prompt = Prompt(await model.encode(body.prompt, add_special_tokens=True), body.prompt)
-    _check_context(prompt, options)
+    check_context(model, prompt, options.num_ctx)
     fields = sampling_fields(body, options, model=served_name(body.model))
     sampling = sampling_params(fields, model.sampling_defaults, max_tokens=max_tokens(options),
                                grammar=grammar_of(fields), n=None, logprobs=None, prompt_logprobs=None,
@@ -211,15 +216,15 @@ async def loaded_answer(service: Service,
     if body.messages if isinstance(body, OllamaChatBody) else body.prompt:
         return None
     stays_s, asked = keep_alive_of(body.keep_alive, service), served_name(body.model)
-    service.own_name(asked)   # an unknown one is refused before anything is loaded
+    name, own = service.own_name(asked), service.meant(asked)[0]   # an unknown one is refused here
     unloads = body.keep_alive is not None and parse_duration(body.keep_alive, flag="keep_alive") == 0
     if service.several is not None and unloads:
-        service.several.find(asked).unload_soon()
+        service.several.find(own).unload_soon()
     elif service.several is not None:
-        (await service.several.find(asked).enter(stays_s)).end()
+        (await service.several.find(own).enter(stays_s)).end()
     said = ({"message": {"role": "assistant", "content": ""}} if isinstance(body, OllamaChatBody)
             else {"response": ""})
-    return {"model": service.own_name(asked), "created_at": _moment(time.time()), **said, "done": True,
+    return {"model": name, "created_at": _moment(time.time()), **said, "done": True,
             "done_reason": "unload" if unloads else "load"}
 
 
@@ -234,14 +239,6 @@ def _think(body: OllamaBody, model: ServedModel) -> tuple[bool | None, str | Non
     if isinstance(body.think, str):
         return True, body.think
     return body.think, None
-
-
-def _check_context(prompt: Prompt, options: OllamaOptions) -> None:
-    if options.num_ctx is not None and len(prompt.tokens) >= options.num_ctx:
-        raise RequestError(f"the prompt has {len(prompt.tokens)} tokens and options.num_ctx is "
-                           f"{options.num_ctx}; this server drops no part of a prompt: raise num_ctx or "
-                           "leave it out",
-                           param="options.num_ctx", code="context_length_exceeded")
 
 
 def _message(at: int, given: OllamaMessage) -> ChatMessage:
@@ -272,27 +269,33 @@ def _given_call(place: str, call: dict[str, Any], number: int) -> dict[str, Any]
 
 
 def _call(block: AnswerBlock) -> dict[str, Any]:
-    return {"id": block.call_id, "function": {"name": block.name, "arguments": arguments_of(block.text)}}
+    return {"id": block.call_id, "function": {"index": block.call_index, "name": block.name,
+                                              "arguments": arguments_of(block.text)}}
 
 
 def model_card(listed: ListedModel) -> dict[str, Any]:
     """As /api/tags lists it. ``digest``: of what decides the model's tokens, once it was loaded."""
     info = listed.info
-    decisive = [sorted(info.identity.items()) or info.directory, listed.adapter]
+    decisive = [sorted(info.identity.items()) or info.directory, listed.adapter, listed.preset]
     return {"name": listed.name, "model": listed.name, "modified_at": _moment(listed.created_s),
             "size": info.weights_bytes, "digest": hashlib.sha256(_encoder.encode(decisive)).hexdigest(),
-            "details": _details(info, listed.adapter)}
+            "details": _details(info, listed.parent)}
 
 
 def running_cards(service: Service) -> list[dict[str, Any]]:
-    """As /api/ps lists what is in memory. Raises EngineUnavailableError."""
-    listed = {one.name: one for one in service.listed()}
+    """As /api/ps lists what is in memory: models, and created names of them. Raises EngineUnavailableError,
+    PresetStoreError."""
+    shown = [one for one in service.listed() if one.adapter is None or one.preset is not None]
     if service.several is None:
-        return [_running_card(next(iter(listed.values())), None)]
-    now_s = time.monotonic()
-    return [_running_card(listed[name], None if model.resident.expires_s is None
-                          else time.time() + model.resident.expires_s - now_s)
-            for name, model in service.several.models.items() if model.fleet is not None]
+        models = [one for one in shown if one.preset is None]
+        return [_running_card(one, None) for one in shown if one.preset or one is models[0]]
+    cards, now_s = [], time.monotonic()
+    for one in shown:
+        model = service.several.find(one.name if one.preset is None else one.preset.model)
+        if model.fleet is not None:
+            expires_s = model.resident.expires_s
+            cards.append(_running_card(one, None if expires_s is None else time.time() + expires_s - now_s))
+    return cards
 
 
 def _running_card(listed: ListedModel, expires_s: float | None) -> dict[str, Any]:
@@ -304,23 +307,54 @@ def _running_card(listed: ListedModel, expires_s: float | None) -> dict[str, Any
 
 
 def show_answer(model: ServedModel) -> dict[str, Any]:
-    info, defaults = model.info, model.sampling_defaults
+    info = model.info
     capabilities = ["completion"] if info.generates else ["rerank" if info.score_labels else "embedding"]
     capabilities += ["tools"] * model.dialect.template_takes_tools
     capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)
-    adapter = "" if model.adapter is None else f"\nADAPTER {model.adapter.name}"
-    return {"modelfile": f"FROM {info.name}{adapter}", "details": _details(info, model.adapter),
-            "capabilities": capabilities,
-            "parameters": "\n".join(f"{name} {value}" for name, value in defaults.items()),
-            "template": "", "modified_at": _moment(model.created_s),
+    preset, adapter = model.preset, model.adapter
+    parent = preset.model if preset is not None else info.name if adapter is not None else None
+    lines = _parameter_lines(info.generation_defaults, preset)
+    return {"modelfile": _modelfile(model, lines), "details": _details(info, parent),
+            "capabilities": capabilities, "parameters": "\n".join(lines),
+            "template": "" if preset is None else preset.template,
+            "modified_at": _moment(model.created_s if preset is None else preset.created_s),
+            **_said_by(preset),
             "model_info": {"general.architecture": info.family,
                            f"{info.family}.context_length": info.sizes.max_model_len,
                            f"{info.family}.vocab_size": info.vocab_size}}
 
 
-def _details(info: ModelInfo, adapter: Adapter | None) -> dict[str, Any]:
-    return {"parent_model": info.name if adapter else "",
+def _parameter_lines(defaults: Mapping[str, Any], preset: Preset | None) -> list[str]:
+    """In Ollama's words, a stop string each on a line of its own."""
+    theirs = {ours: name for name, ours in SAMPLING_NAMES.items()}
+    chosen = {theirs.get(name, name): value for name, value in defaults.items()}
+    chosen |= {} if preset is None else preset.parameters
+    return [f"{name} {msgspec.json.encode(one).decode() if isinstance(one, str) else one}"
+            for name, value in chosen.items() for one in (value if isinstance(value, list) else [value])]
+
+
+def _modelfile(model: ServedModel, parameters: list[str]) -> str:
+    preset = model.preset
+    if preset is None:
+        adapter = "" if model.adapter is None else f"\nADAPTER {model.adapter.name}"
+        return f"FROM {model.info.name}{adapter}"
+    quoted = [("TEMPLATE", preset.template), ("SYSTEM", preset.system)]
+    return "\n".join([f"FROM {preset.model}", *(f'{word} """{text}"""' for word, text in quoted if text),
+                      *(f"PARAMETER {line}" for line in parameters),
+                      *(f"MESSAGE {message.role} {message.content}" for message in preset.messages)])
+
+
+def _said_by(preset: Preset | None) -> dict[str, Any]:
+    if preset is None:
+        return {}
+    said = {"system": preset.system, "license": "\n".join(preset.license),
+            "messages": [{"role": one.role, "content": one.content} for one in preset.messages]}
+    return {name: value for name, value in said.items() if value}
+
+
+def _details(info: ModelInfo, parent: str | None) -> dict[str, Any]:
+    return {"parent_model": parent or "",
             "format": "gguf" if info.directory.endswith(".gguf") else "safetensors",
             "family": info.family, "families": [info.family], "parameter_size": "",
             "quantization_level": info.dtype}

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, WeftError
+from weft.server.presets import NO_LIMIT, SAMPLING_NAMES
 from weft.server.protocol import Int, SamplingFields, Unserved, check_known
 
 PROTOCOL_VERSION = "0.12.0"
@@ -25,6 +26,17 @@ UNSERVED_IN_OLLAMA: Unserved = {
     "template": ("a template is chosen when the server starts, with --chat-template", ("",)),
     "context": (_CONTEXT, ([],)), "logprobs": ("use /v1/chat/completions", (False,)),
     "top_logprobs": ("use /v1/chat/completions", (0,))}
+
+
+UNSERVED_IN_CREATE: Unserved = {
+    "modelfile": ("send from, system, parameters, template and messages instead", ("",)),
+    "path": ("a Modelfile's path is not read; send from, system, parameters, template and messages", ("",)),
+    "files": ("weights come from a model that is served: from names it", ({}, [])),
+    "adapters": ("an adapter is served with --lora or /v1/load_lora_adapter; from may name it", ({}, [])),
+    "quantize": ("a name has no weights of its own; `weft quantize` makes another checkpoint", ("",)),
+    "quantization": ("a name has no weights of its own; `weft quantize` makes another checkpoint", ("",)),
+    "draft_files": ("drafts come from the text or the model itself: --speculate", ({}, [])),
+    "remote_host": ("a name stands for a model of this server", ("",))}
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
@@ -110,16 +122,49 @@ class OllamaShowBody(msgspec.Struct, kw_only=True):
     verbose: bool | None = None
 
 
-def read_options(given: dict[str, Any] | None) -> OllamaOptions:
-    """Raises RequestError that names the option."""
+class OllamaCreateBody(msgspec.Struct, kw_only=True):
+    """``parameters``: as ``options``, for requests that do not say. ``template``: Jinja."""
+
+    model: str | None = None
+    name: str | None = None
+    from_: str | None = msgspec.field(default=None, name="from")
+    system: str | None = None
+    template: str | None = None
+    parameters: dict[str, Any] | None = None
+    messages: list[OllamaMessage] | None = None
+    license: str | list[str] | None = None
+    stream: bool | None = None
+
+
+class OllamaCopyBody(msgspec.Struct, kw_only=True):
+    source: str
+    destination: str
+
+
+class OllamaDeleteBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    name: str | None = None
+
+
+class OllamaPullBody(msgspec.Struct, kw_only=True):
+    """``insecure``: accepted without effect; HF_ENDPOINT names the hub."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+    insecure: bool | None = None
+
+
+def read_options(given: dict[str, Any] | None, *, prefix: str = "options") -> OllamaOptions:
+    """``prefix``: their field of the request. Raises RequestError that names the option."""
     known = OllamaOptions.__struct_fields__
     given = {name: value for name, value in (given or {}).items() if value is not None}
-    check_known([f"options.{name}" for name in given], [f"options.{name}" for name in known])
+    check_known([f"{prefix}.{name}" for name in given], [f"{prefix}.{name}" for name in known])
     try:
         return msgspec.convert({name: given[name] for name in known if name in given}, OllamaOptions)
     except msgspec.ValidationError as error:
         said, _, place = str(error).partition(" - at `$.")
-        name = f"options.{place.rstrip('`')}"
+        name = f"{prefix}.{place.rstrip('`')}"
         raise RequestError(f"{name}: {said.replace('`', '').replace(' | null', '')}", param=name,
                            code="invalid_type") from None
 
@@ -127,15 +172,13 @@ def read_options(given: dict[str, Any] | None) -> OllamaOptions:
 def sampling_fields(body: OllamaBody, options: OllamaOptions, *, model: str) -> SamplingFields:
     """Raises RequestError for a ``format`` that is none."""
     return SamplingFields(
-        model=model, stream=body.stream is not False, temperature=options.temperature, top_p=options.top_p,
-        top_k=options.top_k, min_p=options.min_p, repetition_penalty=options.repeat_penalty,
-        presence_penalty=options.presence_penalty, frequency_penalty=options.frequency_penalty,
-        seed=options.seed, stop=options.stop, cache_salt=body.cache_salt,
-        response_format=_response_format(body.format))
+        model=model, stream=body.stream is not False, stop=options.stop, cache_salt=body.cache_salt,
+        response_format=_response_format(body.format),
+        **{ours: getattr(options, theirs) for theirs, ours in SAMPLING_NAMES.items()})
 
 
 def max_tokens(options: OllamaOptions) -> int | None:
-    return None if options.num_predict in (None, -1, -2) else options.num_predict
+    return None if options.num_predict in NO_LIMIT else options.num_predict
 
 
 def served_name(name: str) -> str:

@@ -31,9 +31,13 @@ from weft.server.chat import ChatChunk, ChatCompletion
 from weft.server.completions import CompletionResponse
 from weft.server.ollama.protocol import (
     OllamaChatBody,
+    OllamaCopyBody,
+    OllamaCreateBody,
+    OllamaDeleteBody,
     OllamaEmbedBody,
     OllamaEmbeddingsBody,
     OllamaGenerateBody,
+    OllamaPullBody,
     OllamaShowBody,
 )
 from weft.server.pooling import (
@@ -262,8 +266,20 @@ class OllamaModel(msgspec.Struct, kw_only=True):
     capabilities: list[str]
     parameters: str
     template: str
+    system: str | UnsetType = UNSET
+    messages: list[dict[str, Any]] | UnsetType = UNSET
+    license: str | UnsetType = UNSET
     modified_at: str
     model_info: dict[str, Any]
+
+
+class OllamaStatus(msgspec.Struct, kw_only=True):
+    """A step of a long call, or its end: ``success``. ``digest``, ``total`` and ``completed``: of a file."""
+
+    status: str
+    digest: str | UnsetType = UNSET
+    total: int | UnsetType = UNSET
+    completed: int | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,6 +434,20 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="The model that is loaded, for Ollama's clients.", answer=OllamaModels, error=OllamaError),
     Endpoint(operation="ollama_version", method="GET", path="/api/version", group="Ollama",
              text="The version of Ollama's API that is served.", answer=VersionAnswer, error=OllamaError),
+    Endpoint(operation="ollama_create", method="POST", path="/api/create", group="Ollama", access="operator",
+             text="A name for a served model with a system prompt, parameters, a template and messages.",
+             body=OllamaCreateBody, answer=OllamaStatus, events=OllamaStatus, stream_type=JSON_LINES,
+             error=OllamaError, errors=(404,)),
+    Endpoint(operation="ollama_copy", method="POST", path="/api/copy", group="Ollama", access="operator",
+             text="Another name for the same.", body=OllamaCopyBody, answer=OllamaStatus, error=OllamaError,
+             errors=(404,)),
+    Endpoint(operation="ollama_delete", method="DELETE", path="/api/delete", group="Ollama",
+             access="operator", text="Removes a created name, or a pulled model that no process has loaded.",
+             body=OllamaDeleteBody, answer=OllamaStatus, error=OllamaError, errors=(404, 409)),
+    Endpoint(operation="ollama_pull", method="POST", path="/api/pull", group="Ollama", access="operator",
+             text="Fetches a model from the hub to this machine's disk.", body=OllamaPullBody,
+             answer=OllamaStatus, events=OllamaStatus, stream_type=JSON_LINES, error=OllamaError,
+             errors=(404, 409)),
     Endpoint(operation="models", method="GET", path="/v1/models", group="Models",
              text="The names of the model.", answer=ModelList),
     Endpoint(operation="model", method="GET", path="/v1/models/{name:path}", group="Models",

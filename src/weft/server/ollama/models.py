@@ -1,0 +1,289 @@
+"""Ollama's endpoints that change what there is: create, copy, delete, pull.
+
+    create, copy    a name for a model that is served (``names``); weights are never copied
+    pull            hub --``models.pulling``, in a thread--> the directory of models, with lines of progress
+    delete          a created name; else a model on disk that no process has loaded
+
+They answer in lines of JSON, the last of which says success. A server's models are those that it was started
+with: a pulled one is served by the next ``weft serve NAME``, and a line of the pull says so. A client that
+goes away ends its pull, and the next pull goes on where it ended. Operators' paths, as ``gate`` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.errors import QueueFullError, RequestError, UnknownModelError, WeftError
+from weft.request import SamplingParams
+from weft.server.errors import bug
+from weft.server.ollama.protocol import (
+    UNSERVED_IN_CREATE,
+    OllamaCopyBody,
+    OllamaCreateBody,
+    OllamaDeleteBody,
+    OllamaMessage,
+    OllamaPullBody,
+    error_line,
+    read_options,
+    served_name,
+)
+from weft.server.presets import Preset, PresetStore, check_preset_name
+from weft.server.protocol import read_body
+from weft.server.service import ANY_NAME, Service, unknown_model
+from weft.server.sse import JSON_LINES, EventStream, json_response, read_raw, unless_gone
+from weft.text.chat import ChatMessage
+
+if TYPE_CHECKING:
+    from weft.models.pulling import PullProgress
+
+PULLS_MAX = 2
+"""At once, of one HTTP process: each has threads and connections of its own (law L11)."""
+_LOOK_S = 0.1
+"""Between two looks at a pull: lines of progress are no more frequent."""
+_DONE = {"status": "success"}
+_HUBS = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
+"""In front of hub names in Ollama's words."""
+
+
+class OllamaModelHandlers:
+    """Operations of ``openapi.endpoints``."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._pulls = 0
+
+    async def ollama_create(self, request: Request) -> Response:
+        raw = await read_raw(request, undeclared=True)
+        body = await read_body(raw, OllamaCreateBody, unserved=UNSERVED_IN_CREATE)
+        self._service.check_open()
+        preset = await self._created(body)
+        await asyncio.to_thread(self._store.put, preset)
+        return _answer([{"status": f"using {preset.model}"}, _DONE], whole=body.stream is False)
+
+    async def ollama_copy(self, request: Request) -> Response:
+        body = await read_body(await read_raw(request, undeclared=True), OllamaCopyBody)
+        self._service.check_open()
+        name = self._free_name(body.destination, param="destination")
+        copied = self._beginning(body.source, param="source")
+        await asyncio.to_thread(self._store.put, msgspec.structs.replace(
+            copied, name=name, created_s=time.time()))
+        return json_response(_DONE)
+
+    async def ollama_delete(self, request: Request) -> Response:
+        body = await read_body(await read_raw(request, undeclared=True), OllamaDeleteBody)
+        name = _named(body.model or body.name)
+        if self._service.is_own(name):
+            raise RequestError(
+                f"{name} is a model that this server serves: end the server, then `weft rm {name}` removes a "
+                "pulled one from this machine. An adapter goes with /v1/unload_lora_adapter", param="model",
+                code="model_in_use")
+        store = self._service.names.store
+        if store is None or not await asyncio.to_thread(store.remove, name):
+            await asyncio.to_thread(_remove_from_disk, name)
+        return json_response(_DONE)
+
+    async def ollama_pull(self, request: Request) -> Response:
+        body = await read_body(await read_raw(request, undeclared=True), OllamaPullBody)
+        name = _named(body.model or body.name)
+        for hub in _HUBS:
+            name = name.removeprefix(hub)
+        if self._pulls >= PULLS_MAX:
+            raise QueueFullError(f"{self._pulls} models are being pulled, which is the limit; try again when "
+                                 "one is there", param="model", code="queue_full")
+        pull = _Pull(name, is_served=self._service.is_own(name), on_end=self._pull_ended)
+        self._pulls += 1
+        if body.stream is not False:
+            return EventStream(pull.lines(), on_end=pull.close, media_type=JSON_LINES)
+        try:
+            await unless_gone(pull.whole(), request.receive)
+        finally:
+            pull.close()
+        return json_response(_DONE)
+
+    def _pull_ended(self) -> None:
+        self._pulls -= 1
+
+    @property
+    def _store(self) -> PresetStore:
+        """Raises RequestError where names are off."""
+        if (store := self._service.names.store) is None:
+            raise RequestError("this server keeps no created names (limits.name_store off)",
+                               param="limits.name_store", code="unsupported_parameter")
+        return store
+
+    def _free_name(self, name: str, *, param: str) -> str:
+        """Raises RequestError for what is no name, and for one that the server has by itself."""
+        name = check_preset_name(served_name(name), param=param)
+        if name == ANY_NAME or self._service.is_own(name):
+            raise RequestError(f"{param} is {name!r}, which is a model of this server by itself; choose "
+                               "another name", param=param)
+        return name
+
+    def _beginning(self, source: str, *, param: str) -> Preset:
+        """What a name made from ``source`` begins with. Raises RequestError, UnknownModelError."""
+        asked = served_name(source)
+        own, preset = self._service.meant(asked)
+        if preset is not None:
+            return preset
+        if own not in (listed := [one.name for one in self._service.listed()]) and own != ANY_NAME:
+            from weft.models.local import find
+
+            place = (f". {asked} is on this machine's disk: `weft serve {asked}` serves it"
+                     if find(asked) is not None else "")
+            error = unknown_model(asked, listed)
+            raise UnknownModelError(f"{error.message}{place}", param=param)
+        return Preset(name="", model=self._service.own_name(own), created_s=0.0)
+
+    async def _created(self, body: OllamaCreateBody) -> Preset:
+        """Raises RequestError that names the field."""
+        name = self._free_name(_named(body.model or body.name), param="model")
+        if not body.from_:
+            raise RequestError("from is missing: a served model, or a created name", param="from",
+                               code="missing_required_parameter")
+        before = self._beginning(body.from_, param="from")
+        system, messages = _messages(body)
+        preset = msgspec.structs.replace(
+            before, name=name, created_s=time.time(),
+            system=before.system if system is None else system,
+            template=before.template if body.template is None else body.template,
+            parameters={**before.parameters, **_parameters(body.parameters)},
+            messages=before.messages if messages is None else messages,
+            license=before.license if body.license is None else _texts(body.license))
+        side = await self._service.text_side(preset.model)
+        SamplingParams(**preset.defaults).check(side.info.vocab_size)
+        await self._service.under(preset, side)   # compiles its template
+        return preset
+
+
+def _named(name: str | None) -> str:
+    """Raises RequestError."""
+    if not name:
+        raise RequestError("model is missing", param="model", code="missing_required_parameter")
+    return served_name(name)
+
+
+def _parameters(given: dict[str, Any] | None) -> dict[str, Any]:
+    """Raises RequestError for a value of another type, and names those without effect."""
+    given = {name: value for name, value in (given or {}).items() if value is not None}
+    options = msgspec.structs.asdict(read_options(given, prefix="parameters"))
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _messages(body: OllamaCreateBody) -> tuple[str | None, list[ChatMessage] | None]:
+    """The system prompt, also where it is the first message; the messages. Raises RequestError."""
+    if body.messages is None:
+        return body.system, None
+    system, messages = body.system, list(body.messages)
+    if messages and messages[0].role == "system" and not system:
+        system = messages.pop(0).content
+    begin = len(body.messages) - len(messages)
+    return system, [_first_message(at, message) for at, message in enumerate(messages, begin)]
+
+
+def _first_message(at: int, message: OllamaMessage) -> ChatMessage:
+    if message.role not in ("user", "assistant"):
+        raise RequestError(f"messages[{at}].role is {message.role[:50]!r}; a name begins with messages of "
+                           "user and assistant, behind one system prompt", param=f"messages[{at}].role")
+    for field in ("images", "tool_calls", "thinking"):
+        if getattr(message, field):
+            raise RequestError(f"messages[{at}].{field} is not supported: a name begins with texts",
+                               param=f"messages[{at}].{field}", code="unsupported_parameter")
+    return ChatMessage(role=message.role, content=message.content)
+
+
+def _texts(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def _remove_from_disk(name: str) -> None:
+    """Raises UnknownModelError, ModelInUseError."""
+    from weft.models.local import find, remove
+
+    if find(name) is None:
+        raise UnknownModelError(f"there is no created name {name[:200]!r}, and no pulled model",
+                                param="model")
+    remove(name)
+
+
+def _answer(lines: list[dict[str, Any]], *, whole: bool) -> Response:
+    if whole:
+        return json_response(lines[-1])
+    return Response(b"".join(msgspec.json.encode(line) + b"\n" for line in lines), media_type=JSON_LINES)
+
+
+class _Pull:
+    """One pull, in a thread of its own, which ends when the hub next sends something after ``close``.
+    ``on_end``: called once, when there is no thread, or no more."""
+
+    def __init__(self, name: str, *, is_served: bool, on_end: Callable[[], None]) -> None:
+        self._name, self._is_served, self._on_end = name, is_served, on_end
+        self._came: dict[str, PullProgress] = {}
+        self._gone = threading.Event()
+        self._has_begun = False
+
+    def close(self) -> None:
+        """Its client has the whole answer, or is gone."""
+        self._gone.set()
+        if not self._has_begun:
+            self._on_end()
+
+    async def whole(self) -> None:
+        """Raises what ``pull`` raises."""
+        async for _ in self._progress():
+            pass
+
+    async def lines(self) -> AsyncGenerator[bytes, None]:
+        try:
+            yield _line({"status": "pulling manifest"})
+            async for now in self._progress():
+                digest = now.file.digest
+                yield _line({"status": f"{now.verb} {Path(now.file.path).name}", "digest": digest,
+                             "total": now.file.size, "completed": now.file_bytes})
+            if not self._is_served:
+                yield _line({"status": f"on disk; `weft serve {self._name}` serves it"})
+            yield _line(_DONE)
+        except WeftError as error:
+            yield error_line(error) + b"\n"
+        except Exception as error:
+            yield error_line(bug(error)) + b"\n"
+            raise
+
+    async def _progress(self) -> AsyncGenerator[PullProgress, None]:
+        """Where each file is, when it is elsewhere than at the last look."""
+        from weft.models.pulling import pull  # with the hub's client
+
+        shown: dict[str, PullProgress] = {}
+        self._has_begun = True
+        work = asyncio.ensure_future(asyncio.to_thread(
+            pull, self._name, on_progress=self._note, cancelled=self._gone.is_set))
+        work.add_done_callback(self._ended)
+        is_done = False
+        while not is_done:
+            is_done = bool((await asyncio.wait((work,), timeout=_LOOK_S))[0])
+            for path, now in list(self._came.items()):
+                if shown.get(path) != now:
+                    shown[path] = now
+                    yield now
+        await work
+
+    def _ended(self, work: asyncio.Future[Any]) -> None:
+        self._on_end()
+        if not work.cancelled():
+            work.exception()   # asyncio logs one that is never read
+
+    def _note(self, now: PullProgress) -> None:
+        """In several threads."""
+        self._came[now.file.path] = now
+
+
+def _line(status: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(status) + b"\n"

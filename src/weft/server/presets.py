@@ -1,0 +1,256 @@
+"""Names that users create: a served model with a system prompt, first messages, parameters and a template.
+
+    /api/create, /api/copy, /api/delete --PresetStore--> names.json     one file; written whole, under a lock
+    a request for "mario"  <-- read again when the file is another -' so every HTTP process sees it
+        --Service.model_for--> the model that it stands for, with this name's beginning
+
+A name has no weights: it stands for a model that the server has by itself, so a name of a name holds all
+that the first one held. It outlives the server. A server that does not have its model does not list it. Names
+that a server has by itself win, and their requests never come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from weft.errors import CheckpointError, ConfigError, RequestError, WeftError
+from weft.server.running import state_directory
+from weft.text.chat import ChatMessage
+
+if TYPE_CHECKING:
+    from weft.text.chat_request import TemplateSandbox
+    from weft.text.dialect import Dialect
+
+SAMPLING_NAMES = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+                  "repeat_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
+                  "frequency_penalty": "frequency_penalty", "seed": "seed"}
+"""Ollama's name of a parameter -> that of ``SamplingParams``."""
+NO_LIMIT = (None, -1, -2)
+"""``num_predict``: to the end of the context."""
+TEMPLATES_MAX = 8
+"""Different templates of all names: each is a process of every HTTP process that renders it (law L11)."""
+_END_AFTER_S = 30.0
+"""Conversations that a process was rendering when its template went are done by then."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+){0,2}(?::[\w.-]+)?", re.ASCII)
+_NAME_CHARS_MAX = 200
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``model``: the served name that it stands for. ``parameters``: in Ollama's words, as they were
+    given."""
+
+    name: str
+    model: str
+    created_s: float
+    system: str = ""
+    template: str = ""
+    parameters: dict[str, Any] = {}
+    messages: list[ChatMessage] = []
+    license: list[str] = []
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What requests are sampled with that say nothing of it, in the words of ``SamplingParams``."""
+        given = self.parameters
+        chosen = {ours: given[theirs] for theirs, ours in SAMPLING_NAMES.items() if theirs in given}
+        if (stop := given.get("stop")) is not None:
+            chosen["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        if (most := given.get("num_predict")) not in NO_LIMIT:
+            chosen["max_tokens"] = most
+        return chosen
+
+    @property
+    def context_max(self) -> int | None:
+        """Tokens that a prompt stays below."""
+        return self.parameters.get("num_ctx")
+
+    def begun(self, messages: list[ChatMessage]) -> list[ChatMessage]:
+        """``messages`` of a request, with those of this name in front. A request's own system messages stand
+        for the name's system prompt."""
+        leading = next((at for at, message in enumerate(messages)
+                        if message.role not in ("system", "developer")), len(messages))
+        if not messages:
+            return messages   # an error, under any name
+        system = [ChatMessage(role="system", content=self.system)] if self.system and not leading else []
+        return [*system, *messages[:leading], *self.messages, *messages[leading:]]
+
+
+class PresetStoreError(WeftError):
+    """The file cannot be written or read."""
+
+    status = 503
+    kind = "service_unavailable"
+
+
+def default_presets_path() -> Path:
+    return state_directory() / "names.json"
+
+
+def check_preset_name(name: str, *, param: str) -> str:
+    """Raises RequestError."""
+    if not _NAME.fullmatch(name) or len(name) > _NAME_CHARS_MAX:
+        raise RequestError(f"{param} is {name[:200]!r}; a name has letters, digits, '_', '.' and '-', up to "
+                           f"two '/' and a tag behind ':', and at most {_NAME_CHARS_MAX} characters",
+                           param=param)
+    return name
+
+
+class PresetStore:
+    """``count_max`` names in a file of at most ``bytes_max``."""
+
+    def __init__(self, path: Path, *, count_max: int, bytes_max: int) -> None:
+        self.path = path
+        self._count_max, self._bytes_max = count_max, bytes_max
+        self._mark: tuple[int, int, int] | None = None
+        self._names: dict[str, Preset] = {}
+
+    def names(self) -> Mapping[str, Preset]:
+        """By name, the oldest first. Raises PresetStoreError."""
+        try:
+            mark = self._looked()
+            if mark != self._mark:
+                self._names = {} if mark is None else self._read()
+                self._mark = mark
+        except (OSError, msgspec.DecodeError) as error:
+            raise PresetStoreError(f"the names in {self.path} cannot be read: {error} (limits.name_store)",
+                                 param="limits.name_store") from None
+        return self._names
+
+    def open_now(self) -> None:
+        """Raises ConfigError for a file that is no store of names."""
+        try:
+            self.names()
+        except PresetStoreError as error:
+            raise ConfigError(error.message, param="limits.name_store") from None
+
+    def put(self, preset: Preset) -> None:
+        """Also in place of one with the same name. Raises RequestError, PresetStoreError."""
+        with self._alone() as names:
+            names.pop(preset.name, None)
+            names[preset.name] = preset
+            if len(names) > self._count_max:
+                raise RequestError(f"this server keeps {self._count_max} created names "
+                                   "(limits.max_created_names); delete some",
+                                   param="limits.max_created_names", code="too_many_names")
+            templates = {one.template for one in names.values() if one.template}
+            if preset.template and len(templates) > TEMPLATES_MAX:
+                raise RequestError(f"the created names have {TEMPLATES_MAX} different templates, which is "
+                                   "the limit; delete a name that has one", param="template",
+                                   code="too_many_names")
+
+    def remove(self, name: str) -> bool:
+        """Whether it was there. Raises PresetStoreError."""
+        if name not in self.names():
+            return False
+        with self._alone() as names:
+            return names.pop(name, None) is not None
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[dict[str, Preset]]:
+        """The names, to be changed by this process alone; they are written at the end."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.path.with_name(f"{self.path.name}.lock"),
+                           os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._unwritten(error) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            names = dict(self.names())
+            yield names
+            self._write(msgspec.json.format(msgspec.json.encode(list(names.values()))))
+        except OSError as error:
+            raise self._unwritten(error) from None
+        finally:
+            os.close(lock)
+
+    def _write(self, raw: bytes) -> None:
+        if len(raw) > self._bytes_max:
+            raise RequestError(f"the created names take {len(raw)} bytes; the limit is {self._bytes_max} "
+                               "(limits.name_store_size); delete some", param="limits.name_store_size",
+                               code="too_many_names")
+        new = self.path.with_name(f"{self.path.name}.{token_hex(4)}.new")
+        try:
+            with open(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+            new.rename(self.path)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _unwritten(self, error: OSError) -> PresetStoreError:
+        return PresetStoreError(f"the name cannot be kept in {self.path}: {error.strerror} "
+                                "(limits.name_store)", param="limits.name_store")
+
+    def _looked(self) -> tuple[int, int, int] | None:
+        """What is another one for another file; None where there is none."""
+        try:
+            now = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return now.st_mtime_ns, now.st_size, now.st_ino
+
+    def _read(self) -> dict[str, Preset]:
+        with self.path.open("rb") as file:
+            raw = file.read(self._bytes_max + 1)
+        if len(raw) > self._bytes_max:
+            raise PresetStoreError(f"{self.path} has more than {self._bytes_max} bytes "
+                                 "(limits.name_store_size)", param="limits.name_store_size")
+        return {one.name: one for one in msgspec.json.decode(raw, type=list[Preset])}
+
+
+Style: TypeAlias = "tuple[TemplateSandbox, Dialect]"
+
+
+class Presets:
+    """The names as one HTTP process serves them. ``store``: None where they are off."""
+
+    def __init__(self, store: PresetStore | None) -> None:
+        self.store = store
+        self._styles: dict[tuple[bytes, str], asyncio.Task[Style]] = {}
+
+    def all(self) -> Mapping[str, Preset]:
+        """Raises PresetStoreError."""
+        return {} if self.store is None else self.store.names()
+
+    async def style(self, preset: Preset, vocabulary: bytes,
+                    make: Callable[[str], Style]) -> Style | None:
+        """What renders conversations under this name and reads their answers, if it has a template of its
+        own. ``make``: compiles it for the model of that ``vocabulary``. Raises RequestError."""
+        if not preset.template:
+            return None
+        key = vocabulary, preset.template
+        if key not in self._styles:
+            self._drop_unused(preset.template)
+            self._styles[key] = asyncio.create_task(asyncio.to_thread(make, preset.template))
+        try:
+            style = await asyncio.shield(self._styles[key])
+        except CheckpointError as error:
+            self._styles.pop(key, None)
+            raise RequestError(f"template: {error.message}. It is a Jinja template here, as checkpoints have "
+                               "them; the Go templates of Ollama's library are not read. Without one the "
+                               "model's own is used", param="template") from None
+        if "messages" not in style[0].variables:
+            raise RequestError("template does not use messages, so no conversation would reach the model",
+                               param="template")
+        return style
+
+    def _drop_unused(self, wanted: str) -> None:
+        """Ends the processes of templates that no name has any more."""
+        wanted_now = {wanted, *(one.template for one in self.all().values())}
+        for key, style in list(self._styles.items()):
+            if key[1] not in wanted_now and style.done():
+                del self._styles[key]
+                if style.exception() is None:
+                    asyncio.get_running_loop().call_later(_END_AFTER_S, style.result()[0].close)
