@@ -173,11 +173,12 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
 def _records_identity(config: EngineConfig, tier: StoreTier | None, arena: ArenaPlan, kernels: str,
                       threads: int) -> dict[str, str]:
     """What engines that send each other records must have in common besides. All of it is in ``records``."""
-    from weft.assemble.prefix_store import arithmetic
     from weft.store.peer_store import PeerStore
 
     if tier is None or not isinstance(tier.store, PeerStore):
         return {}
+    from weft.assemble.prefix_store import arithmetic
+
     return {"records": tier.store.namespace.hex()[:12], "threads": str(threads), "tp": str(config.tp),
             "kernels": arithmetic(kernels), "page layout": arena.kv_layout}
 
