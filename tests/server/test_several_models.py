@@ -282,9 +282,10 @@ def test_batches_name_their_models_and_adapters_their_base(home: Path, tmp_path:
         assert "MODEL/NAME" in wrong.json()["error"]["message"]
 
 
-def test_tokenizers_are_read_before_anything_is_served(home: Path) -> None:
+def test_tokenizers_are_read_before_anything_is_served(tmp_path: Path) -> None:
     """A load that read one would hold up the answers of the other models."""
-    models = [f"{name}={home / folder}" for name, folder in (("a", "one"), ("b", "two"), ("c", "broken"))]
+    models = [scripted(tmp_path, name) for name in "abc"]
+    (tmp_path / "c" / "tokenizer.json").unlink()
     sources = read_sources(models, EngineConfig(memory="6MB"), ServerConfig(), reads_weights=False)
     [known] = sources[0].tokenizers
     assert sources[1].tokenizers == (known,), "models with the same files share one"
