@@ -15,7 +15,7 @@ import argparse
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ UNRECORDED_MAX = 16
 """Sequences up to which steps without graphs are timed too: beyond them launches hide behind the device."""
 PROMPTS = (256, 1024)
 """Tokens of the prompt beside the decodes."""
+PICTURES_BYTES, ADAPTERS_BYTES = 16 << 20, 64 << 20
 WATCHED = 4
 """Steps behind them that torch watches for synchronisations."""
 
@@ -105,13 +106,21 @@ def timed_prompts(model: Any, device: torch.device, tokens: int, context: int,
 
 
 def random_model(name: str, layers: int | None, device: torch.device) -> Any:
-    """A model of that geometry whose matrices are noise of a size that keeps activations finite."""
+    """Of a geometry that `weft plan` knows."""
+    from weft.planning.geometries import find_geometry
+
+    geometry = find_geometry(name)
+    assert geometry is not None, f"`weft plan` knows no {name}"
+    return noise_model(geometry.config | ({"num_hidden_layers": layers} if layers else {}), device)
+
+
+def noise_model(config: Mapping[str, Any], device: torch.device) -> Any:
+    """A model whose matrices are noise of a size that keeps activations finite, its tower too."""
     from weft.families import read_architecture
     from weft.models.checkpoint_files import CheckpointFiles
     from weft.models.families import build
     from weft.models.runtime_form import RuntimeForm
     from weft.models.weights import TensorSource
-    from weft.planning.geometries import find_geometry
 
     class Noise(TensorSource):
         @property
@@ -124,18 +133,31 @@ def random_model(name: str, layers: int | None, device: torch.device) -> Any:
         def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
             if len(shape) < 2:
                 return torch.ones(shape, device=device)
-            return torch.randn(shape, device=device, dtype=torch.bfloat16) * shape[-1] ** -0.5
+            return torch.randn(shape, device=device, dtype=self.dtype) * shape[-1] ** -0.5
 
-    geometry = find_geometry(name)
-    assert geometry is not None, f"`weft plan` knows no {name}"
-    config = geometry.config | ({"num_hidden_layers": layers} if layers else {})
     nowhere = Path("nowhere")
     checkpoint = CheckpointFiles(nowhere, config, {}, "model.", nowhere)
-    source = Noise(checkpoint, torch.bfloat16, RuntimeForm(packs=False))
     architecture = read_architecture(config)
+    dtype = getattr(torch, architecture.dtype)
+    source = Noise(checkpoint, dtype, RuntimeForm(packs=False))
     torch.manual_seed(0)
     with torch.inference_mode():
-        return build(architecture, source)
+        model = build(architecture, source)
+        if architecture.vision is not None:
+            plain = RuntimeForm(twelve_bit=False)
+            model.vision = tower_of(architecture, Noise(checkpoint, dtype, plain))
+    return model
+
+
+def tower_of(architecture: Any, source: Any) -> Any:
+    """The tower of pictures, with the settings that its processor has where a checkpoint names none."""
+    from weft.images.settings import read_settings
+    from weft.models.vision.loading import _PLACES
+    from weft.models.vision.tower import build_tower
+
+    tower = architecture.vision
+    return build_tower(tower, architecture.hidden_size, read_settings(source.checkpoint.directory, tower),
+                       source, vision="model.visual", projector="model.visual", places_of=_PLACES[tower.kind])
 
 
 def copy_rate(device: torch.device, size: int = 1 << 30) -> float:
@@ -199,40 +221,54 @@ def engine(model: Any, device: torch.device, batch: int, context: int, graphs: b
     graphs. ``beside``: further sequences that have room; with them, steps with prompts are recorded."""
     import numpy as np
 
-    from weft.config import EngineConfig
-    from weft.engine.engine import EngineCore
-    from weft.memory.frames.plan import fit_sizes, memory_for, plan_arena
-    from weft.memory.memory import Memory
     from weft.request import Request, SamplingParams
-    from weft.runner.graphs import CudaCapture
     from weft.runner.mixed_graphs import TOKENS_MAX
-    from weft.runner.torch_executor import TorchExecutor
-    from weft.tensor.gpu import page_layout
 
-    spec, made_max = model.spec, DECODED + BEGINNING + WATCHED + 16
-    length = context + made_max
-    rows = batch + beside
-    config = EngineConfig(max_num_seqs=rows, max_model_len=length, max_num_batched_tokens=8192)
-    plan = plan_arena(spec, memory_for(spec, spec.dtype, rows, length)[0],
-                      kv_layout=page_layout(device))
-    sizes = fit_sizes(config, spec, plan)
-    executor = TorchExecutor(model, plan, sizes, device=device,
-                             capture=CudaCapture(device) if graphs else None,
-                             mixed_tokens_max=TOKENS_MAX if beside else 0)
-    if executor.graphs is not None:
-        executor.graphs.widths = (rows,)   # the others would take their time to record and not be used
-    why_not = executor.record_graphs()
-    core = EngineCore(vocab_size=spec.vocab_size, sizes=sizes, memory=Memory(plan, cache=False),
-                      executor=executor, clock=time.monotonic, seed=0, eos_ids=(), overlap=overlap)
+    made_max = DECODED + BEGINNING + WATCHED + 16
+    core, executor, plan, why_not = small_engine(
+        model, device, batch + beside, context + made_max, graphs, overlap, one_width=True,
+        mixed_tokens_max=TOKENS_MAX if beside else 0)
     random = np.random.default_rng(0)
     for number in range(batch):
-        prompt = random.integers(5, spec.vocab_size, context).tolist()
+        prompt = random.integers(5, model.spec.vocab_size, context).tolist()
         core.submit(Request(request_id=f"r{number}", prompt_tokens=prompt, sampling=SamplingParams(
             temperature=0.0, max_tokens=made_max, ignore_eos=True)))
     while len(core.scheduler.waiting) or core.computed_tokens < batch * context:
         core.step()
         if core.failure is not None:
             raise core.failure
+    return core, executor, plan, why_not
+
+
+def small_engine(model: Any, device: torch.device, rows: int, length: int, graphs: bool, overlap: bool, *,
+                 mixed_tokens_max: int, one_width: bool = False, observer: Any = None,
+                 ) -> tuple[Any, Any, Any, str | None]:
+    """Room for ``rows`` sequences of ``length`` tokens, and no more. ``one_width``: decodes of all rows are
+    recorded alone."""
+    from weft.config import EngineConfig
+    from weft.engine.adapters import AdapterPool
+    from weft.engine.engine import EngineCore
+    from weft.memory.frames.plan import fit_sizes, memory_for, plan_arena
+    from weft.memory.memory import Memory
+    from weft.runner.graphs import CudaCapture
+    from weft.runner.torch_executor import TorchExecutor
+    from weft.tensor.gpu import page_layout
+
+    spec = model.spec
+    config = EngineConfig(max_num_seqs=rows, max_model_len=length, max_num_batched_tokens=8192)
+    plan = plan_arena(spec, memory_for(spec, spec.dtype, rows, length)[0],
+                      kv_layout=page_layout(device))
+    sizes = fit_sizes(config, spec, plan)
+    executor = TorchExecutor(model, plan, sizes, device=device,
+                             capture=CudaCapture(device) if graphs else None,
+                             mixed_tokens_max=mixed_tokens_max, observer=observer)
+    if executor.graphs is not None and one_width:
+        executor.graphs.widths = (rows,)   # the others would take their time to record and not be used
+    why_not = executor.record_graphs()
+    adapters = AdapterPool(executor, budget_bytes=ADAPTERS_BYTES, rank_max=64)
+    core = EngineCore(vocab_size=spec.vocab_size, sizes=sizes, memory=Memory(plan, cache=False),
+                      executor=executor, clock=time.monotonic, seed=0, eos_ids=(), overlap=overlap,
+                      adapters=adapters, encoder=executor.pictures, pictures_bytes=PICTURES_BYTES)
     return core, executor, plan, why_not
 
 

@@ -11,6 +11,8 @@ behind it (``--after``): an invalid address fails every later call on a GPU.
     kernels   times, bytes, FLOPs, share of the ceiling measured in this run, torch and rivals beside it
     decode    a model of random weights: milliseconds of a step by batch, with graphs and without, with
               overlap, beside the time in which its bytes could be moved; what waits for the device in a step
+    families  small models with attention sinks, rings, a tower of pictures, adapters: they start, answer with
+              graphs as without, and as torch's operators do (``gpu_families``)
 
 Only torch, Triton and numpy have to be there (``bare_machine``).
 """
@@ -215,8 +217,17 @@ def decode(args: argparse.Namespace) -> Iterator[Found]:
     yield from prompt_steps(args, chosen(args))
 
 
+def families(args: argparse.Namespace) -> Iterator[Found]:
+    from benchmarks.gpu_families import cases
+
+    device = chosen(args)
+    for number, (name, call) in islice(enumerate(cases(device)), args.after, None):
+        yield from guarded(number, name, device, call)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Found]]] = {
-    "machine": machine, "check": check, "kernels": kernels, "decode": decode}
+    "machine": machine, "check": check, "kernels": kernels, "decode": decode,
+    "families": families}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@
 ``weft bench kernels`` measures what the layers of a model compute. This adds what developers look at:
 
     small     norms, activations, rotary, writes of KV
+    products  of weights in int4 and, on a GPU, in fp8; on Hopper inputs in fp8 too: torch's ``scaled_mm``
+              from 1,024 rows on
     memory    zeroing of frames, copies of states and pages
     rivals    on a GPU: fla (gated delta rule) and FlashInfer (attention) on the same numbers, where installed
 """
@@ -26,13 +28,18 @@ from weft.cli.bench_kernels import kernels_command
 from weft.families.architecture import Architecture, Attention, GatedDelta
 from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
+from weft.tensor.device import multiplies_fp8
 from weft.tensor.ops.elementwise import rotary, silu_mul
+from weft.tensor.ops.linear import quantized_linear
 from weft.tensor.ops.norm import add_norm, rms_norm
 from weft.tensor.ops.write_kv import write_kv
+from weft.tensor.weights.quantized import PART, Codes, in_tiles, rounded
 from weft.units import PAGE_TOKENS, pages_for
 
-GROUPS = (*kernels.GROUPS, "small", "memory")
+GROUPS = (*kernels.GROUPS, "small", "products", "memory")
 ARENA_BYTES = 512 << 20
+LIBRARY_ROWS = 1024
+"""From so many on, torch's library multiplies."""
 ITEMS_MAX = 16
 """Frames, states or pages of one call, if the arena has twice as many."""
 _WORKSPACE_BYTES = 256 << 20
@@ -44,6 +51,8 @@ def cases_of(architecture: Architecture, bench: Bench, groups: tuple[str, ...]) 
     yield from kernels.cases_of(architecture, bench, groups)
     if "small" in groups:
         yield from _small(architecture, bench)
+    if "products" in groups:
+        yield from _products(architecture, bench)
     if "memory" in groups:
         yield from memory_cases(architecture, bench)
 
@@ -77,6 +86,24 @@ def _around_attention(of: Attention, bench: Bench, rows: int, tokens: int, befor
     positions = (torch.arange(before, before + tokens).repeat(rows)).to(bench.device)
     yield Case(f"write k, v {count}", lambda: write_kv(k, k, k_pages, v_pages, positions, runs),
                4 * size_of(k))
+
+
+def _products(architecture: Architecture, bench: Bench) -> Iterator[Case]:
+    """Of the attention's output: [hidden, hidden]."""
+    width = architecture.hidden_size
+    values = bench.noise(width, width) * width**-0.5
+    weights = {"int4": in_tiles(rounded(values, 4))}
+    if bench.device.type == "cuda":
+        scales = bench.uniform(width, -(-width // PART)) + 0.5
+        codes = Codes(8, values.to(torch.float8_e4m3fn).view(torch.uint8), scales, None, PART, fp8=True)
+        weights["fp8"] = in_tiles(codes)
+        if multiplies_fp8(bench.device):
+            weights["fp8 x fp8"] = in_tiles(codes, byte_inputs=True)
+    for count in dict.fromkeys((*(rows * tokens for _, rows, tokens, _ in bench.sizes()), LIBRARY_ROWS)):
+        x = bench.noise(count, width)
+        for form, weight in weights.items():
+            yield Case(f"product {form} {count}", partial(quantized_linear, x, weight),
+                       2 * size_of(x) + size_of(weight.codes, weight.scales), 2 * count * width**2)
 
 
 def memory_cases(architecture: Architecture, bench: Bench) -> Iterator[Case]:

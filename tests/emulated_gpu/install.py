@@ -23,6 +23,7 @@ from tests.emulated_gpu.tensors import Emulation, card
 from tests.emulated_gpu.trace import WatchedMemory
 from tests.gpu import quick_interpreter
 from weft.tensor.gpu.host_memory import HostBuffer
+from weft.tensor.scratch import scratch
 
 CARD_BYTES = 192 << 20
 
@@ -271,7 +272,8 @@ def _names(bytes_total: int) -> dict[str, Any]:
         "default_stream": lambda *_: Stream(queue=card().default),
         "Stream": Stream, "Event": Event, "stream": _stream, "graph": _graph, "CUDAGraph": CUDAGraph,
         "graph_pool_handle": Pool, "is_current_stream_capturing": lambda: card().current in card().captures,
-        "cudart": _Runtime}
+        "get_rng_state": lambda *_: torch.random.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.random.set_rng_state(state), "cudart": _Runtime}
 
 
 @contextlib.contextmanager
@@ -307,3 +309,4 @@ def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None, index: in
             raise
         finally:
             _unpin()
+            scratch.home = torch.device("cpu")   # steps of the card left theirs behind

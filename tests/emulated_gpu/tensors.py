@@ -279,7 +279,11 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
     if func._schema.name not in ("aten::empty", "aten::empty_strided"):
         host = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
         mem = made.mem
-        card().enqueue(func.__name__, lambda: _nothing(mem.copy_(func(*args, **host))), (), [made])
+        if torch.Tag.nondeterministic_seeded in func.tags:   # a generator goes on when it is asked
+            drawn = func(*args, **host)
+            card().enqueue(func.__name__, lambda: _nothing(mem.copy_(drawn)), (), [made])
+        else:
+            card().enqueue(func.__name__, lambda: _nothing(mem.copy_(func(*args, **host))), (), [made])
     return made
 
 

@@ -11,8 +11,12 @@ import torch
 
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import Card
+from weft.bench.kernels import Bench, pages_of
+from weft.models.blocks.adapted import Factor, Part, ProductChange
 from weft.tensor import device as devices
+from weft.tensor import gpu
 from weft.tensor.device import choose_device, describe, free_bytes
+from weft.tensor.ops.paged_attention import paged_attention
 
 CUDA = torch.device("cuda", 0)
 
@@ -110,3 +114,29 @@ def test_outside_there_is_no_gpu_again() -> None:
     with emulated():
         assert devices.is_remote(CUDA)
     assert not torch.cuda.is_available()
+
+
+def test_decodes_by_torch_stay_on_the_card(card: Card) -> None:
+    """What ``debug.gpu_kernels torch`` computes, and what no Triton kernel takes."""
+    bench = Bench(CUDA, torch.float32, (2,), (), 20)
+    runs, q = bench.runs(2, 1, 19), bench.noise(2, 4, 32)
+    k, v = pages_of(bench, runs, 2, 32)
+    by_triton = paged_attention(q, k, v, runs, 0.2)
+    gpu.choose("torch")
+    try:
+        by_torch = paged_attention(q, k, v, runs, 0.2)
+    finally:
+        gpu.choose("auto")
+    assert by_torch.is_cuda
+    torch.testing.assert_close(by_torch.cpu(), by_triton.cpu(), atol=1e-5, rtol=1e-5)
+
+
+def test_rows_of_an_adapter_that_are_no_neighbours_are_changed_on_the_card(card: Card) -> None:
+    """As torch does for factors that no Triton kernel takes."""
+    x, down, up = torch.randn(4, 3), torch.randn(2, 3), torch.randn(5, 2)
+    change = ProductChange(Factor(down.to(CUDA)), (Part(0, 5, Factor(up.to(CUDA)), 0, 2),), torch.float32)
+    y = torch.zeros(4, 5, device=CUDA)
+    change.add(x.to(CUDA), y, torch.tensor([0, 2]))
+    want = x @ down.T @ up.T
+    want[[1, 3]] = 0
+    torch.testing.assert_close(y.cpu(), want)

@@ -14,6 +14,7 @@ import torch
 
 from tests.gpu import quick_interpreter
 from weft.tensor import gpu
+from weft.tensor.scratch import scratch
 
 DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
 
@@ -26,8 +27,10 @@ collect_ignore = [] if gpu.INTERPRETED and quick_interpreter.FITS else ["test_qu
 @pytest.fixture(autouse=True)
 def triton_kernels() -> Iterator[None]:
     gpu.choose("triton")
+    scratch.home = DEVICE   # of the twins
     yield
     gpu.choose("auto")
+    scratch.home = torch.device("cpu")
 
 
 @pytest.fixture

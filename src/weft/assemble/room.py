@@ -91,12 +91,9 @@ def within_share(room: ArenaRoom, weights_bytes: int) -> ArenaRoom:
 def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec, kv_dtype: CacheDTypeName,
               device: torch.device, capture: Capture | None, tell: Callable[[str], None]) -> ArenaRoom:
     """After the weights are loaded: what a step takes is measured, and the arena gets a share of the rest."""
-    import torch
-
     from weft.runner.arena import MOVES_ROOM_BYTES
     from weft.runner.reserve import CudaMeter, measure_reserve
     from weft.runner.transfers import ROOMS_BYTES
-    from weft.tensor import gpu
     from weft.tensor.device import free_bytes
 
     rooms_bytes = MOVES_ROOM_BYTES + (ROOMS_BYTES if config.moves_records else 0)
@@ -107,9 +104,8 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
         verify_runs=records_verify_runs(config), adapters=bool(config.lora),
         model_len=min(config.max_model_len or spec.max_positions, spec.max_positions))
     tell("memory: measuring what a step takes")
-    try:
-        reserve = measure(step_tokens=tokens, capture=capture)
-    except torch.OutOfMemoryError:
+    reserve = _reserve(config, partial(measure, step_tokens=tokens), capture)
+    if reserve is None:
         free = free_bytes(device)
         raise ConfigError(
             f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the "
@@ -117,19 +113,36 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
                 _fitting(config, partial(measure, capture=None), tokens,
                          free - rooms_bytes - adapter_bytes(config))
                 or _no_step(loaded.weights_bytes)),
-            param="--max-num-batched-tokens") from None
+            param="--max-num-batched-tokens")
+    reserve = replace(reserve, transfer_bytes=rooms_bytes, adapter_bytes=adapter_bytes(config))
+    free = free_bytes(device)
+    return gpu_room(config, free, reserve.total_bytes, reserve.in_words(), lambda: _ways_out(
+        config, reserve, free, partial(measure, capture=None), tokens, loaded.weights_bytes))
+
+
+def _reserve(config: EngineConfig, measure: Callable[..., Reserve],
+             capture: Capture | None) -> Reserve | None:
+    """None where memory does not do. The memory of a failed step is free again then: an error holds it, by
+    its traceback, until the end of the handler."""
+    import torch
+
+    from weft.tensor import gpu
+
+    try:
+        return measure(capture=capture)
+    except torch.OutOfMemoryError:
+        return None
     except gpu.KernelTooLargeError as error:
         if config.gpu_kernels != "auto":
             raise ConfigError(f"debug.gpu_kernels is {config.gpu_kernels}: {error}",
                               param="debug.gpu_kernels") from error
         _log.warning("Triton kernels are off, and torch's operators run in their place, many times slower: "
                      "%s", error)
-        gpu.choose("torch")
-        reserve = measure(step_tokens=tokens, capture=None)   # torch's operators cannot be recorded
-    reserve = replace(reserve, transfer_bytes=rooms_bytes, adapter_bytes=adapter_bytes(config))
-    free = free_bytes(device)
-    return gpu_room(config, free, reserve.total_bytes, reserve.in_words(), lambda: _ways_out(
-        config, reserve, free, partial(measure, capture=None), tokens, loaded.weights_bytes))
+    gpu.choose("torch")
+    try:
+        return measure(capture=None)   # torch's operators cannot be recorded
+    except torch.OutOfMemoryError:
+        return None
 
 
 def _ways_out(config: EngineConfig, reserve: Reserve, free: int, measure: Callable[..., Reserve], tokens: int,

@@ -47,6 +47,7 @@ from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.moe import moe
 from weft.tensor.ops.paged_attention import paged_attention
+from weft.tensor.scratch import scratch
 from weft.units import pages_for
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -186,6 +187,9 @@ class Bench:
     context: int
     rivals: Callable[..., dict[str, Call]] = lambda *of: {}
     """Other libraries' kernels for (bench, mixer, rows, tokens, tokens before, *tensors)."""
+
+    def __post_init__(self) -> None:
+        scratch.home = self.device   # torch's side takes its buffers there
 
     def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Normal numbers of spread 0.5."""

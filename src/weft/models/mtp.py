@@ -107,7 +107,7 @@ class MtpHead:
         x_TD = joined_TD + layer.mixer(layer.mixer_norm(joined_TD), inputs, cache, cos_sin)
         return self.norm(x_TD + layer.feed_forward(layer.feed_norm(x_TD)))
 
-    def best(self, hidden_XD: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
+    def best(self, hidden_XD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The most likely token of each row (int64 [X]), and its probability."""
         if self.vocabulary is not None:
             own_XV = self.head(hidden_XD).float() if self.vocabulary.count else hidden_XD[:, :0].float()
@@ -116,10 +116,9 @@ class MtpHead:
         if logits_XV.device.type == "cpu" and logits_XV.shape[1] <= _FEW_TOKENS:
             host_XV = logits_XV.numpy()
             tokens_X, highest_X = host_XV.argmax(axis=1), host_XV.max(axis=1, keepdims=True)
-            chances: list[float] = (1 / np.exp(host_XV - highest_X).sum(axis=1)).tolist()
-            return torch.from_numpy(tokens_X), chances
+            return torch.from_numpy(tokens_X), torch.from_numpy(1 / np.exp(host_XV - highest_X).sum(axis=1))
         best = logits_XV.softmax(-1).max(-1)
-        return best.indices, best.values.tolist()
+        return best.indices, best.values
 
 
 def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalModel) -> MtpHead:
@@ -181,11 +180,11 @@ def _first_tokens(head: Linear) -> Linear:
     return head
 
 
-def only_decodes(starts: list[int], table_RP: torch.Tensor, turns: torch.Tensor | None) -> StepInputs:
-    """One token at each of ``starts``, of sequences with the pages of ``table_RP``. ``turns``: as in
-    ``StepInputs``."""
+def only_decodes(starts: list[int], starts_R: torch.Tensor, table_RP: torch.Tensor,
+                 turns: torch.Tensor | None) -> StepInputs:
+    """One token at each of ``starts``, of sequences with the pages of ``table_RP``. ``starts_R``: the same on
+    the device; ``turns``: as in ``StepInputs``."""
     count, device = len(starts), table_RP.device
-    starts_R = torch.tensor(starts, dtype=torch.int64, device=device)
     runs = Runs(offsets=list(range(count)), starts=starts, lengths=[1] * count, slots=[-1] * count,
                 fresh=[False] * count, decode_count=count, starts_R=starts_R,
                 slots_R=torch.full((count,), -1, dtype=torch.int64, device=device), context_R=starts_R + 1,

@@ -203,7 +203,7 @@ class RankVocabulary:
     count: int
     collectives: Collectives
 
-    def best(self, logits_XV: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
+    def best(self, logits_XV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 logits of this rank's tokens -> the most likely token of all ranks (int64 [X]), and its
         probability."""
         # Of equal logits the lowest rank's wins, so all ranks choose the same.
@@ -218,8 +218,7 @@ class RankVocabulary:
         best = each_RX3[:, :, 0].max(dim=0)
         tokens_X = each_RX3[:, :, 1].gather(0, best.indices[None])[0].to(torch.int64)
         sums_X = (each_RX3[:, :, 2] * (each_RX3[:, :, 0] - best.values).exp()).sum(dim=0)
-        chances: list[float] = (1 / sums_X).tolist()
-        return tokens_X, chances
+        return tokens_X, 1 / sums_X
 
 
 class RankedModel(CausalModel):

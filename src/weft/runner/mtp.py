@@ -28,7 +28,10 @@ import torch
 
 from weft.models.mtp import MtpHead, only_decodes
 from weft.runner.pictures import PictureRows
+from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import HeadDraft, StepPlan, StepResult
+from weft.tensor import gpu
+from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD, PAGE_TOKENS
 
@@ -65,28 +68,52 @@ class HeadPages:
 
 
 Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The runs that chose a token. ``runs``: their numbers; ``rows_X``: index in T of the last right token
+    """The runs that chose a token. ``runs``: their numbers; ``rows``: index in T of the last right token
     of each; ``starts``: its position."""
 
     runs: list[int]
-    rows_X: torch.Tensor
+    rows: list[int]
     starts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the head computes one token of each of ``runs``: at ``starts``. ``going``: of the rows of the
+    place before, those that go on; None for all. ``table``: of runs, for the Triton kernels."""
+
+    runs: list[int]
+    starts: list[int]
+    going: Staged | None
+    starts_R: Staged
+    turns: Staged | None
+    table: Staged | None
+
+    def inputs(self, pages_XP: torch.Tensor) -> StepInputs:
+        inputs = only_decodes(self.starts, self.starts_R.device, pages_XP,
+                              None if self.turns is None else self.turns.device)
+        if self.table is not None:   # decodes have no chunks
+            device_runs.remember(inputs.runs, self.table.device, 0)
+        return inputs
 
 
 class HeadRunner:
     """``table``: int32 [rows + 1, pages], of the rows. ``cache``: the views of the head's layer.
     ``pages_per_frame``: of the arena. ``known``: by row, the prompt of its sequence and the answer before a
-    preemption. ``pictures``: those of the rows."""
+    preemption. ``pictures``: those of the rows. ``staging_bytes``: of a usual step."""
 
     def __init__(self, head: MtpHead, table: torch.Tensor, cache: LayerCache, pages_per_frame: int,
-                 pictures: PictureRows | None = None) -> None:
+                 pictures: PictureRows | None, staging_bytes: int) -> None:
         self._head = head
         self._pictures = pictures
         self._table = table
+        self._has_page = np.zeros(tuple(table.shape), np.bool_)
+        """As ``table``, on the host: reading that would wait for the device."""
+        self._staging = Staging(table.device, staging_bytes)
         self._caches = [cache]
         self._zeroed = [view for view in (cache.k, cache.v, cache.token_scales) if view is not None]
         self._unzeroed = HeadPages(pages_per_frame)
@@ -99,75 +126,100 @@ class HeadRunner:
             self.zero(due)
         for row in plan.rows_cleared:
             self.known.pop(row, None)
+            self._has_page[row] = False
         for admission in plan.admissions:
             self.known[admission.row] = admission.tokens
+        for rows, columns, pages in (plan.table_writes, plan.table_patches):
+            self._has_page[rows, columns] = pages != PAD
 
     def zero(self, pages: Sequence[int]) -> None:
         """``pages`` hold neutral keys of this layer, of no sequence."""
-        index = torch.tensor(pages, dtype=torch.int64, device=self._table.device)
+        self._staging.begin()
+        index = self._staging.add(np.array(pages, np.int64))
+        self._staging.send()
         for view in self._zeroed:
-            (view.view(torch.uint8) if view.itemsize == 1 else view).index_fill_(0, index, 0)
+            (view.view(torch.uint8) if view.itemsize == 1 else view).index_fill_(0, index.device, 0)
 
     def run(self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult,
             ) -> tuple[dict[int, HeadDraft], float]:
-        """Drafts by run of ``plan``, and the seconds that they took. ``result``: what the step chose."""
+        """Drafts by run of ``plan``, and the seconds that they took. ``result``: what the step chose. All
+        numbers go to the device in one copy, and all drafts come home in one."""
         began_s = time.perf_counter()
         assert plan.mtp_drafts is not None
         ends = self._ends(plan, inputs, result)
-        following_T = self._following(plan, inputs, result)
-        joined_TD = self._head.joined(hidden_TD, following_T)
+        self._staging.begin()
+        following = self._staging.add(self._following(plan, inputs, result))
+        ends_X = self._staging.add(np.array(ends.rows, np.int64))
+        rows_X = self._staging.add(plan.rows[ends.runs].astype(np.int64))
+        places = self._places(plan, ends)
+        self._staging.send()
+        width = (max(ends.starts, default=0) + len(places) - 1) // PAGE_TOKENS + 1
+        pages_XP = self._table[:, :width].index_select(0, rows_X.device)
+        joined_TD = self._head.joined(hidden_TD, following.device)
         if plan.prefills or not plan.mtp_drafts:
             self._head.write(joined_TD, inputs, self._caches[0])
-            joined_XD = joined_TD.index_select(0, ends.rows_X)
-            inputs_X = only_decodes(ends.starts, self._pages(plan, ends, 0),
-                                    self._turns(plan, ends.runs, ends.starts))
-            hidden_XD = (self._head.draft(joined_XD, inputs_X, self._caches)
+            joined_XD = joined_TD.index_select(0, ends_X.device)
+            hidden_XD = (self._head.draft(joined_XD, places[0].inputs(pages_XP), self._caches)
                          if plan.mtp_drafts and ends.runs else joined_XD)
         else:
             hidden_XD = self._head.draft(joined_TD, inputs, self._caches)
             if plan.decode_count != len(hidden_XD):
-                hidden_XD = hidden_XD.index_select(0, ends.rows_X)
-        drafts = self._drafts(plan, ends, hidden_XD) if plan.mtp_drafts and ends.runs else {}
+                hidden_XD = hidden_XD.index_select(0, ends_X.device)
+        drafts = self._drafts(places, pages_XP, hidden_XD) if plan.mtp_drafts and ends.runs else {}
         return drafts, time.perf_counter() - began_s
 
-    def _drafts(self, plan: StepPlan, ends: _Ends, hidden_XD: torch.Tensor) -> dict[int, HeadDraft]:
-        assert plan.mtp_drafts is not None
-        tokens: dict[int, list[int]] = {run: [] for run in ends.runs}
-        chances: dict[int, list[float]] = {run: [] for run in ends.runs}
-        runs, starts = ends.runs, ends.starts
-        pages_XP = self._pages(plan, ends, plan.mtp_drafts - 1)
-        for number in range(plan.mtp_drafts):
-            best_X, chances_X = self._head.best(hidden_XD)
-            for run, token, chance in zip(runs, best_X.tolist(), chances_X, strict=True):
-                tokens[run].append(token)
-                chances[run].append(chance if chance == chance else 0.0)   # NaN: not a number
-            if number + 1 == plan.mtp_drafts:
-                break
-            starts = [start + 1 for start in starts]
-            going_on = [at for at, start in enumerate(starts)
-                        if start // PAGE_TOKENS < pages_XP.shape[1]
-                        and int(pages_XP[at, start // PAGE_TOKENS]) != PAD]
-            if not going_on:
-                break
-            if len(going_on) < len(runs):
-                index = torch.tensor(going_on, dtype=torch.int64, device=hidden_XD.device)
+    def _drafts(self, places: list[_Place], pages_XP: torch.Tensor,
+                hidden_XD: torch.Tensor) -> dict[int, HeadDraft]:
+        """A draft for each place. ``hidden_XD``: of the first."""
+        best_X, chances_X = self._head.best(hidden_XD)
+        columns = [(best_X, chances_X)]
+        for place in places[1:]:
+            if place.going is not None:
                 best_X, hidden_XD, pages_XP = (
-                    x.index_select(0, index) for x in (best_X, hidden_XD, pages_XP))
-                runs, starts = [runs[at] for at in going_on], [starts[at] for at in going_on]
-            joined_XD = self._head.joined(hidden_XD, best_X)
-            hidden_XD = self._head.draft(
-                joined_XD, only_decodes(starts, pages_XP, self._turns(plan, runs, starts)), self._caches)
-        return {run: HeadDraft(tuple(tokens[run]), tuple(chances[run])) for run in tokens}
+                    x.index_select(0, place.going.device) for x in (best_X, hidden_XD, pages_XP))
+            hidden_XD = self._head.draft(self._head.joined(hidden_XD, best_X), place.inputs(pages_XP),
+                                         self._caches)
+            best_X, chances_X = self._head.best(hidden_XD)
+            columns.append((best_X, chances_X))
+        # float64 holds every token.
+        numbers = iter(torch.cat([x.double() for both in columns for x in both]).tolist())
+        drafts: dict[int, tuple[list[int], list[float]]] = {run: ([], []) for run in places[0].runs}
+        for place in places:
+            for run in place.runs:
+                drafts[run][0].append(int(next(numbers)))
+            for run in place.runs:
+                chance = next(numbers)
+                drafts[run][1].append(chance if chance == chance else 0.0)   # NaN: not a number
+        return {run: HeadDraft(tuple(tokens), tuple(chances)) for run, (tokens, chances) in drafts.items()}
 
-    def _turns(self, plan: StepPlan, runs: list[int], starts: list[int]) -> torch.Tensor | None:
-        """By which positions tokens at ``starts`` of ``runs`` turn, None for ``starts`` themselves."""
-        return None if self._pictures is None else self._pictures.turns_at(plan.rows[runs].tolist(), starts)
+    def _places(self, plan: StepPlan, ends: _Ends) -> list[_Place]:
+        """Of the drafts of ``plan``, while ``staging`` has begun: as long as a run has a page there."""
+        runs, starts = ends.runs, ends.starts
+        places = [self._place(plan, runs, starts, None)]
+        for _ in range(1, plan.mtp_drafts or 0):
+            starts = [start + 1 for start in starts]
+            going = [at for at, run in enumerate(runs) if self._reaches(int(plan.rows[run]), starts[at])]
+            if not going:
+                break
+            index = None if len(going) == len(runs) else self._staging.add(np.array(going, np.int64))
+            runs, starts = [runs[at] for at in going], [starts[at] for at in going]
+            places.append(self._place(plan, runs, starts, index))
+        return places
 
-    def _pages(self, plan: StepPlan, ends: _Ends, further: int) -> torch.Tensor:
-        """The page tables of the runs of ``ends``, up to the page ``further`` positions behind the last."""
-        width = (max(ends.starts, default=0) + further) // PAGE_TOKENS + 1
-        rows = torch.from_numpy(plan.rows[ends.runs].astype(np.int64)).to(self._table.device)
-        return self._table[:, :width].index_select(0, rows)
+    def _reaches(self, row: int, position: int) -> bool:
+        """Whether ``row`` has a page for it."""
+        page = position // PAGE_TOKENS
+        return page < self._has_page.shape[1] and bool(self._has_page[row, page])
+
+    def _place(self, plan: StepPlan, runs: list[int], starts: list[int], going: Staged | None) -> _Place:
+        add, count = self._staging.add, len(runs)
+        turns = None if self._pictures is None else self._pictures.turns_at(plan.rows[runs].tolist(), starts)
+        table = None
+        if gpu.fits(self._table):
+            table = add(device_runs.pack_lists(list(range(count)), starts, [1] * count, [False] * count,
+                                               count, ())[0])
+        return _Place(runs, starts, going, add(np.array(starts, np.int64)),
+                      None if turns is None else add(turns), table)
 
     def _ends(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> _Ends:
         pads = inputs.runs.decode_count - plan.decode_count
@@ -178,9 +230,9 @@ class HeadRunner:
             runs.append(run)
             rows.append(inputs.runs.offsets[at] + right - 1)
             starts.append(int(plan.starts[run]) + right - 1)
-        return _Ends(runs, torch.tensor(rows, dtype=torch.int64, device=inputs.tokens_T.device), starts)
+        return _Ends(runs, rows, starts)
 
-    def _following(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> torch.Tensor:
+    def _following(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> Int64s:
         """int64 [T]: the token after each of the step; any token behind the wrong drafts of a verify run."""
         pads = inputs.runs.decode_count - plan.decode_count
         following = np.zeros(inputs.tokens_T.shape[0], np.int64)
@@ -199,4 +251,4 @@ class HeadRunner:
             elif known is not None and end < known.size:
                 following[first + length - 1] = known[end]
             begin += length
-        return torch.from_numpy(following).to(inputs.tokens_T.device)
+        return following

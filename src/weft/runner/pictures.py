@@ -174,13 +174,12 @@ class PictureRows:
         turned_3T = np.concatenate(parts, 1, dtype=np.int64)
         return turned_3T[0] if plain else turned_3T
 
-    def turns_at(self, rows: Sequence[int], positions: Sequence[int]) -> torch.Tensor | None:
+    def turns_at(self, rows: Sequence[int], positions: Sequence[int]) -> Int64s | None:
         """By which positions single tokens of ``rows`` turn: [3, X], None where they are the positions."""
         if not self.turn(rows):
             return None
-        turned_3X = np.concatenate([self._turns.get(row, _PLAIN).at(position, position + 1)
-                                    for row, position in zip(rows, positions, strict=True)], 1)
-        return torch.from_numpy(turned_3X).to(self._device)
+        return np.concatenate([self._turns.get(row, _PLAIN).at(position, position + 1)
+                               for row, position in zip(rows, positions, strict=True)], 1)
 
     def deltas(self, rows: Sequence[int]) -> Int64s:
         """What decodes of ``rows`` add to their positions."""

@@ -263,7 +263,8 @@ class TorchExecutor:
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
             self._head = HeadRunner(head, self.batches.rows.table, self._caches[-1],
-                                    self.arena.plan.pages_per_frame, self.pictures)
+                                    self.arena.plan.pages_per_frame, self.pictures,
+                                    self.batches.rows.staging.capacity_bytes)
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
                   began_s: float) -> LaunchedStep:

@@ -160,7 +160,7 @@ class ProductChange:
                 if isinstance(rows, slice):
                     into[rows] += added
                 else:
-                    into.index_add_(0, rows, added)
+                    into.index_add_(0, rows.to(into.device), added)
 
     def _add_all(self, x: torch.Tensor, y: torch.Tensor) -> None:
         x = self._cast(x)

@@ -197,7 +197,7 @@ def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Ten
         if group.left_NS is not None:
             v_scale_NHS[..., :PAGE_TOKENS].masked_fill_(group.left_NS[:, None], 0.0)
         weights_BGS.view(rows, kv_heads, heads, context).mul_(v_scale_NHS[:, :, None])
-    out_BGD = torch.zeros(rows * kv_heads, heads, dim)
+    out_BGD = torch.zeros(rows * kv_heads, heads, dim, device=q_THD.device)
     for first, last in cuts:
         values_NHSD = _wide_values(cache_v, group.pages_NP[:, first:last])
         begin, end = first * PAGE_TOKENS, last * PAGE_TOKENS
