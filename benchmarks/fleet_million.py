@@ -3,9 +3,9 @@
     python -m benchmarks.fleet_million --requests 1000000 --replicas 100 --seeds 50
 
 Fleet, replicas, placement and router are those of ``weft serve``; engines and links are simulated
-(``tests/support/virtual_fleet.py`` has the laws). Each seed is a fleet of its own, and seeds run on all
-cores. A law that breaks is printed with its seed, and ``--only SEED`` runs that one again; the exit code is
-1.
+(``tests/support/virtual_fleet.py`` has the laws). Each seed is a fleet of its own. Every second one has
+roles: prompts are split there, and records of some do not arrive. Seeds run on all cores. A law that breaks
+is printed with its seed, and ``--only SEED`` runs that one again; the exit code is 1.
 
 Seconds are of the simulation, and no measure of a fleet.
 """
@@ -29,7 +29,8 @@ from tests.support.virtual_fleet import LawBroken, World
 def one_seed(seed: int, requests: int, replicas: int) -> tuple[int, float, dict[str, int], str]:
     """The seed, its CPU seconds, what happened, the law that it broke or ""."""
     began_s = time.process_time()
-    world = World(seed=seed, requests=requests, replicas=replicas, own=replicas * 6 // 10)
+    world = World(seed=seed, requests=requests, replicas=replicas, own=replicas * 6 // 10,
+                  roles=seed % 2 == 1)
     try:
         counts, broken = world.run(), ""
     except LawBroken as error:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,13 +104,18 @@ def read_adapter(name: str, directory: Path, *, rank_max: int | None = None) -> 
         raise CheckpointError(f"adapter {name}: its rank is {settings.rank_max}; the limit is {rank_max} "
                               "(--max-lora-rank)", param="--max-lora-rank")
     if not (directory / WEIGHTS_FILE).exists():
-        pickle = next((one for one in _PICKLES if (directory / one).exists()), None)
-        raise CheckpointError(
-            f"{directory}: has its weights as a pickle, {pickle}, which can run any code when it is read; "
-            f"weft reads {WEIGHTS_FILE}, which peft's save_pretrained writes" if pickle else
-            f"{directory}: {WEIGHTS_FILE} is missing", param="lora")
+        raise weights_missing(directory, [one.name for one in directory.iterdir()])
     return Adapter(name=name, directory=str(directory), digest=files_digest(directory),
                    rank=settings.rank_max)
+
+
+def weights_missing(where: Path | str, files: Collection[str]) -> CheckpointError:
+    """``files``: what there is in its place."""
+    pickle = next((one for one in _PICKLES if one in files), None)
+    return CheckpointError(
+        f"{where}: has its weights as a pickle, {pickle}, which can run any code when it is read; weft reads "
+        f"{WEIGHTS_FILE}, which peft's save_pretrained writes" if pickle else
+        f"{where}: {WEIGHTS_FILE} is missing", param="lora")
 
 
 def read_settings(directory: Path) -> AdapterSettings:

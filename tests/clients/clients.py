@@ -323,6 +323,52 @@ def evaluate(url: str, task: str) -> dict[str, float]:
         return scores
 
 
+def ollama_checks(url: str) -> Checks:
+    """A session with Ollama's own client. A pull without a hub, and with one, is in
+    ``tests/server/test_created_names.py``."""
+    import ollama
+
+    client = ollama.Client(host=url)
+    question = [{"role": "user", "content": QUESTION}]
+
+    def ask(**more: Any) -> Any:
+        return client.chat(model="default", options={"temperature": 0}, messages=question, **more)
+
+    def chat() -> None:
+        has(ask().message.content, ANSWER)
+        has("".join(line.message.content for line in ask(stream=True)), ANSWER)
+
+    def generate() -> None:
+        has(client.generate("default", QUESTION, options={"temperature": 0}).response, ANSWER)
+
+    def tools() -> None:
+        answer = client.chat(model="default", tools=[get_weather],
+                             messages=[{"role": "user", "content": UMBRELLA}])
+        [call] = answer.message.tool_calls or ()
+        assert call.function.arguments == {"city": CITY}, call
+
+    def formats() -> None:
+        answer = client.chat(model="default", format=PERSON_SCHEMA, options={"temperature": 0},
+                             messages=[{"role": "user", "content": f"{FACT} Write it as JSON."}])
+        assert set(json.loads(answer.message.content or "")) == set(PERSON), answer
+
+    def created_names() -> None:
+        served = str(client.list().models[0].model)
+        first, name = "Remember this list.\nOshan: 7750", "clients/keeper"
+        client.create(model=name, from_=served, parameters={"temperature": 0}, messages=[
+            {"role": "user", "content": first}, {"role": "assistant", "content": "OK."}])
+        client.copy(name, "clients/second")
+        client.delete(name)
+        has(client.chat("clients/second", [{"role": "user", "content": "What is the number of Oshan?"}]
+                        ).message.content, ANSWER)
+        assert client.show("clients/second").details.parent_model == served  # type: ignore[union-attr]
+        client.delete("clients/second")
+        assert [one.model for one in client.list().models] == [served]
+
+    return {"chat": chat, "generate": generate, "tools": tools, "format": formats,
+            "create, copy, show, delete": created_names}
+
+
 def picture_checks(url: str) -> Checks:
     """Of a server whose model sees, at $SEEING_URL: the client's own types bring a picture there. Its
     rows are tokens of the prompt."""
@@ -375,6 +421,7 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[str], Checks]]] = {
     "llama-index": (("llama-index-llms-openai-like",), llama_index_checks),
     "pydantic-ai": (("pydantic-ai-slim[openai,anthropic]",), pydantic_ai_checks),
     "openai-agents": (("openai-agents",), agents_checks),
+    "ollama": (("ollama",), ollama_checks),
     "lm-eval": (("lm-eval[api]", "transformers"), lm_eval_checks),
     "pictures": (("openai", "anthropic", "ollama", "pillow"), picture_checks)}
 """Name -> (packages, checks)."""

@@ -30,7 +30,7 @@ trap 'kill "${servers[@]}" 2>/dev/null || true; wait "${servers[@]}" 2>/dev/null
 start() {    # LOG ARGUMENTS...; the address in $url
     local log=$work/$1
     shift
-    PYTHONPATH="$root/src" "$python" -m weft serve --port 0 --memory 128MiB --file-store off "$@" >"$log" 2>&1 &
+    WEFT_NAME_STORE="$work/names.json" PYTHONPATH="$root/src" "$python" -m weft serve --port 0 --memory 128MiB --file-store off "$@" >"$log" 2>&1 &
     servers+=($!)
     for _ in $(seq 300); do
         grep -q "Ctrl-C finishes" "$log" && break

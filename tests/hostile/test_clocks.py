@@ -162,15 +162,15 @@ def test_a_client_that_never_reads_is_cut(server: RunningServer) -> None:
 
 
 def test_a_drain_waits_no_longer_for_a_client_that_never_reads(model_directory: object) -> None:
-    settings = {"drain_timeout": 2.0}
+    """The answers take 9.5 s at least, and a client that reads nothing would be waited for for an hour."""
+    settings = {"drain_timeout": 2.0, "write_timeout": 3600.0}
     with running_server("build_slow", engine={"model": str(model_directory)}, server=settings) as own:
         clients = [RawClient(own.url, receive_bytes=1024) for _ in range(4)]
         for client in clients:
             client.post("/v1/completions", json.dumps(ENDLESS).encode())
         assert eventually(lambda: own.running() == 4)
-        began_s = time.monotonic()
         own.process.send_signal(signal.SIGTERM)
         assert own.exit_code() == 0
-        assert time.monotonic() - began_s < 2.0 + 7.0, "the answers take 9.5 s"
+        assert "4 requests did not finish in 2 s (limits.drain_timeout) and are cut" in own.rest_of_output()
         for client in clients:
             client.socket.close()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.hostile.test_media import fetched
@@ -33,9 +34,26 @@ from weft.models.gguf.architectures import read_layout
 from weft.models.gguf.header import read_header
 from weft.models.gguf.view import our_tensors
 from weft.models.gguf.vocabulary import Vocabulary
-from weft.request import Grammar
+from weft.request import Grammar, SamplingParams
 from weft.server.media import MediaFetcher
+from weft.server.ollama.answers import _message
+from weft.server.ollama.models import _messages, _parameters
+from weft.server.ollama.protocol import (
+    UNSERVED_IN_CREATE,
+    UNSERVED_IN_OLLAMA,
+    OllamaChatBody,
+    OllamaCopyBody,
+    OllamaCreateBody,
+    OllamaEmbedBody,
+    OllamaGenerateBody,
+    OllamaPullBody,
+    max_tokens,
+    read_options,
+    sampling_fields,
+    served_name,
+)
 from weft.server.pooling import EmbeddingBody, RerankBody, ScoreBody
+from weft.server.presets import Preset, check_preset_name
 from weft.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -75,6 +93,21 @@ BODIES = [json.dumps(body) for body in (
     {"input": ["a", [1, 2]], "dimensions": 2, "encoding_format": "base64", "truncate_prompt_tokens": -1},
     {"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "max_tokens_per_doc": 3},
     {"text_1": "q", "text_2": ["a", "b"], "model": None})]
+
+
+OLLAMA = [json.dumps(body) for body in (
+    {"model": "m:latest", "messages": [{"role": "user", "content": "é", "images": ["AA=="]},
+                                       {"role": "assistant", "tool_calls": [
+                                           {"function": {"name": "f", "arguments": {"a": 1}}}]},
+                                       {"role": "tool", "tool_name": "f", "content": "1"}],
+     "options": {"num_predict": -1, "num_ctx": 9, "temperature": 0.5, "stop": ["x"], "num_gpu": 1},
+     "format": {"type": "object"}, "keep_alive": "5m", "think": "high", "stream": False},
+    {"model": "m", "prompt": "a", "system": "s", "raw": True, "format": "json", "options": {"stop": "x"}},
+    {"model": "m", "input": ["a", [1, 2]], "truncate": True, "dimensions": 2, "keep_alive": -1},
+    {"model": "a/b:q4", "from": "m", "system": "s", "template": "{{ messages }}", "license": ["a", "b"],
+     "parameters": {"num_predict": 3, "stop": ["a", "b"], "seed": 1, "repeat_penalty": 1.1},
+     "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "é"}]},
+    {"source": "m", "destination": "a/b"}, {"name": "a/b", "model": None, "insecure": True})]
 
 
 def mutations(corpus: list[str]) -> Iterator[tuple[int, str]]:
@@ -165,6 +198,40 @@ def test_mutated_bodies_are_read_or_refused() -> None:
                             grammar=grammar_of(body)).check(1000)
 
     check(BODIES, run)
+
+
+def test_mutated_bodies_of_ollamas_api_are_read_or_refused() -> None:
+    def read_chat(body: OllamaChatBody | OllamaGenerateBody) -> None:
+        options = read_options(body.options)
+        fields = sampling_fields(body, options, model=served_name(body.model))
+        sampling_params(fields, {}, max_tokens=max_tokens(options), grammar=grammar_of(fields)).check(1000)
+        for at, message in enumerate(body.messages if isinstance(body, OllamaChatBody) else ()):
+            _message(at, message)
+
+    def run(text: str) -> None:
+        raw = text.encode("utf-8", "surrogatepass")
+        if '"from"' in text:
+            create = parse_body(raw, OllamaCreateBody, unserved=UNSERVED_IN_CREATE)
+            name = check_preset_name(served_name(create.model or ""), param="model")
+            system, messages = _messages(create)
+            preset = Preset(name=name, model="m", created_s=0.0, system=system or "",
+                            parameters=_parameters(create.parameters),
+                            messages=messages or [])
+            SamplingParams(**preset.defaults).check(1000)
+            read_again = msgspec.json.decode(msgspec.json.encode(preset), type=Preset)
+            assert read_again.begun([]) == []
+        elif '"messages"' in text:
+            read_chat(parse_body(raw, OllamaChatBody, unserved=UNSERVED_IN_OLLAMA))
+        elif '"input"' in text:
+            prompts_of(parse_body(raw, OllamaEmbedBody).input, field="input")
+        elif '"source"' in text:
+            check_preset_name(parse_body(raw, OllamaCopyBody).destination, param="destination")
+        elif '"name"' in text:
+            check_preset_name(parse_body(raw, OllamaPullBody).name or "", param="model")
+        else:
+            read_chat(parse_body(raw, OllamaGenerateBody, unserved=UNSERVED_IN_OLLAMA))
+
+    check(OLLAMA, run)
 
 
 def test_mutated_templates_are_rendered_or_refused() -> None:

@@ -66,10 +66,10 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(b"", {"Content-Length": str(BYTES_MAX + 1)})
         elif self.path == "/endless":
             self._answer(b"", {})
-            with_errors_ignored(lambda: [self.wfile.write(bytes(1 << 16)) for _ in range(64)])
+            with_errors_ignored(lambda: self._for_ever(bytes(1 << 16), 0.0))
         elif self.path == "/slow":
-            self._answer(b"", {"Content-Length": "1000"})
-            with_errors_ignored(lambda: [self._drip() for _ in range(200)])
+            self._answer(b"", {"Content-Length": "1000000"})
+            with_errors_ignored(lambda: self._for_ever(b"x", 0.05))
         elif self.path == "/gone":
             self.send_error(404)
         else:   # the media type and the name lie
@@ -83,10 +83,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _drip(self) -> None:
-        self.wfile.write(b"x")
-        self.wfile.flush()
-        time.sleep(0.05)
+    def _for_ever(self, piece: bytes, apart_s: float) -> None:
+        """Until the client has gone."""
+        while True:
+            self.wfile.write(piece)
+            self.wfile.flush()
+            time.sleep(apart_s)
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -276,10 +278,9 @@ def test_an_address_that_is_not_served_is_refused_before_its_name_is_resolved(tl
     ("https://wrong-name.example.org/cat.png", "its certificate is not trusted"),
     ("https://silent.example.org/cat.png", "has no address")])
 def test_a_host_costs_no_more_than_the_limits(tls: Tls, url: str, words: str) -> None:
+    """The endless and the slow one send for ever: that the fetch ends at all is its limit."""
     fetcher, _, _ = tls.fetcher(seconds=0.5)
-    begin = time.monotonic()
     assert words in refusal(fetcher, url)
-    assert time.monotonic() - begin < 5
 
 
 @pytest.mark.parametrize(("per_host", "waits"), [(media.HOST_FETCHES_MAX, False), (media.FETCHES_MAX, True)])

@@ -81,6 +81,46 @@ def test_a_body_must_be_declared_as_json(server: RunningServer, media_type: str 
         assert "Content-Type: application/json" in answer.error["message"]
 
 
+OLLAMA = {"/api/chat": {"model": "scripted", "messages": [{"role": "user", "content": "say:ok"}]},
+          "/api/generate": {"model": "scripted", "prompt": "say:ok"}, "/api/show": {"model": "scripted"},
+          "/api/embed": {"model": "scripted", "input": "a"},
+          "/api/embeddings": {"model": "scripted", "prompt": "a"},
+          "/api/create": {"model": "of-a-page", "from": "scripted"},
+          "/api/copy": {"source": "scripted", "destination": "of-a-page"},
+          "/api/delete": {"model": "by-hand"}, "/api/pull": {"model": "maker/tiny"}}
+"""Their bodies may come under any type, as ``curl -d`` sends them: the origin alone keeps pages out."""
+FROM_PAGES = [{"Origin": origin, "Content-Type": kind} for origin in ("http://evil.example", "null", "file://")
+              for kind in ("text/plain", "application/x-www-form-urlencoded", "application/json")]
+FROM_PAGES += [{"Sec-Fetch-Site": site, "Content-Type": "text/plain"} for site in ("cross-site", "same-site")]
+
+
+def test_no_page_reaches_ollamas_endpoints_and_a_program_does(server: RunningServer) -> None:
+    """A page can send such a request without a preflight, also to 127.0.0.1, and under a rebound name."""
+    program = {"Host": "127.0.0.1", "Content-Type": "application/x-www-form-urlencoded"}
+    by_hand = {"model": "by-hand", "from": "scripted", "stream": False}
+    assert send(server, "POST", "/api/create", program, by_hand).status == 200
+    for path, body in OLLAMA.items():
+        method = "DELETE" if path == "/api/delete" else "POST"
+        for headers in FROM_PAGES:
+            answer = send(server, method, path, {"Host": "127.0.0.1", **headers}, body)
+            assert answer.status == 403, (path, headers)
+            assert b"may not use this server" in answer.body
+            assert "access-control-allow-origin" not in answer.headers
+        for host in ("evil.example", "127.0.0.1.evil.example:80"):
+            rebound = send(server, method, path, {"Host": host, "Origin": f"http://{host}"}, body)
+            assert rebound.status == 421, (path, host)
+    for path in ("/api/tags", "/api/ps", "/api/version"):
+        assert send(server, "GET", path, {"Host": "evil.example"}).status == 421
+    names = [card["id"] for card in server.get("/v1/models").json()["data"]]
+    assert "by-hand" in names
+    assert "of-a-page" not in names, "nothing came of it"
+    assert send(server, "DELETE", "/api/delete", program, {"model": "by-hand"}).status == 200
+    assert send(server, "POST", "/api/generate", program, OLLAMA["/api/generate"]).status == 200
+    preflight = send(server, "OPTIONS", "/api/delete", {
+        "Host": "127.0.0.1", "Origin": "http://evil.example", "Access-Control-Request-Method": "DELETE"})
+    assert preflight.status == 405
+
+
 def test_an_allowed_origin_gets_cors(server: RunningServer) -> None:
     origin = {"Host": "127.0.0.1", "Origin": "https://app.example.org"}
     preflight = send(server, "OPTIONS", "/v1/completions", {

@@ -17,8 +17,11 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest, model_directory: Path) -> Iterator[RunningServer]:
+def server(request: pytest.FixtureRequest, model_directory: Path,
+           tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     factory = getattr(request.module, "FACTORY", "build")
     engine = {"model": str(model_directory), **getattr(request.module, "ENGINE", {})}
-    with running_server(factory, engine=engine, server=getattr(request.module, "SERVER", {})) as running:
+    names = str(tmp_path_factory.mktemp("names") / "names.json")
+    settings = {"name_store": names, **getattr(request.module, "SERVER", {})}
+    with running_server(factory, engine=engine, server=settings) as running:
         yield running

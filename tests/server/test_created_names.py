@@ -231,7 +231,7 @@ def test_names_outlive_the_server_and_those_of_another_model_stay_hidden(model: 
     assert (tmp_path / "names.json").stat().st_mode & 0o777 == 0o600
     store = PresetStore(tmp_path / "names.json", count_max=9, bytes_max=9999)
     for name, of in (("alien", "elsewhere"), ("own", "scripted")):
-        store.put(Preset(name=name, model=of, parent=of, created_s=1.0, parameters={"num_predict": 1}))
+        store.put(Preset(name=name, model=of, created_s=1.0, parameters={"num_predict": 1}))
     with serving(model, state, hub, **file, api_key=["a-key"], operator_key=["the-operators"],
                  served_model_name=["scripted", "own"]) as second:
         keys = {"headers": {"Authorization": "Bearer a-key"}}
@@ -299,7 +299,7 @@ def test_names_of_the_default_file_are_listed_and_removed_by_commands(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("WEFT_MODEL_DIR", str(tmp_path / "models"))
     store = PresetStore(tmp_path / "state" / "weft" / "names.json", count_max=9, bytes_max=9999)
-    store.put(Preset(name="mario", model="scripted", parent="scripted", created_s=1.0))
+    store.put(Preset(name="mario", model="scripted", created_s=1.0))
     assert main(["list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["models"]
     assert {"name": "mario", "state": "created", "bytes": 0, "path": str(store.path),
@@ -314,7 +314,7 @@ def test_the_store_is_bounded_and_says_what_is_wrong_with_its_file(tmp_path: Pat
     store = PresetStore(tmp_path / "names.json", count_max=TEMPLATES_MAX + 1, bytes_max=4000)
 
     def put(name: str, **more: Any) -> None:
-        store.put(Preset(name=name, model="m", parent="m", created_s=1.0, **more))
+        store.put(Preset(name=name, model="m", created_s=1.0, **more))
 
     for number in range(TEMPLATES_MAX):
         put(f"n{number}", template=f"t{number}")

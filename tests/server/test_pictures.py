@@ -269,8 +269,10 @@ def shows(url: Any) -> list[dict[str, Any]]:
     ([*ASKED, *ASKED, *ASKED, *ASKED],
      "the conversation has 4 pictures and videos; the limit is 3 (limits.images)"),
     ([{"role": "user", "content": [SHOWN, {"type": "text", "text": "what is <image>?"}]}],
-     "the chat template writes <image> 2 times for 1 pictures: a text of the conversation has it too"),
-    ([{"role": "user", "content": [SHOWN, {"type": "text", "text": "word " * 600}]}], "--max-model-len")])
+     "the chat template writes <image> 2 times for 1 picture: a text of the conversation has it too"),
+    ([{"role": "user", "content": [SHOWN, {"type": "text", "text": "word " * 600}]}], "--max-model-len"),
+    ([{"role": "user", "content": [{"type": "text", "text": "dog " * 510}, SHOWN]}],
+     "messages[0].content[1]: this picture has rows up to token")])
 def test_a_picture_that_cannot_be_served_is_one_line(server: RunningServer, messages: list[Any],
                                                      words: str) -> None:
     answer = post(server, "/v1/chat/completions", {"model": "default", "messages": messages, "max_tokens": 4})

@@ -237,11 +237,11 @@ def test_a_start_says_in_one_line_what_is_wrong_with_a_bucket(
 
 
 def test_a_bucket_that_accepts_and_never_answers_holds_no_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client would wait for days."""
+    monkeypatch.setattr(bucket, "REQUEST_S", 1e6)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         point_at(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        began = time.monotonic()
         assert Bucket("s3://weft/x").check(0.5) == "network: no answer in 0.5 s"
-        assert time.monotonic() - began < bucket.REQUEST_S / 2
 
 
 def test_uploads_that_a_full_queue_pushes_out_are_lost_and_counted_and_the_log_is_bounded(

@@ -1,6 +1,7 @@
 """A hub on loopback: the part of its HTTP API that a pull uses, over files that a test writes.
 
     GET  /api/models/OWNER/NAME[/revision/R]   commit, files, sizes, sha256 or git's digest
+    GET  /api/models/OWNER/NAME/tree/COMMIT    its files
     GET  /OWNER/NAME/resolve/COMMIT/FILE       the bytes of a small file; a large one is elsewhere: 302
     GET  /cdn/...                              its bytes, from a Range on
 
@@ -66,11 +67,25 @@ class _Handler(BaseHTTPRequestHandler):
             if match[2] not in (None, "main", "v1", self.hub.commit):
                 return self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             return self._answer(200, json.dumps(self.hub.listing(match[1])).encode(), {})
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/.+", path):
+            return self._answer(200, json.dumps([
+                {"type": "file", "path": one["rfilename"], "size": one["size"], "oid": one["blobId"]}
+                for one in self.hub.listing(match[1])["siblings"]]).encode(), {})
         if match := re.fullmatch(r"/(cdn/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             if not match[1] and match[4].endswith(_LARGE):
                 return self._answer(302, b"", {"Location": f"{self.hub.endpoint}/cdn{path}"})
             return self._file(self.hub.files[match[2]] / match[4], match[4])
         return self._answer(404, b"", {})
+
+    def do_HEAD(self) -> None:
+        """Of a small file, as the client asks before it fetches into its cache."""
+        match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path.partition("?")[0])
+        file = self.hub.files[match[1]] / match[3] if match else Path("none")
+        if not file.is_file():
+            return self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        return self._answer(200, b"", {"ETag": f'"{hashlib.sha1(file.read_bytes()).hexdigest()}"',
+                                       "X-Repo-Commit": self.hub.commit,
+                                       "Content-Length": str(file.stat().st_size)})
 
     def _file(self, path: Path, name: str) -> None:
         data = path.read_bytes()

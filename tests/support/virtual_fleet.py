@@ -3,12 +3,14 @@
     arrivals --> Fleet.requests --> router --> SimulatedEngine 0 .. N-1    seconds by costs.StepCost
                      ^                             |
                      '--- events, reports <--------'   over links with a delay of their own
-    faults   --> kill, stall, partition, slow link, lost report, drain, a request that kills its engine
+    faults   --> kill, stall, partition, slow link, lost report, drain, a request that kills its engine,
+                 records of a prompt that do not arrive
 
 Only the engine process is simulated. Its event loop is real too, but its clock is virtual: where it would
 wait, the clock jumps (``VirtualLoop``). So a seed always gives the same run. Engines have a cache of
 prefixes, which they report as real ones do. Replicas from ``own`` on are on joined machines, and one machine
-brings other weights.
+brings other weights. With ``roles`` a third of them computes prompts, a third goes on with answers: records
+pass between engines, and a request moves when they are there.
 
 Laws, checked while it runs and behind the last answer: each token comes once and in order; a request fails
 only if two engines died under it; no engine, table or queue has a request left; the router's tables are
@@ -37,6 +39,8 @@ from weft.errors import BusyError, DeadlyRequestError, EngineUnavailableError, Q
 from weft.fleet import fleet as fleet_module
 from weft.fleet import replica as replica_module
 from weft.fleet.fleet import Fleet
+from weft.fleet.placement import Placement
+from weft.handoff import LinkStats, Role
 from weft.prefix_digests import prefix_digests
 from weft.request import Request, SamplingParams, TokenEvent
 from weft.router import seconds as seconds_module
@@ -54,6 +58,11 @@ START_S, STALL_S, DRAIN_S, AWAY_S = 3.0, 5.0, 2.0, 4.0
 ROWS, QUEUE, CACHE = 32, 64, 200
 IDENTITY = {"weights": "right", "weft": "1"}
 FAULTS = ("kill", "stall", "partition", "slow link", "lost reports", "drain", "poison")
+ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
+"""Of the replicas in turn, with ``roles``."""
+LOST_RECORDS = 0.03
+"""Of all handoffs."""
+LINK = LinkStats(kv_bytes=1 << 18, state_bytes=1 << 22)
 
 
 class LawBroken(AssertionError):
@@ -107,7 +116,11 @@ class SimulatedEngine:
         self.death: WeftError | None = None
         self.stats: Any = None
         self.sleep_state = AWAKE
-        self.info: Any = SimpleNamespace(sizes=SimpleNamespace(rows_max=ROWS), identity=identity)
+        world.lives += 1
+        self.peer = f"{number}.{world.lives}" if world.roles else ""
+        """Where records reach this process, and no later one."""
+        self.info: Any = SimpleNamespace(sizes=SimpleNamespace(rows_max=ROWS, max_model_len=1 << 20),
+                                         identity=identity, peer=self.peer)
         self.cache = cache if cache is not None else OrderedDict()
         self.jobs: dict[str, _Job] = {}
         self.is_frozen = False
@@ -129,7 +142,9 @@ class SimulatedEngine:
         if self.is_gone:
             raise EngineUnavailableError("it ended at its start")
         self.state = "ready"
-        self.stats = SimpleNamespace(costs=COST, running=0, waiting=0, link=None)
+        self.stats = SimpleNamespace(costs=COST, running=0, waiting=0,
+                                     link=LINK if self._world.roles else None)
+        self._world.peers[self.peer] = self
         return self.info
 
     async def lost(self) -> str:
@@ -140,6 +155,7 @@ class SimulatedEngine:
 
     async def stop(self, reason: str) -> None:
         self.is_gone, self.state = True, "ended"
+        self._world.peers.pop(self.peer, None)
         self.jobs.clear()
         if not self._end.done():
             self._end.set_result(reason)
@@ -202,18 +218,44 @@ class SimulatedEngine:
         if job.request.request_id in self._world.poison:
             self._world.kill(self)
             return
+        self._keep(job.request.salt, digests, {len(digests) - 1, len(digests) // 2})
+        if job.request.handoff is not None:
+            computed = len(job.request.prompt_tokens)
+            wait_s = LINK.wait_s(job.request.handoff.start, job.cached_tokens, computed,
+                                 COST.prefill_s(job.cached_tokens, computed))
+            self._world.loop.call_later(wait_s, self._hand, job.request, digests)
+        self._decode(job, 1)
+
+    def _keep(self, salt: str, digests: list[int], places: set[int]) -> None:
+        """States at the ends of these pages are in the cache from now on."""
         added, removed = [], []
-        for at in {len(digests) - 1, len(digests) // 2}:
+        for at in places:
             if at >= 0 and digests[at] not in self.cache:
                 position = (at + 1) * PAGE_TOKENS
-                self.cache[digests[at]] = job.request.salt, position
-                self._world.salt_is(digests[at], job.request.salt)
+                self.cache[digests[at]] = salt, position
+                self._world.salt_is(digests[at], salt)
                 added.append(ReportedSnapshot(digests[at], position))
         while len(self.cache) > CACHE:
             removed.append(RemovedSnapshot(self.cache.popitem(last=False)[0]))
         if added and self._follows:
             self._report(added, removed)
-        self._decode(job, 1)
+
+    def _hand(self, request: Request, digests: list[int]) -> None:
+        """The records of its prompt are at the other engine, or that one is gone, or they are lost."""
+        world = self._world
+        if self.is_gone or self.is_frozen:
+            return
+        assert request.handoff is not None
+        other = world.peers.get(request.handoff.peer)
+        reason = ""
+        if (other is None or other.is_gone or other.is_frozen or self.number in world.broken
+                or world.chance(LOST_RECORDS)):
+            reason = "the records did not arrive"
+        else:
+            assert other.info.identity == IDENTITY, "records went to an engine of other weights"
+            other._keep(request.salt, digests, {len(digests) - 1})
+        world.counts["handoffs that failed" if reason else "handoffs"] += 1
+        self._send(lambda: world.fleet.requests.handed(self.number, request.request_id, reason))
 
     def _decode(self, job: _Job, tokens: int) -> None:
         """Each answer of the job gets so many tokens, and half of what is left after the time of that."""
@@ -283,10 +325,17 @@ class World:
     own: int = 60
     fault_every: int = 40
     load: float = 0.5
+    roles: bool = False
+    """Of the replicas, as ROLES has them in turn: prompts are split."""
     counts: Counter[str] = field(default_factory=Counter)
     poison: set[str] = field(default_factory=set)
     deaf: set[int] = field(default_factory=set)
     """Replicas whose reports are lost."""
+    broken: set[int] = field(default_factory=set)
+    """Replicas whose records do not arrive."""
+    peers: dict[str, SimulatedEngine] = field(default_factory=dict)
+    lives: int = 0
+    """Engine processes so far."""
     loop: VirtualLoop = field(init=False)
     fleet: _VirtualFleet = field(init=False)
     _slow: dict[int, float] = field(default_factory=dict)
@@ -328,13 +377,16 @@ class World:
         return self.counts
 
     async def _run(self) -> None:
-        self.fleet = _VirtualFleet(self, EngineConfig(max_queued_requests=4 * QUEUE), replicas=self.own,
-                                   restarts=10**9, router=Seconds(self.loop.time))
+        self.fleet = _VirtualFleet(
+            self, EngineConfig(max_queued_requests=4 * QUEUE), replicas=self.own, restarts=10**9,
+            router=Seconds(self.loop.time),
+            roles=[ROLES[number % len(ROLES)] for number in range(self.own)] if self.roles else ())
         await self.fleet.start()
         await self.fleet.ready()
         for number in range(self.own, self.replicas):
             machine = Machine(Hello(link_version=1, weft_version="1", agent=str(number), attempt=1,
-                                    host=f"host{number}"))
+                                    host=f"host{number}",
+                                    role=ROLES[number % len(ROLES)] if self.roles else "both"))
             self._connect(machine)
             machine.number = self.fleet.add_remote(machine).number
             self._machines[machine.number] = machine
@@ -350,8 +402,9 @@ class World:
             self._spawn(self._client(request))
             self._check_errors()
             if number % self.fault_every == self.fault_every - 1:
-                self._fault(self._rng.choice(FAULTS))
+                self._fault(self._rng.choice((*FAULTS, "broken records") if self.roles else FAULTS))
         self.deaf.clear()
+        self.broken.clear()
         self._slow.clear()
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
@@ -426,6 +479,9 @@ class World:
         return SimulatedEngine(self, number, {**IDENTITY, "weights": "other"} if is_other else IDENTITY,
                                self._caches.pop(number, None))
 
+    def chance(self, share: float) -> bool:
+        return self._rng.random() < share
+
     def delay_s(self, number: int) -> float:
         return self._slow.get(number, 0.001)
 
@@ -468,6 +524,9 @@ class World:
         elif kind == "lost reports":
             self.deaf.add(engine.number)
             self.loop.call_later(10.0, self.deaf.discard, engine.number)
+        elif kind == "broken records":
+            self.broken.add(engine.number)
+            self.loop.call_later(10.0, self.broken.discard, engine.number)
         elif kind == "drain":
             self._spawn(self._drain(engine.number))
         else:
@@ -486,6 +545,7 @@ class World:
             self._deaths[rid] += 1
         engine.death = death
         engine.is_gone = True
+        self.peers.pop(engine.peer, None)
         engine._end.set_result(reason)
 
     def _lose_machine(self, engine: SimulatedEngine, reason: str) -> None:
@@ -579,6 +639,12 @@ def _patched(target: Any, name: str, value: Any) -> Callable[[], Any]:
 
 
 _prefix_digests = prefix_digests
+_handed = Placement.handed
+
+
+def _ignores_failures(placement: Placement, number: int, request_id: str, reason: str) -> None:
+    if not reason:
+        _handed(placement, number, request_id, reason)
 
 
 def _salt_ignored(tokens: Any, salt: str) -> Any:
@@ -590,5 +656,6 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     "one digest for all tenants": lambda: mock.patch(f"{__name__}.prefix_digests", _salt_ignored),
     "tokens come again": lambda: mock.patch("weft.fleet.live_request.LiveRequest.resumable",
                                             lambda self: self.request),
+    "records that did not arrive are waited for": _patched(Placement, "handed", _ignores_failures),
     "other weights are let in": lambda: mock.patch("weft.fleet.joined.check_identity"),
 }

@@ -16,8 +16,10 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn, TypeVar
 
+from weft.adapters import CONFIG_FILE, WEIGHTS_FILE, weights_missing
 from weft.errors import CheckpointError
 from weft.models.local import resolve_local
 
@@ -106,8 +108,11 @@ def resolve_adapter(name: str) -> Path:
         raise CheckpointError(f"{path}: there is no such directory of an adapter", param="lora")
     import huggingface_hub as hub
 
-    return Path(ask_hub(name, None, lambda: hub.snapshot_download(
-        name, allow_patterns=["adapter_config.json", "adapter_model.safetensors"]), what="adapter"))
+    snapshot = Path(ask_hub(name, None, lambda: hub.snapshot_download(
+        name, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]), what="adapter"))
+    if not (snapshot / WEIGHTS_FILE).exists():
+        raise weights_missing(name, ask_hub(name, None, lambda: _listed(hub, name, None), what="adapter"))
+    return snapshot
 
 
 Answer = TypeVar("Answer")
@@ -127,23 +132,28 @@ def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:
 def _gguf_from_hub(name: str, repository: str, kind: str, revision: str | None) -> Path:
     """The view of the file of type ``kind``, which is in the cache afterwards."""
     import huggingface_hub as hub
-    from huggingface_hub import errors
 
-    def listed() -> list[str]:
-        try:
-            return hub.HfApi().list_repo_files(repository, revision=revision)
-        except errors.HfHubHTTPError:   # an answer
-            raise
-        except out_of_reach():   # what is in the cache
-            cached = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
-            return [str(file.relative_to(cached)) for file in cached.rglob("*.gguf")]
-
-    chosen = file_of_type(name, revision, ask_hub(name, revision, listed), kind)
+    files = ask_hub(name, revision, lambda: _listed(hub, repository, revision))
+    chosen = file_of_type(name, revision, files, kind)
     parts = [Path(ask_hub(name, revision, partial(hub.hf_hub_download, repository, file, revision=revision)))
              for file in chosen]
     view = _gguf_view(parts[0])
     assert view is not None
     return view
+
+
+def _listed(hub: ModuleType, repository: str, revision: str | None) -> list[str]:
+    """The names of its files; of a hub out of reach, of those in the cache. Raises the client's errors."""
+    from huggingface_hub import errors
+
+    try:
+        names: list[str] = hub.HfApi().list_repo_files(repository, revision=revision)
+    except errors.HfHubHTTPError:   # an answer
+        raise
+    except out_of_reach():
+        cached = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
+        names = [str(file.relative_to(cached)) for file in cached.rglob("*") if file.is_file()]
+    return names
 
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)

@@ -48,6 +48,8 @@ from weft.models.local import (
 )
 from weft.units import format_bytes
 
+PIECE_BYTES = 1 << 18
+"""What a lost connection costs at most. The client's own pieces have 10 MB, each written when it is whole."""
 _FILES_AT_ONCE = 4
 _TRIES = 2
 """Downloads of a file whose checksum is wrong."""
@@ -257,11 +259,13 @@ class _Pull:
 
     def _download(self, file: ModelFile, unfinished: Path) -> None:
         import huggingface_hub as hub
+        from huggingface_hub import constants
         from huggingface_hub.file_download import http_get
         from huggingface_hub.utils._headers import build_hf_headers
 
         url = hub.hf_hub_url(split_name(self._name)[0], file.source, revision=self._manifest.commit)
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        constants.DOWNLOAD_CHUNK_SIZE = min(constants.DOWNLOAD_CHUNK_SIZE, PIECE_BYTES)
         begin = unfinished.stat().st_size if unfinished.is_file() else 0
         if begin > file.size:
             begin = 0

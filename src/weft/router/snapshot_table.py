@@ -126,8 +126,9 @@ class SnapshotTable:
 
     def leave(self, replica: int) -> None:
         """Its engine ended, and its cache with it."""
-        if self._feeds.pop(replica, None) is not None:
-            self._drop(replica)
+        feed = self._feeds.pop(replica, None)
+        if feed is not None:
+            self._drop(replica, feed)
 
     def apply(self, replica: int, report: SnapshotReport) -> bool:
         """Whether a full report is needed."""
@@ -162,7 +163,7 @@ class SnapshotTable:
         if feed.number is not None and report.number <= feed.number:
             feed.unanswered = ASK_AGAIN_AFTER if feed.is_stale else 0
             return
-        self._drop(replica)
+        self._drop(replica, feed)
         feed.number, feed.is_stale, feed.unanswered, feed.snapshots = report.number, False, 0, 0
         for one in report.added:
             self._add(replica, feed, one)
@@ -191,9 +192,12 @@ class SnapshotTable:
                 return 1
         return 0
 
-    def _drop(self, replica: int) -> None:
+    def _drop(self, replica: int, feed: _Feed) -> None:
+        if not feed.snapshots:
+            return  # the walk is over what all replicas have
         for digest in [digest for digest, holders in self._holders.items()
-                       if any(holder.replica == replica for holder in holders)]:
+                       if holders[0].replica == replica
+                       or (len(holders) > 1 and any(holder.replica == replica for holder in holders))]:
             others = [holder for holder in self._holders[digest] if holder.replica != replica]
             if others:
                 self._holders[digest] = others

@@ -33,7 +33,7 @@ from weft.server.metrics import SequenceTimes
 from weft.server.protocol import SamplingFields, grammar_of, sampling_params
 from weft.server.service import KeepAlive, ModelUse, ServedModel, Service
 from weft.server.tracing import GenerationOutcome
-from weft.text.chat_request import ConversationFields, KnownPrefix
+from weft.text.chat_request import ConversationFields, KnownPrefix, check_spans
 from weft.text.choices import Choice, Piece, TextDecoder
 from weft.text.dialect import AnswerBlock, AnswerPlan, BlockEvent
 from weft.text.tokenizer import banned_sequences
@@ -492,6 +492,7 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
         await model.check_text(prompt.text, param=turn.prompt_field)
     plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
     encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens, known=turn.known)
+    check_spans(request, encoded, model.info.sizes.max_model_len)
     marks = encoded.marks + (fields.cache_boundaries or [])
     whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks, pictures=encoded.pictures)
     answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens

@@ -46,12 +46,11 @@ _NAME_CHARS_MAX = 200
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``model``: the served name that it stands for. ``parent``: what it was created from. ``parameters``: in
-    Ollama's words, as they were given."""
+    """``model``: the served name that it stands for. ``parameters``: in Ollama's words, as they were
+    given."""
 
     name: str
     model: str
-    parent: str
     created_s: float
     system: str = ""
     template: str = ""

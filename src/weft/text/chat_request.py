@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.errors import CheckpointError, EngineUnavailableError, RequestError
+from weft.errors import CheckpointError, ContextLengthError, EngineUnavailableError, RequestError
 from weft.request import Grammar, PictureKind, PlacedPicture
 from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Dialect
@@ -280,6 +280,16 @@ class PictureSpan(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     rows: int
     digest: str
+
+
+def check_spans(chat: ChatRequest, encoded: EncodedChat, longest: int) -> None:
+    """Raises ContextLengthError that names the first picture beyond the context."""
+    for span in picture_spans(chat, encoded):
+        if span.offset + span.rows > longest:
+            raise ContextLengthError(
+                f"{span.part}: this {'picture' if span.kind == 'image' else 'video'} has rows up to token "
+                f"{span.offset + span.rows} of the prompt; the longest context served is {longest} tokens "
+                "(--max-model-len)", param=span.part, code="context_length_exceeded")
 
 
 def picture_spans(chat: ChatRequest, encoded: EncodedChat) -> list[PictureSpan]:

@@ -15,6 +15,7 @@ from a picture's place, so such a conversation is refused.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -80,8 +81,9 @@ def with_pictures(text: str, places: Sequence[int], pictures: Sequence[Picture],
     pieces = re.split(f"({'|'.join(map(re.escape, tokens.values()))})", text)
     pieces, written_tokens = pieces[::2], pieces[1::2]
     if written_tokens != [tokens[picture.kind] for picture in pictures]:
-        counts = [f"{token} {written_tokens.count(token)} times for "
-                  f"{sum(picture.kind == kind for picture in pictures)} {kind.replace('image', 'picture')}s"
+        shown_of = Counter(picture.kind for picture in pictures)
+        counts = [f"{token} {written_tokens.count(token)} times for {shown_of[kind]} "
+                  f"{kind.replace('image', 'picture')}{'s' * (shown_of[kind] != 1)}"
                   for kind, token in tokens.items()]
         raise RequestError(
             f"the chat template writes {' and '.join(counts)}: a text of the conversation has it too, or the "

@@ -11,9 +11,10 @@ from huggingface_hub import constants, errors
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.support.gguf_files import write_gguf
+from tests.support.hub_server import hub_server
 from weft.cli.main import main
 from weft.errors import CheckpointError
-from weft.models.hub import files_of_type, resolve_model
+from weft.models.hub import files_of_type, resolve_adapter, resolve_model
 from weft.models.loading import load_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -49,6 +50,35 @@ def test_a_hub_model_that_ranks_do_not_divide_is_said_before_anything_listens(
     captured = capsys.readouterr()
     assert captured.err.startswith("error: --tp is 3, which does not divide this model")
     assert "listening" not in captured.out
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_an_adapter_of_the_hub_that_is_a_pickle_is_named_as_one(
+        hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: bool) -> None:
+    files = tmp_path / "adapter"
+    files.mkdir()
+    (files / "adapter_config.json").write_text("{}")
+    (files / "adapter_model.bin").write_bytes(b"not read")
+    refused = r"maker/adapter: has its weights as a pickle, adapter_model\.bin, which can run any code"
+    if not reachable:
+        repository = hub_cache / "models--maker--adapter"
+        shutil.copytree(files, repository / "snapshots" / COMMIT)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(COMMIT)
+        with pytest.raises(CheckpointError, match=refused):
+            resolve_adapter("maker/adapter")
+        return
+    with hub_server({"maker/adapter": files}) as hub:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
+                            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+        with pytest.raises(CheckpointError, match=refused):
+            resolve_adapter("maker/adapter")
+        (files / "adapter_model.bin").unlink()
+        with pytest.raises(CheckpointError, match=r"maker/adapter: adapter_model\.safetensors is missing"):
+            resolve_adapter("maker/adapter")
+    assert not list(hub_cache.rglob("adapter_model.bin")), "a pickle is not even fetched"
 
 
 def test_a_hub_name_is_found_in_the_cache_and_loads(hub_cache: Path) -> None:

@@ -21,7 +21,7 @@ from tests.support.hub_server import Hub, hub_server
 from weft import Engine
 from weft.cli.main import main
 from weft.errors import CheckpointError
-from weft.models import local
+from weft.models import local, pulling
 from weft.models.hub import resolve_model
 from weft.models.local import INCOMPLETE, MANIFEST, ModelInUseError, find, listed, model_directory, remove
 from weft.models.pulling import PullCancelledError, PullProgress, mended, pull
@@ -96,6 +96,18 @@ def test_a_pull_goes_on_where_the_last_one_ended_and_half_a_model_never_loads(hu
     assert dict(hub.ranges)[WEIGHTS] == held
     assert (model_directory() / "maker--tiny" / WEIGHTS).read_bytes() == (
         checkpoint("lfm2") / WEIGHTS).read_bytes()
+
+
+def test_a_connection_that_is_lost_costs_no_more_than_a_piece(
+        hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10 << 20)
+    monkeypatch.setattr(pulling, "PIECE_BYTES", CHUNK_BYTES)
+    cut = 5 * CHUNK_BYTES + 1
+    hub.cuts[WEIGHTS] = [cut]
+    pull("maker/tiny")
+    [first, again] = [begin for file, begin in hub.ranges if file == WEIGHTS]
+    assert first == 0
+    assert cut - CHUNK_BYTES <= again <= cut
 
 
 def test_a_pull_that_was_killed_leaves_what_it_had_and_no_lock(hub: Hub) -> None:

@@ -313,7 +313,7 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
     capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)
     preset, adapter = model.preset, model.adapter
-    parent = preset.parent if preset is not None else info.name if adapter is not None else None
+    parent = preset.model if preset is not None else info.name if adapter is not None else None
     lines = _parameter_lines(info.generation_defaults, preset)
     return {"modelfile": _modelfile(model, lines), "details": _details(info, parent),
             "capabilities": capabilities, "parameters": "\n".join(lines),
@@ -340,7 +340,7 @@ def _modelfile(model: ServedModel, parameters: list[str]) -> str:
         adapter = "" if model.adapter is None else f"\nADAPTER {model.adapter.name}"
         return f"FROM {model.info.name}{adapter}"
     quoted = [("TEMPLATE", preset.template), ("SYSTEM", preset.system)]
-    return "\n".join([f"FROM {preset.parent}", *(f'{word} """{text}"""' for word, text in quoted if text),
+    return "\n".join([f"FROM {preset.model}", *(f'{word} """{text}"""' for word, text in quoted if text),
                       *(f"PARAMETER {line}" for line in parameters),
                       *(f"MESSAGE {message.role} {message.content}" for message in preset.messages)])
 

@@ -133,7 +133,7 @@ class OllamaModelHandlers:
         asked = served_name(source)
         own, preset = self._service.meant(asked)
         if preset is not None:
-            return msgspec.structs.replace(preset, parent=asked)
+            return preset
         if own not in (listed := [one.name for one in self._service.listed()]) and own != ANY_NAME:
             from weft.models.local import find
 
@@ -141,8 +141,7 @@ class OllamaModelHandlers:
                      if find(asked) is not None else "")
             error = unknown_model(asked, listed)
             raise UnknownModelError(f"{error.message}{place}", param=param)
-        model = self._service.own_name(own)
-        return Preset(name="", model=model, parent=model, created_s=0.0)
+        return Preset(name="", model=self._service.own_name(own), created_s=0.0)
 
     async def _created(self, body: OllamaCreateBody) -> Preset:
         """Raises RequestError that names the field."""
