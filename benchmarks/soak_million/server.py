@@ -230,14 +230,15 @@ class Fleet:
 
     def damaged_store(self) -> str:
         """Of a server that has ended: what `weft store verify` finds; "" for nothing. Rows behind one that
-        a full disk kept out of the ledger are no damage: the store never hands them out."""
+        a full disk kept out of the ledger are no damage: the store never hands them out. The next start gives
+        their blocks to later records, so they overlap these; the later ones are the right ones."""
         done = subprocess.run(
             [sys.executable, "-m", "weft", "store", "verify", str(self.disk / "store"), "--json"],
             capture_output=True, text=True, check=False)
         if not done.stdout.startswith("{"):
             return done.stdout + done.stderr
         found = json.loads(done.stdout)
-        is_whole = not found["damaged"] and set(found["dropped_rows"]) <= {"orphan"}
+        is_whole = not found["damaged"] and set(found["dropped_rows"]) <= {"orphan", "overlap"}
         return "" if is_whole else done.stdout
 
     def _engines(self) -> list[int]:

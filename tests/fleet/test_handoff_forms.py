@@ -16,6 +16,8 @@ from tests.fleet.test_handoff_families import assert_split_as_whole, requests
 from tests.oracle.test_mtp import EMBEDDED
 from tests.oracle.test_pictures import BIG, SMALL, seeing
 from weft.adapters import read_adapter
+from weft.assemble import assemble
+from weft.config import EngineConfig
 from weft.request import Request, SamplingParams
 
 
@@ -49,3 +51,24 @@ def test_a_split_answer_by_an_adapter_is_that_of_one_engine(tmp_path: Path) -> N
 
 def test_a_split_answer_of_two_ranks_is_that_of_one_engine_of_two_ranks() -> None:
     assert_split_as_whole(checkpoint("qwen3_5"), requests()[::2], tp=2)
+
+
+def test_records_that_no_link_carries_are_in_the_store_before_the_answer_goes_on(tmp_path: Path) -> None:
+    """The engine for prompts writes it. Readers look every 10 s, so one that opens it now is asked."""
+    asked = requests()[2:]
+    form: dict[str, Any] = {"store": str(tmp_path / "store"), "store_size": "64MB", "store_reserve": "1MB"}
+    assert_split_as_whole(checkpoint("qwen3_5"), asked, is_cut=True, **form)
+    reader = assemble(EngineConfig(model=str(checkpoint("qwen3_5")), memory="16MB", threads=1, device="cpu",
+                                   max_model_len=512, handoffs=True, **form)).core
+    assert reader.store is not None
+    for request in asked:
+        found = reader.store.store.match(None, request.prompt_tokens, 0)
+        assert found is not None
+        assert found.position == len(request.prompt_tokens)
+    reader.close()
+
+
+def test_records_that_nothing_carries_are_computed_again() -> None:
+    """The control: without a store."""
+    with pytest.raises(AssertionError, match="handoffs"):
+        assert_split_as_whole(checkpoint("qwen3_5"), requests()[2:], is_cut=True)

@@ -19,6 +19,7 @@ import pytest
 
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.scripted_engine import write_model_directory
+from tests.server.test_several_models import scripted
 from tests.support.hub_server import Hub, hub_server
 from weft.cli.main import main
 from weft.errors import ConfigError, RequestError
@@ -248,6 +249,27 @@ def test_names_outlive_the_server_and_those_of_another_model_stay_hidden(model: 
             assert second.post(path, {}, headers={"Authorization": "Bearer the-operators"}).status_code == 400
         assert httpx.request("DELETE", f"{second.url}/api/delete", json={"model": "kept"},
                              **keys).status_code == 403
+
+
+def test_a_name_of_one_of_several_models_loads_and_unloads_that_one(tmp_path: Path) -> None:
+    models = scripted(tmp_path, "one"), scripted(tmp_path, "two")
+    with running_server("build", engine={"memory": "6MB", "max_model_len": 512}, models=models,
+                        server={"name_store": str(tmp_path / "names.json")}) as several:
+        client = ollama.Client(host=several.url)
+        client.create(model="mario", from_="two", parameters={"num_predict": 3})
+        assert client.show("mario").modelfile == "FROM two\nPARAMETER num_predict 3"
+        cards = several.get("/v1/models").json()["data"]
+        assert [(one["id"], one["state"], one["parent"]) for one in cards] == [
+            ("one", "absent", None), ("two", "absent", None), ("mario", "absent", "two")]
+        assert list(client.ps().models) == [], "nothing was loaded for that"
+        assert client.generate("mario").done_reason == "load"
+        assert [one.model for one in client.ps().models] == ["two", "mario"]
+        assert client.chat("mario", [user("say:abcdef")]).message.content == "abc"
+        assert client.chat("two", [user("say:abcdef")]).message.content == "abcdef"
+        assert client.chat("mario", keep_alive=0).done_reason == "unload"
+        assert eventually(lambda: list(client.ps().models) == [])
+        with pytest.raises(ollama.ResponseError, match="this server has 'one', 'two', 'mario', 'default'"):
+            client.chat("nobody", [user("a")])
 
 
 def test_a_pull_tells_of_its_progress_and_its_model_can_be_deleted(state: Path,

@@ -107,8 +107,11 @@ def test_a_call_comes_whole_and_its_result_goes_back(server: RunningServer) -> N
 
 
 def test_options_and_formats_have_the_effect_that_they_have_there(server: RunningServer) -> None:
-    cut = ask(server, "abcdef", options={"num_predict": 2})
-    assert (cut.message.content, cut.done_reason) == ("ab", "length")
+    for length in (2, 2.0):
+        cut = ask(server, "abcdef", options={"num_predict": length})
+        assert (cut.message.content, cut.done_reason) == ("ab", "length")
+    with pytest.raises(ollama.ResponseError, match=r"options\.num_predict: Expected int"):
+        ask(server, "abcdef", options={"num_predict": 2.5})
     assert ask(server, "one two", options={"stop": [" two"]}).message.content == "one"
     assert ask(server, "abcdef", options={"num_predict": -1}).message.content == "abcdef"
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],

@@ -175,12 +175,14 @@ class SimEngine:
 
 class SplitFleet:
     """``roles`` of the engines. ``kill``: (number of a message, engine), dropped before its delivery.
-    ``change``: of bytes on the way. ``new_core``: an engine with a model in place of the scripted one."""
+    ``change``: of bytes on the way. ``is_cut``: no parcel arrives. ``new_core``: an engine with a model in
+    place of the scripted one."""
 
     def __init__(self, scenario: Scenario | None, roles: Sequence[Role], seed: int,
                  kill: tuple[int, int] | None = None,
                  change: Callable[[bytes], bytes] = lambda payload: payload,
-                 new_core: Callable[[], EngineCore] | None = None) -> None:
+                 new_core: Callable[[], EngineCore] | None = None, is_cut: bool = False) -> None:
+        self.is_cut = is_cut
         self.scenario, self.kill, self.change, self.new_core = scenario, kill, change, new_core
         self.clock = VirtualClock()
         self.messages = self.lives = 0
@@ -250,7 +252,8 @@ class SplitFleet:
         flying = self.flying.popleft()
         receiver = next((replica.engine for replica in self.replicas
                          if replica.engine.address == flying.address), None)
-        reason = "the other engine is gone" if receiver is None else receiver.peers.inbox.accept(
+        is_gone = receiver is None or self.is_cut
+        reason = "the other engine is gone" if is_gone else receiver.peers.inbox.accept(
             flying.parcel, memoryview(self.change(flying.payload)))
         flying.sender.answers.append(Outcome(flying.ticket, reason, 1e-4))
 

@@ -163,20 +163,24 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         sizes=sizes, memory=memory_table(placed, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len)
-        | _records_identity(tier, threads), adapters=adapters,
+        | _records_identity(config, tier, arena, kernels, threads), adapters=adapters,
         picture_tokens=[] if placed.own.pictures is None else list(placed.own.pictures.picture_tokens),
         hidden_size=loaded.spec.hidden_size, generates=not (loaded.headless or is_embedder(directory)),
         score_labels=0 if loaded.model.score_LD is None else len(loaded.model.score_LD))
     return Assembled(core, info)
 
 
-def _records_identity(tier: StoreTier | None, threads: int) -> dict[str, str]:
-    """What engines that send each other records must have in common besides."""
+def _records_identity(config: EngineConfig, tier: StoreTier | None, arena: ArenaPlan, kernels: str,
+                      threads: int) -> dict[str, str]:
+    """What engines that send each other records must have in common besides. All of it is in ``records``."""
     from weft.store.peer_store import PeerStore
 
     if tier is None or not isinstance(tier.store, PeerStore):
         return {}
-    return {"records": tier.store.namespace.hex(), "threads": str(threads)}
+    from weft.assemble.prefix_store import arithmetic
+
+    return {"records": tier.store.namespace.hex()[:12], "threads": str(threads), "tp": str(config.tp),
+            "kernels": arithmetic(kernels), "page layout": arena.kv_layout}
 
 
 def _store_tier(config: EngineConfig, name: str, directory: Path, placed: _Placed, memory: Memory, *,

@@ -184,13 +184,13 @@ def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     return NamespaceIdentity(
         model=name, weights=weights_digest(files),
         architecture=_plain_json(asdict(loaded.spec)), rope=rope, kv_dtype=arena.kv_dtype,
-        state_dtype=config.state_dtype, quantised=loaded.weights_form, arithmetic=_arithmetic(kernels),
+        state_dtype=config.state_dtype, quantised=loaded.weights_form, arithmetic=arithmetic(kernels),
         grain_bytes=buffers.page_bytes, state_bytes=buffers.slot_bytes,
         more={"config": hashlib.sha256(text).hexdigest(), "quantize_inputs": config.quantize_inputs,
               "threads": threads, "layout": _plain_json(layout_of(arena)), **ranks, **scales})
 
 
-def _arithmetic(kernels: str) -> str:
+def arithmetic(kernels: str) -> str:
     """torch computes what no kernel of weft does, and another version of it may sum in another order."""
     import torch
 

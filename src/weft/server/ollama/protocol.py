@@ -23,7 +23,8 @@ _TAG = ":latest"
 _CONTEXT = "it is Ollama's older way to go on; send the conversation to /api/chat"
 UNSERVED_IN_OLLAMA: Unserved = {
     "suffix": ("filling in the middle is not served", ("",)),
-    "template": ("a template is chosen when the server starts, with --chat-template", ("",)),
+    "template": ("a template is chosen at the start, with --chat-template, or for a name, by /api/create",
+                 ("",)),
     "context": (_CONTEXT, ([],)), "logprobs": ("use /v1/chat/completions", (False,)),
     "top_logprobs": ("use /v1/chat/completions", (0,))}
 
@@ -156,9 +157,11 @@ class OllamaPullBody(msgspec.Struct, kw_only=True):
 
 
 def read_options(given: dict[str, Any] | None, *, prefix: str = "options") -> OllamaOptions:
-    """``prefix``: their field of the request. Raises RequestError that names the option."""
+    """``prefix``: their field of the request. 2.0 is 2, as clients with one type of number write it. Raises
+    RequestError that names the option."""
     known = OllamaOptions.__struct_fields__
-    given = {name: value for name, value in (given or {}).items() if value is not None}
+    given = {name: int(value) if isinstance(value, float) and value.is_integer() else value
+             for name, value in (given or {}).items() if value is not None}
     check_known([f"{prefix}.{name}" for name in given], [f"{prefix}.{name}" for name in known])
     try:
         return msgspec.convert({name: given[name] for name in known if name in given}, OllamaOptions)
