@@ -175,6 +175,18 @@ def test_a_receiver_without_room_says_so(ends: tuple[End, End], tmp_path: Path) 
     small.close()
 
 
+def test_a_receiver_has_no_more_of_one_prompt_than_its_room(ends: tuple[End, End], tmp_path: Path) -> None:
+    """Each parcel has room, and both have not."""
+    small = End(tmp_path / "s", inbox_bytes=900)
+    order(ends[0], small.link.address)
+    assert ends[0].put(64)
+    assert ends[0].put(150)
+    [(_, reason)] = ends[0].ended()
+    assert reason == "1000 bytes, and there is room for 900"
+    assert small.store.inbox.held_bytes == 0
+    small.close()
+
+
 def test_an_engine_that_is_gone_ends_the_order(ends: tuple[End, End]) -> None:
     order(ends[0], "ipc:///nowhere/peers")
     assert ends[0].put(150)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import ollama
@@ -25,7 +26,13 @@ from tests.server.scripted_engine import CHAT_TEMPLATE, write_model_directory
 from tests.support.gguf_files import write_gguf
 from weft.api.engine import Engine
 from weft.cli.top import read_metrics
+from weft.config import EngineConfig
 from weft.models.hub import resolve_model
+from weft.planning.residency import Resident
+from weft.server.config import ServerConfig
+from weft.server.service import load_served_model
+from weft.server.several import HostedModel
+from weft.server.sources import read_sources
 
 PROMPTS = [list(range(3 + 7 * seed, 163 + 7 * seed)) for seed in range(3)]
 
@@ -275,6 +282,19 @@ def test_batches_name_their_models_and_adapters_their_base(home: Path, tmp_path:
         assert "MODEL/NAME" in wrong.json()["error"]["message"]
 
 
+def test_tokenizers_are_read_before_anything_is_served(tmp_path: Path) -> None:
+    """A load that read one would hold up the answers of the other models."""
+    models = [scripted(tmp_path, name) for name in "abc"]
+    (tmp_path / "c" / "tokenizer.json").unlink()
+    sources = read_sources(models, EngineConfig(memory="6MB"), ServerConfig(), reads_weights=False)
+    [known] = sources[0].tokenizers
+    assert sources[1].tokenizers == (known,), "models with the same files share one"
+    assert sources[2].tokenizers == (), "loading says what is wrong"
+    served = load_served_model(HostedModel(sources[0], Resident("a", 1, None), Mock()).info,
+                               sources[0].server, sources[0].tokenizers)
+    assert served.tokenizer is known
+
+
 def test_who_waits_for_a_load_is_bounded(home: Path) -> None:
     models = ("one=" + str(home / "one"), "two=" + str(home / "two"))
     engine = {"memory": "3MB", "max_model_len": 512, "max_queued_requests": 2}
@@ -299,8 +319,6 @@ def test_who_waits_for_a_load_is_bounded(home: Path) -> None:
 def test_what_several_models_cannot_have_is_said_before_anything_listens(
         engine: dict[str, Any], server: dict[str, Any], said: str,
         capsys: pytest.CaptureFixture[str]) -> None:
-    from weft.config import EngineConfig
-    from weft.server.config import ServerConfig
     from weft.server.launch import EXIT_CONFIG, serve
 
     models = ("a=" + str(checkpoint("qwen3_5")), "b=" + str(checkpoint("lfm2")))

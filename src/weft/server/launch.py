@@ -249,7 +249,9 @@ class Serving:
             workers.start()
         listener = self._listener if workers is None else listen_at(workers.http_socket)
         async with serving(self._service, listener):
-            self._say(f"listening on {self.url}; answers 503 until the model is ready")
+            until = ("answers 503 until the model is ready" if self._service.several is None
+                     else "models are loaded when they are asked for")
+            self._say(f"listening on {self.url}; {until}")
             if (replicas := self._config.own_replicas) > (cores := usable_cores()):
                 self._say(f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part "
                           f"of the free memory; more than {cores} are no faster")
