@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any, cast
 
 import pytest
@@ -105,13 +106,16 @@ def test_a_model_with_a_head_decodes_by_graphs(monkeypatch: pytest.MonkeyPatch) 
     expected.close()
     source = speculator()
     with emulated() as card, started(card, str(EMBEDDED), drafter=source, speculate="mtp") as engine:
-        seen, before = counted(graphs_of(engine)), card.replays
+        seen, before, waited = counted(graphs_of(engine)), card.replays, len(card.waits)
         made = answers(engine.core, PROMPTS[:1], SHORTER)
         replays = card.replays - before
-        kinds = {report.kind for report in card.reports}
+        reports = [report for report in card.reports if report.kind != "compile"]
+        waits = collections.Counter(wait.place.split(":")[0] for wait in card.waits[waited:])
     assert source.stats().sources["mtp"].accepted
     assert seen
     assert replays > len(seen)
-    # A head's drafts come home one by one. The profile run compiles its kernels; this test has none.
-    assert not kinds - {"wait", "compile"}
+    # All drafts of a step come home at once. The profile run compiles the head's kernels; this test has none.
+    assert {report.kind for report in reports} == {"wait"}
+    assert all("weft/runner/mtp.py" in report.text for report in reports), [str(one) for one in reports]
+    assert 0 < waits["weft/runner/mtp.py"] <= SHORTER.max_tokens + 1, "one of a step"
     assert made == wanted

@@ -152,7 +152,13 @@ class HeadRunner:
         ends_X = self._staging.add(np.array(ends.rows, np.int64))
         rows_X = self._staging.add(plan.rows[ends.runs].astype(np.int64))
         places = self._places(plan, ends)
+        table, chunk_count = None, 0
+        if gpu.fits(self._table) and not device_runs.is_known(inputs.runs):   # a graph has its own
+            flat, chunk_count = device_runs.pack(inputs.runs)
+            table = self._staging.add(flat)
         self._staging.send()
+        if table is not None:
+            device_runs.remember(inputs.runs, table.device, chunk_count)
         width = (max(ends.starts, default=0) + len(places) - 1) // PAGE_TOKENS + 1
         pages_XP = self._table[:, :width].index_select(0, rows_X.device)
         joined_TD = self._head.joined(hidden_TD, following.device)

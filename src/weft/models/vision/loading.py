@@ -21,7 +21,7 @@ import torch
 from weft.families.architecture import Architecture
 from weft.families.tensors import tower_prefix
 from weft.families.vision import TowerKind, VisionTower
-from weft.images.settings import read_settings
+from weft.images.settings import ImageSettings, read_settings
 from weft.models.block_readers import TableReader
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.reader import TensorCheck, TensorReader
@@ -30,7 +30,8 @@ from weft.models.vision import lfm3
 from weft.models.vision.encoder import VisionEncoder
 from weft.models.vision.qwen3_5 import TurnedPlaces
 from weft.models.vision.siglip2 import InterpolatedPlaces
-from weft.models.vision.tower import PatchPlaces, ReadMixer, build_tower, read_attended
+from weft.models.vision.tower import PatchPlaces, ReadMixer, TowerEncoder, build_tower, read_attended
+from weft.models.weights import TensorSource
 
 _PROJECTORS = ("model.multi_modal_projector", "multi_modal_projector")
 _PARTS: dict[TowerKind, tuple[Callable[[VisionTower, TableReader], PatchPlaces], ReadMixer]] = {
@@ -61,9 +62,8 @@ def load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype: 
     settings = read_settings(checkpoint.directory, tower)
     projector = prefix if tower.kind == "qwen3_5" else next(
         (name for name in _PROJECTORS if f"{name}.linear_1.weight" in checkpoint.tensors), _PROJECTORS[0])
-    places_of, mixer_of = _PARTS[tower.kind]
-    build = partial(build_tower, tower, architecture.hidden_size, settings, vision=prefix,
-                    projector=projector, places_of=places_of, mixer_of=mixer_of)
+    build = partial(read_tower, tower, architecture.hidden_size, settings, vision=prefix,
+                    projector=projector)
     whole = replace(checkpoint, prefix="")
     with torch.inference_mode():
         check = TensorCheck(whole, dtype, RuntimeForm(twelve_bit=False))
@@ -72,3 +72,11 @@ def load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype: 
         with TensorReader(check, device=device, allow_nonfinite=allow_nonfinite) as reader:
             encoder = build(reader)
     return LoadedVision(encoder, reader.held_bytes)
+
+
+def read_tower(tower: VisionTower, text_hidden: int, settings: ImageSettings, source: TensorSource, *,
+               vision: str, projector: str) -> TowerEncoder:
+    """As ``build_tower``, with the parts of the tower's kind."""
+    places_of, mixer_of = _PARTS[tower.kind]
+    return build_tower(tower, text_hidden, settings, source, vision=vision, projector=projector,
+                       places_of=places_of, mixer_of=mixer_of)

@@ -69,6 +69,11 @@ def device_runs(runs: Runs) -> DeviceRuns:
     return known
 
 
+def is_known(runs: Runs) -> bool:
+    """Whether the table is on the device."""
+    return "device_runs" in runs.memo
+
+
 def _sizes(run_count: int, chunk_count: int) -> list[int]:
     """int32 values of each field, in their order."""
     return [run_count] * RUN_FIELDS + [run_count + 1] + [chunk_count] * CHUNK_FIELDS
