@@ -77,6 +77,20 @@ def test_a_stream_is_lines_of_json_without_being_asked_for(server: RunningServer
     assert other.status_code == 415, "the control: no other API takes that"
 
 
+def test_an_answer_goes_on_from_its_context(server: RunningServer) -> None:
+    first = client(server).generate(model="scripted", prompt="say:ab", system="Be brief.")
+    assert len(first.context) == first.prompt_eval_count + first.eval_count
+    alone = client(server).generate(model="scripted", prompt="say:cd")
+    more = client(server).generate(model="scripted", prompt="say:cd", context=first.context)
+    assert more.prompt_eval_count == len(first.context) + alone.prompt_eval_count
+    assert (list(more.context[:more.prompt_eval_count])
+            == [*first.context, *alone.context[:alone.prompt_eval_count]])
+    *_, last = client(server).generate(model="scripted", prompt="say:cd", context=first.context, stream=True)
+    assert list(last.context) == list(more.context)
+    raw = client(server).generate(model="scripted", prompt="say:cd", raw=True)
+    assert (raw.context, ask(server, "cd").model_dump().get("context")) == (None, None)
+
+
 def test_thinking_comes_apart_from_the_answer_and_can_be_left_out(server: RunningServer) -> None:
     text = "<think>\nhm, well\n</think>\n\nYes."
     whole = ask(server, text, think=True)
@@ -163,7 +177,11 @@ def test_models_are_listed_shown_and_loaded(server: RunningServer) -> None:
     ("/api/chat", {"model": "scripted", "messages": [said("a")[0] | {"images": ["AA=="]}]}, 400,
      "messages[0].images[0] is a picture; this model reads text only"),
     ("/api/generate", {"model": "scripted", "prompt": "a", "images": ["AA=="]}, 400, "reads text only"),
-    ("/api/generate", {"model": "scripted", "prompt": "a", "context": [1, 2]}, 400, "send the conversation"),
+    ("/api/generate", {"model": "scripted", "prompt": "a", "context": [1, 9_999]}, 400, "token 9999; this"),
+    ("/api/generate", {"model": "scripted", "prompt": "a", "context": [1], "raw": True}, 400,
+     "context goes on with"),
+    ("/api/generate", {"model": "scripted", "prompt": "a", "context": [1], "images": ["AA=="]}, 400,
+     "images beside context"),
     ("/api/generate", {"model": "scripted", "prompt": "a", "format": "yaml"}, 400, "format is 'yaml'"),
     ("/api/generate", {"model": "scripted", "prompt": "a", "options": {"top_k": "much"}}, 400,
      "options.top_k"),

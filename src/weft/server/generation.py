@@ -424,7 +424,8 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     """``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field`` and
     ``logprobs_field`` are the dialect's names, for errors. ``show_reasoning``: else the reasoning is left
     out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``. ``prediction``: the
-    client's guess of the answer, a source of drafts. ``context_max``: as ``asked`` in ``check_context``."""
+    client's guess of the answer, a source of drafts. ``context_max``: as ``asked`` in ``check_context``.
+    ``before``: tokens of earlier turns, in front of the conversation's, with what the name begins with."""
 
     conversation: ConversationFields
     fields: SamplingFields
@@ -439,6 +440,7 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     known: KnownPrefix | None = None
     prediction: str | None = None
     context_max: int | None = None
+    before: list[int] = []
 
 
 class PreparedTurn:
@@ -487,14 +489,15 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     fields = turn.fields
     check_truncation(fields, is_chat=True)
     model = await service.model_for(fields.model)
-    request, prompt = await model.write_chat(turn.conversation)
+    request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)
     if fields.truncate_prompt_tokens is None:
         await model.check_text(prompt.text, param=turn.prompt_field)
     plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
     encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens, known=turn.known)
     check_spans(request, encoded, model.info.sizes.max_model_len)
     marks = encoded.marks + (fields.cache_boundaries or [])
-    whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks, pictures=encoded.pictures)
+    whole = _behind(turn.before, model, Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks,
+                                               pictures=encoded.pictures))
     answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens
     cut = truncated(whole, fields, context_tokens=model.info.sizes.max_model_len, answer_tokens=answer_tokens)
     if turn.prediction:
@@ -503,3 +506,16 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
         cut = msgspec.structs.replace(cut, prediction=prediction)
     check_context(model, cut, turn.context_max)
     return PreparedTurn(service, model, turn, cut, plan)
+
+
+def _behind(before: list[int], model: ServedModel, prompt: Prompt) -> Prompt:
+    """``prompt``, without pictures, behind earlier tokens, with one beginning-of-sequence token for both.
+    Raises RequestError for ids that are no tokens."""
+    if not before:
+        return prompt
+    model.check_ids(before, param="context")
+    begin = model.tokenizer.added_id(model.tokenizer.special_tokens.get("bos_token", ""))
+    cut = int(begin is not None and prompt.tokens[:1] == [begin])
+    boundaries, marks = ([len(before) + at - cut for at in places if at >= cut]
+                         for places in (prompt.boundaries, prompt.marks))
+    return Prompt(before + prompt.tokens[cut:], prompt.text, boundaries, marks)

@@ -241,13 +241,13 @@ class ServedModel:
             return await asyncio.to_thread(encode)
 
     async def write_chat(self, conversation: ConversationFields, *,
-                         with_places: bool = True) -> tuple[ChatRequest, ChatPrompt]:
+                         with_places: bool = True, begins: bool = True) -> tuple[ChatRequest, ChatPrompt]:
         """The checked conversation, and its text as the model's template writes it. ``with_places``: also
-        where the cache may keep a state. Raises RequestError."""
+        where the cache may keep a state; ``begins``: the name's messages too. Raises RequestError."""
         if self.template is None:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
-        if self.preset is not None:
+        if self.preset is not None and begins:
             messages = self.preset.begun(conversation.messages)
             conversation = msgspec.structs.replace(conversation, messages=messages)
         request = read_chat(conversation, template_variables=self.template.variables,

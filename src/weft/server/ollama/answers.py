@@ -76,16 +76,20 @@ class RawTurn:
 
 
 class OllamaJob:
-    """``chat``: the answer is a message, else text."""
+    """``chat``: the answer is a message, else text. ``prompt``: its tokens and those of the answer are the
+    ``context`` of the last line."""
 
-    def __init__(self, turn: PreparedTurn | RawTurn, *, chat: bool, shows_thinking: bool) -> None:
+    def __init__(self, turn: PreparedTurn | RawTurn, *, chat: bool, shows_thinking: bool,
+                 prompt: Prompt | None = None) -> None:
         self._turn = turn
         self._chat = chat
         self._shows_thinking = shows_thinking
+        self._context = None if prompt is None else list(prompt.tokens)
         self.generation = turn.generation
 
     async def answer(self) -> bytes:
         [piece] = await self.generation.whole()
+        self._goes_on(piece)
         parts = list(self._parts(self._turn.read(piece)))
         said: dict[str, Any] = {"content": "".join(part.get("content", "") for part in parts)}
         if thinking := "".join(part.get("thinking", "") for part in parts):
@@ -99,6 +103,7 @@ class OllamaJob:
             async for pieces in self.generation.pieces():
                 out = []
                 for piece in pieces:
+                    self._goes_on(piece)
                     parts = self._parts(self._turn.read(piece))
                     out += [{**self._said(part), "done": False} for part in parts]
                     if piece.finish_reason is not None:
@@ -110,6 +115,10 @@ class OllamaJob:
             yield error_line(failure) + b"\n"
             if failure is not error:
                 raise
+
+    def _goes_on(self, piece: Piece) -> None:
+        if self._context is not None:
+            self._context += piece.tokens
 
     def _parts(self, events: Iterable[BlockEvent]) -> Iterable[dict[str, Any]]:
         """What each event adds to a message."""
@@ -134,7 +143,9 @@ class OllamaJob:
         ended_s = max(times.last_s, times.arrived_s)
         first_s = ended_s if times.first_s is None else times.first_s
         began_s = times.arrived_s if times.began_s is None else times.began_s
+        context = {} if self._context is None else {"context": self._context}
         return {"done": True, "done_reason": _REASONS.get(self._turn.finish_reason(piece) or "", "stop"),
+                **context,
                 "total_duration": _ns(ended_s - times.arrived_s),
                 "load_duration": _ns(self.generation.load_s),
                 "prompt_eval_count": usage.prompt_tokens,
@@ -153,8 +164,11 @@ async def prepare_ollama_generate(service: Service, body: OllamaGenerateBody) ->
     if body.raw:
         return await _raw(service, body)
     system = [ChatMessage(role="system", content=body.system)] if body.system else []
+    if body.images and body.context:
+        raise RequestError("images beside context are not served; send the conversation to /api/chat",
+                           param="images")
     asked = _message(0, OllamaMessage(role="user", content=body.prompt, images=body.images))
-    return await _job(service, body, [*system, asked], chat=False)
+    return await _job(service, body, [*system, asked], chat=False, before=body.context)
 
 
 OLLAMA_CHAT = Way(OllamaChatBody, UNSERVED_IN_OLLAMA, prepare_ollama_chat)
@@ -162,7 +176,7 @@ OLLAMA_GENERATE = Way(OllamaGenerateBody, UNSERVED_IN_OLLAMA, prepare_ollama_gen
 
 
 async def _job(service: Service, body: OllamaBody, messages: list[ChatMessage], *, chat: bool,
-               tools: list[Any] | None = None) -> OllamaJob:
+               tools: list[Any] | None = None, before: list[int] | None = None) -> OllamaJob:
     options = read_options(body.options)
     model = await service.model_for(served_name(body.model))
     think, effort = _think(body, model)
@@ -171,8 +185,9 @@ async def _job(service: Service, body: OllamaBody, messages: list[ChatMessage], 
             messages=messages, tools=tools, reasoning_effort=effort,
             variables=None if think is None else {"enable_thinking": think}),
         fields=sampling_fields(body, options, model=served_name(body.model)), max_tokens=max_tokens(options),
-        prompt_field="messages" if chat else "prompt", context_max=options.num_ctx))
-    return OllamaJob(turn, chat=chat, shows_thinking=think is not False)
+        prompt_field="messages" if chat else "prompt", context_max=options.num_ctx, before=before or []))
+    return OllamaJob(turn, chat=chat, shows_thinking=think is not False,
+                     prompt=None if chat or turn.prompt.pictures else turn.prompt)
 
 
 async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
@@ -182,6 +197,8 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
         raise RequestError("system goes into the chat template, which raw leaves out", param="system")
     if body.images:
         raise RequestError("images go into the chat template, which raw leaves out", param="images")
+    if body.context:
+        raise RequestError("context goes on with an answer, which raw leaves out", param="context")
     await model.check_text(body.prompt, param="prompt")
     prompt = Prompt(await model.encode(body.prompt, add_special_tokens=True), body.prompt)
     check_context(model, prompt, options.num_ctx)

@@ -20,12 +20,11 @@ from weft.server.protocol import Int, SamplingFields, Unserved, check_known
 PROTOCOL_VERSION = "0.12.0"
 """The version of Ollama whose fields are served. Clients refuse a server with an old one."""
 _TAG = ":latest"
-_CONTEXT = "it is Ollama's older way to go on; send the conversation to /api/chat"
 UNSERVED_IN_OLLAMA: Unserved = {
     "suffix": ("filling in the middle is not served", ("",)),
     "template": ("a template is chosen at the start, with --chat-template, or for a name, by /api/create",
                  ("",)),
-    "context": (_CONTEXT, ([],)), "logprobs": ("use /v1/chat/completions", (False,)),
+    "logprobs": ("use /v1/chat/completions", (False,)),
     "top_logprobs": ("use /v1/chat/completions", (0,))}
 
 
@@ -87,12 +86,14 @@ class OllamaChatBody(OllamaBody, kw_only=True):
 
 
 class OllamaGenerateBody(OllamaBody, kw_only=True):
-    """``raw``: the prompt goes to the model as it is, without the chat template."""
+    """``raw``: the prompt goes to the model as it is, without the chat template. ``context``: that of an
+    earlier answer, which goes on."""
 
     prompt: str = ""
     system: str | None = None
     images: list[str] | None = None
     raw: bool | None = None
+    context: list[Int] | None = None
 
 
 class OllamaEmbedBody(msgspec.Struct, kw_only=True):
