@@ -140,8 +140,7 @@ async def kill_at_random(server: RunningServer, times: int, rng: random.Random) 
 @pytest.fixture(scope="module")
 def real() -> Iterator[RunningServer]:
     engine = {"model": str(checkpoint("qwen3_5")), "memory": "64MB", "threads": 1, "max_model_len": 1024}
-    # In tiles: a sampled token may differ where its logits have other bits beside other requests.
-    server = RunningServer("tests.fixtures.packed_weights:build_in_tiles", engine,
+    server = RunningServer("weft.assemble:assemble", engine,
                            {"chat_template": str(TEMPLATE), "restarts": 100}, "Ctrl-C finishes")
     try:
         yield server

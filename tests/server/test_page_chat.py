@@ -96,7 +96,7 @@ def _every_number_of_a_table_has_its_name(browser: Browser) -> None:
         "const body = document.getElementById('prefixes'); draw.fillRows(body, [row]); "
         "const cells = [...body.querySelectorAll('td')]; "
         "return [[...body.parentElement.tHead.rows[0].cells].map((one) => one.textContent), "
-        "cells.map((one) => one.dataset.name), document.querySelector('thead').checkVisibility(), "
+        "cells.map((one) => one.dataset.name), body.parentElement.tHead.checkVisibility(), "
         "cells.map((one) => getComputedStyle(one, '::before').content), "
         "cells.every((one) => one.getBoundingClientRect().right <= window.innerWidth)]; })()")
     assert named == names

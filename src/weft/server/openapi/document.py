@@ -334,6 +334,7 @@ FIELDS: dict[str, FieldWords] = {
     "think": FieldWords("Whether to reason: true, false, low, medium or high."),
     "keep_alive": FieldWords("Accepted: the one model stays loaded."),
     "images": FieldWords("Pictures, in base64, of a model that reads them."),
+    "OllamaGenerateBody.context": FieldWords("The context of an earlier answer, which goes on."),
     "raw": FieldWords("The prompt goes to the model without the chat template.", False),
     "verbose": FieldWords("Accepted; it changes nothing.", False),
     **{f"Ollama{body}Body.name": FieldWords("The same as model.")
