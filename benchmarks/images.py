@@ -4,6 +4,8 @@
 
     base      the tower of LFM2-VL-450M: 12 layers of 768
     so400m    that of LFM2-VL-1.6B and 3B: 26 layers of 1,152
+    qwen3_5   that of Qwen3.5 by transformers' defaults: 27 layers of 1,152
+    lfm3      that of LFM3-VL by transformers' defaults: 14 layers of 1,024, eight of them convolutions
 
 Both sides have the same random weights in ``--dtype``, the same patches and the same threads, and take turns
 within a round; shown are medians. ``rows`` is what a picture takes of the prompt. ``piece ms`` is the longest
@@ -33,15 +35,16 @@ from typing import Any
 import torch
 import transformers
 
-from tests.fixtures.vision_checkpoints import vision_tokenizer
+from tests.fixtures.vision_checkpoints import make_vision_checkpoint, picture_inputs, vision_tokenizer
 from tests.support.pictures import drawn, encoded
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.host import cpu_name_and_flags, usable_cores
-from weft.images.decoding import decode
+from weft.images.decoding import ImageLimits, decode
 from weft.images.lfm2_vl import prepare
 from weft.images.picture import Picture
 from weft.images.settings import ImageSettings
+from weft.images.worker import PREPARE, start_of
 from weft.models.loading import load_model
 from weft.models.vision.encoder import VisionEncoder
 from weft.request import PlacedPicture, Request, SamplingParams
@@ -52,10 +55,20 @@ TOWERS: dict[str, dict[str, Any]] = {
              "intermediate_size": 3072, "text": 1024},
     "so400m": {"hidden_size": 1152, "num_hidden_layers": 26, "num_attention_heads": 16,
                "intermediate_size": 4304, "text": 2048}}
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("qwen3_5_vl", {"out_hidden_size": 64}), "lfm3": ("lfm3_vl", {})}
+"""Towers of transformers' defaults over the text part of a tiny checkpoint; what is not of the defaults."""
+PROCESSOR = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "temporal_patch_size": 2,
+             "merge_size": 2, "size": {"shortest_edge": 1 << 16, "longest_edge": 1 << 24}}
 
 
 def checkpoint(directory: Path, tower: str, dtype: str, layers: int = 1) -> Path:
     """Random weights under a text part of some layers."""
+    if tower in WHOLE:
+        name, vision = WHOLE[tower]
+        make_vision_checkpoint(directory, name, vision_config=vision)
+        (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+        return directory
     vision = {"model_type": "siglip2_vision_model", "vision_use_head": False, **TOWERS[tower]}
     hidden = vision.pop("text")
     text = {"model_type": "lfm2", "hidden_size": hidden, "num_hidden_layers": layers,
@@ -70,8 +83,12 @@ def checkpoint(directory: Path, tower: str, dtype: str, layers: int = 1) -> Path
     return directory
 
 
-def inputs_of(picture: Picture, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """As transformers' processor gives them: normalised, and padded to one length."""
+def inputs_of(picture: Picture, settings: ImageSettings, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """As transformers' processor gives them: normalised, those of LFM2-VL padded to one length."""
+    if settings.kind != "siglip2":
+        given = picture_inputs(settings, [picture])
+        return {name: values.to(dtype) if values.is_floating_point() else values
+                for name, values in given.items()}
     most = max(1024, *(len(tile.patches) for tile in picture.tiles))
     values = torch.zeros(len(picture.tiles), most, picture.tiles[0].patches.shape[1])
     mask = torch.zeros(len(picture.tiles), most, dtype=torch.int32)
@@ -111,15 +128,17 @@ def measure(name: str, sizes: Sequence[tuple[int, int]], args: argparse.Namespac
         directory = checkpoint(Path(place), name, args.dtype)
         encoder = load_model(directory, args.dtype).model.vision
         assert encoder is not None
+        settings = start_of(directory, ImageLimits()).settings
+        prepare_one = PREPARE[settings.kind]
         model = transformers.AutoModelForImageTextToText.from_pretrained(
             directory, dtype=getattr(torch, args.dtype), attn_implementation="sdpa").eval()
     rows = []
     for width, height in sizes:
         file = encoded(drawn("photo", width, height))
-        prepared = [timed(lambda: prepare(decode(file), ImageSettings()), threads)[0]  # noqa: B023
+        prepared = [timed(lambda: prepare_one(decode(file), settings), threads)[0]  # noqa: B023
                     for _ in range(3)]
-        picture = prepare(decode(file), ImageSettings())
-        given = inputs_of(picture, getattr(torch, args.dtype))
+        picture = prepare_one(decode(file), settings)
+        given = inputs_of(picture, settings, getattr(torch, args.dtype))
         longest: list[float] = []
         sides: dict[str, Callable[[], torch.Tensor]] = {
             "weft": lambda: pieces_of(encoder, picture, longest, threads),  # noqa: B023
@@ -205,7 +224,7 @@ def in_an_engine(name: str, args: argparse.Namespace) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--towers", choices=TOWERS, nargs="+", default=list(TOWERS))
+    parser.add_argument("--towers", choices=[*TOWERS, *WHOLE], nargs="+", default=list(TOWERS))
     parser.add_argument("--size", nargs="+", default=["512x512", "1024x1024"])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
@@ -215,6 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-step-ms", type=int, default=100)
     parser.add_argument("--json", type=Path, help="write the table to this file")
     args = parser.parse_args(argv)
+    if args.engine and not set(args.towers) <= set(TOWERS):
+        parser.error(f"--engine measures {', '.join(TOWERS)}")
     transformers.utils.logging.disable_progress_bar()
     threads = 1 if args.busy else args.threads
     torch.set_num_threads(threads)
