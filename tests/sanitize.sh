@@ -86,6 +86,10 @@ done | xargs -r -d '\n' -P "$JOBS" -n 1 sh -c
 extension="$objects/_native$suffix"
 "$CXX" -shared -pthread "${checked[@]}" "$objects"/*.o -o "$extension"
 
+if [ "$0" -nt "$build/check_pool" ] || [ csrc/pool.cpp -nt "$build/check_pool" ] || \
+   [ csrc/pool.hpp -nt "$build/check_pool" ] || [ csrc/check_pool.cpp -nt "$build/check_pool" ]; then
+  "$CXX" -std=c++20 -Icsrc -g -O1 -pthread -fsanitize=thread csrc/check_pool.cpp csrc/pool.cpp -o "$build/check_pool"
+fi
 [ "${ONLY:-}" != compile ] || exit 0
 
 # --capture=sys: what a sanitizer writes as the process ends is not kept by pytest, and lost with it. Two processes and no
@@ -132,17 +136,14 @@ done
 echo "sanitize: the kernels' tests, $table"
 tested "${first_half[@]}" > "$build/tests.log" 2>&1 &
 first=$!
+TSAN_OPTIONS=die_after_fork=0 "$build/check_pool" > "$build/pool.log" 2>&1 &
+pool=$!
 failed=0
 tested "${others[@]}" || failed=1
 wait "$first" || failed=1
-cat "$build/tests.log"
+wait "$pool" || failed=1
+cat "$build/tests.log" "$build/pool.log"
 if [ "$failed" = 1 ]; then
   echo "sanitize: failed"
   exit 1
 fi
-
-if [ "$0" -nt "$build/check_pool" ] || [ csrc/pool.cpp -nt "$build/check_pool" ] || \
-   [ csrc/pool.hpp -nt "$build/check_pool" ] || [ csrc/check_pool.cpp -nt "$build/check_pool" ]; then
-  "$CXX" -std=c++20 -Icsrc -g -O1 -pthread -fsanitize=thread csrc/check_pool.cpp csrc/pool.cpp -o "$build/check_pool"
-fi
-TSAN_OPTIONS=die_after_fork=0 "$build/check_pool"
