@@ -96,6 +96,10 @@ def test_a_name_is_created_used_listed_shown_copied_and_deleted(server: RunningS
     assert client.chat("mario", [user("say:abcdef")], options={"num_predict": 6}).message.content == "abcdef"
     assert {listed.model for listed in client.list().models} == {"scripted", "mario"}
     assert {running.model for running in client.ps().models} == {"scripted", "mario"}
+    first, alone = client.generate("mario", "say:abc"), client.generate("scripted", "say:abc")
+    more = client.generate("mario", "say:abc", context=first.context)
+    assert first.prompt_eval_count > alone.prompt_eval_count, "it begins as the name does"
+    assert more.prompt_eval_count == len(first.context) + alone.prompt_eval_count, "and does so once"
     shown = client.show("mario")
     assert shown.details is not None
     assert shown.details.parent_model == "scripted"
