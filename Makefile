@@ -26,7 +26,7 @@ export OMP_WAIT_POLICY := passive
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: fuzz
-.PHONY: help install serve quick test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
+.PHONY: help install serve quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
@@ -59,10 +59,12 @@ quick: check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal tests/arch tests/unit/memory tests/unit/schedule \
 	  tests/unit/engine tests/unit/text tests/unit/planning tests/unit/test_config_check.py $(ARGS)
 
+test: check suite
+
 # One thread per worker: the suite runs many small models, and two workers fill two cores. Each worker begins with
 # a stretch of whole modules, so that two workers rarely start the same server; an idle worker takes half of what
 # the other has left.
-test: check
+suite: install
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(ARGS)
 
 # The engine and the server on an emulated GPU: all families, ways to serve and mutants. ``make test`` has a part.
