@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, PoolingType
+from safetensors.torch import load_file
 
 from tests.fixtures import store_life
 from tests.fixtures.checkpoints import checkpoint, make_checkpoint
@@ -23,8 +24,10 @@ from tests.oracle.test_engine_prefix_cache import text
 from tests.support.gguf_files import split, write_gguf
 from weft.api.engine import Engine
 from weft.assemble import find_model
+from weft.cli.main import main
 from weft.config import EngineConfig
 from weft.errors import CheckpointError, ConfigError, RequestError
+from weft.models.gguf.header import read_header
 from weft.models.hub import resolve_model
 from weft.models.loading import load_model
 from weft.request import SamplingParams
@@ -65,10 +68,38 @@ def test_a_file_says_how_it_embeds(tmp_path: Path) -> None:
     assert json.loads((view / "config.json").read_text())["classifier_from_token"] == ["no", "yes"]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
-def test_a_file_answers_as_its_checkpoint_does_and_caches(name: str, tmp_path: Path) -> None:
-    of_file = answers(write_gguf(checkpoint(name), tmp_path / "model.gguf"))
-    assert of_file == answers(checkpoint(name))
+def test_an_embedder_without_a_head_embeds_alike_in_what_quantize_writes(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def embedded(model: Path) -> np.ndarray[Any, Any]:
+        with Engine(str(model), memory="16MiB", dtype="float32") as engine:
+            return engine.embed(["The red key", "is here."])
+
+    source = embedder(tmp_path / "source", pooling={"pooling_mode_mean_tokens": True})
+    assert not any("lm_head" in name for name in load_file(source / "model.safetensors"))
+    truth = embedded(source)
+    for form, out in (("w8a8", tmp_path / "copy"), ("q4_k", tmp_path / "copy.gguf")):
+        unfinished = out.with_name(f"{out.name}.partial") / "1_Pooling"
+        unfinished.mkdir(parents=True)    # as another form left it
+        assert main(["quantize", str(source), str(out), "--form", form]) == 0
+        assert (embedded(out) * truth).sum(1).min() > 0.995, "cosines"
+    (source / "modules.json").unlink()
+    assert (embedded(source) * truth).sum(1).max() < 0.99, "the control: what is not said is the last token"
+    assert main(["quantize", str(source), str(tmp_path / "last.gguf"), "--form", "q4_k"]) == 0
+    assert read_header(tmp_path / "last.gguf").keys["qwen3.pooling_type"] == PoolingType.LAST
+    (source / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
+    assert main(["quantize", str(source), str(tmp_path / "dense.gguf"), "--form", "q4_k"]) == 2
+    assert "its modules.json has Dense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "more"), [
+    ("lfm2", {}), ("qwen3_5", {}), ("kimi_linear", {}), ("ling", {}),
+    ("gemma3", {"tie_word_embeddings": True, "query_pre_attn_scalar": 32}),
+    ("gemma4", {"tie_word_embeddings": True})])
+def test_a_file_answers_as_its_checkpoint_does_and_caches(name: str, more: dict[str, Any],
+                                                          tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "source", name, **more) if more else checkpoint(name)
+    of_file = answers(write_gguf(source, tmp_path / "model.gguf"))
+    assert of_file == answers(source)
     assert of_file[1][1] > 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from weft.cli.flags import FlagCommand
+from weft.errors import CheckpointError
 from weft.units import format_bytes
 
 _FORMS = ("int8", "int4", "w8a8", "q4_k")
@@ -34,10 +35,17 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
     from weft.models.gguf.writing import write_gguf
     from weft.models.hub import resolve_model
     from weft.models.quantized_copy import FORMATS, write_quantized
+    from weft.text.pooling import is_embedder, read_embedding_settings
 
     directory = resolve_model(source, revision)
-    errors = (write_gguf(directory, out) if form == "q4_k" else
-              write_quantized(directory, out, next(one for one in FORMATS if one == form)))
+    embedding = read_embedding_settings(directory)
+    if form != "q4_k":
+        errors = write_quantized(directory, out, next(one for one in FORMATS if one == form))
+    elif embedding.refusal:
+        raise CheckpointError(f"{directory}: a GGUF file says pooling alone, of the last token or the mean; "
+                              f"{embedding.refusal}", param="SOURCE")
+    else:
+        errors = write_gguf(directory, out, pooling=embedding.kind if is_embedder(directory) else None)
     worst = sorted(errors, key=lambda one: -one.error)
     stored, copied = sum(one.stored_bytes for one in errors), sum(one.copied_bytes for one in errors)
     click.echo(f"{out}: {len(errors)} matrices in {form}, {format_bytes(stored)} became "

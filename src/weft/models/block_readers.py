@@ -293,8 +293,7 @@ class BlockReader:
 
     def latent_attention(self, shape: shapes.LatentAttention, name: str) -> LatentAttentionBlock:
         read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)
-        expansion = read.tensor("expansion").view(shape.heads, -1, shape.latent_dim)
-        keys, values = torch.split(expansion, [shape.own_dim, shape.value_dim], dim=1)
+        keys, values = self._expansion(shape, read)
         latent_norm = read.norm("latent_norm", shape.norm_eps)
         assert latent_norm is not None
         bias = read.get("latent.bias")
@@ -319,6 +318,18 @@ class BlockReader:
         full, (rows, columns) = read.declared(read.table["expansion"][0])
         self.source.note(full, block, rows, columns, kind="expansion")
         return block
+
+    def _expansion(self, shape: shapes.LatentAttention,
+                   read: TableReader) -> tuple[torch.Tensor, torch.Tensor]:
+        """[H, own, latent] and [H, value, latent], what makes keys and values of latents."""
+        if not self.source.has(f"{read.name}.k_b_proj.weight"):
+            both = read.tensor("expansion").view(shape.heads, -1, shape.latent_dim)
+            keys, values = torch.split(both, [shape.own_dim, shape.value_dim], dim=1)
+            return keys, values
+        # In GGUF files, which ranks do not read: apart, and the keys with their rows as columns.
+        tensor, latent = self.source.tensor, shape.latent_dim
+        keys = tensor(f"{read.name}.k_b_proj.weight", shape.heads, latent, shape.own_dim).transpose(1, 2)
+        return keys, tensor(f"{read.name}.v_b_proj.weight", shape.heads, shape.value_dim, latent)
 
     def _out(self, name: str) -> str:
         """Of a Kimi or Ling layer."""

@@ -19,7 +19,7 @@ import torch
 
 from weft.config import DTypeChoice, QuantizeChoice
 from weft.errors import CheckpointError
-from weft.families import named_dtype, read_architecture
+from weft.families import named_dtype
 from weft.families.architecture import Architecture
 from weft.families.tensors import tower_prefix
 from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, unused_warning
@@ -30,7 +30,7 @@ from weft.models.kv_scales import read_kv_scales
 from weft.models.mtp import load_mtp
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
-from weft.models.score_head import SCORE_HEAD, is_headless, read_score_head
+from weft.models.score_head import SCORE_HEAD, architecture_in, is_headless, read_score_head
 from weft.models.sharded_model import RankGroup, RankShare
 from weft.models.stored_values import check_copies
 from weft.models.vision.loading import load_vision
@@ -84,10 +84,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     checkpoint, place = CheckpointFiles.open(Path(directory)), device or torch.device("cpu")
     name = named_dtype(checkpoint.config) if dtype == "auto" else dtype
     chosen: DTypeName = name or _NAME_OF_STORED.get(checkpoint.stored_dtype, "float32")
-    architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
-    headless = is_headless(checkpoint)
-    if headless and not architecture.tied_embeddings:
-        architecture = dataclasses.replace(architecture, tied_embeddings=True)   # no request asks for logits
+    architecture = dataclasses.replace(architecture_in(checkpoint), dtype=chosen)
     tower = architecture.vision
     if tower is not None and tower_prefix(checkpoint.tensors, tower) is None:
         architecture = dataclasses.replace(architecture, vision=None)
@@ -134,7 +131,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                        weights_bytes=(reader.held_bytes + head_bytes
                                       + (0 if vision is None else vision.held_bytes)),
                        weights_form=reader.form_in_words(),
-                       read_bytes=check.read_bytes, read_s=read_s, headless=headless,
+                       read_bytes=check.read_bytes, read_s=read_s, headless=is_headless(checkpoint),
                        warnings=tuple(line for line in lines if line))
 
 

@@ -29,12 +29,13 @@ from typing import Any, BinaryIO, Literal
 import torch
 
 from weft.errors import CheckpointError
-from weft.families import named_dtype, read_architecture, text_config
+from weft.families import named_dtype, text_config
 from weft.models.blocks.linear import Linear
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.families import build
 from weft.models.reader import TensorCheck
 from weft.models.safetensors_header import StoredTensor, read_header
+from weft.models.score_head import architecture_in
 from weft.models.stored_values import MappedFiles
 from weft.models.weights import Order, Part
 from weft.spec import DTypeName
@@ -87,6 +88,8 @@ def write_quantized(source: Path, out: Path, form: CopyForm,
     for other in source.iterdir():
         if other.is_file() and not other.name.endswith(_NOT_COPIED) and other.name != "config.json":
             shutil.copyfile(other, partial / other.name)
+    for folder in _folders(source):
+        shutil.copytree(source / folder, partial / folder, dirs_exist_ok=True)
     ignored = sorted({name.removesuffix(".weight") for name, one in checkpoint.tensors.items()
                       if len(one.shape) == 2 and name.endswith(".weight")
                       and name not in {error.name for error in errors}})
@@ -123,9 +126,17 @@ def begin_partial(partial: Path, checkpoint: CheckpointFiles, form: str) -> None
              for one in checkpoint.tensors.values()}
     state, path = {"form": form, "files": sizes}, partial / _STATE
     if not path.exists() or json.loads(path.read_text()) != state:
-        for old in partial.iterdir():
-            old.unlink()
+        shutil.rmtree(partial)
+        partial.mkdir()
         write_json(path, state)
+
+
+def _folders(source: Path) -> list[str]:
+    """Of a model of sentence-transformers: those of its modules, which are one name each."""
+    path = source / "modules.json"
+    modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    paths = [str(one.get("path", "")) for one in modules]
+    return [path for path in paths if Path(path).name == path and (source / path).is_dir() and path]
 
 
 class _Recorder(TensorCheck):
@@ -159,7 +170,7 @@ def matrices_of(checkpoint: CheckpointFiles, *, stacks: bool = False) -> tuple[s
     dtype = _DTYPES[named_dtype(checkpoint.config) or "bfloat16"]
     recorder = _Recorder(checkpoint, dtype, stacks)
     with torch.inference_mode():
-        build(read_architecture(checkpoint.config), recorder)
+        build(architecture_in(checkpoint), recorder)
         recorder.raise_problems()
     return {name for name in recorder.matrices
             if not any(f".{part}." in name for part in _LEFT)}, dtype

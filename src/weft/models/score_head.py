@@ -8,9 +8,13 @@ Source: ``GenericForSequenceClassification`` of transformers 5.19.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from weft.errors import CheckpointError
+from weft.families import read_architecture
+from weft.families.architecture import Architecture
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.stored_values import MappedFiles, is_finite
 
@@ -24,6 +28,13 @@ def is_headless(checkpoint: CheckpointFiles) -> bool:
     names = [str(name) for name in checkpoint.config.get("architectures") or ()]
     return (bool(names) and not any(name.endswith(_HEADED) for name in names)
             and not any(name.endswith("lm_head.weight") for name in checkpoint.tensors))
+
+
+def architecture_in(checkpoint: CheckpointFiles) -> Architecture:
+    """As config.json has it. Where the head is missing the embedding stands for it: no request asks for
+    logits."""
+    architecture = read_architecture(checkpoint.config)
+    return replace(architecture, tied_embeddings=True) if is_headless(checkpoint) else architecture
 
 
 def read_score_head(checkpoint: CheckpointFiles, hidden: int,

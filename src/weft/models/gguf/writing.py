@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -38,9 +38,10 @@ from weft.families import read_architecture, text_config
 from weft.models.checkpoint_files import DRAFT_PREFIXES, SKIPPED_PREFIXES, CheckpointFiles
 from weft.models.forms.gguf_pack import q4_k, q8_0
 from weft.models.gguf.apart import apart, rope_divisors, scaled, without_multipliers
-from weft.models.gguf.architectures import ARCHITECTURES, NOTHING, FileLayout, Undo, read_layout
+from weft.models.gguf.architectures import ARCHITECTURES, read_layout
 from weft.models.gguf.header import FileTensor, Header, read_header
 from weft.models.gguf.keys import GgufKeys
+from weft.models.gguf.parts import NOTHING, FileLayout, Undo
 from weft.models.gguf.written_keys import add_numbers, add_vocabulary, architecture_of
 from weft.models.quantized_copy import (
     MatrixError,
@@ -52,6 +53,7 @@ from weft.models.quantized_copy import (
     write_json,
 )
 from weft.models.safetensors_header import StoredTensor
+from weft.models.score_head import architecture_in, is_headless
 from weft.models.stored_values import TORCH_DTYPES, MappedFiles, is_finite
 from weft.tensor.weights.quantized import BLOCK, LINE
 
@@ -112,12 +114,15 @@ class _Entry:
         return math.prod(self.shape) // block * size
 
 
-def write_gguf(source: Path, out: Path,
-               on_matrix: Callable[[MatrixError], None] = lambda one: None) -> list[MatrixError]:
-    """Writes ``source`` to the new file ``out``. Returns the tensors that were rounded.
+def write_gguf(source: Path, out: Path, on_matrix: Callable[[MatrixError], None] = lambda one: None, *,
+               pooling: Literal["last", "mean"] | None = None) -> list[MatrixError]:
+    """Writes ``source`` to the new file ``out``. Returns the tensors that were rounded. ``pooling``: of an
+    embedder; of a checkpoint without a head it is "last" where nothing is said.
 
     Raises CheckpointError where ``out`` is there or is no .gguf. Likewise where the source is quantised, is
     not served, or is of a family without an architecture of GGUF."""
+    from gguf import PoolingType
+
     if out.suffix != ".gguf":
         raise CheckpointError(f"{out}: --form q4_k writes one file, whose name ends in .gguf", param="OUT")
     checkpoint = opened(source, out)
@@ -128,10 +133,12 @@ def write_gguf(source: Path, out: Path,
     begin_partial(partial_dir, checkpoint, "q4_k")
     pieces = _pieces(checkpoint, config)
     keys = _keys(arch, config, pieces)
+    if pooling is not None or is_headless(checkpoint):
+        keys.add_pooling_type(PoolingType[(pooling or "last").upper()])
     entries = _entries(checkpoint, config, keys, pieces)
     unfinished, done = partial_dir / "model.gguf", partial_dir / "done.json"
     if not done.exists():
-        _write_header(unfinished, source, checkpoint.config, keys, entries)
+        _write_header(unfinished, source, checkpoint, keys, entries)
         write_json(done, {"count": 0, "bytes": unfinished.stat().st_size, "errors": []})
     errors = _write_tensors(unfinished, done, entries, on_matrix)
     unfinished.rename(out)
@@ -375,7 +382,7 @@ def _keys(arch: str, config: Mapping[str, Any], pieces: Mapping[str, _Piece]) ->
     return writer
 
 
-def _write_header(path: Path, source: Path, config: Mapping[str, Any], writer: GGUFWriter,
+def _write_header(path: Path, source: Path, checkpoint: CheckpointFiles, writer: GGUFWriter,
                   entries: list[_Entry]) -> None:
     from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFType, LlamaFileType
 
@@ -383,7 +390,7 @@ def _write_header(path: Path, source: Path, config: Mapping[str, Any], writer: G
     writer.add_name(source.resolve().name)
     writer.add_file_type(int(LlamaFileType.MOSTLY_Q4_K_M))
     writer.add_quantization_version(GGML_QUANT_VERSION)
-    add_vocabulary(writer, source, text_config(config)["vocab_size"])
+    add_vocabulary(writer, source, text_config(checkpoint.config)["vocab_size"])
     for entry in entries:
         writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.float32), entry.bytes_in_file,
                                GGMLQuantizationType[entry.kind])
@@ -401,14 +408,14 @@ def _write_header(path: Path, source: Path, config: Mapping[str, Any], writer: G
             file.seek(begin)
             file.writelines(rows.numpy().tobytes() for rows in _rows(entries[0], [0.0, 0.0]))
             file.flush()
-        _check(path, config)
+        _check(path, checkpoint)
         file.truncate(begin)
         finish(file)
 
 
-def _check(path: Path, config: Mapping[str, Any]) -> None:
+def _check(path: Path, checkpoint: CheckpointFiles) -> None:
     """The architecture that a reader makes of the header is that of config.json."""
-    wanted = read_architecture(without_multipliers(config))
+    wanted = architecture_in(replace(checkpoint, config=without_multipliers(checkpoint.config)))
     as_read = read_architecture(read_layout(read_header(path)).config)
     for field in fields(wanted):
         if field.name not in _NOT_IN_FILES and getattr(wanted, field.name) != getattr(as_read, field.name):
