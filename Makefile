@@ -26,7 +26,7 @@ export OMP_WAIT_POLICY := passive
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: fuzz
-.PHONY: help install serve quick test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
+.PHONY: help install serve quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
@@ -59,10 +59,12 @@ quick: check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal tests/arch tests/unit/memory tests/unit/schedule \
 	  tests/unit/engine tests/unit/text tests/unit/planning tests/unit/test_config_check.py $(ARGS)
 
+test: check suite
+
 # One thread per worker: the suite runs many small models, and two workers fill two cores. Each worker begins with
 # a stretch of whole modules, so that two workers rarely start the same server; an idle worker takes half of what
 # the other has left.
-test: check
+suite: install
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(ARGS)
 
 # The engine and the server on an emulated GPU: all families, ways to serve and mutants. ``make test`` has a part.
@@ -70,9 +72,11 @@ test-emulated-gpu: install
 	@OMP_NUM_THREADS=1 EMULATED_GPU=all $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal \
 	  tests/emulated_gpu $(ARGS)
 
-# On a machine with a GPU, with whatever Python has torch for CUDA there: no .venv. GPU_PYTHON names it.
+# On a machine with a GPU, with whatever Python has torch for CUDA there: no .venv. GPU_PYTHON names it. Two files of
+# tests/unit/runner need none: they note launches where Triton's interpreter would compute them, and count them.
 GPU_PYTHON ?= python3
-GPU_TESTS := tests/gpu tests/unit/runner tests/oracle/test_engine_against_transformers.py \
+GPU_TESTS := --ignore=tests/unit/runner/test_step_counts.py --ignore=tests/unit/runner/test_warmed.py \
+  tests/gpu tests/unit/runner tests/oracle/test_engine_against_transformers.py \
   tests/oracle/test_engine_prefix_cache.py tests/oracle/test_engine_graphs.py \
   tests/oracle/test_engine_compaction.py tests/oracle/test_engine_compressed_state.py tests/oracle/test_windows.py \
   tests/oracle/test_engine_cache_dtypes.py tests/oracle/test_engine_negative_controls.py

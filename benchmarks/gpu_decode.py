@@ -7,6 +7,7 @@
                             whole step, and how long the host takes to launch it, by layer too
 
 ``waits`` counts what torch itself calls a synchronisation in a step (``torch.cuda.set_sync_debug_mode``).
+The profile says where a step's time is: microseconds on the device by kernel, and the gaps between them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ PROMPTS = (256, 1024)
 PICTURES_BYTES, ADAPTERS_BYTES = 16 << 20, 64 << 20
 WATCHED = 4
 """Steps behind them that torch watches for synchronisations."""
+PROFILED = ((1, 0), (64, 0), (256, 0), (0, 1024), (0, 8192))
+"""(decodes, tokens of a prompt) of the steps whose kernels are timed one by one."""
+NAMED = 24
+"""Kernels of a profile that take the most; the others are one row."""
 
 
 def decode_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
@@ -70,6 +75,55 @@ def prompt_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dic
                 yield found | timed_prompts(model, device, tokens, args.context, graphs)
             except Exception as error:
                 yield found | {"error": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
+
+
+def profiles(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Of steps with graphs: ``kernels`` {name: [launches, microseconds on the device] of a step}, ``busy_us``
+    their sum, ``step_ms`` the step beside which they were taken."""
+    model = random_model(args.geometry, args.layers, device)
+    for batch, prompt in PROFILED:
+        found: dict[str, Any] = {"batch": batch, "prompt": prompt}
+        try:
+            yield found | profiled(model, device, batch, prompt, args.context)
+        except Exception as error:
+            yield found | {"error": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
+
+
+def profiled(model: Any, device: torch.device, batch: int, prompt: int, context: int) -> dict[str, Any]:
+    from torch.profiler import ProfilerActivity, profile
+
+    from weft.request import Request, SamplingParams
+
+    if batch:
+        core, _, _, _ = engine(model, device, batch, context, device.type == "cuda", False)
+    else:
+        core, _, _, _ = small_engine(model, device, 2, prompt + 8, device.type == "cuda", False,
+                                     mixed_tokens_max=2048)
+
+    def step(number: int) -> None:
+        if prompt:
+            tokens = torch.randint(5, model.spec.vocab_size, (prompt,)).tolist()
+            core.submit(Request(request_id=f"p{number}", prompt_tokens=tokens, sampling=SamplingParams(
+                temperature=0.0, max_tokens=1, ignore_eos=True)))
+        core.step()
+
+    for number in range(3):
+        step(number)
+    began = now(device)
+    for number in range(WATCHED):
+        step(3 + number)
+    step_ms = (now(device) - began) / WATCHED * 1e3
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watch:
+        for number in range(WATCHED):
+            step(3 + WATCHED + number)
+        now(device)
+    core.close()
+    rows = [(one.key[:60], one.count / WATCHED, one.self_device_time_total / WATCHED)
+            for one in watch.key_averages() if one.self_device_time_total > 0]
+    rows.sort(key=lambda row: -row[2])
+    kernels = {name: [launches, round(us, 1)] for name, launches, us in rows[:NAMED]}
+    kernels["others"] = [sum(row[at] for row in rows[NAMED:]) for at in (1, 2)]
+    return {"step_ms": step_ms, "busy_us": round(sum(row[2] for row in rows), 1), "kernels": kernels}
 
 
 def timed_prompts(model: Any, device: torch.device, tokens: int, context: int,

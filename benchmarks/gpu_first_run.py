@@ -6,6 +6,7 @@
     check       every kernel beside torch's operators on the same numbers
     kernels     time, bytes, FLOPs, share of the measured ceiling
     decode      a model of random weights (Qwen3.5-4B by default, bfloat16): the time of a decode step
+    profile     the time on the device of each kernel of a step, decodes and prompts
     families    small models with sinks, rings, pictures, adapters: with graphs, without, and by torch
     tests       make test-gpu, where pytest is installed
     compile     every shape of every Triton kernel, for the GPUs it is made for
@@ -35,7 +36,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SHARES_S = {"machine": 60, "check": 140, "kernels": 150, "decode": 200, "families": 120,
+SHARES_S = {"machine": 60, "check": 140, "kernels": 150, "decode": 200, "profile": 90, "families": 120,
             "tests": 300, "compile": 300}
 """The most that a part may take; what the parts before it left is less."""
 SILENT_S = 90

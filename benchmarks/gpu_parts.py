@@ -11,6 +11,7 @@ behind it (``--after``): an invalid address fails every later call on a GPU.
     kernels   times, bytes, FLOPs, share of the ceiling measured in this run, torch and rivals beside it
     decode    a model of random weights: milliseconds of a step by batch, with graphs and without, with
               overlap, beside the time in which its bytes could be moved; what waits for the device in a step
+    profile   where the time of a step is, by kernel
     families  small models with attention sinks, rings, a tower of pictures, adapters: they start, answer with
               graphs as without, and as torch's operators do (``gpu_families``)
 
@@ -217,6 +218,12 @@ def decode(args: argparse.Namespace) -> Iterator[Found]:
     yield from prompt_steps(args, chosen(args))
 
 
+def profile(args: argparse.Namespace) -> Iterator[Found]:
+    from benchmarks.gpu_decode import profiles
+
+    yield from profiles(args, chosen(args))
+
+
 def families(args: argparse.Namespace) -> Iterator[Found]:
     from benchmarks.gpu_families import cases
 
@@ -227,7 +234,7 @@ def families(args: argparse.Namespace) -> Iterator[Found]:
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Found]]] = {
     "machine": machine, "check": check, "kernels": kernels, "decode": decode,
-    "families": families}
+    "profile": profile, "families": families}
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ checked+=(--param asan-instrumentation-with-call-threshold=0 -fsanitize-undefine
 quick=-fno-tree-pta
 
 mkdir -p "$build"
+# One run at a time: .ci/run compiles beside pip, and tests when that has ended.
+exec 9>"$build/lock"
+! command -v flock >/dev/null || flock 9
 if ! command -v "$CXX" >/dev/null ||
    ! echo 'int main() {}' | "$CXX" -x c++ - "${checked[@]}" -o "$build/probe" 2>/dev/null; then
   echo "sanitize: no C++ compiler with sanitizers ($CXX), nothing to check"

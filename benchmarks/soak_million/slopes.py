@@ -1,7 +1,8 @@
 """What must stay flat while requests come and go: samples of processes and files, their slopes, their limits.
 
     sample   requests so far --> memory, descriptors, threads of each watched process; files and bytes on disk
-    slope    per 100,000 requests, with a range: pairs of the medians of blocks, the warm-up left out
+    slope    per 100,000 requests: the median over pairs of the medians of blocks, the warm-up left out
+    range    where the true slope lies in four of five such runs (Sen 1968), however much the values jump
     verdict  grows (the whole range is above the limit), flat (all below it), open (too few requests to say)
 
 A process that is killed starts again at nothing and would hide its leak. So the soak watches processes that
@@ -15,8 +16,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from math import ceil, floor, sqrt
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Literal
 
 import psutil
@@ -25,6 +27,8 @@ PER = 100_000
 BLOCKS = 10
 WARM_UP = 0.35
 """Of the samples of one server: caches fill, arenas are touched for the first time."""
+SIGMAS = 1.28
+"""Of the normal distribution, on both sides: four of five."""
 _MIB = 1 << 20
 LIMITS = {"memory": 10.0, "descriptors": 5.0, "threads": 2.0, "files": 10.0, "disk": 5.0, "ledger": 2.0}
 """For PER requests; memory, disk and ledger in MiB. 10 MiB are 105 bytes for each request."""
@@ -42,9 +46,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """For PER requests. ``low`` and ``high``: four of five pairs of blocks lie between them. ``blocks``: of
-    the server that lived the longest, requests and value at the middle of each, the warm-up too: a bounded
-    thing is seen to stop there."""
+    """For PER requests, with its range. ``blocks``: of the server that lived the longest, requests and value
+    at the middle of each, the warm-up too: a bounded thing is seen to stop there."""
 
     name: str
     slope: float
@@ -99,12 +102,22 @@ def slopes(samples: Sequence[Sample]) -> list[Slope]:
         lives = [[(sample.requests, sample.values[name]) for sample in samples
                   if sample.server == server and name in sample.values]
                  for server in sorted({sample.server for sample in samples})]
-        steps = [step for points in lives for step in _steps(points[int(len(points) * WARM_UP):])]
+        by_life = [_steps(points[int(len(points) * WARM_UP):]) for points in lives]
+        steps = sorted(step for one in by_life for step in one)
         if len(steps) > 1:
-            tenths = quantiles(steps, n=10, method="inclusive")
-            rows.append(Slope(name, median(steps), tenths[0], tenths[-1], LIMITS[name.rpartition(": ")[2]],
+            low, high = _range(steps, sum(map(bool, by_life)))
+            rows.append(Slope(name, median(steps), low, high, LIMITS[name.rpartition(": ")[2]],
                               tuple(_blocks(max(lives, key=len)))))
     return rows
+
+
+def _range(steps: Sequence[float], lives: int) -> tuple[float, float]:
+    """Of the slope behind sorted ``steps``: those as far from the middle as Kendall's statistic of so
+    many series without a slope is from zero (Sen 1968; of several series, Hirsch, Slack and Smith 1982). The
+    spread of the steps themselves would stay as wide as the values jump, however long the run."""
+    spread = SIGMAS * sqrt(lives * BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18)
+    middle, last = (len(steps) - 1) / 2, len(steps) - 1
+    return steps[max(0, floor(middle - spread / 2))], steps[min(last, ceil(middle + spread / 2))]
 
 
 def _steps(points: Sequence[tuple[int, float]]) -> list[float]:

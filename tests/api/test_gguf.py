@@ -91,10 +91,15 @@ def test_an_embedder_without_a_head_embeds_alike_in_what_quantize_writes(
     assert "its modules.json has Dense" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
-def test_a_file_answers_as_its_checkpoint_does_and_caches(name: str, tmp_path: Path) -> None:
-    of_file = answers(write_gguf(checkpoint(name), tmp_path / "model.gguf"))
-    assert of_file == answers(checkpoint(name))
+@pytest.mark.parametrize(("name", "more"), [
+    ("lfm2", {}), ("qwen3_5", {}), ("kimi_linear", {}), ("ling", {}),
+    ("gemma3", {"tie_word_embeddings": True, "query_pre_attn_scalar": 32}),
+    ("gemma4", {"tie_word_embeddings": True})])
+def test_a_file_answers_as_its_checkpoint_does_and_caches(name: str, more: dict[str, Any],
+                                                          tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "source", name, **more) if more else checkpoint(name)
+    of_file = answers(write_gguf(source, tmp_path / "model.gguf"))
+    assert of_file == answers(source)
     assert of_file[1][1] > 0
 
 

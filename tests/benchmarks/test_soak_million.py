@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from typing import Any
@@ -65,6 +66,20 @@ def test_a_slope_is_that_of_each_server_by_itself_and_too_few_requests_decide_no
     assert verdicts(0.0, 1_000_000) == "flat"
     assert verdicts(2 * 10.0 / PER, 10_000_000) == "grows"
     assert verdicts(0.0, 40) == "open"
+
+
+def test_values_that_jump_are_flat_in_a_run_that_is_long_enough_and_a_leak_among_them_grows() -> None:
+    """Descriptors of an HTTP process change by tens with its connections. A server has 200,000 requests."""
+    chance = random.Random(1)
+
+    def verdict(leak: float, servers: int) -> str:
+        samples = [Sample(server, 200_000 * server + number,
+                          {"HTTP process: descriptors": 76 + leak * number + chance.gauss(0, 12)})
+                   for server in range(servers) for number in range(0, 200_000, 200)]
+        return slopes(samples)[0].verdict
+
+    assert verdict(0.0, 5) == "flat"
+    assert verdict(2 * 5.0 / PER, 5) == "grows"
 
 
 def test_an_answer_that_was_left_must_be_the_beginning_of_the_whole_one() -> None:

@@ -43,6 +43,53 @@ def test_bad_flags_are_named(more: list[str], words: str, capsys: pytest.Capture
     assert words in capsys.readouterr().err
 
 
+ROLES = LINE[:-2]
+
+
+def test_roles_are_shown_beside_the_same_replicas_without_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ROLES, "--roles", "1p1d", "--router", "split"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    [split] = [row for row in rows if "1p1d" in row]
+    [whole] = [row for row in rows if row[:1] == ["none"]]
+    assert split[:3] == ["4", "GB", "each"]
+    assert split[5].endswith("%"), "how many were split"
+    assert len(whole) < len(split), "no share, nothing sent"
+
+
+def test_json_has_every_number_with_roles_and_without(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ROLES, "--roles", "1p1d", "--router", "split", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    [row], [whole] = data["results"], data["unsplit"]
+    assert data["roles"] == "1p1d"
+    assert row["splits"] > 0
+    assert row["sent_bytes"] > 0
+    assert (whole["splits"], whole["sent_bytes"]) == (0, 0)
+    for name in ("ttft", "gaps", "hit_rate"):
+        assert name in row
+        assert name in whole
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    (["--roles", "2p"], "--roles 2p has no decode replica"),
+    (["--roles", "0p1d"], "--roles 0p1d has no prefill replica"),
+    (["--roles", "xpyd"], "--roles xpyd: it is a list of counts and roles"),
+    (["--roles", ""], "--roles : it is a list of counts and roles"),
+    (["--roles", "1000p1d"], "--roles 1000p1d are 1001 replicas; the most are 1000"),
+    (["--roles", "1p1d", "--replicas", "3"], "--roles 1p1d are 2 replicas, and --replicas is 3"),
+    (["--roles", "1p1d", "--router", "round-robin"], "--router round-robin splits no prompt"),
+    (["--roles", "1p1d", "--link", "0"], "--link is '0'"),
+    (["--roles", "1p1d", "--link", "fast"], "--link 'fast'"),
+    (["--roles", "1p1d", "--kill", "2@5s"], "0 to 1"),
+])
+def test_roles_that_cannot_work_are_named_with_the_flag(more: list[str], words: str,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ROLES, *more]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+
+
 def test_kills_are_read() -> None:
     assert parse_kills("2@600s, 0@1.5", 3) == [Kill(2, 600.0), Kill(0, 1.5)]
     assert parse_kills(None, 3) == []

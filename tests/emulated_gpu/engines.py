@@ -41,7 +41,8 @@ class Started:
 
 @contextlib.contextmanager
 def quick_start(card: Card) -> Iterator[None]:
-    """Inside, the steps that only measure and compile are asked for and not computed."""
+    """Inside, the steps that only measure and compile, at a start and when an engine wakes, are asked for and
+    not computed."""
 
     def asked_for(function: Any) -> Any:
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -57,7 +58,7 @@ def quick_start(card: Card) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for owner, name in ((reserve, "measure_reserve"), (TorchExecutor, "record_graphs"),
-                            (TorchExecutor, "warm")):
+                            (TorchExecutor, "_record_adapted"), (TorchExecutor, "warm")):
             stack.enter_context(mock.patch.object(owner, name, asked_for(getattr(owner, name))))
         yield
 
@@ -69,19 +70,20 @@ def started(card: Card, family: str, *, drafter: Drafter | None = None, peers: P
     checkpoint was made before the card. ``peers``: its other ranks."""
     drafts = mock.patch.object(assembly, "make_drafter", return_value=drafter)
     dear = mock.patch.object(prefix_store, "GPU_FLOPS", 1.0)   # or a tiny model computes what it could load
-    with quick_start(card), dear, contextlib.nullcontext() if drafter is None else drafts:
-        made = assembly.assemble(EngineConfig(model=str(_directory(family)), **SMALL | more), peers=peers)
-    engine = Started(made.core, made.info)
-    _watch_store(card, engine)
-    card.begin_serving()
-    try:
-        yield engine
-    finally:
-        card.serving = False
-        engine.core.close()
-        del made, engine
-        gc.collect()   # pinned memory is given back while there is a card
-        card.look_at_host_memory()
+    with quick_start(card):
+        with dear, contextlib.nullcontext() if drafter is None else drafts:
+            made = assembly.assemble(EngineConfig(model=str(_directory(family)), **SMALL | more), peers=peers)
+        engine = Started(made.core, made.info)
+        _watch_store(card, engine)
+        card.begin_serving()
+        try:
+            yield engine
+        finally:
+            card.serving = False
+            engine.core.close()
+            del made, engine
+            gc.collect()   # pinned memory is given back while there is a card
+            card.look_at_host_memory()
 
 
 def _directory(family: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 _OURS = "/tests/emulated_gpu/"
@@ -13,7 +14,7 @@ def place_of_caller() -> str:
     frame, other = sys._getframe(1), ""
     while frame is not None:
         path = frame.f_code.co_filename
-        if "/src/weft/" in path and not path.endswith(_LAUNCHER):
+        if _is_weft(path):
             return f"{path.rpartition('/src/')[2]}:{frame.f_lineno}"
         if not other and _is_outside(path):
             other = f"{path.rpartition('/')[2]}:{frame.f_lineno}"
@@ -21,6 +22,12 @@ def place_of_caller() -> str:
     return other
 
 
+@functools.cache
+def _is_weft(path: str) -> bool:
+    return "/src/weft/" in path and not path.endswith(_LAUNCHER)
+
+
+@functools.cache
 def _is_outside(path: str) -> bool:
     name = path.rpartition("/")[2]
     ours = _OURS in path and not name.startswith("test_")

@@ -14,11 +14,11 @@ wrapper that is on "cuda" for torch as well would end in its device guards, whic
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.emulated_gpu.allocator import poison
 from tests.emulated_gpu.card import Card, Storage
@@ -164,6 +164,25 @@ def empty(size: Any, stride: Any, dtype: torch.dtype) -> DeviceTensor:
     items = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     storage = Storage(card(), 0 if 0 in size else items * dtype.itemsize)
     return DeviceTensor(_view_of(storage, dtype, size, stride, 0), storage)
+
+
+def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
+    """As torch's, over what operators take and give; torch looks each type up, for half of a step's time."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([tree_map(function, one) for one in value])
+    if kind is dict:
+        return {name: tree_map(function, one) for name, one in value.items()}
+    return function(value)
+
+
+def tree_leaves(value: Any) -> list[Any]:
+    kind = type(value)
+    if kind is dict:
+        value = value.values()
+    elif kind is not tuple and kind is not list:
+        return [value]
+    return [leaf for one in value for leaf in tree_leaves(one)]
 
 
 def _is_device(value: Any) -> bool:

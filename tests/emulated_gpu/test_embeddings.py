@@ -12,8 +12,9 @@ from weft.api import Engine
 from weft.engine.engine import EngineCore
 from weft.request import Pooling, Request, SamplingParams
 
-PROMPTS = [[7], list(range(3, 43)), list(range(5, 205)), [300, 20, 411, 5, 123]]
-POOLINGS = [Pooling(), Pooling(kind="mean"), Pooling(kind="mean", skip=70), Pooling(tokens=(5, 9))]
+# The third one is longer than a step, and its mean begins in the first of two.
+PROMPTS = [[7], list(range(3, 43)), list(range(5, 105)), [300, 20, 411, 5, 123]]
+POOLINGS = [Pooling(), Pooling(kind="mean"), Pooling(kind="mean", skip=40), Pooling(tokens=(5, 9))]
 NO_ANSWER = SamplingParams(max_tokens=0, temperature=0.0)
 
 

@@ -119,7 +119,8 @@ def test_the_control_a_host_that_may_look_is_seen_to_look() -> None:
     made = serving("qwen3_5")
     found = watched(made)
     made.run(PROMPTS, ASKED)
-    assert {one.split()[0] for one in found} >= {"numpy", "cpu"}
+    assert {one.split()[0] for one in found} >= {"__bool__", "aten.lift_fresh.default"}, (
+        "torch's forms look at a mask, and make tensors of lists, on any device")
 
 
 @pytest.mark.parametrize("asked", [

@@ -47,16 +47,16 @@ def test_norms_of_any_number_of_rows_of_any_width(shape: tuple[int, ...], device
     assert rms_norm(x[:0], weight, 1e-5).shape == (0, *shape[1:])
 
 
-def test_a_norm_does_not_depend_on_the_rows_beside_it(device: torch.device,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight = noise(9, 48, device=device), noise(48, seed=4, device=device)
+def test_a_norm_does_not_depend_on_the_rows_beside_it(device: torch.device) -> None:
+    x, weight = noise(40, 48, device=device), noise(48, seed=4, device=device)
     whole = rms_norm(x, weight, 1e-5)
-    monkeypatch.setattr(norm_kernel, "AT_ONCE", 128)
-    assert torch.equal(rms_norm(x, weight, 1e-5), whole)
+    assert norm_kernel.sizes(48)[0] < 40, "rows of several programs"
+    for first, last in ((4, 5), (3, 9), (17, 40)):   # at other places of a program too
+        assert torch.equal(rms_norm(x[first:last], weight, 1e-5), whole[first:last])
     x[4] = float("nan")  # the control: NaN does show, in its row alone
     hurt = rms_norm(x, weight, 1e-5)
     assert hurt[4].isnan().all()
-    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    others = torch.arange(40) != 4
     assert torch.equal(hurt[others], whole[others])
 
 

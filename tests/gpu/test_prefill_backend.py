@@ -84,7 +84,8 @@ class Paged:
             keys, values = (x[ids].transpose(1, 2).flatten(0, 1)[:context].float().repeat_interleave(
                 asked.num_qo_heads // asked.num_kv_heads, dim=1) for x in (k, v))
             scores = torch.einsum("qhd,khd->hqk", ours, keys) * asked.sm_scale
-            place = torch.arange(len(keys)) - (len(keys) - len(ours) + torch.arange(len(ours))[:, None])
+            key, query = (torch.arange(len(x), device=q.device) for x in (keys, ours))
+            place = key - (len(keys) - len(ours) + query[:, None])
             hidden = place > 0
             if asked.window_left >= 0:
                 hidden |= place < -asked.window_left

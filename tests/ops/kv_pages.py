@@ -28,10 +28,12 @@ class Pages:
     def clone(self) -> Pages:
         return Pages(self.k.clone(), self.v.clone(), None if self.scales is None else self.scales.clone())
 
+    def parts(self) -> list[torch.Tensor]:
+        return [self.k, self.v] if self.scales is None else [self.k, self.v, self.scales]
+
     def raw(self) -> list[torch.Tensor]:
         """All bytes, for comparing."""
-        parts = [self.k, self.v] if self.scales is None else [self.k, self.v, self.scales]
-        return [part.contiguous().view(torch.uint8) for part in parts]
+        return [part.contiguous().view(torch.uint8) for part in self.parts()]
 
 
 def blank_pages(count: int, kv_heads: int, dim: int, dtype: torch.dtype,

@@ -12,9 +12,13 @@ import torch
 
 from weft.models.decoder import CausalModel
 from weft.spec import ModelSpec
+from weft.tensor import gpu
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.layout import DTYPES, k_block_shape, v_block_shape
+from weft.tensor.scratch import scratch
 from weft.units import PAD, PAGE_TOKENS, pages_for
+
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -35,13 +39,15 @@ class ModelDriver:
         order = torch.randperm(sequences * per_row, generator=torch.Generator().manual_seed(0)).tolist()
         self.sequences = [Sequence(slot=sequences - 1 - i, pages=order[i * per_row:(i + 1) * per_row])
                           for i in range(sequences)]
-        self.caches = nan_caches(model.spec, pages=sequences * per_row, slots=sequences)
+        self.device = model.embedding.device
+        self.caches = nan_caches(model.spec, pages=sequences * per_row, slots=sequences, device=self.device)
 
     @torch.inference_mode()
     def step(self, *pieces: tuple[int, list[int]], pads: int = 0) -> list[torch.Tensor]:
         """Compute each (sequence index, its next tokens); decodes (one token, not the first) must come
         first. ``pads`` PAD rows follow the decodes. -> float32 [tokens, vocab] of each piece."""
         inputs = self._inputs(pieces, pads)
+        scratch.home = self.device   # an engine in this thread may have left its own
         hidden = self.model.forward(inputs, self.caches)
         assert hidden.isfinite().all(), "an output that is not finite"
         logits = self.model.logits(hidden)
@@ -49,7 +55,8 @@ class ModelDriver:
         kept = [r for r in range(inputs.runs.run_count) if not decodes <= r < decodes + pads]
         for index, tokens in pieces:
             self.sequences[index].tokens.extend(tokens)
-        return [logits[inputs.runs.offsets[r]:inputs.runs.offsets[r] + inputs.runs.lengths[r]] for r in kept]
+        return [logits[inputs.runs.offsets[r]:inputs.runs.offsets[r] + inputs.runs.lengths[r]].cpu()
+                for r in kept]
 
     def _inputs(self, pieces: tuple[tuple[int, list[int]], ...], pads: int) -> StepInputs:
         decodes = sum(len(tokens) == 1 and bool(self.sequences[i].tokens) for i, tokens in pieces)
@@ -69,31 +76,34 @@ class ModelDriver:
         runs = Runs(
             offsets=offsets, starts=starts, lengths=lengths, slots=[slot for slot, *_ in rows],
             fresh=[start == 0 for start in starts], decode_count=decodes + pads,
-            starts_R=torch.tensor(starts), slots_R=torch.tensor([slot for slot, *_ in rows]),
-            context_R=torch.tensor([start + length if start != PAD else 0
-                                    for start, length in zip(starts, lengths, strict=True)]),
-            page_table_RP=table)
+            starts_R=self._ids(starts), slots_R=self._ids([slot for slot, *_ in rows]),
+            context_R=self._ids([start + length if start != PAD else 0
+                                 for start, length in zip(starts, lengths, strict=True)]),
+            page_table_RP=table.to(self.device))
         positions = [position for start, length in zip(starts, lengths, strict=True)
                      for position in (range(start, start + length) if start != PAD else [PAD])]
-        return StepInputs(tokens_T=torch.tensor([t for _, _, tokens, _ in rows for t in tokens]),
-                          positions_T=torch.tensor(positions), runs=runs)
+        return StepInputs(tokens_T=self._ids([t for _, _, tokens, _ in rows for t in tokens]),
+                          positions_T=self._ids(positions), runs=runs)
+
+    def _ids(self, ids: list[int]) -> torch.Tensor:
+        return torch.tensor(ids, device=self.device)
 
 
-def nan_caches(spec: ModelSpec, *, pages: int, slots: int) -> list[LayerCache]:
+def nan_caches(spec: ModelSpec, *, pages: int, slots: int, device: torch.device = CPU) -> list[LayerCache]:
     """Caches of all layers, filled with NaN."""
     dtype = DTYPES[spec.dtype]
     caches = []
     for layer in spec.layers:
         cache = LayerCache()
         if layer.kv_heads:
-            k_shape, v_shape = (shape(layer.kv_heads, layer.head_dim, dtype)
+            k_shape, v_shape = (shape(layer.kv_heads, layer.head_dim, dtype, gpu.page_layout(device))
                                 for shape in (k_block_shape, v_block_shape))
-            cache.k = torch.full((pages, *k_shape), torch.nan, dtype=dtype)
+            cache.k = torch.full((pages, *k_shape), torch.nan, dtype=dtype, device=device)
             if layer.has_values:
-                cache.v = torch.full((pages, *v_shape), torch.nan, dtype=dtype)
+                cache.v = torch.full((pages, *v_shape), torch.nan, dtype=dtype, device=device)
         for part in layer.state:
             cache.state[part.name] = torch.full((slots, *part.shape), torch.nan,
-                                                dtype=DTYPES[part.dtype_in(spec.dtype)])
+                                                dtype=DTYPES[part.dtype_in(spec.dtype)], device=device)
         caches.append(cache)
     return caches
 

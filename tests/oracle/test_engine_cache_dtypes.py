@@ -26,7 +26,7 @@ from tests.oracle.serving import Answer, Serving, directory
 from weft.request import SamplingParams
 from weft.schedule.plan import StepPlan
 from weft.spec import KV_DTYPES
-from weft.tensor import native, rounding
+from weft.tensor import gpu, native, rounding
 from weft.tensor.few_bits import narrowed, quantized
 from weft.tensor.layout import DTYPES
 
@@ -84,8 +84,10 @@ def assert_like_cold(family: str, kv: str, state: str, answers: list[Answer], pr
 @pytest.fixture
 def torch_kernels() -> Iterator[None]:
     native.choose("torch")
+    gpu.choose("torch")
     yield
     native.choose("auto")
+    gpu.choose("auto")
 
 
 @contextmanager
@@ -99,7 +101,7 @@ def narrow_cache(serving: Serving, kv: str) -> Iterator[None]:
             whole, scale = quantized(x_BHTD[0].transpose(0, 1))
             return (whole.float() * scale.float()[..., None]).transpose(0, 1)[None]
         scales = serving.executor._caches[layer].head_scales
-        scale_H11 = torch.ones(1) if scales is None else scales[part, :, None, None]
+        scale_H11 = torch.ones(1) if scales is None else scales[part, :, None, None].cpu()
         return narrowed(x_BHTD / scale_H11, dtype).float() * scale_H11
 
     def update(self: object, k: torch.Tensor, v: torch.Tensor, layer_idx: int, *more: object,

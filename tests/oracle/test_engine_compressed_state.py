@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +24,10 @@ from weft.memory.reservation import Moves
 from weft.memory.values import Eviction
 from weft.request import SamplingParams
 from weft.runner import compressed as compression
+from weft.runner.arena import DeviceArena
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
+from weft.tensor import gpu
 
 FAMILIES = asked("qwen3_5", "granite")
 """A gated delta rule, and Mamba-2."""
@@ -94,6 +97,13 @@ def test_where_there_is_room_nothing_is_compressed_and_no_bit_differs(family: st
     assert compression_allowed.core.memory.usage().cache.compressed == 0
 
 
+def by_torch(arena: DeviceArena, *args: Any, compress: Any = DeviceArena._compress, **options: Any) -> None:
+    """On a GPU kernels do it, and have the scales in registers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "fits", lambda *tensors: False)
+        compress(arena, *args, **options)
+
+
 def with_other_scales(patch: pytest.MonkeyPatch) -> None:
     """Each row has that of the next one."""
     encode = compression.encode_state
@@ -102,6 +112,7 @@ def with_other_scales(patch: pytest.MonkeyPatch) -> None:
         encode(state_XN, codes_XN, scales_X)
         scales_X.copy_(scales_X.roll(1, dims=-1))
     patch.setattr(compression, "encode_state", encoding)
+    patch.setattr(DeviceArena, "_compress", by_torch)
 
 
 def without_restoring(patch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 import weft.families.architecture
 from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, reference
 from tests.oracle.model_driver import ModelDriver, page_of
+from tests.oracle.serving import DEVICE
 from weft.models.loading import LoadedModel, load_model
 
 LENGTHS = (5, 36, 190)
@@ -53,11 +54,11 @@ def compare(name: str, loaded: LoadedModel) -> None:
 @pytest.mark.parametrize("name", ["mistral", "olmo3", "lfm3"])
 def test_a_window_in_a_ring_and_in_pages_equals_transformers(name: str,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    ring = load_model(checkpoint(name))
+    ring = load_model(checkpoint(name), device=DEVICE)
     assert any(layer.kind == "window_attention" for layer in ring.spec.layers)
     compare(name, ring)
     monkeypatch.setattr(weft.families.architecture, "RING_TOKENS_MAX", 0)
-    pages = load_model(checkpoint(name))
+    pages = load_model(checkpoint(name), device=DEVICE)
     assert all(layer.kind != "window_attention" for layer in pages.spec.layers)
     assert pages.spec.kv_bytes_per_token("float32") > ring.spec.kv_bytes_per_token("float32")
     compare(name, pages)
@@ -66,7 +67,7 @@ def test_a_window_in_a_ring_and_in_pages_equals_transformers(name: str,
 @pytest.mark.usefixtures("in_pages")
 def test_a_page_behind_every_window_is_not_read_and_one_inside_is() -> None:
     """Mistral: all layers have the window, so what no window of the last token reaches is gone for good."""
-    tokens, loaded = prompt(190), load_model(checkpoint("mistral"))
+    tokens, loaded = prompt(190), load_model(checkpoint("mistral"), device=DEVICE)
     wanted = truth("mistral", [*tokens, 9])[-1]
     for position, lost in ((32, False), (160, True)):   # a window of 50, the next token at 190
         driver = ModelDriver(loaded.model, sequences=1, length=200)

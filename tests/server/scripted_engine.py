@@ -181,7 +181,7 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
     arena = plan_arena(spec, 32_000_000)
     sizes = fit_sizes(config, spec, arena)
     read_tokenizer = (directory / "tokenizer.json").read_text
-    sandbox = GrammarSandbox(read_tokenizer, (EOS,), seconds=3, memory_bytes=256 << 20)
+    sandbox = GrammarSandbox(read_tokenizer, (EOS,), seconds=config.grammar_seconds, memory_bytes=256 << 20)
     grammars = GrammarCompiler(read_tokenizer, (EOS,), vocab_size, sandbox)
     memory = Memory(arena, cache=caches)
     core = EngineCore(vocab_size=vocab_size, sizes=sizes, grammars=grammars, memory=memory,

@@ -30,7 +30,9 @@ ARCHITECTURES = {
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next", "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
-    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama", "gpt_oss": "gpt-oss"
+    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama", "gpt_oss": "gpt-oss",
+    "kimi_linear": "kimi-linear", "bailing_hybrid": "bailingmoe3", "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4"
 }
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -38,9 +40,11 @@ _SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "IQ4_NL": (0,), "IQ4_XS"
               "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,),
               "Q2_K": (80, 82)}
 """Form -> the bytes of a block at which a float16 begins."""
-CHANGES = ("apart", "log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers", "rope_freqs")
+CHANGES = ("apart", "log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers", "rope_freqs",
+           "turned")
 """What ``forget`` may name. Without one of them, a file of a family that has it says other weights."""
 
+_LATENT = ("kimi_linear", "bailing_hybrid")
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
 
 
@@ -52,9 +56,13 @@ class _Change:
 
     def __call__(self, name: str, x: torch.Tensor) -> torch.Tensor:
         if name.endswith("A_log") and "log" not in self.forget:
-            x = -torch.exp(x)
+            x = torch.exp(x) if self.type == "bailing_hybrid" else -torch.exp(x)
+        if self.type in _LATENT and "conv1d" in name:
+            return x.reshape(1, x.shape[0], 1, x.shape[-1])
         if "conv1d" in name or ".conv.conv" in name:
             x = x.squeeze()
+        if self.type == "gemma3_text" and name.endswith("norm.weight") and "plus_one" not in self.forget:
+            x = x + 1
         if self.type.startswith("qwen3_5") or self.type == "qwen3_next":
             x = self._qwen(name, x)
         if self.type in ("llama", "granitemoehybrid") and "interleaved" not in self.forget:
@@ -121,8 +129,12 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         architecture = "nemotron_h_moe"
     if architecture == "granitehybrid" and not {"mamba", "linear_attention"} & {*config["layer_types"]}:
         architecture = "granite"
-    number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    # gguf's table has no bailingmoe3 yet; what those layers share has one name in both.
+    known = "kimi-linear" if architecture == "bailingmoe3" else architecture
+    number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     table = gguf.get_tensor_name_map(number, 64)
+    if config["model_type"] in _LATENT:
+        tensors = _latent(tensors, config, forget)
     change, stacks, found = _Change(config, forget), {}, {}
     for name, x in _apart(tensors, config, forget).items():
         x = change(name, x)
@@ -140,9 +152,44 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
                 "backbone.", "model."))
         found[_mapped(table, merged)] = torch.stack([experts[i] for i in range(len(experts))])
     rope = config.get("rope_parameters") or {}
+    if config["model_type"] == "gemma4_text":
+        found.pop("output.weight", None)
+        if "rope_freqs" not in forget:
+            found["rope_freqs.weight"] = torch.tensor(
+                [1.0] * (_wide(config) // 8) + [1e30] * (_wide(config) // 2 - _wide(config) // 8))
+    if config["model_type"] == "gemma3_text":
+        found.pop("output.weight", None)
     if rope.get("rope_type") == "llama3" and "rope_freqs" not in forget:
         found["rope_freqs.weight"] = _rope_freqs(config["head_dim"], rope)
     return architecture, found
+
+
+def _latent(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any],
+            forget: Collection[str]) -> dict[str, torch.Tensor]:
+    """Names as Kimi's hub releases have them, and the two parts of ``kv_b_proj``."""
+    own, value = config["qk_nope_head_dim"], config["v_head_dim"]
+    attended = [kind == "full_attention" for kind in config["layer_types"]]
+    out: dict[str, torch.Tensor] = {}
+    for name, x in tensors.items():
+        name = name.replace(".attention.dense.", ".self_attn.o_proj.").replace(".attention.", ".self_attn.")
+        name = name.replace(".block_sparse_moe.", ".mlp.").replace("word_embeddings", "embed_tokens")
+        for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+            name = name.replace(f".{theirs}.", f".{ours}.")
+        name = name.replace("gate.expert_bias", "gate.e_score_correction_bias")
+        if config["model_type"] == "bailing_hybrid" and name.endswith(("f_proj.weight", "g_proj.weight")):
+            layer = int(name.split(".")[2])
+            gate = "attn_gate" if attended[layer] else f"ssm_{name[-len('f_proj.weight')]}_a"
+            out[f"blk.{layer}.{gate}.weight"] = x
+        elif name.endswith("kv_b_proj.weight"):
+            keys, values = x.view(-1, own + value, x.shape[-1]).split([own, value], dim=1)
+            if "turned" in forget:      # the same numbers as if they lay that way
+                keys = keys.reshape(len(keys), x.shape[-1], own)
+            else:
+                keys = keys.transpose(1, 2)
+            out |= {name.replace("kv_b", "k_b"): keys.contiguous(), name.replace("kv_b", "v_b"): values}
+        else:
+            out[name] = x
+    return out
 
 
 def _rope_freqs(head_dim: int, rope: Mapping[str, Any]) -> torch.Tensor:
@@ -159,7 +206,20 @@ def _rope_freqs(head_dim: int, rope: Mapping[str, Any]) -> torch.Tensor:
     return torch.tensor(factors)
 
 
+def _wide(config: Mapping[str, Any]) -> int:
+    """The width of a head of Gemma 4's full layers."""
+    return next(int(one["head_dim"]) for one in config["per_layer_config"].values())
+
+
 def _mapped(table: gguf.TensorNameMap, name: str) -> str:
+    # Gemma 4: names that the converter ends in another way.
+    if name.endswith((".router.scale", ".router.per_expert_scale", ".layer_scalar")):
+        layer = name.split(".layers.")[1].split(".")[0]
+        theirs = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale",
+                  "layer_scalar": "layer_output_scale.weight"}[name.rpartition(".")[2]]
+        return f"blk.{layer}.{theirs}"
+    if name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        name += ".weight"
     if name.endswith("dt_bias"):
         name = name.replace("dt_bias", "dt_proj.bias")
     if name.startswith("blk."):
@@ -280,6 +340,10 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
         "attention.scale": read("attention_multiplier"), "embedding_scale": read("embedding_multiplier"),
         "residual_scale": read("residual_multiplier"), "logit_scale": read("logits_scaling")
     }
+    if config["model_type"] in _LATENT:
+        numbers |= _latent_keys(config, writer)
+    if "gemma" in config["model_type"]:
+        numbers |= _gemma_keys(config, writer)
     if config["model_type"] == "gpt_oss":
         integers = {"expert_feed_forward_length": read("intermediate_size"),
                     "attention.sliding_window": read("sliding_window"),
@@ -297,6 +361,66 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
         writer.add_bool(f"{writer.arch}.expert_weights_norm", read("norm_topk_prob"))
     if config["model_type"] == "falcon_mamba":
         writer.add_bool(f"{writer.arch}.ssm.dt_b_c_rms", True)
+
+
+def _latent_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    shared, latent = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    integers = {
+        "rope.dimension_count": shared, "attention.key_length": latent + shared,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + shared,
+        "attention.value_length_mla": config["v_head_dim"], "attention.kv_lora_rank": latent,
+        "attention.q_lora_rank": config["q_lora_rank"], "kda.head_dim": config["linear_head_dim"],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"], "context_length": config["model_max_length"],
+        "expert_used_count": config["num_experts_per_token"],
+        "expert_shared_count": config["num_shared_experts"],
+        "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+        "expert_gating_func": 2, "expert_group_count": config["num_expert_group"],
+        "expert_group_used_count": config["topk_group"]
+    }
+    for name, value in integers.items():
+        _replaced(writer, name, value)
+    _replaced(writer, "attention.head_count_kv",
+              [int(kind == "full_attention") for kind in config["layer_types"]])
+    if config["model_type"] == "kimi_linear":
+        return {}
+    writer.add_bool(f"{writer.arch}.kda.safe_gate", config["kda_safe_gate"])
+    writer.add_bool(f"{writer.arch}.expert_weights_norm", config["moe_renormalize"])
+    return {"kda.gate_lower_bound": config["kda_lower_bound"]}
+
+
+def _gemma_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    ropes, kinds = config["rope_parameters"], config["layer_types"]
+    window = [kind == "sliding_attention" for kind in kinds]
+    writer.add_uint32(f"{writer.arch}.attention.sliding_window", config["sliding_window"])
+    writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", window)
+    numbers = {"rope.freq_base": ropes["full_attention"]["rope_theta"],
+               "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+               "final_logit_softcapping": config["final_logit_softcapping"]}
+    _replaced(writer, "attention.head_count_kv", config["num_key_value_heads"])
+    if config["model_type"] == "gemma3_text":
+        writer.add_string(f"{writer.arch}.rope.scaling.type", ropes["full_attention"]["rope_type"])
+        return numbers | {"rope.scaling.factor": ropes["full_attention"]["factor"]}
+    reused, width = config["num_kv_shared_layers"], config["intermediate_size"]
+    by_layer = [config["per_layer_config"].get(str(layer), {}) for layer in range(len(kinds))]
+    _replaced(writer, "attention.head_count_kv",
+              [one.get("num_key_value_heads", config["num_key_value_heads"]) for one in by_layer])
+    _replaced(writer, "feed_forward_length",
+              [width] * (len(kinds) - reused) + [2 * width] * reused)
+    for name, value in {"attention.key_length": _wide(config), "attention.key_length_swa": config["head_dim"],
+                        "attention.shared_kv_layers": reused, "rope.dimension_count": _wide(config),
+                        "rope.dimension_count_swa": config["head_dim"],
+                        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+                        "expert_used_count": config["top_k_experts"]}.items():
+        _replaced(writer, name, value)
+    return numbers
+
+
+def _replaced(writer: gguf.GGUFWriter, name: str, value: int | list[int] | None) -> None:
+    """In place of what stands there already."""
+    key = f"{writer.arch}.{name}"
+    writer.kv_data[0].pop(key, None)
+    if value is not None:
+        (writer.add_array if isinstance(value, list) else writer.add_uint32)(key, value)
 
 
 def _ssm(config: Mapping[str, Any]) -> dict[str, Any]:

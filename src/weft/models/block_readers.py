@@ -293,8 +293,7 @@ class BlockReader:
 
     def latent_attention(self, shape: shapes.LatentAttention, name: str) -> LatentAttentionBlock:
         read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)
-        expansion = read.tensor("expansion").view(shape.heads, -1, shape.latent_dim)
-        keys, values = torch.split(expansion, [shape.own_dim, shape.value_dim], dim=1)
+        keys, values = self._expansion(shape, read)
         latent_norm = read.norm("latent_norm", shape.norm_eps)
         assert latent_norm is not None
         bias = read.get("latent.bias")
@@ -319,6 +318,18 @@ class BlockReader:
         full, (rows, columns) = read.declared(read.table["expansion"][0])
         self.source.note(full, block, rows, columns, kind="expansion")
         return block
+
+    def _expansion(self, shape: shapes.LatentAttention,
+                   read: TableReader) -> tuple[torch.Tensor, torch.Tensor]:
+        """[H, own, latent] and [H, value, latent], what makes keys and values of latents."""
+        if not self.source.has(f"{read.name}.k_b_proj.weight"):
+            both = read.tensor("expansion").view(shape.heads, -1, shape.latent_dim)
+            keys, values = torch.split(both, [shape.own_dim, shape.value_dim], dim=1)
+            return keys, values
+        # In GGUF files, which ranks do not read: apart, and the keys with their rows as columns.
+        tensor, latent = self.source.tensor, shape.latent_dim
+        keys = tensor(f"{read.name}.k_b_proj.weight", shape.heads, latent, shape.own_dim).transpose(1, 2)
+        return keys, tensor(f"{read.name}.v_b_proj.weight", shape.heads, shape.value_dim, latent)
 
     def _out(self, name: str) -> str:
         """Of a Kimi or Ling layer."""
@@ -424,6 +435,8 @@ class BlockReader:
     def mamba1(self, shape: Mamba1, name: str) -> recurrent.Mamba1Block:
         source = self.source
         read = self.table(tensors.mamba1(shape, self.hidden), name)
+        if shape.heads:
+            return self._mamba1_by_head(shape, read)
 
         def norm(part: str, width: int) -> Norm:
             if shape.inner_norms == "weighted":
@@ -433,11 +446,28 @@ class BlockReader:
         norms = None
         if shape.inner_norms != "none":
             norms = norm("dt", shape.dt_rank), norm("b", shape.state_dim), norm("c", shape.state_dim)
+        scan = recurrent.SelectiveScan(
+            shape, select=source.summed(read.linear("select", finer=True)),
+            step=read.linear("step", finer=True), a=read.decay(), d=read.tensor("D"),
+            dt_bias=read.tensor("dt_bias"), norms=norms)
+        return recurrent.Mamba1Block(read.linear("project"), conv=read.conv(),
+                                     conv_bias=read.get("conv.bias"), scans=(scan,), out=read.linear("out"))
+
+    def _mamba1_by_head(self, shape: Mamba1, read: TableReader) -> recurrent.Mamba1Block:
+        def apart(rows: torch.Tensor) -> torch.Tensor:
+            return torch.cat((rows[0::2], rows[1::2]))
+
+        bias = read.get("project.bias")
+        exact = self.source.runtime.of_exact
+        scans = tuple(
+            recurrent.SelectiveScan(shape, Linear(exact(select)), Linear(exact(step)), a, d, dt_bias)
+            for select, step, a, d, dt_bias in zip(
+                read.tensor("select"), read.tensor("step"), read.decay(), read.tensor("D"),
+                read.tensor("dt_bias"), strict=True))
         return recurrent.Mamba1Block(
-            shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
-            select=source.summed(read.linear("select", finer=True)), step=read.linear("step", finer=True),
-            a=read.decay(), d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), out=read.linear("out"),
-            norms=norms)
+            read.linear("project", orders={"in_proj.weight": apart},
+                        bias=None if bias is None else apart(bias)),
+            conv=read.conv(), conv_bias=read.get("conv.bias"), scans=scans, out=read.linear("out"))
 
     def swiglu(self, shape: Dense, name: str, names: Names = GATED) -> SwiGlu:
         """The usual feed-forward; ``names`` as in its table."""

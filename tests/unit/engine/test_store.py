@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from random import Random
 
 import pytest
@@ -68,7 +67,7 @@ def test_what_a_fetch_does_not_bring_is_computed_and_counted(fault: str, reason:
     again.run()
     assert again.tokens("warm") == cold
     assert again.core.stats().cached_tokens == 0
-    counts = asdict(again.core.stats().memory.cache)
+    counts = again.core.stats().memory.cache.numbers()
     assert counts[f"lost_{reason}"] == 256
     assert sum(count for name, count in counts.items() if name.startswith("lost_")) == 256
 
@@ -81,7 +80,7 @@ def test_a_prefix_that_is_slower_to_read_than_to_compute_is_not_read() -> None:
     again.run()
     assert again.tokens("warm") == cold
     assert store.fetch_count == 0
-    assert again.core.stats().memory.cache.lost_stored == 256
+    assert again.core.stats().memory.cache.lost.stored == 256
 
 
 def test_a_request_behind_one_that_waits_does_not_wait() -> None:
@@ -107,7 +106,7 @@ def test_a_fetch_past_its_deadline_is_not_waited_for() -> None:
     again.submit("warm", PROMPT)
     again.run()
     assert again.tokens("warm") == cold
-    assert again.core.stats().memory.cache.lost_store_busy == 256
+    assert again.core.stats().memory.cache.lost.store_busy == 256
     assert store.fetch_count == 1
 
 

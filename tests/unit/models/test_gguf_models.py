@@ -6,12 +6,14 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
 from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint
 from tests.oracle.model_driver import ModelDriver
 from tests.support.gguf_files import write_gguf
+from weft.errors import CheckpointError
 from weft.models.hub import resolve_model
 from weft.models.loading import LoadedModel, load_model
 
@@ -23,14 +25,18 @@ CASES: dict[str, dict[str, Any]] = {
     "falcon_h1_plain": {"projectors_bias": False, "mlp_bias": False}, "jamba": {}, "jamba_dense": {},
     "mamba": {}, "mamba_bias": {}, "falcon_mamba": {}, "mamba2": {}, "qwen3": {}, "qwen3_tied": {},
     "qwen3_moe": {"mlp_only_layers": []}, "llama": {}, "granite_attention": {}, "llama_scaled": {},
-    "gpt_oss": {}
+    "gpt_oss": {}, "kimi_linear": {}, "kimi_linear_groups": {"attention_bias": False, "norm_topk_prob": True},
+    "ling": {}, "gemma3": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32},
+    "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True}
 }
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
              ("qwen3_next", "ungrouped"), ("qwen3_next", "plus_one"), ("granite", "log"),
              ("granite_rope", "interleaved"), ("nemotron_h", "log"), ("falcon_h1", "multipliers"),
              ("jamba", "log"), ("mamba", "log"), ("mamba2", "log"), ("llama", "interleaved"),
-             ("llama_scaled", "rope_freqs"), ("gpt_oss", "apart")]
+             ("llama_scaled", "rope_freqs"), ("gpt_oss", "apart"), ("kimi_linear", "log"),
+             ("kimi_linear", "turned"), ("ling", "log"), ("ling", "turned"), ("gemma3", "plus_one"),
+             ("gemma4", "rope_freqs")]
 
 
 @functools.cache
@@ -86,3 +92,23 @@ def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, 
     """The control: the inverse is then applied to what was never changed."""
     assert (distance(name, write_gguf(original(name), tmp_path / "model.gguf", forget={forgotten}))
             > 100 * TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "key", "value", "reason"), [
+    ("ling", "rope.scaling.type", "yarn", "rope.scaling.type is 'yarn'"),
+    ("ling", "swiglu_clamp_exp", [0.0, 7.0], "swiglu_clamp_exp is"),
+    ("kimi_linear", "expert_gating_func", 1, "expert_gating_func is 1"),
+    ("kimi_linear", "attention.key_length_mla", 8, "it must be above rope.dimension_count 8"),
+    ("gemma3", "attention.sliding_window_pattern", [True], "the file has 4 layers"),
+    ("gemma4", "feed_forward_length", [96], "the file has 6 layers")])
+def test_a_key_that_is_not_served_is_one_line(name: str, key: str, value: Any, reason: str,
+                                              tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        full = f"{writer.arch}.{key}"
+        writer.kv_data[0].pop(full, None)
+        {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(value)](full, value)
+
+    file = write_gguf(original(name), tmp_path / "model.gguf", change=change)
+    with pytest.raises(CheckpointError, match=reason) as error:
+        resolve_model(file)
+    assert str(error.value).startswith(f"{file}: ")

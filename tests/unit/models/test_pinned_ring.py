@@ -10,7 +10,7 @@ import torch
 from tests.fixtures.checkpoints import checkpoint
 from weft.models import reader
 from weft.models.loading import load_model
-from weft.tensor.gpu.host_memory import PinnedRing, ring_for
+from weft.tensor.gpu.host_memory import HostBuffer, PinnedRing, ring_for
 
 CPU = torch.device("cpu")
 Transfer = tuple[torch.Tensor, torch.Tensor]
@@ -78,6 +78,16 @@ def test_every_byte_arrives_though_transfers_are_late() -> None:
         assert got.dtype == want.dtype
         assert torch.equal(got, want)
     assert not pins.locked, "the buffers are given back"
+
+
+def test_memory_that_nothing_holds_any_more_is_not_locked_either() -> None:
+    """Else the driver takes what is mapped at its address next for locked, and copies other memory."""
+    pins = Pins()
+    buffer = HostBuffer(8192, pins)
+    assert buffer.pinned
+    assert pins.locked == {buffer.tensor.data_ptr(): 8192}
+    del buffer
+    assert not pins.locked
 
 
 def test_a_model_is_read_through_the_ring_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

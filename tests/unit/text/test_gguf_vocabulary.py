@@ -25,7 +25,7 @@ CORPUS = [
     "I'VE don't we'll 'tis", "3.14 1234567 12 007", "naïve Ångström e\u0301galité", "你好，世界！ こんにちは",
     "Привет, как дела?", "🙂👩‍👩‍👧 ok", "def f(x):\n    return x ** 2  # note",
     "https://example.org/a?b=c&d=%20", "<|im_start|>user\nhi<|im_end|>\n", "a<|endoftext|>b", "कखग हिन्दी",
-    "", " ", "\n", "x" * 70, "CamelCase snake_case", "\u00a0nbsp\u2003em"
+    "", " ", "\n", "x" * 70, "CamelCase snake_case", "说Hello你好World 中Ab文", "\u00a0nbsp\u2003em"
 ]
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -42,9 +42,17 @@ GPT_4O = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+KIMI_K2 = (
+    r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&"
+    r"[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+LING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+        r"|\s+(?!\S)|\s+")
 RELEASED: dict[str, tuple[str | None, bool]] = {
     "lfm2": (LLAMA3, False), "llama-bpe": (LLAMA3, False), "qwen2": (QWEN2, True), "qwen35": (QWEN35, True),
-    "tekken": (TEKKEN, False), "gpt-4o": (GPT_4O, False), "refact": ("digits", False), "gpt-2": (None, False)
+    "tekken": (TEKKEN, False), "gpt-4o": (GPT_4O, False), "refact": ("digits", False), "gpt-2": (None, False),
+    "kimi-k2": (KIMI_K2, False), "bailingmoe2": (LING, False)
 }
 """Pre-tokenizers as tokenizer.json of the releases has them, and whether text is composed (NFC)."""
 
@@ -128,14 +136,18 @@ def test_tokens_around_a_text_are_put_there(tmp_path: Path) -> None:
     assert ours.special_tokens == {"bos_token": "<|startoftext|>", "eos_token": "<|im_end|>"}
 
 
-def test_sentence_piece_vocabularies_give_the_ids_of_the_original(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["llama", "gemma4"])
+def test_sentence_piece_vocabularies_give_the_ids_of_the_original(kind: str, tmp_path: Path) -> None:
+    """Gemma 4 has merges in the file, no space in front of a text, and runs of newlines apart."""
     inner = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "),
-         decoders.ByteFallback(),
-         decoders.Fuse(),
-         decoders.Strip(" ", 1, 0)])
+    texts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if kind == "gemma4":
+        inner.normalizer = normalizers.Replace(" ", "▁")
+        inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("\n+"), "isolated")
+        inner.decoder = decoders.Sequence(texts)
+    else:
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        inner.decoder = decoders.Sequence([*texts, decoders.Strip(" ", 1, 0)])
     inner.train_from_iterator(
         CORPUS * 3,
         trainers.BpeTrainer(
@@ -152,9 +164,15 @@ def test_sentence_piece_vocabularies_give_the_ids_of_the_original(tmp_path: Path
         for index in range(len(by_id))
     ]
     writer = gguf.GGUFWriter(tmp_path / "v.gguf", "llama")
-    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_model(kind)
     writer.add_token_list(by_id)
-    writer.add_token_scores([rank.get(token, -1e6) for token in by_id])
+    if kind == "llama":
+        writer.add_token_scores([rank.get(token, -1e6) for token in by_id])
+    else:
+        writer.add_token_scores([-1000.0] * len(by_id))
+        writer.add_token_merges([" ".join(merge) for merge in content["model"]["merges"]])
+        writer.add_add_space_prefix(False)
+        writer.add_add_bos_token(True)
     writer.add_token_types(kinds)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)

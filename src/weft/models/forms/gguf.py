@@ -83,7 +83,7 @@ class Gguf(StoredForm):
         if undo.columns is not None:
             values = values[:, torch.from_numpy(undo.columns).to(raw.device)]
         if undo.values == "log":
-            values = torch.log(-values)
+            values = torch.log(values.abs())
         elif undo.values == "minus_one":
             values = values - 1
         return values.reshape(shape)
@@ -96,6 +96,8 @@ class Gguf(StoredForm):
 
     def _decoded(self, by_row: torch.Tensor, stored: GgufTensor) -> torch.Tensor:
         values = _decoded(by_row, stored)
+        if len(stored.shape) > 2:   # of latent attention, values in every checkpoint
+            return values
         sizes = self._widened.get(stored.dtype, (0, 0))
         self._widened[stored.dtype] = (sizes[0] + stored.stored_bytes,
                                        sizes[1] + values.numel() * self.itemsize)

@@ -11,6 +11,8 @@
     qwen3, qwen3moe          qwen3, qwen3_moe
     gpt-oss                  gpt_oss              rows of gate and up apart
     llama                    llama                rows of q and k interleaved
+    kimi-linear, bailingmoe3                      ``latent``
+    gemma3, gemma4                                ``gemma``
 
 ``FileLayout.names`` is from a name in the file ("attn_q", behind ``blk.3.``) to ours ("self_attn.q_proj",
 behind ``layers.3.``); the ends .weight and .bias stay. ``{e}`` stands for the number of an expert, which are
@@ -27,47 +29,18 @@ Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.errors import UnknownArchitectureError
-from weft.models.gguf.header import FileTensor, Header
+from weft.models.gguf import parts
+from weft.models.gguf.gemma import gemma3, gemma4
+from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
-
-Index = npt.NDArray[np.int64]
-Names = dict[str, str | tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Undo:
-    """``rows`` and ``columns``: where ours lie in the stored tensor; None for all, in order. ``values``:
-    "log" for log(-x), "minus_one" for x - 1."""
-
-    rows: Index | None = None
-    columns: Index | None = None
-    values: Literal["", "log", "minus_one"] = ""
-
-    @property
-    def is_nothing(self) -> bool:
-        return self.rows is None and self.columns is None and not self.values
-
-
-NOTHING = Undo()
-LOG = Undo(values="log")
-
-
-@dataclass(frozen=True, slots=True)
-class FileLayout:
-    """``config``: of config.json. ``whole``: names outside of layers. ``undo``: by our names."""
-
-    config: dict[str, Any]
-    whole: Names
-    names: Names
-    undo: dict[str, Undo] = field(default_factory=dict)
+from weft.models.gguf.latent import kimi_linear, ling
+from weft.models.gguf.parts import LOG, FileLayout, Index, Names, Undo
 
 
 def read_layout(header: Header) -> FileLayout:
@@ -81,154 +54,19 @@ def read_layout(header: Header) -> FileLayout:
     return ARCHITECTURES[name](GgufKeys(header, name))
 
 
-def _base(keys: GgufKeys, model_type: str, **more: Any) -> dict[str, Any]:
-    """What every configuration has."""
-    table = keys.tensor("token_embd.weight")
-    if table is None or len(table.shape) != 2:
-        keys.fail("vocab_size", None, "the file has no token_embd.weight of two dims")
-    return {
-        "model_type": model_type, "vocab_size": table.shape[0], "hidden_size":
-            keys.integer("embedding_length"), "num_hidden_layers": keys.layers,
-        "max_position_embeddings": keys.integer(
-            "context_length", least=1), "tie_word_embeddings": keys.tensor("output.weight") is None,
-        "dtype": {"F32": "float32", "F16": "float16"}.get(table.type, "bfloat16")
-    } | more
-
-
-def _attention(keys: GgufKeys) -> dict[str, Any]:
-    heads = keys.integer("attention.head_count", least=1)
-    head_dim = keys.integer("attention.key_length", keys.integer("embedding_length") // heads, least=1)
-    rotary = keys.integer("rope.dimension_count", head_dim)
-    parameters: dict[str,
-                     Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0), "rope_type": "default"}
-    if rotary != head_dim:
-        parameters["partial_rotary_factor"] = rotary / head_dim
-    kind = keys.get("rope.scaling.type", "none")
-    if kind in ("linear", "yarn"):
-        parameters |= {
-            "rope_type": kind, "factor": keys.number("rope.scaling.factor"),
-            "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length",
-                                                             keys.integer("context_length"))
-        }
-        for ours, theirs in (("attention_factor", "attn_factor"), ("beta_fast", "yarn_beta_fast"),
-                             ("beta_slow", "yarn_beta_slow")):
-            if keys.get(f"rope.scaling.{theirs}") is not None:
-                parameters[ours] = keys.number(f"rope.scaling.{theirs}")
-    elif kind != "none":
-        keys.fail("rope.scaling.type", kind, "none, linear and yarn are served")
-    if (divisors := keys.tensor("rope_freqs.weight")) is not None:
-        parameters |= _llama3(keys, divisors, parameters["rope_theta"], rotary)
-    return {
-        "num_attention_heads": heads, "head_dim": head_dim, "rope_parameters": parameters,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads, least=1),
-        "attention_bias": keys.tensor(_first(keys, "attn_q.bias")) is not None
-    }
-
-
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of all releases with scaled positions of that kind. A file has what they lead to, not them."""
-
-
-def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> dict[str, Any]:
-    """The scaling whose frequencies are divided by the numbers of ``rope_freqs`` (Llama 3.1)."""
-    if tensor.type != "F32" or tensor.shape != (rotary // 2,):
-        keys.fail("rope.dimension_count", rotary, f"rope_freqs is {tensor.type} of {tensor.shape}")
-    divisors = np.fromfile(tensor.file, "<f4", rotary // 2, offset=tensor.begin)
-    factor = float(divisors.max(initial=1.0))
-    turns = _LLAMA3["original_max_position_embeddings"] * theta**(-2 * np.arange(rotary // 2) / rotary)
-    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    share = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
-    if not np.allclose(1 / ((1 - share) / factor + share), divisors, rtol=1e-4):
-        keys.fail("rope.scaling.type", keys.get("rope.scaling.type", "none"),
-                  "the numbers of rope_freqs are not those of Llama 3.1, which are served")
-    return {"rope_type": "llama3", "factor": factor} | _LLAMA3
-
-
-def _first(keys: GgufKeys, part: str) -> str:
-    """The name of ``part`` in the first layer that has it, or in the first layer."""
-    return f"blk.{next((layer for layer, has in enumerate(keys.layers_with(part)) if has), 0)}.{part}"
-
-
-def _kinds(keys: GgufKeys, recurrent: str) -> list[str]:
-    return ["full_attention" if has else recurrent for has in keys.layers_with("attn_q.weight")]
-
-
-def _eps(keys: GgufKeys) -> float:
-    return keys.number("attention.layer_norm_rms_epsilon")
-
-
-def _experts(keys: GgufKeys) -> dict[str, Any]:
-    return {
-        "num_experts": keys.integer("expert_count"), "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"), "norm_topk_prob": True
-    }
-
-
-_WHOLE: Names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_ATTENTION: Names = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"
-}
-_NORMS: Names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-_PARTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-
-
-def _dense(name: str, parts: Mapping[str, str] = _PARTS) -> Names:
-    return {f"ffn_{theirs}": f"{name}.{ours}" for theirs, ours in parts.items()}
-
-
-def _sparse(name: str, parts: Mapping[str, str] = _PARTS, router: str = "gate") -> Names:
-    stacks: Names = {f"ffn_{theirs}_exps": f"{name}.experts.{{e}}.{ours}" for theirs, ours in parts.items()}
-    return stacks | {"ffn_gate_inp": f"{name}.{router}"}
-
-
-def _shared(name: str) -> Names:
-    return {f"ffn_{theirs}_shexp": f"{name}.{ours}" for theirs, ours in _PARTS.items()}
-
-
-def _mamba(name: str) -> Names:
-    return {
-        "ssm_in": f"{name}.in_proj", "ssm_conv1d": f"{name}.conv1d", "ssm_a": f"{name}.A_log",
-        "ssm_d": f"{name}.D", "ssm_dt.bias": f"{name}.dt_bias", "ssm_norm": f"{name}.norm",
-        "ssm_out": f"{name}.out_proj"
-    }
-
-
-def _mamba1(name: str) -> Names:
-    return _mamba(name) | {
-        "ssm_dt.bias": f"{name}.dt_proj.bias", "ssm_dt": f"{name}.dt_proj", "ssm_x": f"{name}.x_proj",
-        "ssm_dt_norm": f"{name}.dt_layernorm", "ssm_b_norm": f"{name}.b_layernorm",
-        "ssm_c_norm": f"{name}.c_layernorm"
-    }
-
-
-def _pairs(heads: int, head_dim: int) -> Undo:
-    """Rows of a head as halves; the file has the rows i and i + D / 2 beside each other."""
-    return Undo(np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).transpose(0, 2, 1).reshape(-1))
-
-
-def _interleaved(config: Mapping[str, Any]) -> dict[str, Undo]:
-    q, k = (_pairs(config[heads], config["head_dim"])
-            for heads in ("num_attention_heads", "num_key_value_heads"))
-    return {
-        f"self_attn.{part}.{end}": undo for part, undo in (("q_proj", q), ("k_proj", k))
-        for end in ("weight", "bias")
-    }
-
-
 def _lfm2(keys: GgufKeys) -> FileLayout:
-    config = _base(keys,
-                   "lfm2",
-                   norm_eps=_eps(keys),
-                   conv_L_cache=keys.integer("shortconv.l_cache"),
-                   layer_types=_kinds(keys, "conv"),
-                   intermediate_size=keys.integer("feed_forward_length"),
-                   block_auto_adjust_ff_dim=False,
-                   **_attention(keys),
-                   conv_bias=keys.tensor(_first(keys, "shortconv.conv.bias")) is not None)
-    parts = {"gate": "w1", "up": "w3", "down": "w2"}
-    names = (_ATTENTION
-             | _dense("feed_forward", parts)
+    config = parts.base(keys,
+                        "lfm2",
+                        norm_eps=parts.eps(keys),
+                        conv_L_cache=keys.integer("shortconv.l_cache"),
+                        layer_types=parts.kinds(keys, "conv"),
+                        intermediate_size=keys.integer("feed_forward_length"),
+                        block_auto_adjust_ff_dim=False,
+                        **parts.attention(keys),
+                        conv_bias=keys.tensor(parts.first(keys, "shortconv.conv.bias")) is not None)
+    spelled = {"gate": "w1", "up": "w3", "down": "w2"}
+    names = (parts.ATTENTION
+             | parts.dense("feed_forward", spelled)
              | {
                  "attn_output": "self_attn.out_proj", "attn_q_norm": "self_attn.q_layernorm",
                  "attn_k_norm": "self_attn.k_layernorm", "attn_norm": "operator_norm", "ffn_norm": "ffn_norm",
@@ -236,12 +74,12 @@ def _lfm2(keys: GgufKeys) -> FileLayout:
                  "shortconv.out_proj": "conv.out_proj"
              })
     if keys.architecture == "lfm2moe":
-        config |= _experts(keys) | {
+        config |= parts.experts(keys) | {
             "model_type": "lfm2_moe", "num_dense_layers": keys.integer("leading_dense_block_count"),
             "routed_scaling_factor": keys.number("expert_weights_scale", 1.0), "use_expert_bias": any(
                 keys.layers_with("exp_probs_b.bias"))
         }
-        names |= _sparse("feed_forward", parts) | {"exp_probs_b.bias": "feed_forward.expert_bias"}
+        names |= parts.sparse("feed_forward", spelled) | {"exp_probs_b.bias": "feed_forward.expert_bias"}
     whole: Names = {
         "token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm",
         "output_norm": "model.embedding_norm", "output": "lm_head"
@@ -255,34 +93,33 @@ def _qwen_hybrid(keys: GgufKeys) -> FileLayout:
     width, inner = keys.integer("ssm.state_size", least=1), keys.integer("ssm.inner_size", least=1)
     if heads % groups or inner % heads:
         keys.fail("ssm.time_step_rank", heads, f"it must be a multiple of {groups} groups and divide {inner}")
-    config = _base(keys,
-                   "qwen3_5_text",
-                   **_attention(keys),
-                   rms_norm_eps=_eps(keys),
-                   layer_types=_kinds(keys, "linear_attention"),
-                   linear_num_key_heads=groups,
-                   linear_num_value_heads=heads,
-                   linear_key_head_dim=width,
-                   linear_value_head_dim=inner // heads,
-                   linear_conv_kernel_dim=keys.integer("ssm.conv_kernel"),
-                   mtp_num_hidden_layers=keys.integer("nextn_predict_layers", 0))
-    names = (_ATTENTION
-             | _mamba("linear_attn")
-             | _dense("mlp")
-             | _sparse("mlp")
-             | _shared("mlp.shared_expert")
+    config = parts.base(keys,
+                        "qwen3_5_text",
+                        **parts.attention(keys),
+                        rms_norm_eps=parts.eps(keys),
+                        layer_types=parts.kinds(keys, "linear_attention"),
+                        linear_num_key_heads=groups,
+                        linear_num_value_heads=heads,
+                        linear_key_head_dim=width,
+                        linear_value_head_dim=inner // heads,
+                        linear_conv_kernel_dim=keys.integer("ssm.conv_kernel"),
+                        mtp_num_hidden_layers=keys.integer("nextn_predict_layers", 0))
+    names = (parts.ATTENTION
+             | parts.mamba("linear_attn")
+             | parts.dense("mlp")
+             | parts.sparse("mlp")
+             | parts.shared("mlp.shared_expert")
              | {
                  "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
                  "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
                  "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b", "ssm_ba":
                      ("linear_attn.in_proj_b", "linear_attn.in_proj_a"), "ssm_in":
                          ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"
-                          ), "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "nextn.eh_proj": "mtp.fc",
-                 "nextn.enorm": "mtp.pre_fc_norm_embedding", "nextn.hnorm": "mtp.pre_fc_norm_hidden",
-                 "nextn.shared_head_norm": "mtp.norm"
-             })
+                          ), "ffn_gate_inp_shexp": "mlp.shared_expert_gate"
+             }
+             | parts.NEXT_TOKENS)
     if keys.integer("expert_count", 0):
-        config |= _experts(keys) | {
+        config |= parts.experts(keys) | {
             "model_type": "qwen3_5_moe_text",
             "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length")
         }
@@ -301,7 +138,7 @@ def _qwen_hybrid(keys: GgufKeys) -> FileLayout:
         undo |= ungrouped(groups, heads // groups, width, inner // heads)
     elif heads != groups:
         undo |= _untiled(groups, heads // groups, inner // heads, 2 * groups * width)
-    return FileLayout(config, _WHOLE, names, undo)
+    return FileLayout(config, parts.WHOLE, names, undo)
 
 
 def _untiled(groups: int, ratio: int, width: int, before: int) -> dict[str, Undo]:
@@ -347,31 +184,32 @@ def _granite_mamba(keys: GgufKeys) -> dict[str, Any]:
     heads, width, groups, state, kernel = _mamba2_numbers(keys)
     return {
         "mamba_n_heads": heads, "mamba_d_head": width, "mamba_n_groups": groups, "mamba_d_state": state,
-        "mamba_d_conv": kernel, "mamba_proj_bias": keys.tensor(_first(keys, "ssm_in.bias")) is not None,
-        "mamba_conv_bias": keys.tensor(_first(keys, "ssm_conv1d.bias")) is not None
+        "mamba_d_conv": kernel, "mamba_proj_bias": keys.tensor(parts.first(keys, "ssm_in.bias")) is not None,
+        "mamba_conv_bias": keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None
     }
 
 
 def _granite(keys: GgufKeys) -> FileLayout:
     """Hybrid, or attention alone: those are the same family with other kinds of layers."""
-    kinds = ["attention" if kind == "full_attention" else "mamba" for kind in _kinds(keys, "mamba")]
+    kinds = ["attention" if kind == "full_attention" else "mamba" for kind in parts.kinds(keys, "mamba")]
     count = keys.integer("expert_count", 0)
     width = keys.integer("feed_forward_length")
     rotary = keys.boolean("rope.scaling.finetuned", "mamba" not in kinds)
-    config = _base(keys,
-                   "granitemoehybrid",
-                   **_attention(keys),
-                   rms_norm_eps=_eps(keys),
-                   layer_types=kinds,
-                   intermediate_size=width,
-                   num_local_experts=count,
-                   num_experts_per_tok=keys.integer("expert_used_count", 0),
-                   shared_intermediate_size=keys.integer("expert_shared_feed_forward_length", width) or width,
-                   position_embedding_type="rope" if rotary else "nope",
-                   attention_multiplier=keys.number("attention.scale", 1.0),
-                   embedding_multiplier=keys.number("embedding_scale", 1.0),
-                   residual_multiplier=keys.number("residual_scale", 1.0),
-                   logits_scaling=keys.number("logit_scale", 1.0))
+    config = parts.base(keys,
+                        "granitemoehybrid",
+                        **parts.attention(keys),
+                        rms_norm_eps=parts.eps(keys),
+                        layer_types=kinds,
+                        intermediate_size=width,
+                        num_local_experts=count,
+                        num_experts_per_tok=keys.integer("expert_used_count", 0),
+                        shared_intermediate_size=keys.integer("expert_shared_feed_forward_length",
+                                                              width) or width,
+                        position_embedding_type="rope" if rotary else "nope",
+                        attention_multiplier=keys.number("attention.scale", 1.0),
+                        embedding_multiplier=keys.number("embedding_scale", 1.0),
+                        residual_multiplier=keys.number("residual_scale", 1.0),
+                        logits_scaling=keys.number("logit_scale", 1.0))
     if "mamba" in kinds:
         mamba = _granite_mamba(keys)
         config |= mamba | {
@@ -379,39 +217,39 @@ def _granite(keys: GgufKeys) -> FileLayout:
         }
     else:  # layers of the kind that this model lacks: numbers that agree with each other
         config |= {"mamba_n_heads": 1, "mamba_d_head": config["hidden_size"], "mamba_expand": 1}
-    names = (_ATTENTION
-             | _NORMS
-             | _mamba("mamba")
-             | _sparse("block_sparse_moe", router="router.layer")
-             | (_shared("shared_mlp") if count else _dense("shared_mlp")))
-    return FileLayout(config, _WHOLE, names, _interleaved(config) | {"mamba.A_log": LOG})
+    names = (parts.ATTENTION
+             | parts.NORMS
+             | parts.mamba("mamba")
+             | parts.sparse("block_sparse_moe", router="router.layer")
+             | (parts.shared("shared_mlp") if count else parts.dense("shared_mlp")))
+    return FileLayout(config, parts.WHOLE, names, parts.interleaved(config) | {"mamba.A_log": LOG})
 
 
 def _nemotron_h(keys: GgufKeys) -> FileLayout:
     heads, width, groups, state, kernel = _mamba2_numbers(keys)
     kinds = []
     for layer in range(keys.layers):
-        parts = [
+        matching = [
             kind for kind, part in (("mamba", "ssm_in"), ("attention", "attn_q"), ("moe", "ffn_gate_inp"),
                                     ("mlp", "ffn_up")) if keys.tensor(f"blk.{layer}.{part}.weight")
         ]
-        if not parts:
+        if not matching:
             keys.fail("block_count", keys.layers, f"block {layer} is no kind of layer that weft knows")
-        kinds.append(parts[0])
-    config = _base(keys,
-                   "nemotron_h",
-                   **_attention(keys),
-                   layer_norm_epsilon=_eps(keys),
-                   layers_block_type=kinds,
-                   mamba_num_heads=heads,
-                   mamba_head_dim=width,
-                   n_groups=groups,
-                   ssm_state_size=state,
-                   conv_kernel=kernel,
-                   use_bias=keys.tensor(_first(keys, "ssm_in.bias")) is not None,
-                   use_conv_bias=keys.tensor(_first(keys, "ssm_conv1d.bias")) is not None,
-                   mlp_bias=keys.tensor(_first(keys, "ffn_up.bias")) is not None,
-                   intermediate_size=keys.integer("feed_forward_length", 1))
+        kinds.append(matching[0])
+    config = parts.base(keys,
+                        "nemotron_h",
+                        **parts.attention(keys),
+                        layer_norm_epsilon=parts.eps(keys),
+                        layers_block_type=kinds,
+                        mamba_num_heads=heads,
+                        mamba_head_dim=width,
+                        n_groups=groups,
+                        ssm_state_size=state,
+                        conv_kernel=kernel,
+                        use_bias=keys.tensor(parts.first(keys, "ssm_in.bias")) is not None,
+                        use_conv_bias=keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None,
+                        mlp_bias=keys.tensor(parts.first(keys, "ffn_up.bias")) is not None,
+                        intermediate_size=keys.integer("feed_forward_length", 1))
     del config["num_hidden_layers"]
     if "moe" in kinds:
         config |= {
@@ -426,14 +264,14 @@ def _nemotron_h(keys: GgufKeys) -> FileLayout:
                                        1), "moe_latent_size": keys.integer("moe_latent_size", 0)
         }
     inside = {
-        theirs: ours.replace("self_attn", "mixer") for theirs, ours in _ATTENTION.items()
+        theirs: ours.replace("self_attn", "mixer") for theirs, ours in parts.ATTENTION.items()
         if isinstance(ours, str)
     }
     names: Names = (inside
-                    | _mamba("mixer")
-                    | _dense("mixer")
-                    | _sparse("mixer")
-                    | _shared("mixer.shared_experts")
+                    | parts.mamba("mixer")
+                    | parts.dense("mixer")
+                    | parts.sparse("mixer")
+                    | parts.shared("mixer.shared_experts")
                     | {
                         "attn_norm": "norm", "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
                         "ffn_latent_down": "mixer.fc1_latent_proj", "ffn_latent_up": "mixer.fc2_latent_proj"
@@ -447,77 +285,80 @@ _MIXERS: Names = {"token_embd": "model.embeddings", "output_norm": "model.norm_f
 def _falcon_h1(keys: GgufKeys) -> FileLayout:
     """The multipliers are in the weights. ``norm_before_gate`` is what all releases have."""
     mamba = _granite_mamba(keys)
-    config = _base(keys,
-                   "falcon_h1",
-                   **_attention(keys),
-                   **mamba,
-                   rms_norm_eps=_eps(keys),
-                   mamba_d_ssm=keys.integer("ssm.inner_size"),
-                   intermediate_size=keys.integer("feed_forward_length"),
-                   mamba_rms_norm=any(keys.layers_with("ssm_norm.weight")),
-                   mamba_norm_before_gate=False,
-                   mlp_bias=keys.tensor(_first(keys, "ffn_up.bias")) is not None,
-                   projectors_bias=keys.tensor(_first(keys, "ssm_out.bias")) is not None)
-    names = (_ATTENTION
-             | _mamba("mamba")
-             | _dense("feed_forward")
+    config = parts.base(keys,
+                        "falcon_h1",
+                        **parts.attention(keys),
+                        **mamba,
+                        rms_norm_eps=parts.eps(keys),
+                        mamba_d_ssm=keys.integer("ssm.inner_size"),
+                        intermediate_size=keys.integer("feed_forward_length"),
+                        mamba_rms_norm=any(keys.layers_with("ssm_norm.weight")),
+                        mamba_norm_before_gate=False,
+                        mlp_bias=keys.tensor(parts.first(keys, "ffn_up.bias")) is not None,
+                        projectors_bias=keys.tensor(parts.first(keys, "ssm_out.bias")) is not None)
+    names = (parts.ATTENTION
+             | parts.mamba("mamba")
+             | parts.dense("feed_forward")
              | {
                  "attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm.weight",
                  "ffn_norm.weight": "pre_ff_layernorm.weight"
              })  # the converter leaves the end out
-    return FileLayout(config, _WHOLE | {"output_norm": "model.final_layernorm"}, names, {"mamba.A_log": LOG})
+    whole = parts.WHOLE | {"output_norm": "model.final_layernorm"}
+    return FileLayout(config, whole, names, {"mamba.A_log": LOG})
 
 
 def _jamba(keys: GgufKeys) -> FileLayout:
     sparse = [layer for layer, has in enumerate(keys.layers_with("ffn_gate_inp.weight")) if has]
-    config = _base(keys,
-                   "jamba",
-                   **_attention(keys),
-                   rms_norm_eps=_eps(keys),
-                   layer_types=_kinds(keys, "mamba"),
-                   intermediate_size=keys.integer("feed_forward_length"),
-                   num_experts=keys.integer("expert_count", 1) if sparse else 1,
-                   num_experts_per_tok=keys.integer("expert_used_count", 1) if sparse else 1,
-                   mamba_d_state=keys.integer("ssm.state_size"),
-                   mamba_d_conv=keys.integer("ssm.conv_kernel"),
-                   mamba_dt_rank=keys.integer("ssm.time_step_rank"),
-                   mamba_expand=keys.integer("ssm.inner_size") // keys.integer("embedding_length", least=1),
-                   mamba_conv_bias=keys.tensor(_first(keys, "ssm_conv1d.bias")) is not None,
-                   mamba_proj_bias=keys.tensor(_first(keys, "ssm_in.bias")) is not None)
+    config = parts.base(keys,
+                        "jamba",
+                        **parts.attention(keys),
+                        rms_norm_eps=parts.eps(keys),
+                        layer_types=parts.kinds(keys, "mamba"),
+                        intermediate_size=keys.integer("feed_forward_length"),
+                        num_experts=keys.integer("expert_count", 1) if sparse else 1,
+                        num_experts_per_tok=keys.integer("expert_used_count", 1) if sparse else 1,
+                        mamba_d_state=keys.integer("ssm.state_size"),
+                        mamba_d_conv=keys.integer("ssm.conv_kernel"),
+                        mamba_dt_rank=keys.integer("ssm.time_step_rank"),
+                        mamba_expand=keys.integer("ssm.inner_size") // keys.integer("embedding_length",
+                                                                                    least=1),
+                        mamba_conv_bias=keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None,
+                        mamba_proj_bias=keys.tensor(parts.first(keys, "ssm_in.bias")) is not None)
     if sparse:
         period = sparse[1] - sparse[0] if len(sparse) > 1 else keys.layers
         if sparse != list(range(sparse[0], keys.layers, period)):
             keys.fail("expert_count", config["num_experts"], f"experts in the layers {sparse} are not served")
         config |= {"expert_layer_offset": sparse[0], "expert_layer_period": period}
-    names = (_ATTENTION
-             | _mamba1("mamba")
-             | _dense("feed_forward")
-             | _sparse("feed_forward", router="router")
+    names = (parts.ATTENTION
+             | parts.mamba1("mamba")
+             | parts.dense("feed_forward")
+             | parts.sparse("feed_forward", router="router")
              | {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"})
-    return FileLayout(config, _WHOLE | {"output_norm": "model.final_layernorm"}, names, {"mamba.A_log": LOG})
+    whole = parts.WHOLE | {"output_norm": "model.final_layernorm"}
+    return FileLayout(config, whole, names, {"mamba.A_log": LOG})
 
 
 def _mamba_alone(keys: GgufKeys) -> FileLayout:
     """Mamba, Falcon-Mamba (norms of dt, B and C), Mamba-2."""
-    config = _base(keys,
-                   keys.architecture,
-                   layer_norm_epsilon=_eps(keys),
-                   state_size=keys.integer("ssm.state_size"),
-                   conv_kernel=keys.integer("ssm.conv_kernel"),
-                   use_bias=keys.tensor(_first(keys, "ssm_in.bias")) is not None,
-                   use_conv_bias=keys.tensor(_first(keys, "ssm_conv1d.bias")) is not None)
+    config = parts.base(keys,
+                        keys.architecture,
+                        layer_norm_epsilon=parts.eps(keys),
+                        state_size=keys.integer("ssm.state_size"),
+                        conv_kernel=keys.integer("ssm.conv_kernel"),
+                        use_bias=keys.tensor(parts.first(keys, "ssm_in.bias")) is not None,
+                        use_conv_bias=keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None)
     inner, hidden = keys.integer("ssm.inner_size"), keys.integer("embedding_length", least=1)
     if keys.architecture == "mamba2":
         heads, width, groups, _, _ = _mamba2_numbers(keys)
         config |= {"num_heads": heads, "head_dim": width, "n_groups": groups, "expand": inner / hidden}
-        names = _mamba("mixer")
+        names = parts.mamba("mixer")
     else:
         plain = keys.boolean("ssm.dt_b_c_rms", False)
         config |= {
             "model_type": "falcon_mamba" if plain else "mamba", "intermediate_size": inner,
             "time_step_rank": keys.integer("ssm.time_step_rank")
         }
-        names = _mamba1("mixer")
+        names = parts.mamba1("mixer")
     return FileLayout(config, _MIXERS, names | {"attn_norm": "norm"}, {"mixer.A_log": LOG})
 
 
@@ -526,37 +367,38 @@ def _plain(keys: GgufKeys) -> FileLayout:
     llama, count = keys.architecture == "llama", keys.integer("expert_count", 0)
     if llama and count:
         keys.fail("expert_count", count, "llama with experts is not served")
-    config = _base(keys,
-                   "llama" if llama else "qwen3_moe" if count else "qwen3",
-                   **_attention(keys),
-                   rms_norm_eps=_eps(keys),
-                   intermediate_size=keys.integer("feed_forward_length"),
-                   **(_experts(keys) if count else {}))
-    return FileLayout(config, _WHOLE, _ATTENTION | _NORMS | _dense("mlp") | _sparse("mlp"),
-                  _interleaved(config) if llama else {})
+    config = parts.base(keys,
+                        "llama" if llama else "qwen3_moe" if count else "qwen3",
+                        **parts.attention(keys),
+                        rms_norm_eps=parts.eps(keys),
+                        intermediate_size=keys.integer("feed_forward_length"),
+                        **(parts.experts(keys) if count else {}))
+    names = parts.ATTENTION | parts.NORMS | parts.dense("mlp") | parts.sparse("mlp")
+    return FileLayout(config, parts.WHOLE, names, parts.interleaved(config) if llama else {})
 
 
 def _gpt_oss(keys: GgufKeys) -> FileLayout:
     """Rows of gate and up are apart. llama.cpp rounds YaRN's ends to whole dims; releases do not."""
-    attended = _attention(keys)
+    attended = parts.attention(keys)
     attended["rope_parameters"]["truncate"] = False
-    experts = _experts(keys)
-    config = _base(keys, "gpt_oss", **attended, rms_norm_eps=_eps(keys),
-                   intermediate_size=experts["moe_intermediate_size"],
-                   num_local_experts=experts["num_experts"],
-                   num_experts_per_tok=experts["num_experts_per_tok"],
-                   sliding_window=keys.integer("attention.sliding_window", least=1),
-                   layer_types=["full_attention" if i % 2 else "sliding_attention"
-                                for i in range(keys.layers)])
+    experts = parts.experts(keys)
+    config = parts.base(keys, "gpt_oss", **attended, rms_norm_eps=parts.eps(keys),
+                        intermediate_size=experts["moe_intermediate_size"],
+                        num_local_experts=experts["num_experts"],
+                        num_experts_per_tok=experts["num_experts_per_tok"],
+                        sliding_window=keys.integer("attention.sliding_window", least=1),
+                        layer_types=["full_attention" if i % 2 else "sliding_attention"
+                                     for i in range(keys.layers)])
     names: Names = {"attn_sinks.weight": "self_attn.sinks", "attn_norm": "input_layernorm",
                     "post_attention_norm": "post_attention_layernorm"}
-    names |= {f"ffn_{part}_exps.bias": f"mlp.experts.{part}_proj_bias" for part in _PARTS}
-    return FileLayout(config, _WHOLE, _ATTENTION | names | _sparse("mlp", router="router"))
+    names |= {f"ffn_{part}_exps.bias": f"mlp.experts.{part}_proj_bias" for part in parts.PARTS}
+    return FileLayout(config, parts.WHOLE, parts.ATTENTION | names | parts.sparse("mlp", router="router"))
 
 
 ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "lfm2": _lfm2, "lfm2moe": _lfm2, "qwen35": _qwen_hybrid, "qwen35moe": _qwen_hybrid,
     "qwen3next": _qwen_hybrid, "granitehybrid": _granite, "granite": _granite, "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h, "falcon-h1": _falcon_h1, "jamba": _jamba, "mamba": _mamba_alone,
-    "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss
+    "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss,
+    "kimi-linear": kimi_linear, "bailingmoe3": ling, "gemma3": gemma3, "gemma4": gemma4
 }

@@ -38,6 +38,16 @@ class GgufKeys:
             self.fail(name, value, f"it must be from {least} to {INTEGER_MAX}")
         return value
 
+    def by_layer(self, name: str, layers: int) -> list[int]:
+        """A number of each layer, out of an array or of one number for all."""
+        value = self.get(name)
+        if not isinstance(value, np.ndarray):
+            return [self.integer(name, least=1)] * layers
+        self.integer(name, least=1)
+        if value.size != layers:
+            self.fail(name, value, f"the file has {layers} layers")
+        return [int(one) for one in value]
+
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool):

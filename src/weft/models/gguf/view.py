@@ -28,15 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import CheckpointError
-from weft.models.gguf.architectures import NOTHING, FileLayout, Undo, read_layout
+from weft.models.gguf.architectures import read_layout
 from weft.models.gguf.header import FileTensor, Header, read_header, split_files
 from weft.models.gguf.keys import GgufKeys
+from weft.models.gguf.parts import NOTHING, FileLayout, Undo
 from weft.models.gguf.vocabulary import generation_config, write_tokenizer
 from weft.models.safetensors_header import StoredTensor
 
 METHOD = "gguf"
 """The ``quant_method`` of a view's config.json."""
-_FORM = 5
+_FORM = 6
 """The version of the files of a view. It grows when they are made in another way."""
 _KEY_CHARS = 24
 _VIEWS_MAX = 32
@@ -190,7 +191,8 @@ def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
         undo = layout.undo.get(f"{key}:{target}{end}", layout.undo.get(f"{target}{end}", NOTHING))
         full = target + end if target.startswith("mtp.") else place + target + end
         if "{e}" in target:
-            ours += [_expert(tensor, full, expert) for expert in range(tensor.shape[0])]
+            ours += [_expert(tensor, full, expert, targets.index(target), len(targets))
+                     for expert in range(tensor.shape[0])]
         else:
             ours.append(_as(tensor, full, undo))
     return ours
@@ -200,11 +202,12 @@ def _as(tensor: FileTensor, name: str, undo: Undo) -> GgufTensor:
     return GgufTensor(tensor.file, name, tensor.type, tensor.shape, tensor.stored_bytes, tensor.begin, undo)
 
 
-def _expert(tensor: FileTensor, name: str, expert: int) -> GgufTensor:
-    """One of a stack, where it lies."""
-    size = tensor.stored_bytes // tensor.shape[0]
-    return GgufTensor(tensor.file, name.replace("{e}", str(expert)), tensor.type, tensor.shape[1:], size,
-                      tensor.begin + expert * size)
+def _expert(tensor: FileTensor, name: str, expert: int, part: int, parts: int) -> GgufTensor:
+    """One of a stack where it lies, or one of its ``parts``, which are equally many rows each."""
+    count, rows, *columns = tensor.shape
+    size = tensor.stored_bytes // count // parts
+    return GgufTensor(tensor.file, name.replace("{e}", str(expert)), tensor.type, (rows // parts, *columns),
+                      size, tensor.begin + (expert * parts + part) * size)
 
 
 def file_in(directory: Path) -> Path | None:

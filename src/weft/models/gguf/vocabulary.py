@@ -2,6 +2,7 @@
 
     tokenizer.ggml.model   gpt2     byte-level BPE: tokens, merges, and the name of a pre-tokenizer
                            llama    SentencePiece BPE: tokens with scores; all pairs that make one are merges
+                           gemma4   the same with merges in the file, and runs of newlines cut out of text
     tokenizer.ggml.pre     "lfm2"   how text is cut before merges: a table here, by the names of llama.cpp
 
 A token of type *control* is special; of type *user-defined* it is cut out of text and stays visible. *Unused*
@@ -16,7 +17,7 @@ Source of the pre-tokenizers: the tokenizer.json of the releases that llama.cpp'
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ from weft.models.gguf.header import Header
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>",
-                 "<EOT>", "[EOT]", "<|eom_id|>")
+                 "<EOT>", "[EOT]", "<|eom_id|>", "<turn|>", "<|role_end|>")
 _NAMED = {
     "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id"
@@ -42,6 +43,8 @@ _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
 _MARKS_OR_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_NO_HAN = r"\p{M}&&[^\p{Han}]]"
+_KIMI_CASED = tuple(cased.replace(r"\p{M}]", _NO_HAN) for cased in _CASED)
 _DIGITS = "digits"
 """In place of an expression: each digit by itself, then GPT-2's own."""
 
@@ -61,11 +64,16 @@ _LLAMA3 = _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}", w
 _ANY_CASE = "|".join(f"{cased}{_CONTRACTED}?" for cased in _CASED)
 _QWEN35 = (rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
            rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}")
+_BAILING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+            r"|\s*[\r\n]|\s+(?!\S)|\s+")
 PRE_TOKENIZERS: dict[str, _Pre] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _Pre(_LLAMA3.expression)),
     "qwen2": _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}|{_MARKS}|{_SPACES}", nfc=True),
     "qwen35": _Pre(_QWEN35, nfc=True),
+    "kimi-k2": _Pre("|".join([r"[\p{Han}]+", *(f"{cased}{_CONTRACTED}?" for cased in _KIMI_CASED),
+                              rf"\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"]), whole=True),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2"), _Pre(_BAILING)),
     "tekken": _Pre(rf"{'|'.join(_CASED)}|\p{{N}}|{_MARKS_OR_SLASHES}|{_SPACES}", whole=True, bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"),
                     _Pre(rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{_MARKS_OR_SLASHES}|{_SPACES}")),
@@ -122,7 +130,10 @@ class Vocabulary:
 
     def tokenizer(self) -> dict[str, Any]:
         """The content of tokenizer.json."""
-        makers = {"gpt2": self._byte_level, "llama": self._sentence_piece}
+        makers: dict[str, Callable[[], dict[str, Any]]] = {
+            "gpt2": self._byte_level, "llama": lambda: self._sentence_piece(self._pairs()),
+            "gemma4": lambda: self._sentence_piece(self._merges())
+        }
         kind = self._get("model")
         if kind not in makers:
             self._fail("model", f"is {kind!r}; weft reads {', '.join(makers)}")
@@ -151,10 +162,6 @@ class Vocabulary:
                               f"{', '.join(PRE_TOKENIZERS)}")
         pre = PRE_TOKENIZERS[name]
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-        merges = self._get("merges")
-        if not isinstance(merges, list) or not all(
-                isinstance(merge, str) and " " in merge for merge in merges):
-            self._fail("merges", "is no list of pairs")
         cut: list[dict[str, Any]] = (
             [{"type": "Digits", "individual_digits": True}] if pre.expression == _DIGITS else [{
                 "type": "Split", "pattern": {"Regex": pre.expression}, "behavior": "Isolated", "invert": False
@@ -167,21 +174,25 @@ class Vocabulary:
             "post_processor": self._ends_of_text(pre.bos) or
                               byte_level | {"use_regex": True, "trim_offsets": False},
             "decoder": byte_level | {"use_regex": True},
-            "model": self._bpe(self._known_pairs(merges), ignore_merges=pre.whole)
+            "model": self._bpe(self._merges(), ignore_merges=pre.whole)
         }
 
-    def _known_pairs(self, merges: Sequence[str]) -> list[list[str]]:
+    def _merges(self) -> list[list[str]]:
         """Without pairs of what is no token, which never meet."""
+        merges = self._get("merges")
+        if not isinstance(merges, list) or not all(
+                isinstance(merge, str) and " " in merge for merge in merges):
+            self._fail("merges", "is no list of pairs")
         known, pairs = set(self.tokens), [merge.split(" ", 1) for merge in merges]
         return [[left, right] for left, right in pairs if {left, right, left + right} <= known]
 
-    def _sentence_piece(self) -> dict[str, Any]:
+    def _sentence_piece(self, merges: Sequence[Sequence[str]]) -> dict[str, Any]:
         prefix = self._get("add_space_prefix", True) is not False
         spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
         texts = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
                  {"type": "Fuse"}]
         unknown = self._token("unknown_token_id")
-        model = self._bpe(self._pairs(),
+        model = self._bpe(merges,
                           byte_fallback=True,
                           fuse_unk=True,
                           unk_token=None if unknown is None else self.tokens[unknown])
@@ -222,10 +233,14 @@ class Vocabulary:
         } | more
 
     def _added(self) -> list[dict[str, Any]]:
+        # No merge of Gemma 4 leads over newlines, and llama.cpp takes a run of them whole.
+        runs = self._get("model") == "gemma4"
         return [{
-            "id": index, "content": self.tokens[index], "single_word": False, "lstrip": False,
-            "rstrip": False, "normalized": False, "special": kind != _USER_DEFINED
-        } for index, kind in enumerate(self.types) if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)]
+            "id": index, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": kind not in (_USER_DEFINED, _NORMAL)
+        } for index, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)
+            or (runs and kind == _NORMAL and text.count("\n") == len(text) > 1)]
 
     def _ends_of_text(self, bos: bool) -> dict[str, Any] | None:
         """A post-processor for the tokens before and behind each text; None where there are none."""

@@ -38,9 +38,10 @@ from weft.families import read_architecture, text_config
 from weft.models.checkpoint_files import DRAFT_PREFIXES, SKIPPED_PREFIXES, CheckpointFiles
 from weft.models.forms.gguf_pack import q4_k, q8_0
 from weft.models.gguf.apart import apart, rope_divisors, scaled, without_multipliers
-from weft.models.gguf.architectures import ARCHITECTURES, NOTHING, FileLayout, Undo, read_layout
+from weft.models.gguf.architectures import ARCHITECTURES, read_layout
 from weft.models.gguf.header import FileTensor, Header, read_header
 from weft.models.gguf.keys import GgufKeys
+from weft.models.gguf.parts import NOTHING, FileLayout, Undo
 from weft.models.gguf.written_keys import add_numbers, add_vocabulary, architecture_of
 from weft.models.quantized_copy import (
     MatrixError,

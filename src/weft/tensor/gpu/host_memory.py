@@ -69,27 +69,34 @@ class HostBuffer:
 
     def __init__(self, size: int, pin: Pin | None, mapping: mmap.mmap | None = None) -> None:
         self.tensor = torch.empty(0, dtype=torch.uint8)
-        self._pin: Pin | None = None
+        self._unpin: weakref.finalize[..., HostBuffer] | None = None
         if not size:
             return
         # The tensor holds the mapping, and its end unmaps it.
         self.tensor = torch.frombuffer(mapping or mmap.mmap(-1, size), dtype=torch.uint8)
         if pin is not None and pin.register(self.tensor.data_ptr(), size):
-            self._pin = pin
+            # Also without ``close``: the driver takes an unmapped address for pinned, whatever comes to lie
+            # there. The tensor is an argument, so that the mapping outlives the lock.
+            self._unpin = weakref.finalize(self, _unlock, pin, self.tensor)
+            self._unpin.atexit = False   # the system unpins what a process leaves
         elif pin is not None:
             _log.warning("%d bytes of host memory could not be pinned: copies to the GPU are slower. "
                          "ulimit -l shows the limit", size)
 
     @property
     def pinned(self) -> bool:
-        return self._pin is not None
+        return self._unpin is not None
 
     def close(self) -> None:
         """Give the memory back to the system. Idempotent; no view of ``tensor`` may be used any more."""
-        if self._pin is not None:
-            self._pin.unregister(self.tensor.data_ptr())
-            self._pin = None
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
         self.tensor = torch.empty(0, dtype=torch.uint8)
+
+
+def _unlock(pin: Pin, tensor: torch.Tensor) -> None:
+    pin.unregister(tensor.data_ptr())
 
 
 class HostRoom:

@@ -8,7 +8,8 @@ lies, and is K or V of a product as it lies. So it goes to shared memory without
 Unwritten places are the caller's task: their scores are *replaced* by -inf and their values by 0 (L6).
 
 fp8 is converted by hardware from compute capability 8.9 on, below it by bits. Writes round with integer
-operations, to the nearest even, on every device. So a page has the same bytes whichever kernel wrote it.
+operations, to the nearest even, on every device. So a page has the same bytes whichever kernel wrote it. NaN
+alone is of each device's own bits.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.launch import Blocks, dense_rows, launch
-from weft.tensor.gpu.products import softplus
+from weft.tensor.gpu.products import sigmoid, softplus
 
 COLUMNS = Blocks(1024)
 
@@ -28,12 +28,12 @@ def _gates(a, bias, decay, b, g, beta, a_row, b_row, beta_scale, floor, C: tl.co
     steps += tl.load(bias + column, mask=inside, other=0.0)
     of_head = tl.load(decay + column // (C // H), mask=inside, other=0.0)
     if FLOORED:
-        log_decay = tl.sigmoid(-(of_head * steps)) * floor
+        log_decay = sigmoid(-(of_head * steps)) * floor
     else:
         log_decay = of_head * softplus(steps)
     tl.store(g + t * C + column, log_decay, mask=inside)
     if tl.program_id(1) == 0:
-        size = tl.sigmoid(tl.load(b + t * b_row + head, mask=head < H, other=0.0).to(tl.float32))
+        size = sigmoid(tl.load(b + t * b_row + head, mask=head < H, other=0.0).to(tl.float32))
         tl.store(beta + t * H + head, size * beta_scale, mask=head < H)
 
 

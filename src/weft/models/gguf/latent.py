@@ -1,0 +1,107 @@
+"""Kimi Linear and Ling 3 in GGUF files: delta layers and latent attention.
+
+    architecture    model_type        what the converter changed besides names
+    kimi-linear     kimi_linear       A = -exp(A_log); convolutions [1, C, 1, K]; kv_b_proj apart
+    bailingmoe3     bailing_hybrid    A = exp(A_log), and as these
+
+**kv_b_proj apart.** llama.cpp multiplies queries with what makes keys of latents. So its converter cuts the
+matrix, head by head, into keys and values, and turns the keys' part round:
+
+    kv_b_proj [H (own + value), latent]  ->  attn_k_b [H, latent, own]    attn_v_b [H, value, latent]
+
+``BlockReader.latent_attention`` reads either. A block of the file lies along ``own`` there, so the parts
+cannot be joined in their form; both are values in memory, as the matrix of a checkpoint is.
+
+Source: llama.cpp's ``conversion`` package.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.models.gguf import parts
+from weft.models.gguf.keys import GgufKeys
+from weft.models.gguf.parts import LOG, FileLayout, Names
+
+_SIGMOID = 2
+_NAMES: Names = (
+    parts.ATTENTION | parts.NORMS | parts.dense("mlp") | parts.sparse("mlp")
+    | parts.shared("mlp.shared_experts") | parts.NEXT_TOKENS | {
+        "attn_q_a": "self_attn.q_a_proj", "attn_q_b": "self_attn.q_b_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm", "attn_kv_b": "self_attn.kv_b_proj",
+        "attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj",
+        "ssm_conv1d_q": "self_attn.q_conv1d", "ssm_conv1d_k": "self_attn.k_conv1d",
+        "ssm_conv1d_v": "self_attn.v_conv1d", "ssm_beta": "self_attn.b_proj", "ssm_a": "self_attn.A_log",
+        "ssm_dt.bias": "self_attn.dt_bias", "ssm_norm": "self_attn.o_norm",
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias", "layer_output_norm": "mtp.norm"
+    })
+
+
+def kimi_linear(keys: GgufKeys) -> FileLayout:
+    config = _config(keys, "kimi_linear") | {
+        "linear_num_heads": keys.integer("attention.head_count", least=1),
+        "linear_head_dim": keys.integer("kda.head_dim", least=1),
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1)
+    }
+    names: Names = {f"ssm_{gate}_{end}": f"self_attn.{gate}_{end}_proj" for gate in "fg" for end in "ab"}
+    return FileLayout(config, parts.WHOLE, _NAMES | names, {"self_attn.A_log": LOG})
+
+
+def ling(keys: GgufKeys) -> FileLayout:
+    """A delta layer has one wide gate in place of two matrices, an attention layer a gate for each head."""
+    kind = keys.get("rope.scaling.type", "none")
+    if kind != "none":  # the file does not say what it makes of the scale of the scores
+        keys.fail("rope.scaling.type", kind, "stretched positions of this architecture are not served")
+    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        limits = keys.get(name)
+        if limits is not None and any(limits):
+            keys.fail(name, limits, "limits of feed-forwards are not served for this architecture")
+    safe = keys.boolean("kda.safe_gate", True)
+    theta = keys.number("rope.freq_base", 10000.0)
+    config = _config(keys, "bailing_hybrid") | {
+        "linear_head_dim": keys.integer("kda.head_dim", least=1),
+        "short_conv_kernel_size": keys.integer("ssm.conv_kernel", least=1), "kda_safe_gate": safe,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta}
+    }
+    if safe:
+        config["kda_lower_bound"] = keys.number("kda.gate_lower_bound")
+    names: Names = {"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj",
+                    "attn_gate": "self_attn.g_proj"}
+    return FileLayout(config, parts.WHOLE, _NAMES | names, {"self_attn.A_log": LOG})
+
+
+def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
+    heads, shared = keys.integer("attention.head_count", least=1), keys.integer("rope.dimension_count", 0)
+    width = keys.integer("attention.key_length_mla", least=1)
+    if width <= shared:
+        keys.fail("attention.key_length_mla", width, f"it must be above rope.dimension_count {shared}")
+    sparse, attended = (keys.layers_with(f"{part}.weight") for part in ("ffn_gate_inp", "attn_kv_a_mqa"))
+    kinds = ["full_attention" if has else "linear_attention" for has in attended]
+    return parts.base(
+        keys, model_type, rms_norm_eps=parts.eps(keys), layer_types=kinds,
+        model_max_length=keys.integer("context_length", least=1), num_attention_heads=heads,
+        num_key_value_heads=heads, qk_rope_head_dim=shared, qk_nope_head_dim=width - shared,
+        v_head_dim=keys.integer("attention.value_length_mla", least=1),
+        kv_lora_rank=keys.integer("attention.kv_lora_rank", least=1),
+        q_lora_rank=keys.integer("attention.q_lora_rank", 0) or None,
+        attention_bias=keys.tensor(parts.first(keys, "attn_kv_a_mqa.bias")) is not None,
+        mlp_layer_types=["sparse" if has else "dense" for has in sparse],
+        intermediate_size=keys.integer("feed_forward_length", 0) or 1,
+        **(_experts(keys) if any(sparse) else {}))
+
+
+def _experts(keys: GgufKeys) -> dict[str, Any]:
+    if (choice := keys.integer("expert_gating_func", _SIGMOID)) != _SIGMOID:
+        keys.fail("expert_gating_func", choice, f"experts chosen by sigmoid ({_SIGMOID}) are served")
+    width = keys.integer("expert_feed_forward_length", least=1)
+    shared = keys.tensor(parts.first(keys, "ffn_gate_shexp.weight"))
+    return {
+        "num_experts": keys.integer("expert_count", least=1), "num_experts_per_token":
+            keys.integer("expert_used_count", least=1), "moe_intermediate_size": width, "num_shared_experts":
+                max(1, shared.shape[0] // width) if shared else keys.integer("expert_shared_count", 1),
+        "moe_renormalize": keys.boolean("expert_weights_norm", True), "routed_scaling_factor":
+            keys.number("expert_weights_scale", 1.0),
+        "num_expert_group": keys.integer("expert_group_count", 1),
+        "topk_group": keys.integer("expert_group_used_count", 1)
+    }

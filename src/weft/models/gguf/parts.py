@@ -1,0 +1,189 @@
+"""What the layouts of GGUF files have in common: numbers of attention and experts, names, and ``Undo``.
+
+    attn_q.weight [rows, columns]  --Undo(rows, columns, values)-->  self_attn.q_proj.weight
+
+Each architecture (``architectures``, ``latent``, ``gemma``) joins these dictionaries, and adds its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.models.gguf.header import FileTensor
+from weft.models.gguf.keys import GgufKeys
+
+Index = npt.NDArray[np.int64]
+Names = dict[str, str | tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """``rows`` and ``columns``: where ours lie in the stored tensor; None for all, in order. ``values``:
+    "log" for log(|x|), "minus_one" for x - 1."""
+
+    rows: Index | None = None
+    columns: Index | None = None
+    values: Literal["", "log", "minus_one"] = ""
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.rows is None and self.columns is None and not self.values
+
+
+NOTHING = Undo()
+LOG = Undo(values="log")
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """``config``: of config.json. ``whole``: names outside of layers. ``undo``: by our names."""
+
+    config: dict[str, Any]
+    whole: Names
+    names: Names
+    undo: dict[str, Undo] = field(default_factory=dict)
+
+
+def base(keys: GgufKeys, model_type: str, **more: Any) -> dict[str, Any]:
+    """What every configuration has."""
+    table = keys.tensor("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        keys.fail("vocab_size", None, "the file has no token_embd.weight of two dims")
+    return {
+        "model_type": model_type, "vocab_size": table.shape[0], "hidden_size":
+            keys.integer("embedding_length"), "num_hidden_layers": keys.layers,
+        "max_position_embeddings": keys.integer(
+            "context_length", least=1), "tie_word_embeddings": keys.tensor("output.weight") is None,
+        "dtype": {"F32": "float32", "F16": "float16"}.get(table.type, "bfloat16")
+    } | more
+
+
+def attention(keys: GgufKeys) -> dict[str, Any]:
+    heads = keys.integer("attention.head_count", least=1)
+    head_dim = keys.integer("attention.key_length", keys.integer("embedding_length") // heads, least=1)
+    rotary = keys.integer("rope.dimension_count", head_dim)
+    parameters: dict[str,
+                     Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0), "rope_type": "default"}
+    if rotary != head_dim:
+        parameters["partial_rotary_factor"] = rotary / head_dim
+    kind = keys.get("rope.scaling.type", "none")
+    if kind in ("linear", "yarn"):
+        parameters |= {
+            "rope_type": kind, "factor": keys.number("rope.scaling.factor"),
+            "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length",
+                                                             keys.integer("context_length"))
+        }
+        for ours, theirs in (("attention_factor", "attn_factor"), ("beta_fast", "yarn_beta_fast"),
+                             ("beta_slow", "yarn_beta_slow")):
+            if keys.get(f"rope.scaling.{theirs}") is not None:
+                parameters[ours] = keys.number(f"rope.scaling.{theirs}")
+    elif kind != "none":
+        keys.fail("rope.scaling.type", kind, "none, linear and yarn are served")
+    if (divisors := keys.tensor("rope_freqs.weight")) is not None:
+        parameters |= _llama3(keys, divisors, parameters["rope_theta"], rotary)
+    return {
+        "num_attention_heads": heads, "head_dim": head_dim, "rope_parameters": parameters,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads, least=1),
+        "attention_bias": keys.tensor(first(keys, "attn_q.bias")) is not None
+    }
+
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Of all releases with scaled positions of that kind. A file has what they lead to, not them."""
+
+
+def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> dict[str, Any]:
+    """The scaling whose frequencies are divided by the numbers of ``rope_freqs`` (Llama 3.1)."""
+    if tensor.type != "F32" or tensor.shape != (rotary // 2,):
+        keys.fail("rope.dimension_count", rotary, f"rope_freqs is {tensor.type} of {tensor.shape}")
+    divisors = np.fromfile(tensor.file, "<f4", rotary // 2, offset=tensor.begin)
+    factor = float(divisors.max(initial=1.0))
+    turns = _LLAMA3["original_max_position_embeddings"] * theta**(-2 * np.arange(rotary // 2) / rotary)
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    share = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
+    if not np.allclose(1 / ((1 - share) / factor + share), divisors, rtol=1e-4):
+        keys.fail("rope.scaling.type", keys.get("rope.scaling.type", "none"),
+                  "the numbers of rope_freqs are not those of Llama 3.1, which are served")
+    return {"rope_type": "llama3", "factor": factor} | _LLAMA3
+
+
+def first(keys: GgufKeys, part: str) -> str:
+    """The name of ``part`` in the first layer that has it, or in the first layer."""
+    return f"blk.{next((layer for layer, has in enumerate(keys.layers_with(part)) if has), 0)}.{part}"
+
+
+def kinds(keys: GgufKeys, recurrent: str) -> list[str]:
+    return ["full_attention" if has else recurrent for has in keys.layers_with("attn_q.weight")]
+
+
+def eps(keys: GgufKeys) -> float:
+    return keys.number("attention.layer_norm_rms_epsilon")
+
+
+def experts(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "num_experts": keys.integer("expert_count"), "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"), "norm_topk_prob": True
+    }
+
+
+WHOLE: Names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ATTENTION: Names = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"
+}
+NORMS: Names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+NEXT_TOKENS: Names = {
+    "nextn.eh_proj": "mtp.fc", "nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "nextn.hnorm": "mtp.pre_fc_norm_hidden", "nextn.shared_head_norm": "mtp.norm"
+}
+"""Of the head for multi-token prediction."""
+PARTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+
+
+def dense(name: str, parts: Mapping[str, str] = PARTS) -> Names:
+    return {f"ffn_{theirs}": f"{name}.{ours}" for theirs, ours in parts.items()}
+
+
+def sparse(name: str, parts: Mapping[str, str] = PARTS, router: str = "gate") -> Names:
+    stacks: Names = {f"ffn_{theirs}_exps": f"{name}.experts.{{e}}.{ours}" for theirs, ours in parts.items()}
+    return stacks | {"ffn_gate_inp": f"{name}.{router}"}
+
+
+def shared(name: str) -> Names:
+    return {f"ffn_{theirs}_shexp": f"{name}.{ours}" for theirs, ours in PARTS.items()}
+
+
+def mamba(name: str) -> Names:
+    return {
+        "ssm_in": f"{name}.in_proj", "ssm_conv1d": f"{name}.conv1d", "ssm_a": f"{name}.A_log",
+        "ssm_d": f"{name}.D", "ssm_dt.bias": f"{name}.dt_bias", "ssm_norm": f"{name}.norm",
+        "ssm_out": f"{name}.out_proj"
+    }
+
+
+def mamba1(name: str) -> Names:
+    return mamba(name) | {
+        "ssm_dt.bias": f"{name}.dt_proj.bias", "ssm_dt": f"{name}.dt_proj", "ssm_x": f"{name}.x_proj",
+        "ssm_dt_norm": f"{name}.dt_layernorm", "ssm_b_norm": f"{name}.b_layernorm",
+        "ssm_c_norm": f"{name}.c_layernorm"
+    }
+
+
+def pairs(heads: int, head_dim: int) -> Undo:
+    """Rows of a head as halves; the file has the rows i and i + D / 2 beside each other."""
+    return Undo(np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).transpose(0, 2, 1).reshape(-1))
+
+
+def interleaved(config: Mapping[str, Any]) -> dict[str, Undo]:
+    q, k = (pairs(config[heads], config["head_dim"])
+            for heads in ("num_attention_heads", "num_key_value_heads"))
+    return {
+        f"self_attn.{part}.{end}": undo for part, undo in (("q_proj", q), ("k_proj", k))
+        for end in ("weight", "bias")
+    }
