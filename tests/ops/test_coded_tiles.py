@@ -55,7 +55,8 @@ def codes_of(form: str, rows: int, columns: int) -> Codes:
     group = 64 if form == "fp8 groups" else 1 << 20
     each = scales(group)
     if form == "fp8 rows small":
-        each[1::17] = torch.tensor([0.0, 1e-38, -1e-33, 1e-39, -0.01])[torch.arange(len(each[1::17])) % 5, None]
+        least = torch.tensor([0.0, 1e-38, -1e-33, 1e-39, -0.01])
+        each[1::17] = least[torch.arange(len(each[1::17])) % 5, None]
     return Codes(8, e4m3, each, None, -(-columns // 32) * 32 if group > columns else 64, fp8=True)
 
 
