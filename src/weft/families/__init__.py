@@ -29,6 +29,7 @@
     falcon_h1         falcon_h1        Mamba-2 beside attention       dense
     nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
     jamba             jamba            Mamba-1 + attention            dense or experts
+    zamba             zamba            Mamba-1 by head, some beside a shared transformer block
     zamba2            zamba2           Mamba-2, some beside a shared transformer block
     mamba2            mamba2           Mamba-2                        none
     mamba             mamba            Mamba-1                        none

@@ -248,7 +248,8 @@ InnerNorms = Literal["none", "plain", "weighted"]
 
 @dataclass(frozen=True, slots=True)
 class Mamba1:
-    """Mamba (Gu and Dao, 2023). ``dt_rank``: width of the bottleneck that makes the steps."""
+    """Mamba (Gu and Dao, 2023). ``dt_rank``: width of the bottleneck that makes the steps. ``heads``: each
+    makes steps, B and C of its own channels alone (Zamba); 0: all channels make those of all."""
 
     channels: int
     state_dim: int
@@ -258,6 +259,7 @@ class Mamba1:
     projection_bias: bool
     inner_norms: InnerNorms = "none"
     inner_eps: float = 1e-6
+    heads: int = 0
 
     def layer_spec(self) -> LayerSpec:
         return spec.mamba1(self.channels, self.state_dim, self.conv_kernel)
@@ -285,20 +287,20 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class SharedBlock:
-    """A Mamba-2 layer beside a transformer block whose weights several layers share (Zamba2): the block reads
-    [x, embedding], and what it makes is added to the Mamba layer's input, not to the stream.
+    """A Mamba layer beside a transformer block whose weights several layers share (Zamba, Zamba2): the block
+    reads [x, embedding], and what it makes is added to the Mamba layer's input, not to the stream.
 
     ``block``: which of the shared blocks; ``use``: which of its uses in depth order this is, counted over all
-    blocks: adapters of rank ``adapter_rank`` belong to the use, not to the block. ``adapted_attention``: q, k
-    and v have adapters, not only the feed-forward. Each use has its own KV."""
+    blocks: adapters of rank ``adapter_rank`` belong to the use, not to the block; 0: it has none.
+    ``adapted_attention``: q, k and v have adapters, not only the feed-forward. Each use has its own KV."""
 
     attention: Attention
-    mamba: Mamba2
+    mamba: Mamba1 | Mamba2
     feed_forward: Dense
     block: int
     use: int
-    adapter_rank: int
-    adapted_attention: bool
+    adapter_rank: int = 0
+    adapted_attention: bool = False
 
     @property
     def rope(self) -> Rope | None:

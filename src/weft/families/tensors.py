@@ -269,6 +269,8 @@ def mamba2(shape: shapes.Mamba2, hidden: int) -> Table:
 
 
 def mamba1(shape: shapes.Mamba1, hidden: int) -> Table:
+    if shape.heads:
+        return _mamba1_by_head(shape, hidden)
     channels, rank, width = Units(shape.channels), shape.dt_rank, shape.state_dim
     table = (_product("project", hidden, ("in_proj", (channels, channels)), bias=shape.projection_bias)
              | _conv(channels, shape.conv_kernel, bias=shape.conv_bias)
@@ -280,6 +282,19 @@ def mamba1(shape: shapes.Mamba1, hidden: int) -> Table:
     if shape.inner_norms == "weighted":
         table |= _norm("dt_layernorm", rank) | _norm("b_layernorm", width) | _norm("c_layernorm", width)
     return table
+
+
+def _mamba1_by_head(shape: shapes.Mamba1, hidden: int) -> Table:
+    """Rows of x and gate take turns. What makes steps, B and C is a tensor of all heads."""
+    rank, width, own = shape.dt_rank, shape.state_dim, shape.channels // shape.heads
+    heads, channels = Units(shape.heads), Units(shape.heads, own)
+    return (_product("project", hidden, ("in_proj", Units(shape.heads, 2 * own)), bias=shape.projection_bias)
+            | _conv(channels, shape.conv_kernel, bias=shape.conv_bias)
+            | {"select": (Tensor("x_proj_weight", (heads, rank + 2 * width, own), "plain"),),
+               "step": (Tensor("dt_proj_weight", (heads, own, rank), "plain"),),
+               "dt_bias": (Tensor("dt_proj_bias", (heads, own), "float32"),)}
+            | _exact("A_log", dims=(heads, own, width)) | _exact("D", dims=(heads, own))
+            | _product("out", channels, ("out_proj", hidden), bias=shape.projection_bias))
 
 
 def short_conv(shape: shapes.ShortConv, hidden: int) -> Table:
@@ -311,9 +326,11 @@ def rg_lru(shape: shapes.RgLru, hidden: int) -> Table:
 
 
 def shared_block(shape: shapes.SharedBlock, hidden: int) -> tuple[Table, Table]:
-    """What all uses of a block share: its attention over [x, embedding], and its feed-forward."""
+    """What all uses of a block share: its attention over [x, embedding], and its feed-forward, whose gate and
+    up are one tensor where adapters change them."""
     return (attention(shape.attention, hidden, inputs=2 * hidden),
-            dense(shape.feed_forward, hidden, names=("gate_up_proj", "down_proj")))
+            dense(shape.feed_forward, hidden,
+                  names=("gate_up_proj", "down_proj") if shape.adapter_rank else GATED))
 
 
 def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
@@ -322,7 +339,9 @@ def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
     attended, width = shape.attention, Units(shape.feed_forward.width)
     keys = Units(attended.kv_heads, attended.head_dim, attended.kv_copies)
     queries = Units(attended.heads, attended.head_dim)
-    added: dict[str, tuple[str, int, Dim]] = {"into": ("feed_forward.gate_up_proj", hidden, (width, width))}
+    added: dict[str, tuple[str, int, Dim]] = {}
+    if shape.adapter_rank:
+        added["into"] = ("feed_forward.gate_up_proj", hidden, (width, width))
     if shape.adapted_attention:
         added |= {part: (f"self_attn.linear_{part}", 2 * hidden, queries if part == "q" else keys)
                   for part in "qkv"}
@@ -532,7 +551,7 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
     if isinstance(record, shapes.Parallel):
         return [attention(record.attention, hidden), mamba2(record.mamba, hidden)]
     if isinstance(record, shapes.SharedBlock):
-        return [mamba2(record.mamba, hidden), shared_use(record, hidden),
+        return [*tables(record.mamba, hidden), shared_use(record, hidden),
                 _product("linear", hidden, ("linear", hidden))]
     if isinstance(record, shapes.WithNgrams):
         return [gated_delta(record.mixer, hidden), ngrams(record.ngrams, hidden)]

@@ -435,6 +435,8 @@ class BlockReader:
     def mamba1(self, shape: Mamba1, name: str) -> recurrent.Mamba1Block:
         source = self.source
         read = self.table(tensors.mamba1(shape, self.hidden), name)
+        if shape.heads:
+            return self._mamba1_by_head(shape, read)
 
         def norm(part: str, width: int) -> Norm:
             if shape.inner_norms == "weighted":
@@ -444,11 +446,28 @@ class BlockReader:
         norms = None
         if shape.inner_norms != "none":
             norms = norm("dt", shape.dt_rank), norm("b", shape.state_dim), norm("c", shape.state_dim)
+        scan = recurrent.SelectiveScan(
+            shape, select=source.summed(read.linear("select", finer=True)),
+            step=read.linear("step", finer=True), a=read.decay(), d=read.tensor("D"),
+            dt_bias=read.tensor("dt_bias"), norms=norms)
+        return recurrent.Mamba1Block(read.linear("project"), conv=read.conv(),
+                                     conv_bias=read.get("conv.bias"), scans=(scan,), out=read.linear("out"))
+
+    def _mamba1_by_head(self, shape: Mamba1, read: TableReader) -> recurrent.Mamba1Block:
+        def apart(rows: torch.Tensor) -> torch.Tensor:
+            return torch.cat((rows[0::2], rows[1::2]))
+
+        bias = read.get("project.bias")
+        exact = self.source.runtime.of_exact
+        scans = tuple(
+            recurrent.SelectiveScan(shape, Linear(exact(select)), Linear(exact(step)), a, d, dt_bias)
+            for select, step, a, d, dt_bias in zip(
+                read.tensor("select"), read.tensor("step"), read.decay(), read.tensor("D"),
+                read.tensor("dt_bias"), strict=True))
         return recurrent.Mamba1Block(
-            shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
-            select=source.summed(read.linear("select", finer=True)), step=read.linear("step", finer=True),
-            a=read.decay(), d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), out=read.linear("out"),
-            norms=norms)
+            read.linear("project", orders={"in_proj.weight": apart},
+                        bias=None if bias is None else apart(bias)),
+            conv=read.conv(), conv_bias=read.get("conv.bias"), scans=scans, out=read.linear("out"))
 
     def swiglu(self, shape: Dense, name: str, names: Names = GATED) -> SwiGlu:
         """The usual feed-forward; ``names`` as in its table."""

@@ -117,7 +117,7 @@ def of_causal_conv() -> list[Compilation]:
             form = {"C": 8192, "W": width, "BIAS": gated, "SILU": not gated, "GATED": gated}
             title = f"{'short' if gated else 'causal'}_conv {{}} {str(name).removeprefix('torch.')}"
             variants.append(compilation_of(title.format("tokens"), conv._tokens, pointers,
-                                        form | {"BC": conv.TOKENS.width}, conv.TOKENS))
+                                        form | {"KP": 4, "BC": conv.TOKENS.width}, conv.TOKENS))
             variants.append(compilation_of(title.format("rows"), conv._rows, pointers,
                                         form | {"WP": triton.next_power_of_2(width), "BC": conv.ROWS.width},
                                         conv.ROWS))

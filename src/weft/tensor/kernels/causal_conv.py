@@ -8,8 +8,9 @@
         i < W     window[i], ..., window[W-1], x[0], ..., x[i]
         else      x[i-W], ..., x[i]
 
-Each input is loaded K times, all but once from the cache. Sums are float32. PAD slots are neither read nor
-written, fresh slots not read.
+Each input is loaded K times, all but once from the cache. A channel's weights are K neighbours in memory and
+loaded at once: loaded one by one, they were four times as many loads as the inputs. Sums are float32. PAD
+slots are neither read nor written, fresh slots not read.
 """
 
 from __future__ import annotations
@@ -43,6 +44,20 @@ def _input(x, gate, t, channel, mask, x_row, gate_row, GATED: tl.constexpr):
 
 
 @triton.jit
+def _weights(weight, channel, within, W: tl.constexpr, KP: tl.constexpr):
+    """float32 [channels, KP], zeros beyond W + 1."""
+    k = tl.arange(0, KP)[None, :]
+    return tl.load(weight + channel[:, None] * (W + 1) + k, mask=within[:, None] & (k <= W),
+                   other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _weight(weights, k: tl.constexpr, KP: tl.constexpr):
+    """[channels]: column ``k``."""
+    return tl.sum(tl.where(tl.arange(0, KP)[None, :] == k, weights, 0.0), 1)
+
+
+@triton.jit
 def _output(out, y, after, bias, t, channel, within, mask, after_row, C: tl.constexpr, BIAS: tl.constexpr,
             SILU: tl.constexpr, GATED: tl.constexpr):
     """Store ``y`` of token ``t``, one token or a column of tokens; ``within``: the mask of channels alone."""
@@ -59,7 +74,8 @@ def _output(out, y, after, bias, t, channel, within, mask, after_row, C: tl.cons
 @triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
 def _tokens(x, gate, after, weight, bias, window, out, slots, fresh, chunk_begin, chunk_run, chunk_first,
             chunk_tokens, chunk_tap, x_row, gate_row, after_row, slot_stride, C: tl.constexpr,
-            W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr):
+            W: tl.constexpr, KP: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+            GATED: tl.constexpr):
     """Grid: blocks of channels, chunks."""
     c = tl.program_id(1)
     channel, place = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, PLACES)
@@ -74,29 +90,36 @@ def _tokens(x, gate, after, weight, bias, window, out, slots, fresh, chunk_begin
     behind = only_if((slot >= 0) & (tl.load(fresh + run) == 0), W)
     # Input k of a place is token ``begin + place - W + k`` of this run.
     here = place < tokens
+    weights = _weights(weight, channel, within, W, KP)
     y = tl.zeros((PLACES, BC), tl.float32)
+    if begin < W:
+        # What the run's first places see of the window, the oldest first, as below. Row by row: a tile of it
+        # has channels in another order than a tile of x, and every tile would be turned.
+        for of in tl.static_range(W):
+            for k in tl.static_range(W - of):
+                entry = begin + of + k
+                valid = (of < tokens) & (entry < W) & (entry - W + behind >= 0)
+                held = tl.load(old + entry, mask=channel < only_if(valid, C), other=0.0).to(tl.float32)
+                y += tl.where((place == of)[:, None], (held * _weight(weights, k, KP))[None, :], 0.0)
     for k in tl.static_range(W + 1):
         at = begin + place - W + k
         mask = (here & (at >= 0))[:, None] & within[None, :]
         seen = _input(x, gate, (run_first.to(tl.int64) + at)[:, None], channel[None, :], mask, x_row,
                       gate_row, GATED)
-        if begin < W:
-            before = (here & (at < 0) & (at + behind >= 0))[:, None] & within[None, :]
-            held = tl.load(old[None, :] + (at + W)[:, None], mask=before, other=0.0).to(tl.float32)
-            seen = tl.where(before, held, seen)
-        y += seen * tl.load(weight + channel * (W + 1) + k, mask=within, other=0.0).to(tl.float32)[None, :]
+        y += seen * _weight(weights, k, KP)[None, :]
     t = (first + place)[:, None]
     _output(out, y, after, bias, t, channel[None, :], within[None, :], here[:, None] & within[None, :],
             after_row, C, BIAS, SILU, GATED)
     tap = tl.load(chunk_tap + c).to(tl.int64)
-    for k in tl.static_range(W):
-        at = begin + tokens - W + k
-        seen = _input(x, gate, run_first.to(tl.int64) + at, channel, channel < only_if(at >= 0, C), x_row,
-                      gate_row, GATED)
-        before = channel < only_if((at < 0) & (at + behind >= 0), C)
-        seen = tl.where(before, tl.load(old + at + W, mask=before, other=0.0).to(tl.float32), seen)
-        tl.store(window + tap * slot_stride + channel * W + k, seen.to(window.dtype.element_ty),
-                 mask=channel < only_if(tap >= 0, C))
+    if tap >= 0:
+        for k in tl.static_range(W):
+            last = begin + tokens - W + k
+            entry = _input(x, gate, run_first.to(tl.int64) + last, channel, channel < only_if(last >= 0, C),
+                           x_row, gate_row, GATED)
+            earlier = channel < only_if((last < 0) & (last + behind >= 0), C)
+            entry = tl.where(earlier, tl.load(old + last + W, mask=earlier, other=0.0).to(tl.float32), entry)
+            tl.store(window + tap * slot_stride + channel * W + k, entry.to(window.dtype.element_ty),
+                     mask=within)
 
 
 @triton.jit(do_not_specialize=["decode_count"], do_not_specialize_on_alignment=STEP_TABLES)
@@ -150,7 +173,8 @@ def convolve(x_TC: torch.Tensor, gate_TC: torch.Tensor | None, after_TC: torch.T
     if step.chunk_count:
         launch(_tokens, (triton.cdiv(channels, TOKENS.width), step.chunk_count))(
             *tensors, step.chunk_begin_R, step.chunk_run_C, step.chunk_first_C, step.chunk_tokens_C,
-            step.chunk_tap_C, *strides, **form, BC=TOKENS.width, num_warps=TOKENS.warps)
+            step.chunk_tap_C, *strides, **form, KP=triton.next_power_of_2(form["W"] + 1), BC=TOKENS.width,
+            num_warps=TOKENS.warps)
     # After `_tokens`: a run's first tokens read the window that its last tokens replace here.
     launch(_rows, (triton.cdiv(channels, ROWS.width), step.run_count))(
         *tensors, step.offsets_R, step.lengths_R, *strides, step.decode_count, **form,
