@@ -152,6 +152,27 @@ def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None
     return table | _product("out", queries, (out, hidden), bias=out_bias)
 
 
+def convolved_attention(shape: shapes.ConvolvedAttention, hidden: int) -> Table:
+    of, dim = shape.attention, shape.attention.head_dim
+    queries, keys = Units(of.heads, dim), Units(of.kv_heads, dim, of.kv_copies)
+    first, second = "qkv_proj.conv_qk_depthwise", "qkv_proj.conv_qk_grouped"
+    table = _product("project", hidden, *((f"qkv_proj.{name}", rows) for name, rows in (
+        ("q_proj", queries), ("k_proj", keys), ("v_proj_current", shape.delayed),
+        ("v_proj_delayed", shape.delayed))))
+    for role, name, width, kernel in (("first", first, 1, shape.first_kernel),
+                                      ("second", second, dim, shape.second_kernel)):
+        table[role] = (Tensor(f"{name}.weight", ((queries, keys), width, kernel), "plain"),)
+        table[f"{role}.bias"] = (Tensor(f"{name}.bias", ((queries, keys),), "plain"),)
+    return (table | {"factors": (Tensor("qk_norm.temp", (Units(of.kv_heads, 1, of.kv_copies),), "plain"),)}
+            | _product("out", queries, ("o_proj", hidden)))
+
+
+def residual_scale(hidden: int) -> Table:
+    """Where a block's output is added to the stream."""
+    return {f"{part}_{what}": (Tensor(f"{part}_{what}", (hidden,), "plain"),)
+            for part in ("hidden_states", "residual") for what in ("bias", "scale")}
+
+
 def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "o_proj") -> Table:
     """Head gates have no bias."""
     rank, latent = shape.query_rank, shape.latent_dim
@@ -494,6 +515,8 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
     if paired:
         dims["into"] = (2 * shape.width if shape.own_count else Units(shape.width, 2), dims["into"][1])
     table: Table = {"router": (Tensor(router, (shape.count, hidden), "plain"),)}
+    if shape.router_width:
+        table = _router_over_layers(shape, hidden)
     for role, name in (("into", into), ("down", down)):
         table[role] = (Tensor(name, (count, *(dims[role][::-1] if transposed else dims[role]))),)
         if shape.bias and (paired or role == "down"):
@@ -505,7 +528,7 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
                     count, shape.width if shape.own_count else Units(shape.width)), "float32"),)
     if shape.bias:
         table["router.bias"] = (Tensor(router.replace("weight", "bias"), (shape.count,), "plain"),)
-    if shape.choice_bias:
+    if shape.choice_bias and not shape.router_width:
         table["choice_bias"] = (Tensor(choice_bias, (shape.count,), "float32"),)
     if shape.shared_gate:
         table["shared_gate"] = (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)
@@ -513,6 +536,20 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
         table |= _product("latent_in", hidden, ("fc1_latent_proj", shape.latent_width))
         table |= _product("latent_out", shape.latent_width, ("fc2_latent_proj", hidden))
     return table
+
+
+def _router_over_layers(shape: shapes.Experts, hidden: int) -> Table:
+    """It has one choice more than experts: none."""
+    width, inner = shape.router_width, "gate.router_mlp"
+    table = (_product("router", hidden, ("gate.down_proj", width), bias=True)
+             | _norm("router_norm", width, f"{inner}.norm")
+             | _product("fc1", width, (f"{inner}.fc1", width), bias=True)
+             | _product("fc2", width, (f"{inner}.fc2", width), bias=True)
+             | _product("choice", width, (f"{inner}.out_proj", shape.count + 1)))
+    if shape.router_continues:
+        table["continued"] = (Tensor("gate.router_states_scale", (width,), "plain"),)
+    return _plain(table) | {"choice_bias": (
+        Tensor("gate.balancing_biases", (shape.count + 1,), "float32"),)}
 
 
 def experts_apart(shape: shapes.Experts, hidden: int) -> Table:
@@ -566,7 +603,8 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
 
 
 TABLES: dict[type, Callable[[Any, int], Table]] = {
-    shapes.Attention: attention, shapes.LatentAttention: latent_attention, shapes.GatedDelta: gated_delta,
+    shapes.Attention: attention, shapes.ConvolvedAttention: convolved_attention,
+    shapes.LatentAttention: latent_attention, shapes.GatedDelta: gated_delta,
     shapes.KimiDelta: kimi_delta, shapes.Mamba2: mamba2, shapes.Mamba1: mamba1, shapes.ShortConv: short_conv,
     shapes.RgLru: rg_lru, shapes.Lightning: lightning,
     shapes.Dense: dense}

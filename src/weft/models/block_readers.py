@@ -34,6 +34,11 @@ from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
 from weft.models.blocks.streams import GatedStreams, MixedStreams, StreamMix
+from weft.models.blocks.zaya import (
+    ContinuedExperts,
+    ConvolvedAttentionBlock,
+    ScaledResidual,
+)
 from weft.models.decoder import CausalModel, Collapse
 from weft.models.embedding import Embedding, Lookup
 from weft.models.layer import DecoderLayer
@@ -157,12 +162,26 @@ class BlockReader:
         # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
         # rows.
         source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
+        model.expand = self._expand(shape)
         if architecture.per_layer_width:
             model.per_layer = self._per_layer(architecture.per_layer_width)
         model.targets = Targets(source.targets)
         return model
 
+    def _expand(self, shape: shapes.Streams | None) -> Collapse | None:
+        if shape is not None:
+            return lambda x_TD: x_TD.repeat(1, shape.count)
+        if not self.architecture.scaled_residual:
+            return None
+        bias, scale = (self.source.tensor(f"input_hidden_states_{part}", self.hidden)
+                       for part in ("bias", "scale"))
+        feed = self.architecture.feed_forwards[0]
+        assert isinstance(feed, Experts)
+        return lambda x_TD: torch.nn.functional.pad((x_TD + bias) * scale, (0, feed.router_width))
+
     def _collapse(self, shape: shapes.Streams | None) -> Collapse | None:
+        if self.architecture.scaled_residual:
+            return lambda x_TN: x_TN[:, : self.hidden]
         if shape is None:
             return None
         if shape.kind == "mixed":
@@ -183,6 +202,36 @@ class BlockReader:
         assert norm is not None
         return GatedStreams(shape, norm, read.linear("down"), read.linear("up"),
                             None if last else read.linear("inject"))
+
+    def residual_scale(self, name: str, *, inside: bool) -> ScaledResidual:
+        read = self.table(tensors.residual_scale(self.hidden), name)
+        residual, given = ((read.tensor(f"{part}_bias"), read.tensor(f"{part}_scale"))
+                           for part in ("residual", "hidden_states"))
+        return ScaledResidual(residual, given, inside)
+
+    def convolved_attention(self, shape: shapes.ConvolvedAttention, name: str) -> ConvolvedAttentionBlock:
+        of = shape.attention
+        read = self.table(tensors.convolved_attention(shape, self.hidden), name)
+        second = torch.unflatten(read.tensor("second"), 0, (-1, of.head_dim))
+        values = tensors.Units(of.kv_heads, of.head_dim, of.kv_copies).span(self.source.place)
+        return ConvolvedAttentionBlock(
+            shape, read.linear("project"), read.tensor("first").squeeze(1), read.tensor("first.bias"),
+            second.permute(0, 3, 2, 1).flatten(1, 2).contiguous(), read.tensor("second.bias"),
+            read.tensor("factors"), values, read.linear("out"))
+
+    def continued_experts(self, shape: Experts, name: str, norm: str) -> ContinuedExperts:
+        """``norm``: in front of it."""
+        read = self.table(tensors.experts(shape, self.hidden), name)
+        into, down = self._routed(shape, read, GATED, False, None)
+        router = read.plain("router")
+        experts = ExpertsBlock(shape, router, into, down)
+        self._note_experts(shape, read, experts, GATED)
+        router_norm = read.norm("router_norm", self.eps)
+        assert router_norm is not None
+        return ContinuedExperts(
+            self.source.summed(experts.of_choices), self.norm(norm), router, read.get("continued"),
+            router_norm, (read.plain("fc1"), read.plain("fc2")), read.plain("choice"),
+            read.tensor("choice_bias"), experts)
 
     def ngrams(self, shape: shapes.Ngrams, name: str) -> NgramsBlock:
         source, inner = self.source, f"{name}.ple_embedding"
@@ -257,7 +306,8 @@ class BlockReader:
             return ParallelBlock(shape, self.attention(shape.attention, names[Attention]),
                                  self.mamba2(shape.mamba, names[Mamba2]))
         readers: dict[type, Callable[..., layer.Mixer]] = {
-            Attention: self.attention, shapes.LatentAttention: self.latent_attention, Mamba2: self.mamba2,
+            Attention: self.attention, shapes.ConvolvedAttention: self.convolved_attention,
+            shapes.LatentAttention: self.latent_attention, Mamba2: self.mamba2,
             Mamba1: self.mamba1, GatedDelta: self.gated_delta, shapes.KimiDelta: self.kimi_delta,
             shapes.ShortConv: self.short_conv, shapes.RgLru: self.rg_lru,
             shapes.Lightning: self.lightning}

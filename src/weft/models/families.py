@@ -12,7 +12,7 @@ between spellings of a feed-forward, Zamba and Zamba2 share blocks between layer
 Sources: transformers ``llama``, ``mistral``, ``qwen3``, ``qwen3_moe``, ``qwen3_5``, ``qwen3_5_moe``,
 ``qwen3_next``, ``lfm2``, ``lfm2_moe``, ``lfm3``, ``olmo3``, ``olmo_hybrid``, ``kimi_linear``,
 ``bailing_hybrid``, ``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``, ``jamba``, ``zamba``,
-``zamba2``, ``mamba``, ``mamba2``, ``falcon_mamba``.
+``zamba2``, ``zaya``, ``mamba``, ``mamba2``, ``falcon_mamba``.
 """
 
 from __future__ import annotations
@@ -287,6 +287,19 @@ class _Block:
 
 
 _MAMBA = {shapes.Attention: "self_attn", shapes.Mamba1: "mamba", shapes.Mamba2: "mamba"}
+def _zaya_layers(read: BlockReader) -> ReadLayer:
+    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
+        assert isinstance(feed, shapes.Experts)
+        return DecoderLayer(
+            read.norm(f"{name}.input_layernorm"),
+            read.mixer(mixer, {shapes.ConvolvedAttention: f"{name}.self_attn"}), None,
+            read.continued_experts(feed, f"{name}.mlp", f"{name}.post_attention_layernorm"),
+            mixes=(read.residual_scale(f"{name}.post_attention_residual_scale", inside=False),
+                   read.residual_scale(f"{name}.post_mlp_residual_scale", inside=True)))
+
+    return layer
+
+
 _W_NAMES = ("w1", "w3", "w2")
 """Of gate, up and down."""
 _QWEN_HYBRID = Names({shapes.Attention: "self_attn", shapes.GatedDelta: "linear_attn"},
@@ -319,6 +332,7 @@ NAMES: dict[str, Names] = {
     "recurrent_gemma": Names(
         {shapes.Attention: "temporal_block", shapes.RgLru: "temporal_block"}, feed="mlp_block", swiglu=False,
         mixer_norm="temporal_pre_norm", feed_norm="channel_pre_norm", final_norm="final_norm", plus_one=True),
+    "zaya": Names(layers=_zaya_layers),
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
     "glm5_next": Names(
         {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),
