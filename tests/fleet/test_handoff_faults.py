@@ -20,7 +20,7 @@ from weft.handoff import parse_roles, partner_missing
 from weft.memory.prefix_store import KvPiece, StagingBuffers
 from weft.rpc.messages import PeerKeys
 from weft.rpc.peer_link import PeerLink
-from weft.store.inbox import FULL
+from weft.store.inbox import FULL, STALE_S
 from weft.store.peer_store import NO_STORE, PeerStore
 
 PAGE, STATE, CHUNK = 96, 40, 64
@@ -228,6 +228,23 @@ def test_records_that_get_no_room_end_the_order_after_a_while(ends: tuple[End, E
     assert ends[0].put(150, salt="b")
     assert ends[0].ended() == [("b", FULL)]
     assert received(small, salt="a")[0] == 150, "what was there first"
+    small.close()
+
+
+def test_records_that_no_request_takes_for_seconds_go_for_new_ones(ends: tuple[End, End],
+                                                                   tmp_path: Path) -> None:
+    """Their client may have left."""
+    small = End(tmp_path / "s", inbox_bytes=ONE_PROMPT)
+    two_orders(ends[0], small)
+    assert ends[0].put(150, salt="a")
+    ends[0].store.computed("a", 150)
+    assert ends[0].ended() == [("a", "")]
+    small.now_s = STALE_S + 0.1
+    assert ends[0].put(150, salt="b")
+    ends[0].store.computed("b", 150)
+    assert ends[0].ended() == [("b", "")]
+    assert received(small, salt="a")[0] == 0
+    assert received(small, salt="b") == (150, kv_bytes(0, 150), state_bytes(150))
     small.close()
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import click
 
 from weft.cli.flags import FlagCommand
-from weft.host import CPUINFO, container_memory_limit_bytes, cpu_name_and_flags, usable_cores
+from weft.host import CPUINFO, container_memory_limit_bytes, cpu_name_and_flags, keeps_codes, usable_cores
 from weft.units import format_bytes
 
 Verdict = Literal["good", "note", "bad"]
@@ -138,11 +138,6 @@ def _quantised(torch: Mapping[str, Any]) -> Finding:
                        "ggml's IQ1 to IQ3 and torchao's int4 with float zeros take 16 bits")
     return Finding("quantised weights", "int8, int4, MXFP4, NVFP4 and ggml's K forms as they are", "good",
                    "fp8 and nf4 take 16 bits here: --quantize int8 keeps them small")
-
-
-def keeps_codes() -> bool:
-    """Whether this machine's CPU multiplies by codes of fp8, nf4 and fp4, if the C++ kernels were built."""
-    return bool(cpu_facts()["features"]["avx512f"])
 
 
 def _gpus(gpus: list[Mapping[str, Any]], triton: str | None, *, flashinfer: bool) -> list[Finding]:

@@ -10,7 +10,7 @@ leaves a prefix that is shorter and as good.
 
 An arrival without room is refused as FULL, and its sender tries again: what is here spares a prompt each.
 Handoffs rank by their first parcels. A further parcel of one pushes out those that began behind it, so that
-the first one always ends.
+the first one always ends. What has waited for STALE_S goes too: its client may have left.
 
 Laws: L8 (an arrival matches only where memory has all KV before it), L10 (tokens and salt are compared),
 L11 (``limit_bytes``). Checksums are compared before the sender learns that its bytes are here.
@@ -41,6 +41,8 @@ EXPIRES_S = 60.0
 """An arrival that no request has loaded for so long is dropped."""
 FULL = "its memory for records is full"
 """For now: the only refusal after which the same parcel may be accepted."""
+STALE_S = 3.0
+"""An arrival to which nothing happened for so long goes for a new one."""
 ROOM_S = 5.0
 """Senders ask again for so long. An engine whose memory is full longer has too much to do."""
 _FIRST_NUMBER = 1 << 62
@@ -182,11 +184,15 @@ class Inbox:
         nbytes = parcel.nbytes + (0 if before is None else before.nbytes - len(before.state[1]))
         others = [name for name in self._arrivals if name != parcel.handoff]
         over = sum(self._arrivals[name].nbytes for name in others) + nbytes - self.limit_bytes
-        names, pushed_out = list(self._arrivals), []
+        names, stale_s = list(self._arrivals), self._clock() - STALE_S
         behind = names[names.index(parcel.handoff) + 1:] if parcel.handoff in self._arrivals else []
-        while over > 0 and behind:
-            pushed_out.append(behind.pop())
-            over -= self._arrivals[pushed_out[-1]].nbytes
+        stale = [name for name in others if name not in behind and self._arrivals[name].arrived_s < stale_s]
+        pushed_out = []
+        for name in (*stale, *reversed(behind)):
+            if over <= 0:
+                break
+            pushed_out.append(name)
+            over -= self._arrivals[name].nbytes
         return None if over > 0 and nbytes <= self.limit_bytes else pushed_out
 
     def _no_room(self, nbytes: int) -> str:
