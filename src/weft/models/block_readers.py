@@ -34,11 +34,7 @@ from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
 from weft.models.blocks.streams import GatedStreams, MixedStreams, StreamMix
-from weft.models.blocks.zaya import (
-    ContinuedExperts,
-    ConvolvedAttentionBlock,
-    ScaledResidual,
-)
+from weft.models.blocks.zaya import ContinuedExperts
 from weft.models.decoder import CausalModel, Collapse
 from weft.models.embedding import Embedding, Lookup
 from weft.models.layer import DecoderLayer
@@ -203,22 +199,6 @@ class BlockReader:
         return GatedStreams(shape, norm, read.linear("down"), read.linear("up"),
                             None if last else read.linear("inject"))
 
-    def residual_scale(self, name: str, *, inside: bool) -> ScaledResidual:
-        read = self.table(tensors.residual_scale(self.hidden), name)
-        residual, given = ((read.tensor(f"{part}_bias"), read.tensor(f"{part}_scale"))
-                           for part in ("residual", "hidden_states"))
-        return ScaledResidual(residual, given, inside)
-
-    def convolved_attention(self, shape: shapes.ConvolvedAttention, name: str) -> ConvolvedAttentionBlock:
-        of = shape.attention
-        read = self.table(tensors.convolved_attention(shape, self.hidden), name)
-        second = torch.unflatten(read.tensor("second"), 0, (-1, of.head_dim))
-        values = tensors.Units(of.kv_heads, of.head_dim, of.kv_copies).span(self.source.place)
-        return ConvolvedAttentionBlock(
-            shape, read.linear("project"), read.tensor("first").squeeze(1), read.tensor("first.bias"),
-            second.permute(0, 3, 2, 1).flatten(1, 2).contiguous(), read.tensor("second.bias"),
-            read.tensor("factors"), values, read.linear("out"))
-
     def continued_experts(self, shape: Experts, name: str, norm: str) -> ContinuedExperts:
         """``norm``: in front of it."""
         read = self.table(tensors.experts(shape, self.hidden), name)
@@ -306,8 +286,7 @@ class BlockReader:
             return ParallelBlock(shape, self.attention(shape.attention, names[Attention]),
                                  self.mamba2(shape.mamba, names[Mamba2]))
         readers: dict[type, Callable[..., layer.Mixer]] = {
-            Attention: self.attention, shapes.ConvolvedAttention: self.convolved_attention,
-            shapes.LatentAttention: self.latent_attention, Mamba2: self.mamba2,
+            Attention: self.attention, shapes.LatentAttention: self.latent_attention, Mamba2: self.mamba2,
             Mamba1: self.mamba1, GatedDelta: self.gated_delta, shapes.KimiDelta: self.kimi_delta,
             shapes.ShortConv: self.short_conv, shapes.RgLru: self.rg_lru,
             shapes.Lightning: self.lightning}
