@@ -307,13 +307,13 @@ def mamba1(shape: shapes.Mamba1, hidden: int) -> Table:
 def _mamba1_by_head(shape: shapes.Mamba1, hidden: int) -> Table:
     """Rows of x and gate take turns. What makes steps, B and C is a tensor of all heads."""
     rank, width, own = shape.dt_rank, shape.state_dim, shape.channels // shape.heads
-    heads, channels = Units(shape.heads), Units(shape.heads, own)
+    heads, channels, rows = Units(shape.heads), Units(shape.heads, own), Units(shape.heads, 2 * own)
     table: Table = {"select": (Tensor("x_proj_weight", (heads, rank + 2 * width, own), "plain"),),
                     "step": (Tensor("dt_proj_weight", (heads, own, rank), "plain"),),
                     "dt_bias": (Tensor("dt_proj_bias", (heads, own), "float32"),)}
     return (table | _exact("A_log", dims=(heads, own, width)) | _exact("D", dims=(heads, own))
             | _conv(channels, shape.conv_kernel, bias=shape.conv_bias)
-            | _product("project", hidden, ("in_proj", Units(shape.heads, 2 * own)), bias=shape.projection_bias)
+            | _product("project", hidden, ("in_proj", rows), bias=shape.projection_bias)
             | _product("out", channels, ("out_proj", hidden), bias=shape.projection_bias))
 
 
