@@ -89,7 +89,6 @@ class MemoryUsage:
     leases: int
     pages_held_max: int
     slots_held_max: int
-    frames_used_max: int
     pages_cached: int = 0
     """Pages of the prefix tree among ``pages_held``; the others are private to one sequence."""
     pages_shared: int = 0
