@@ -465,7 +465,8 @@ def write_gguf(directory: Path,
     for name, x in tensors.items():
         kind = next((kind for begin, kind in (types or {}).items() if name.startswith(begin)), None)
         numbers = np.ascontiguousarray(x.float().numpy())
-        if kind is None or x.ndim < 2 or "conv" in name or x.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+        plain = x.ndim < 2 or "conv1d" in name or ".conv.weight" in name
+        if kind is None or plain or x.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             writer.add_tensor(name, numbers)
         else:
             rows = numbers.reshape(-1, numbers.shape[-1])
