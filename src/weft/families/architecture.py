@@ -311,6 +311,34 @@ class SharedBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolvedAttention:
+    """Attention whose queries and keys pass two causal convolutions (ZAYA): of ``first_kernel`` tokens
+    channel by channel, then of ``second_kernel`` tokens within a head. Half of the values, ``delayed``
+    numbers, are of the token before; every rank has all of them. ``k_heads``: the KV heads, which ranks do
+    not copy: what is added to a key is the mean of its queries."""
+
+    attention: Attention
+    first_kernel: int
+    second_kernel: int
+    delayed: int
+    k_heads: int
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.attention.rope
+
+    @property
+    def reach(self) -> int:
+        """Tokens behind its own that the convolutions see."""
+        return self.first_kernel + self.second_kernel - 2
+
+    def layer_spec(self) -> LayerSpec:
+        of = self.attention
+        shifts = spec.shifts((of.heads + of.kv_heads) * of.head_dim, self.delayed, self.reach)
+        return spec.together("convolved_attention", of.layer_spec(), shifts)
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConv:
     """Double-gated short convolution of LFM2."""
 
@@ -401,8 +429,8 @@ class Streams:
     eps: float = 0.0
 
 
-Mixer = (Attention | LatentAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1 | ShortConv | RgLru
-         | Lightning | Parallel | SharedBlock | WithNgrams)
+Mixer = (Attention | LatentAttention | ConvolvedAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1
+         | ShortConv | RgLru | Lightning | Parallel | SharedBlock | WithNgrams)
 
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
@@ -434,7 +462,9 @@ class Experts:
     routed experts work on a projection of this width (0: on the stream itself). ``own_count``: most experts
     that a rank holds where ranks divide them (0: all). ``bias``: the router and both products of an expert
     have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and
-    each expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``."""
+    each expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``. ``router_width``: the router is
+    a feed-forward of this width over a state that layers hand on, and may choose none (ZAYA); 0: a product.
+    ``router_continues``: there is a layer before."""
 
     count: int
     per_token: int
@@ -455,6 +485,8 @@ class Experts:
     bias: bool = False
     normed_apart: bool = False
     limit: float = 0.0
+    router_width: int = 0
+    router_continues: bool = False
 
     @property
     def shared(self) -> Dense:
@@ -491,6 +523,8 @@ class Architecture:
     ``residual_float32``: the residual stream is kept in float32 whatever the weights are in (Mamba).
     ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one. ``vision``: what
     makes rows of pictures; None for a model of text alone. ``streams``: None for one residual stream.
+    ``scaled_residual``: stream and output of a block have biases and factors of each channel where they are
+    added, and the embedding has (ZAYA).
     """
 
     family: str
@@ -515,6 +549,7 @@ class Architecture:
     mtp: MtpLayer | None = None
     vision: VisionTower | None = None
     streams: Streams | None = None
+    scaled_residual: bool = False
 
     @property
     def indexed(self) -> tuple[int, ...]:

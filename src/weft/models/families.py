@@ -11,8 +11,8 @@ between spellings of a feed-forward, Zamba and Zamba2 share blocks between layer
 
 Sources: transformers ``llama``, ``mistral``, ``qwen3``, ``qwen3_moe``, ``qwen3_5``, ``qwen3_5_moe``,
 ``qwen3_next``, ``lfm2``, ``lfm2_moe``, ``lfm3``, ``olmo3``, ``olmo_hybrid``, ``kimi_linear``,
-``bailing_hybrid``, ``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``, ``jamba``, ``zamba``,
-``zamba2``, ``mamba``, ``mamba2``, ``falcon_mamba``.
+``bailing_hybrid``, ``zaya``. With Mamba: ``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``,
+``jamba``, ``zamba``, ``zamba2``, ``mamba``, ``mamba2``, ``falcon_mamba``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
@@ -250,7 +251,8 @@ class _Block:
     def use(self, shape: shapes.SharedBlock, layer: str, name: str) -> SharedUse:
         """Of the layer named ``layer``, which calls the block ``name``."""
         reader, source = self.reader, self.reader.source
-        own = reader.table(tensors.shared_use(shape, reader.hidden), self.name)
+        adapters = tensors.shared_use(shape, reader.hidden) if shape.adapter_rank else {}
+        own = reader.table(adapters, self.name)
 
         def adapter(role: str) -> tuple[Linear, Linear]:
             """Two matrices, whose product is added to the shared one's."""
@@ -287,6 +289,37 @@ class _Block:
 
 
 _MAMBA = {shapes.Attention: "self_attn", shapes.Mamba1: "mamba", shapes.Mamba2: "mamba"}
+def _zaya_layers(read: BlockReader) -> ReadLayer:
+    def scaled(name: str, inside: bool) -> ScaledResidual:
+        table = read.table(tensors.residual_scale(read.hidden), name)
+        residual, given = ((table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale"))
+                           for part in ("residual", "hidden_states"))
+        return ScaledResidual(residual, given, inside)
+
+    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
+        assert isinstance(mixer, shapes.ConvolvedAttention)
+        assert isinstance(feed, shapes.Experts)
+        return DecoderLayer(
+            read.norm(f"{name}.input_layernorm"),
+            _convolved_attention(read, mixer, f"{name}.self_attn"), None,
+            read.continued_experts(feed, f"{name}.mlp", f"{name}.post_attention_layernorm"),
+            mixes=(scaled(f"{name}.post_attention_residual_scale", inside=False),
+                   scaled(f"{name}.post_mlp_residual_scale", inside=True)))
+
+    return layer
+
+
+def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention,
+                         name: str) -> ConvolvedAttentionBlock:
+    of, table = shape.attention, read.table(tensors.convolved_attention(shape, read.hidden), name)
+    second = torch.unflatten(table.tensor("second"), 0, (-1, of.head_dim))
+    values = tensors.Units(of.kv_heads, of.head_dim, of.kv_copies).span(read.source.place)
+    return ConvolvedAttentionBlock(
+        shape, table.linear("project"), table.tensor("first").squeeze(1), table.tensor("first.bias"),
+        second.permute(0, 3, 2, 1).flatten(1, 2).contiguous(), table.tensor("second.bias"),
+        table.tensor("factors"), values, table.linear("out"))
+
+
 _W_NAMES = ("w1", "w3", "w2")
 """Of gate, up and down."""
 _QWEN_HYBRID = Names({shapes.Attention: "self_attn", shapes.GatedDelta: "linear_attn"},
@@ -319,6 +352,7 @@ NAMES: dict[str, Names] = {
     "recurrent_gemma": Names(
         {shapes.Attention: "temporal_block", shapes.RgLru: "temporal_block"}, feed="mlp_block", swiglu=False,
         mixer_norm="temporal_pre_norm", feed_norm="channel_pre_norm", final_norm="final_norm", plus_one=True),
+    "zaya": Names(layers=_zaya_layers),
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
     "glm5_next": Names(
         {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),
