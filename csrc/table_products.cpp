@@ -29,7 +29,7 @@ WEFT_GIVES(adapt, AdaptArgs)
 bool has_byte_products() { return has_vnni(); }
 bool has_coded_tiles() {
 #if defined(__AVX512F__)
-  return true;
+  return serves_coded();
 #else
   return false;
 #endif

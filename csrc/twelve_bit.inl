@@ -53,26 +53,19 @@ constexpr int64_t kRowsUnpacked = 96;
 constexpr int64_t kUnpackedItemBytes = 1 << 18;
 constexpr int64_t kUnpackedPartBytes = 1 << 19;
 
-// body(0), body(1), ... of constants: sums that a loop counts through would pass through memory.
-template <class Body, int... I>
-WEFT_BF16_PART inline void each_of(const Body& body, std::integer_sequence<int, I...>) {
-  (body(std::integral_constant<int, I>{}), ...);
-}
-template <int COUNT, class Body>
-WEFT_BF16_PART inline void each(const Body& body) {
-  each_of(body, std::make_integer_sequence<int, COUNT>{});
-}
-
-// The same for bodies of every AVX-512 CPU.
-template <class Body, int... I>
-WEFT_INLINE void each_wide_of(const Body& body, std::integer_sequence<int, I...>) {
-  (body(std::integral_constant<int, I>{}), ...);
-}
-template <int COUNT, class Body>
-WEFT_INLINE void each_wide(const Body& body) {
-  each_wide_of(body, std::make_integer_sequence<int, COUNT>{});
-}
+// name(body): body(0), body(1), ... of constants. Sums that a loop counts through would pass through memory.
+#define WEFT_EACH(name, part)                                              \
+  template <class Body, int... I>                                          \
+  part inline void name##_of(const Body& body, std::integer_sequence<int, I...>) { \
+    (body(std::integral_constant<int, I>{}), ...);                         \
+  }                                                                        \
+  template <int COUNT, class Body>                                         \
+  part inline void name(const Body& body) {                                \
+    name##_of(body, std::make_integer_sequence<int, COUNT>{});             \
+  }
 #define WEFT_WIDE_PART __attribute__((always_inline))
+WEFT_EACH(each, WEFT_BF16_PART)
+WEFT_EACH(each_wide, WEFT_WIDE_PART)
 
 // Two pairs of columns, half a unit.
 struct Half {

@@ -14,6 +14,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     mamba1         -                                  conv [C, K-1], recurrent [C, N] fp32
     short_conv     -                                  conv [C, K-1]
     lightning      -                                  recurrent [heads, dim, dim] fp32
+    convolved      2 x kv_heads x head_dim            conv.1 [C + half of V, 1], conv.2 [C, 1]
     rg_lru         -                                  conv [C, K-1], recurrent [C / 16, 16] fp32
     ngrams         -                                  conv.tokens [16, n-1], conv.values [C, reach]
 
@@ -215,6 +216,13 @@ def ngrams(size: int, width: int, reach: int) -> LayerSpec:
     another."""
     return LayerSpec("ngrams", state=(StatePart("conv.tokens", (HISTORY_CHANNELS, size - 1), "model"),
                                       StatePart("conv.values", (width, reach), "model")))
+
+
+def shifts(width: int, delayed: int, reach: int) -> LayerSpec:
+    """The last ``reach`` inputs of ``width`` channels, and the last one of ``delayed`` channels."""
+    return LayerSpec("shifts", state=tuple(
+        StatePart(f"conv.{number}", (width + (delayed if number == 1 else 0), 1), "model")
+        for number in range(1, max(reach, 1) + 1)))
 
 
 def together(kind: str, attention: LayerSpec, recurrent: LayerSpec) -> LayerSpec:

@@ -20,6 +20,7 @@ from weft.handoff import parse_roles, partner_missing
 from weft.memory.prefix_store import KvPiece, StagingBuffers
 from weft.rpc.messages import PeerKeys
 from weft.rpc.peer_link import PeerLink
+from weft.store.inbox import FULL, STALE_S
 from weft.store.peer_store import NO_STORE, PeerStore
 
 PAGE, STATE, CHUNK = 96, 40, 64
@@ -92,9 +93,9 @@ def ends(tmp_path: Path) -> Iterator[tuple[End, End]]:
         end.close()
 
 
-def received(end: End, above: int = 0) -> tuple[int, bytes, bytes]:
+def received(end: End, above: int = 0, salt: str | None = None) -> tuple[int, bytes, bytes]:
     """What its engine would load of TOKENS."""
-    prefix = end.store.match(None, TOKENS, above)
+    prefix = end.store.match(salt, TOKENS, above)
     if prefix is None:
         return 0, b"", b""
     start = above - above % 16
@@ -184,6 +185,82 @@ def test_a_receiver_has_no_more_of_one_prompt_than_its_room(ends: tuple[End, End
     [(_, reason)] = ends[0].ended()
     assert reason == "1000 bytes, and there is room for 900"
     assert small.store.inbox.held_bytes == 0
+    small.close()
+
+
+ONE_PROMPT = 10 * PAGE + STATE
+
+
+def two_orders(sender: End, receiver: End) -> None:
+    """Of the prompts with salt a and b."""
+    for salt in ("a", "b"):
+        sender.store.order(salt, receiver.link.address, salt, TOKENS[:150], 0)
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_records_without_room_wait_in_their_order_until_others_are_taken(
+        ends: tuple[End, End], tmp_path: Path, is_near: bool) -> None:
+    small = End(tmp_path / "s", token=TOKEN, inbox_bytes=ONE_PROMPT)
+    for salt in ("a", "b"):
+        ends[0].store.order(salt, small.link.address if is_near else small.far, salt, TOKENS[:150], 0)
+    assert ends[0].put(150, salt="a")
+    ends[0].store.computed("a", 150)
+    assert ends[0].ended() == [("a", "")]
+    assert ends[0].put(64, salt="b")
+    assert ends[0].put(150, salt="b")
+    ends[0].store.computed("b", 150)
+    assert eventually(lambda: ends[0].link._roomless, 20)
+    assert received(small, salt="a") == (150, kv_bytes(0, 150), state_bytes(150))
+    assert ends[0].ended() == [("b", "")]
+    assert received(small, salt="b") == (150, kv_bytes(0, 150), state_bytes(150))
+    assert (small.store.inbox.held_bytes, small.store.inbox.refused) == (0, 0)
+    small.close()
+
+
+def test_records_that_get_no_room_end_the_order_after_a_while(ends: tuple[End, End], tmp_path: Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.rpc.peer_link.ROOM_S", 0.1)
+    small = End(tmp_path / "s", inbox_bytes=ONE_PROMPT)
+    two_orders(ends[0], small)
+    assert ends[0].put(150, salt="a")
+    ends[0].store.computed("a", 150)
+    assert ends[0].ended() == [("a", "")]
+    assert ends[0].put(150, salt="b")
+    assert ends[0].ended() == [("b", FULL)]
+    assert received(small, salt="a")[0] == 150, "what was there first"
+    small.close()
+
+
+def test_records_that_no_request_takes_for_seconds_go_for_new_ones(ends: tuple[End, End],
+                                                                   tmp_path: Path) -> None:
+    """Their client may have left."""
+    small = End(tmp_path / "s", inbox_bytes=ONE_PROMPT)
+    two_orders(ends[0], small)
+    assert ends[0].put(150, salt="a")
+    ends[0].store.computed("a", 150)
+    assert ends[0].ended() == [("a", "")]
+    small.now_s = STALE_S + 0.1
+    assert ends[0].put(150, salt="b")
+    ends[0].store.computed("b", 150)
+    assert ends[0].ended() == [("b", "")]
+    assert received(small, salt="a")[0] == 0
+    assert received(small, salt="b") == (150, kv_bytes(0, 150), state_bytes(150))
+    small.close()
+
+
+def test_of_two_prompts_that_have_no_room_beside_each_other_the_first_one_arrives(ends: tuple[End, End],
+                                                                                tmp_path: Path) -> None:
+    """Each has begun, and waiting for the other one would have no end."""
+    small = End(tmp_path / "s", inbox_bytes=ONE_PROMPT + 100)
+    two_orders(ends[0], small)
+    for salt in ("a", "b"):
+        assert ends[0].put(64, salt=salt)
+        assert eventually(lambda salt=salt: small.store.match(salt, TOKENS, 0) is not None, 20)
+    assert ends[0].put(150, salt="a")
+    ends[0].store.computed("a", 150)
+    assert ends[0].ended() == [("a", "")]
+    assert small.store.match("b", TOKENS, 0) is None
+    assert received(small, salt="a") == (150, kv_bytes(0, 150), state_bytes(150))
     small.close()
 
 

@@ -12,6 +12,8 @@ from tests.support.split_fleet import SplitFleet, expected
 from tests.support.workload import VOCAB_SIZE, Scenario
 from weft.handoff import Role
 from weft.request import Request, SamplingParams
+from weft.store.inbox import Inbox
+from weft.units import PAGE_TOKENS, ceil_div
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "decode")
 
@@ -58,6 +60,34 @@ def test_a_death_at_any_message_changes_no_answer_and_leaves_nothing_leased(seed
     for message in range(1, whole.messages + 1):
         fleet = SplitFleet(scenario(), ROLES, seed, kill=(message, victim))
         assert fleet.run(asked) == answers, f"a death of {victim} at message {message}"
+
+
+def long_prompts(count: int) -> list[Request]:
+    chance = Random(count)
+    return [Request(request_id=f"r{number}", prompt_tokens=[chance.randrange(VOCAB_SIZE) for _ in range(150)],
+                    sampling=SamplingParams(max_tokens=5, seed=number, ignore_eos=True))
+            for number in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("prompts", [1.0, 1.5, 3.0])
+def test_an_engine_with_room_for_few_prompts_computes_none_of_them_again(
+        seed: int, prompts: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six come at once. Records wait at their senders until there is room."""
+    one, asked = scenario(), long_prompts(6)
+    room_bytes = int(prompts * (ceil_div(150, PAGE_TOKENS) * one.arena.page_bytes + one.arena.slot_bytes))
+
+    def computed() -> int:
+        fleet = SplitFleet(one, ("prefill", "decode"), seed, room_bytes=room_bytes)
+        assert fleet.run(asked) == expected(fleet, asked)
+        assert fleet.placement.handoff_count == len(asked)
+        return int(fleet.replicas[1].engine.core.stats().computed_tokens)
+
+    assert computed() == len(asked) * 4, "the tokens of the answers behind the first one"
+    # the control: an inbox whose oldest records go for new ones
+    monkeypatch.setattr(Inbox, "_pushed_out", lambda inbox, parcel: [
+        name for name in inbox._arrivals if name != parcel.handoff])
+    assert computed() >= len(asked) * 4 + 150
 
 
 def test_a_wrong_record_is_noticed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -37,13 +39,17 @@ def counted(server: RunningServer, metric: str, engine: int = 0) -> int:
     return int(float(line.rpartition(" ")[2]))
 
 
-def engine_pids(server: RunningServer) -> list[int]:
+def pids(server: RunningServer, module: str) -> list[int]:
     found = []
     for child in psutil.Process(server.process.pid).children():
         with contextlib.suppress(psutil.Error):   # it may end between two calls
-            if "engine_process" in " ".join(child.cmdline()):
+            if module in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child.pid)
     return found
+
+
+def engine_pids(server: RunningServer) -> list[int]:
+    return pids(server, "engine_process")
 
 
 def engines(server: RunningServer, known: dict[str, int]) -> dict[str, int]:
@@ -68,7 +74,8 @@ LENGTHS = (5, 64, 300, 601)
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[RunningServer]:
-    with split("qwen3_5", chat_template=str(TEMPLATE)) as server:
+    """With two HTTP processes: the requests of both meet in the fleet, which knows the roles."""
+    with split("qwen3_5", chat_template=str(TEMPLATE), http_workers=2) as server:
         yield server
 
 
@@ -125,6 +132,52 @@ def test_answers_go_on_when_either_side_is_killed(real: RunningServer, processes
         processes.update(engines(real, processes))
     assert eventually(lambda: real.running() == 0, 60)
     assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
+
+
+def test_each_replica_says_its_role(real: RunningServer) -> None:
+    rows = real.get("/v1/replicas").json()["data"]
+    assert [row["role"] for row in rows] == ["prefill", "decode"]
+
+
+def test_split_requests_whose_http_processes_are_killed_leave_nothing_in_either_engine(
+        real: RunningServer, undisturbed: dict[str, Any]) -> None:
+    """kill -9 while prompts are computed, records travel, and answers are."""
+    assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
+    salts = itertools.count()
+
+    def is_split() -> bool:   # not while the two replicas are not paired, behind a death of the tests before
+        before = counted(real, "request_handoffs_total")
+        tokens(real, 300, cache_salt=f"split {next(salts)}")
+        return counted(real, "request_handoffs_total") > before
+
+    assert eventually(is_split, 60)
+    workers = pids(real, "workers.process")
+    assert len(workers) == 2
+
+    def ask(number: int) -> None:
+        with contextlib.suppress(httpx.TransportError):   # what a client sees, unless it was done before
+            httpx.post(f"{real.url}/v1/completions", timeout=60, json={
+                "model": "default", "prompt": PROMPT[:700 - number], "max_tokens": 300, "ignore_eos": True,
+                "cache_salt": f"gone {number}"})
+
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(ask, number) for number in range(8)]
+        assert eventually(lambda: real.running() > 0 or all(one.done() for one in asked), 60)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        for one in asked:
+            one.result(60)
+
+    def serves() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return not set(workers) & set(pids(real, "workers.process")) and real.running() == 0
+        return False
+
+    assert eventually(serves, 60)
+    assert tokens(real, LENGTHS[3], cache_salt="after") == undisturbed["tokens"][3]
+    for replica in real.get("/v1/cache").json()["replicas"]:
+        held = replica["memory_bytes"]
+        assert held["running_kv"] == held["running_states"] == 0, replica["replica"]
 
 
 def test_without_a_partner_requests_are_served_whole(real: RunningServer,

@@ -15,7 +15,8 @@ from weft.tensor.weights.tiles import CodedTiles, coded_tiles, small_tiles
 
 BUILT = native.MISSING is None and native.extension().has_coded_tiles()
 ROWS = (1, 2, 5, 12, 13, 40, 200)
-FORMS = ("fp8 blocks", "fp8 rows", "fp8 groups", "mxfp8", "nf4", "fp4") if BUILT else ()
+FORMS = ("fp8 blocks", "fp8 rows", "fp8 groups", "mxfp8", "nf4", "fp4", "fp8 rows small", "mxfp8 small",
+         "nf4 by 32") if BUILT else ()
 """Without the kernels there are no such tiles."""
 _NF4 = [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0, 0.0795803,
         0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
@@ -39,17 +40,24 @@ def codes_of(form: str, rows: int, columns: int) -> Codes:
     def scales(group: int) -> torch.Tensor:
         return torch.rand(rows, -(-columns // group), generator=generator) / 50 + 1e-4
 
-    if form in ("nf4", "fp4"):
-        table = torch.tensor(_NF4 if form == "nf4" else [*_FP4, *(-number for number in _FP4)])
-        return Codes(4, any_of(16), scales(64), None, 64, table=table)
+    if form in ("nf4", "fp4", "nf4 by 32"):
+        table = torch.tensor([*_FP4, *(-number for number in _FP4)] if form == "fp4" else _NF4)
+        group = 32 if form == "nf4 by 32" else 64
+        return Codes(4, any_of(16), scales(group), None, group, table=table)
     e4m3 = any_of(127) + (any_of(2) << 7)
-    if form == "mxfp8":
+    if form.startswith("mxfp8"):
         powers = torch.randint(110, 121, (rows, -(-columns // 32)), generator=generator, dtype=torch.uint8)
+        if form == "mxfp8 small":   # products leave the normal numbers
+            powers[::3, ::2] = torch.arange(powers[::3, ::2].numel()).view(powers[::3, ::2].shape) % 20
         return Codes(8, e4m3, powers.view(torch.float8_e8m0fnu), None, 32, fp8=True)
     if form == "fp8 blocks":
         return Codes(8, e4m3, scales(128)[:1].repeat(rows, 1), None, 128, fp8=True)
-    group = 1 << 20 if form == "fp8 rows" else 64
-    return Codes(8, e4m3, scales(group), None, -(-columns // 32) * 32 if group > columns else 64, fp8=True)
+    group = 64 if form == "fp8 groups" else 1 << 20
+    each = scales(group)
+    if form == "fp8 rows small":
+        least = torch.tensor([0.0, 1e-38, -1e-33, 1e-39, -0.01])
+        each[1::17] = least[torch.arange(len(each[1::17])) % 5, None]
+    return Codes(8, e4m3, each, None, -(-columns // 32) * 32 if group > columns else 64, fp8=True)
 
 
 def tiles_of(codes: Codes) -> CodedTiles:

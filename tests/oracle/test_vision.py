@@ -31,12 +31,23 @@ from weft.files import read_json
 from weft.images.picture import Picture, Tile
 from weft.models.loading import LoadedModel, load_model
 from weft.models.vision import encoder
-from weft.models.vision.encoder import VisionEncoder, encode_whole
+from weft.models.vision.encoder import VisionEncoder
 from weft.planning.weights import count_weights, form_of
 
 SIZES = ((20, 20), (64, 64), (90, 41), (41, 90), (150, 17), (200, 120), (120, 200), (300, 90), (256, 256))
 """(width, height): one tile of several grids; 2 to 4 tiles with a thumbnail."""
 TOLERANCE = 1e-4
+
+
+def encode_whole(encoder: VisionEncoder, picture: Picture) -> torch.Tensor:
+    """All pieces, one after the other."""
+    pieces = encoder.encode(picture)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            rows: torch.Tensor = end.value
+            return rows
 
 
 @functools.cache

@@ -37,7 +37,7 @@ MORE_HEADS: dict[str, dict[str, int]] = {
     "mamba2": {"num_heads": 12, "head_dim": 8},
     "bamba": {"mamba_n_heads": 12, "mamba_d_head": 8}, "falcon_h1": {"mamba_n_heads": 12, "mamba_d_head": 8},
     "nemotron_h_moe": {"mamba_num_heads": 12, "mamba_head_dim": 8},
-    "zamba2": {"n_mamba_heads": 12, "mamba_headdim": 8}}
+    "zamba2": {"n_mamba_heads": 12, "mamba_headdim": 8}, "zaya": {"num_key_value_heads": 4}}
 """What four ranks divide in place of the fixture's numbers, one checkpoint of each family that needs it."""
 _NOT_WEIGHTS = (RotaryTable, ThreadCollectives, FunctionType, ModuleType, type)
 

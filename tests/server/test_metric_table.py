@@ -47,7 +47,8 @@ def test_the_terminal_asks_for_metrics_that_there_are() -> None:
 
 def replica(number: int, *, path: str, writable: bool, stored_bytes: int = 0,
             host: str = "") -> EngineReport:
-    store = StoreStats(path, writable, 7, 8, stored_bytes, 1000, fetched_bytes=5)
+    store = StoreStats(path=path, writable=writable, snapshots=7, kv_records=8, stored_bytes=stored_bytes,
+                       capacity_bytes=1000, fetched_bytes=5)
     tier = TierStats(RestoreCounts(), WriteCounts(), store, 0, 0, 0)
     stats = msgspec.structs.replace(Rig(cache=True).core.stats(), store=tier)
     return EngineReport(number, True, 0, stats, host)

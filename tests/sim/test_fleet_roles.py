@@ -11,10 +11,16 @@ from tests.sim.test_fleet_replay import ARENA
 from tests.sim.test_snapshot_reports import COST
 from tests.support.synthetic import Library, document_traffic
 from weft.handoff import Role
+from weft.request import SamplingParams
+from weft.schedule.sequence import Sequence
+from weft.schedule.tier_values import FetchWish
+from weft.sim.arms import find_arm
 from weft.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
 from weft.sim.handoffs import LinkModel, VirtualLink
+from weft.sim.replay import VirtualClock
 from weft.sim.report import Gaps
 from weft.sim.traffic import Traffic
+from weft.units import SeqId
 
 ROLES: tuple[Role, ...] = ("prefill", "decode")
 LINK = LinkModel(1e12, ARENA.page_bytes, ARENA.slot_bytes, 256, latency_s=1e-6)
@@ -75,6 +81,48 @@ def test_requests_of_a_side_that_dies_end_elsewhere(traffic: Traffic, replica: i
     killed = split(traffic, kills=kills)
     assert killed.resumes > 0
     assert not np.isnan(killed.timeline.ended_s).any()
+
+
+def test_a_request_waits_for_the_buffer_that_another_one_has_until_its_load_is_over(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one buffer. It is free when the step behind the load has ended, and not when the tree has its
+    pages: a plan may come between the two."""
+    monkeypatch.setattr("weft.sim.handoffs.buffer_limit",
+                        lambda arena_bytes: 40 * ARENA.page_bytes + ARENA.slot_bytes)
+    clock = VirtualClock()
+    memory = find_arm("lru").make_memory(ARENA, COST, clock)
+    tier, inbox = LINK.tier_for(memory, COST, clock)
+    restores = tier.restores
+    first, second = (Sequence(SeqId(number), prompt=np.arange(601, dtype=np.int32) + 1000 * number,
+                              sampling=SamplingParams(), seed=0, stop_ids=(), rank=(0, number, 0))
+                     for number in (1, 2))
+
+    def wish(seq: Sequence) -> FetchWish | None:
+        match = memory.match(seq.prompt, salt="")
+        return restores.look(seq, seq.prompt, match, (), 0).wish
+
+    assert inbox.arrive("first", "", first.prompt[:-1], 0)
+    asked = wish(first)
+    assert asked is not None
+    restores.begin(asked)
+    assert not inbox.arrive("second", "", second.prompt[:-1], 0), "the first one is not copied yet"
+    clock.advance(1.0)
+    tier.poll()
+    assert inbox.arrive("second", "", second.prompt[:-1], 0)
+
+    [key] = restores.fetches
+    for passes in (lambda: None, lambda: restores.loading(key, 1), lambda: restores.finished(1),
+                   lambda: restores.published(key)):
+        passes()
+        waits_for = wish(second)
+        assert waits_for is not None, "it computes its prompt"
+        restores.begin(waits_for)
+        assert waits_for.key not in restores.fetches, "nothing is over the limit"
+    restores.finished(2)
+    asked = wish(second)
+    assert asked is not None
+    restores.begin(asked)
+    assert list(restores.fetches) == [asked.key]
 
 
 def test_parcels_leave_one_after_the_other() -> None:

@@ -333,6 +333,8 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
             (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{writer.arch}.{name}",
                                                                                  value)
     numbers = {
+        "attention.layer_norm_epsilon":     # llama.cpp reads it of this family alone
+            read("layer_norm_epsilon") if read("model_type") == "nemotron_h" else None,
         "attention.layer_norm_rms_epsilon": read("layer_norm_epsilon", read("rms_norm_eps",
                                                                             read("norm_eps"))),
         "rope.freq_base": rope.get("rope_theta",
@@ -465,7 +467,8 @@ def write_gguf(directory: Path,
     for name, x in tensors.items():
         kind = next((kind for begin, kind in (types or {}).items() if name.startswith(begin)), None)
         numbers = np.ascontiguousarray(x.float().numpy())
-        if kind is None or x.ndim < 2 or "conv" in name or x.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+        plain = x.ndim < 2 or "conv1d" in name or ".conv.weight" in name
+        if kind is None or plain or x.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             writer.add_tensor(name, numbers)
         else:
             rows = numbers.reshape(-1, numbers.shape[-1])

@@ -43,7 +43,7 @@ from weft.schedule.budget import step_tokens_bound
 from weft.schedule.snapshots import parse_snapshots
 from weft.schedule.store_tier import StoreTier
 from weft.sim.replay import VirtualClock
-from weft.store.inbox import Parcel
+from weft.store.inbox import FULL, Parcel
 from weft.store.peer_store import NO_STORE, Outcome, PeerStore
 
 TURNS_MAX = 60_000
@@ -94,10 +94,10 @@ class SimEngine:
             step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max),
             grid_tokens=sizes.grid_tokens)
         memory = Memory(arena, cache=True)
-        buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=1 << 22)
+        buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=self.fleet.room_bytes)
         device.arena.transfers.buffers = buffers
         peers = PeerStore(NO_STORE, b"n" * 16, page_bytes=arena.page_bytes, state_bytes=arena.slot_bytes,
-                          chunk_tokens=64, inbox_bytes=1 << 22, clock=clock)
+                          chunk_tokens=64, inbox_bytes=self.fleet.room_bytes, clock=clock)
         tier = StoreTier(peers, memory, buffers, RestorePrices(1.0), clock, exact=True, orders=peers)
         tier.link_stats = peers.link_stats
         return EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=memory, executor=device, clock=clock,
@@ -176,13 +176,14 @@ class SimEngine:
 class SplitFleet:
     """``roles`` of the engines. ``kill``: (number of a message, engine), dropped before its delivery.
     ``change``: of bytes on the way. ``is_cut``: no parcel arrives. ``new_core``: an engine with a model in
-    place of the scripted one."""
+    place of the scripted one. ``room_bytes``: of the transfer buffers of an engine, and of its inbox."""
 
     def __init__(self, scenario: Scenario | None, roles: Sequence[Role], seed: int,
                  kill: tuple[int, int] | None = None,
                  change: Callable[[bytes], bytes] = lambda payload: payload,
-                 new_core: Callable[[], EngineCore] | None = None, is_cut: bool = False) -> None:
-        self.is_cut = is_cut
+                 new_core: Callable[[], EngineCore] | None = None, is_cut: bool = False,
+                 room_bytes: int = 1 << 22) -> None:
+        self.is_cut, self.room_bytes = is_cut, room_bytes
         self.scenario, self.kill, self.change, self.new_core = scenario, kill, change, new_core
         self.clock = VirtualClock()
         self.messages = self.lives = 0
@@ -255,6 +256,9 @@ class SplitFleet:
         is_gone = receiver is None or self.is_cut
         reason = "the other engine is gone" if is_gone else receiver.peers.inbox.accept(
             flying.parcel, memoryview(self.change(flying.payload)))
+        if reason == FULL:
+            self.flying.appendleft(flying)   # as a link does, for some seconds
+            return
         flying.sender.answers.append(Outcome(flying.ticket, reason, 1e-4))
 
     def _die(self, number: int) -> None:

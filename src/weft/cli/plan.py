@@ -93,7 +93,7 @@ def command(models: tuple[str, ...], memory: str | None, arena: str | None, leng
     if model is None:
         return _list_known(as_json)
 
-    from weft.cli.doctor import keeps_codes
+    from weft.host import keeps_codes
     from weft.planning.model_plan import PlanOptions, make_plan, plan_data
 
     sizes, from_here = _sizes(memory, arena)
@@ -134,8 +134,8 @@ def command(models: tuple[str, ...], memory: str | None, arena: str | None, leng
 
 def _plan_several(models: Sequence[str], memory: str | None, lengths: tuple[int, ...],
                   flags: Mapping[str, Any], *, as_json: bool) -> int:
-    from weft.cli.doctor import keeps_codes
     from weft.cli.plan_together import plan_together
+    from weft.host import keeps_codes
     from weft.models.hub import name_of
     from weft.planning.model_plan import PlanOptions
     from weft.planning.together import AMPLE_BYTES

@@ -19,6 +19,7 @@
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
     kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
+    zaya              zaya             attention, q and k convolved     experts, router over layers
     gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
     gemma3[_text]     gemma3           attention, windows             dense
     gemma4[_text]     gemma4           attention, windows, shared KV  dense, or experts beside dense
@@ -29,6 +30,7 @@
     falcon_h1         falcon_h1        Mamba-2 beside attention       dense
     nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
     jamba             jamba            Mamba-1 + attention            dense or experts
+    zamba             zamba            Mamba-1 by head, some beside a shared transformer block
     zamba2            zamba2           Mamba-2, some beside a shared transformer block
     mamba2            mamba2           Mamba-2                        none
     mamba             mamba            Mamba-1                        none
@@ -49,7 +51,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UnknownArchitectureError
-from weft.families import attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba
+from weft.families import attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, zaya
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import Family
@@ -107,7 +109,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba)
+    family for module in (attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, zaya)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

@@ -248,7 +248,8 @@ InnerNorms = Literal["none", "plain", "weighted"]
 
 @dataclass(frozen=True, slots=True)
 class Mamba1:
-    """Mamba (Gu and Dao, 2023). ``dt_rank``: width of the bottleneck that makes the steps."""
+    """Mamba (Gu and Dao, 2023). ``dt_rank``: width of the bottleneck that makes the steps. ``heads``: each
+    makes steps, B and C of its own channels alone (Zamba); 0: all channels make those of all."""
 
     channels: int
     state_dim: int
@@ -258,6 +259,7 @@ class Mamba1:
     projection_bias: bool
     inner_norms: InnerNorms = "none"
     inner_eps: float = 1e-6
+    heads: int = 0
 
     def layer_spec(self) -> LayerSpec:
         return spec.mamba1(self.channels, self.state_dim, self.conv_kernel)
@@ -285,20 +287,20 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class SharedBlock:
-    """A Mamba-2 layer beside a transformer block whose weights several layers share (Zamba2): the block reads
-    [x, embedding], and what it makes is added to the Mamba layer's input, not to the stream.
+    """A Mamba layer beside a transformer block whose weights several layers share (Zamba, Zamba2): the block
+    reads [x, embedding], and what it makes is added to the Mamba layer's input, not to the stream.
 
     ``block``: which of the shared blocks; ``use``: which of its uses in depth order this is, counted over all
-    blocks: adapters of rank ``adapter_rank`` belong to the use, not to the block. ``adapted_attention``: q, k
-    and v have adapters, not only the feed-forward. Each use has its own KV."""
+    blocks: adapters of rank ``adapter_rank`` belong to the use, not to the block; 0: it has none.
+    ``adapted_attention``: q, k and v have adapters, not only the feed-forward. Each use has its own KV."""
 
     attention: Attention
-    mamba: Mamba2
+    mamba: Mamba1 | Mamba2
     feed_forward: Dense
     block: int
     use: int
-    adapter_rank: int
-    adapted_attention: bool
+    adapter_rank: int = 0
+    adapted_attention: bool = False
 
     @property
     def rope(self) -> Rope | None:
@@ -306,6 +308,34 @@ class SharedBlock:
 
     def layer_spec(self) -> LayerSpec:
         return spec.together("shared_block", self.attention.layer_spec(), self.mamba.layer_spec())
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolvedAttention:
+    """Attention whose queries and keys pass two causal convolutions (ZAYA): of ``first_kernel`` tokens
+    channel by channel, then of ``second_kernel`` tokens within a head. Half of the values, ``delayed``
+    numbers, are of the token before; every rank has all of them. ``k_heads``: the KV heads, which ranks do
+    not copy: what is added to a key is the mean of its queries."""
+
+    attention: Attention
+    first_kernel: int
+    second_kernel: int
+    delayed: int
+    k_heads: int
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.attention.rope
+
+    @property
+    def reach(self) -> int:
+        """Tokens behind its own that the convolutions see."""
+        return self.first_kernel + self.second_kernel - 2
+
+    def layer_spec(self) -> LayerSpec:
+        of = self.attention
+        shifts = spec.shifts((of.heads + of.kv_heads) * of.head_dim, self.delayed, self.reach)
+        return spec.together("convolved_attention", of.layer_spec(), shifts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +429,8 @@ class Streams:
     eps: float = 0.0
 
 
-Mixer = (Attention | LatentAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1 | ShortConv | RgLru
-         | Lightning | Parallel | SharedBlock | WithNgrams)
+Mixer = (Attention | LatentAttention | ConvolvedAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1
+         | ShortConv | RgLru | Lightning | Parallel | SharedBlock | WithNgrams)
 
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
@@ -432,7 +462,9 @@ class Experts:
     routed experts work on a projection of this width (0: on the stream itself). ``own_count``: most experts
     that a rank holds where ranks divide them (0: all). ``bias``: the router and both products of an expert
     have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and
-    each expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``."""
+    each expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``. ``router_width``: the router is
+    a feed-forward of this width over a state that layers hand on, and may choose none (ZAYA); 0: a product.
+    ``router_continues``: there is a layer before."""
 
     count: int
     per_token: int
@@ -453,6 +485,8 @@ class Experts:
     bias: bool = False
     normed_apart: bool = False
     limit: float = 0.0
+    router_width: int = 0
+    router_continues: bool = False
 
     @property
     def shared(self) -> Dense:
@@ -489,6 +523,8 @@ class Architecture:
     ``residual_float32``: the residual stream is kept in float32 whatever the weights are in (Mamba).
     ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one. ``vision``: what
     makes rows of pictures; None for a model of text alone. ``streams``: None for one residual stream.
+    ``scaled_residual``: stream and output of a block have biases and factors of each channel where they are
+    added, and the embedding has (ZAYA).
     """
 
     family: str
@@ -513,6 +549,7 @@ class Architecture:
     mtp: MtpLayer | None = None
     vision: VisionTower | None = None
     streams: Streams | None = None
+    scaled_residual: bool = False
 
     @property
     def indexed(self) -> tuple[int, ...]:

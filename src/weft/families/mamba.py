@@ -1,10 +1,11 @@
 """Mamba alone, and beside attention: Mamba, Falcon-Mamba, Mamba-2; Jamba; Bamba, Falcon-H1, Granite 4 H;
-Nemotron-H; Zamba2.
+Nemotron-H; Zamba, Zamba2.
 
 Nothing limits how long texts of the first three are: the state has one size, and KV takes no memory.
 ``POSITIONS`` is what is served unless ``--max-model-len`` says less. Nemotron-H has layers that are one thing
-each; which is which stands in ``hybrid_override_pattern`` (M, *, -, E) or in a list of names. Zamba2 has
-Mamba-2 in every layer, and beside some of them one of a few transformer blocks that they share.
+each; which is which stands in ``hybrid_override_pattern`` (M, *, -, E) or in a list of names. Zamba has
+Mamba-1 in every layer, and beside some of them a transformer block that they share; Zamba2 has Mamba-2, and
+few such blocks.
 
 The step of Nemotron-H and Zamba2 is clamped to ``time_step_limit``, for prompts and for single tokens alike.
 ``time_step_min`` bounds the initialisation alone. transformers clamps prompts (only) to it; the models were
@@ -38,8 +39,7 @@ def read_mamba(family: str, keys: ConfigKeys) -> Architecture:
     """Falcon-Mamba is Mamba with norms inside. ``intermediate_size`` wins over ``expand``: Falcon-Mamba 7B
     states both, and they differ."""
     hidden = keys.integer("hidden_size")
-    rank = ceil_div(hidden, 16) if keys.get("time_step_rank", "auto") == "auto" \
-        else keys.integer("time_step_rank")
+    rank = _step_rank(keys, "time_step_rank", hidden)
     norms: shapes.InnerNorms = "plain" if family == "falcon_mamba" else "none"
     mixer = Mamba1(channels=keys.integer("intermediate_size", int(keys.number("expand", 2.0) * hidden)),
                    state_dim=keys.integer("state_size", 16), dt_rank=rank,
@@ -74,8 +74,7 @@ def read_jamba(family: str, keys: ConfigKeys) -> Architecture:
     kinds = layer_kinds(keys, lambda count: [
         "attention" if attends(i) else "recurrent" for i in range(count)])
     hidden = keys.integer("hidden_size")
-    rank = ceil_div(hidden, 16) if keys.get("mamba_dt_rank", "auto") == "auto" \
-        else keys.integer("mamba_dt_rank")
+    rank = _step_rank(keys, "mamba_dt_rank", hidden)
     eps = keys.number("rms_norm_eps", 1e-6)
     attention = read_attention(keys, rotary=False)
     mamba = Mamba1(channels=keys.integer("mamba_expand", 2) * hidden, dt_rank=rank,
@@ -256,22 +255,52 @@ def _nemotron_experts(keys: ConfigKeys) -> Experts:
 
 _SHARED_KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
 """Layer kinds -> whether a shared block stands beside."""
-_ZAMBA2_KINDS = tuple(["mamba"] + (["mamba"] * 5 + ["hybrid"]) * 7 + ["mamba"] * 4 + ["hybrid"]
-                      + ["mamba"] * 3 + ["hybrid"] + ["mamba"] * 2)
+_ZAMBA2_SHARED = [layer in (6, 12, 18, 24, 30, 36, 42, 47, 51) for layer in range(54)]
+
+
+def read_zamba(family: str, keys: ConfigKeys) -> Architecture:
+    keys = keys.with_defaults(hidden_size=3712, num_hidden_layers=76, num_attention_heads=16,
+                              vocab_size=32_000, n_mamba_heads=2)
+    hidden, count = keys.integer("hidden_size"), keys.integer("num_hidden_layers")
+    attention = _zamba_attention(keys, hidden)
+    for key, served in (("attention_hidden_size", 2 * hidden), ("attention_head_dim", attention.head_dim)):
+        if keys.get(key) is not None and keys.integer(key) != served:
+            fail(key, keys.integer(key), f"only {served} is served: what reads stream and embedding")
+    heads, inner = keys.integer("n_mamba_heads"), keys.integer("mamba_expand", 2) * hidden
+    if inner % heads:
+        fail("n_mamba_heads", heads, f"it must divide mamba_expand x hidden_size = {inner}")
+    mamba = Mamba1(channels=inner, state_dim=keys.integer("mamba_d_state", 16),
+                   dt_rank=_step_rank(keys, "mamba_dt_rank", hidden),
+                   conv_kernel=keys.integer("mamba_d_conv", 4),
+                   conv_bias=keys.boolean("mamba_conv_bias", True),
+                   projection_bias=keys.boolean("mamba_proj_bias", False), heads=heads)
+    dense = Dense(keys.integer("intermediate_size", 14_848), "gelu")
+    attends = _every(keys, "attn_layer", 6, 4)
+    beside = _shared_beside(keys, [layer == 2 or (layer > 2 and attends(layer - 3))
+                                   for layer in range(count)])
+    mixers = [shapes.SharedBlock(attention, mamba, dense, block=0, use=sum(beside[:layer])) if shared
+              else mamba for layer, shared in enumerate(beside)]
+    return build_architecture(family, keys, mixers, [None] * count, max_positions=4096,
+                              tied=keys.boolean("tie_word_embeddings", True), default_eps=1e-5)
+
+
+def _step_rank(keys: ConfigKeys, name: str, hidden: int) -> int:
+    return ceil_div(hidden, 16) if keys.get(name, "auto") == "auto" else keys.integer(name)
 
 
 def read_zamba2(family: str, keys: ConfigKeys) -> Architecture:
     if keys.boolean("use_long_context", False):
         fail("use_long_context", True, "the context this model was trained on is served")
     hidden = keys.integer("hidden_size")
-    mamba, attention = _zamba2_mamba(keys, hidden), _zamba2_attention(keys, hidden)
+    rotary = keys.boolean("use_mem_rope", False)
+    mamba, attention = _zamba2_mamba(keys, hidden), _zamba_attention(keys, hidden, rotary=rotary)
     dense = Dense(keys.integer("intermediate_size", 4 * hidden), "gelu",
                   bias=keys.boolean("add_bias_linear", False))
     blocks, rank = keys.integer("num_mem_blocks", 1), keys.integer("adapter_rank", 128)
     adapted = keys.boolean("use_shared_attention_adapter", False)
     mixers: list[shapes.Mixer] = []
     use = 0
-    for shared in _shared_beside(keys):
+    for shared in _shared_beside(keys, _ZAMBA2_SHARED):
         if shared:
             mixers.append(shapes.SharedBlock(attention, mamba, dense, block=use % blocks, use=use,
                                              adapter_rank=rank, adapted_attention=adapted))
@@ -282,11 +311,11 @@ def read_zamba2(family: str, keys: ConfigKeys) -> Architecture:
                               tied=keys.boolean("tie_word_embeddings", True), default_eps=1e-5)
 
 
-def _shared_beside(keys: ConfigKeys) -> list[bool]:
+def _shared_beside(keys: ConfigKeys, default: list[bool]) -> list[bool]:
     """For each layer, whether a shared block stands beside it."""
     name = "layers_block_type" if keys.get("layers_block_type") is not None else "layer_types"
-    listed = keys.get(name, list(_ZAMBA2_KINDS))
-    count = keys.integer("num_hidden_layers", len(_ZAMBA2_KINDS))
+    count = keys.integer("num_hidden_layers", len(default))
+    listed = keys.get(name, ["hybrid" if shared else "mamba" for shared in default])
     if not isinstance(listed, list) or len(listed) != count:
         fail(name, listed, f"it must list the kind of each of the {count} layers")
     for kind in listed:
@@ -295,7 +324,7 @@ def _shared_beside(keys: ConfigKeys) -> list[bool]:
     return [_SHARED_KINDS[kind] for kind in listed]
 
 
-def _zamba2_attention(keys: ConfigKeys, hidden: int) -> Attention:
+def _zamba_attention(keys: ConfigKeys, hidden: int, *, rotary: bool = False) -> Attention:
     """It sees stream and embedding side by side, so heads are twice as wide; the scale is of half of that."""
     heads = keys.integer("num_attention_heads", 32)
     kv_heads = keys.integer("num_key_value_heads", heads)
@@ -304,7 +333,6 @@ def _zamba2_attention(keys: ConfigKeys, hidden: int) -> Attention:
     if 2 * hidden % heads:
         fail("num_attention_heads", heads, f"it must divide twice the hidden size {hidden}")
     head_dim = 2 * hidden // heads
-    rotary = keys.boolean("use_mem_rope", False)
     rope = read_rope(keys, head_dim, theta=10000.0, partial=1.0) if rotary else None
     return Attention(heads, kv_heads, head_dim, (head_dim / 2) ** -0.5, rope)
 
@@ -328,5 +356,6 @@ FAMILIES = (
     Family("falcon_h1", ("falcon_h1",), read_falcon_h1),
     Family("granite_hybrid", ("granitemoehybrid",), read_granite),
     Family("nemotron_h", ("nemotron_h",), read_nemotron_h),
+    Family("zamba", ("zamba",), read_zamba, activation="gelu"),
     Family("zamba2", ("zamba2",), read_zamba2, activation="gelu"),
 )

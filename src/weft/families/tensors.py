@@ -100,6 +100,7 @@ def _units(dim: Dim) -> tuple[Units | Numbered, ...]:
 
 Table = dict[str, tuple[Tensor, ...]]
 """Role -> its tensors. The bias of a role is under ``role.bias``."""
+Names = tuple[str, ...]
 
 
 def vocabulary(count: int, hidden: int) -> Tensor:
@@ -150,6 +151,25 @@ def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None
         table |= _exact("sinks", dims=(Units(shape.heads),))
     out_bias = shape.bias if shape.out_bias is None else shape.out_bias
     return table | _product("out", queries, (out, hidden), bias=out_bias)
+
+
+def convolved_attention(shape: shapes.ConvolvedAttention, hidden: int) -> Table:
+    of, dim, inside, delayed = shape.attention, shape.attention.head_dim, "qkv_proj.", shape.delayed
+    queries, keys = Units(of.heads, dim), Units(of.kv_heads, dim)
+    table = _product("project", hidden, (f"{inside}q_proj", queries), (f"{inside}k_proj", keys),
+                     (f"{inside}v_proj_current", delayed), (f"{inside}v_proj_delayed", delayed))
+    for role, name, width, kernel in (("first", "depthwise", 1, shape.first_kernel),
+                                      ("second", "grouped", dim, shape.second_kernel)):
+        name, channels = f"{inside}conv_qk_{name}", (queries, keys)
+        table[role] = (Tensor(f"{name}.weight", (channels, width, kernel), "plain"),)
+        table[f"{role}.bias"] = (Tensor(f"{name}.bias", (channels,), "plain"),)
+    table["factors"] = (Tensor("qk_norm.temp", (Units(of.kv_heads),), "plain"),)
+    return table | _product("out", queries, ("o_proj", hidden))
+
+
+def residual_scale(hidden: int) -> Table:
+    names = ("hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale")
+    return {name: (Tensor(name, (hidden,), "plain"),) for name in names}
 
 
 def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "o_proj") -> Table:
@@ -270,6 +290,8 @@ def mamba2(shape: shapes.Mamba2, hidden: int) -> Table:
 
 def mamba1(shape: shapes.Mamba1, hidden: int) -> Table:
     channels, rank, width = Units(shape.channels), shape.dt_rank, shape.state_dim
+    if shape.heads:
+        return _mamba1_by_head(shape, hidden)
     table = (_product("project", hidden, ("in_proj", (channels, channels)), bias=shape.projection_bias)
              | _conv(channels, shape.conv_kernel, bias=shape.conv_bias)
              | _product("select", channels, ("x_proj", rank + 2 * width))
@@ -280,6 +302,19 @@ def mamba1(shape: shapes.Mamba1, hidden: int) -> Table:
     if shape.inner_norms == "weighted":
         table |= _norm("dt_layernorm", rank) | _norm("b_layernorm", width) | _norm("c_layernorm", width)
     return table
+
+
+def _mamba1_by_head(shape: shapes.Mamba1, hidden: int) -> Table:
+    """Rows of x and gate take turns. What makes steps, B and C is a tensor of all heads."""
+    rank, width, own = shape.dt_rank, shape.state_dim, shape.channels // shape.heads
+    heads, channels, rows = Units(shape.heads), Units(shape.heads, own), Units(shape.heads, 2 * own)
+    table: Table = {"select": (Tensor("x_proj_weight", (heads, rank + 2 * width, own), "plain"),),
+                    "step": (Tensor("dt_proj_weight", (heads, own, rank), "plain"),),
+                    "dt_bias": (Tensor("dt_proj_bias", (heads, own), "float32"),)}
+    return (table | _exact("A_log", dims=(heads, own, width)) | _exact("D", dims=(heads, own))
+            | _conv(channels, shape.conv_kernel, bias=shape.conv_bias)
+            | _product("project", hidden, ("in_proj", rows), bias=shape.projection_bias)
+            | _product("out", channels, ("out_proj", hidden), bias=shape.projection_bias))
 
 
 def short_conv(shape: shapes.ShortConv, hidden: int) -> Table:
@@ -312,17 +347,18 @@ def rg_lru(shape: shapes.RgLru, hidden: int) -> Table:
 
 def shared_block(shape: shapes.SharedBlock, hidden: int) -> tuple[Table, Table]:
     """What all uses of a block share: its attention over [x, embedding], and its feed-forward."""
+    names = ("gate_up_proj", "down_proj") if shape.adapter_rank else GATED
     return (attention(shape.attention, hidden, inputs=2 * hidden),
-            dense(shape.feed_forward, hidden, names=("gate_up_proj", "down_proj")))
+            dense(shape.feed_forward, hidden, names=names))
 
 
 def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
     """What a use of a shared block has of its own. An adapter is two matrices: the first is whole, the second
     divided as the rows that it adds to."""
-    attended, width = shape.attention, Units(shape.feed_forward.width)
+    attended, both = shape.attention, (Units(shape.feed_forward.width),) * 2
     keys = Units(attended.kv_heads, attended.head_dim, attended.kv_copies)
     queries = Units(attended.heads, attended.head_dim)
-    added: dict[str, tuple[str, int, Dim]] = {"into": ("feed_forward.gate_up_proj", hidden, (width, width))}
+    added: dict[str, tuple[str, int, Dim]] = {"into": ("feed_forward.gate_up_proj", hidden, both)}
     if shape.adapted_attention:
         added |= {part: (f"self_attn.linear_{part}", 2 * hidden, queries if part == "q" else keys)
                   for part in "qkv"}
@@ -332,9 +368,6 @@ def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
         table |= _product(f"{role}.0", read, (f"{adapter}.0", shape.adapter_rank))
         table |= _product(f"{role}.1", shape.adapter_rank, (f"{adapter}.1", rows))
     return table
-
-
-Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,7 +507,8 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
     dims = {role: one.dims for role, [one] in fused.items()}
     if paired:
         dims["into"] = (2 * shape.width if shape.own_count else Units(shape.width, 2), dims["into"][1])
-    table: Table = {"router": (Tensor(router, (shape.count, hidden), "plain"),)}
+    table: Table = (_router_over_layers(shape, hidden) if shape.router_width else
+                    {"router": (Tensor(router, (shape.count, hidden), "plain"),)})
     for role, name in (("into", into), ("down", down)):
         table[role] = (Tensor(name, (count, *(dims[role][::-1] if transposed else dims[role]))),)
         if shape.bias and (paired or role == "down"):
@@ -486,14 +520,27 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
                     count, shape.width if shape.own_count else Units(shape.width)), "float32"),)
     if shape.bias:
         table["router.bias"] = (Tensor(router.replace("weight", "bias"), (shape.count,), "plain"),)
-    if shape.choice_bias:
+    if shape.choice_bias and not shape.router_width:
         table["choice_bias"] = (Tensor(choice_bias, (shape.count,), "float32"),)
     if shape.shared_gate:
         table["shared_gate"] = (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)
     if shape.latent_width:
-        table |= _product("latent_in", hidden, ("fc1_latent_proj", shape.latent_width))
-        table |= _product("latent_out", shape.latent_width, ("fc2_latent_proj", hidden))
+        table |= (_product("latent_in", hidden, ("fc1_latent_proj", shape.latent_width))
+                  | _product("latent_out", shape.latent_width, ("fc2_latent_proj", hidden)))
     return table
+
+
+def _router_over_layers(shape: shapes.Experts, hidden: int) -> Table:
+    """It has one choice more than experts: none."""
+    width, inner = shape.router_width, "gate.router_mlp"
+    table = (_product("router", hidden, ("gate.down_proj", width), bias=True)
+             | _product("fc1", width, (f"{inner}.fc1", width), bias=True)
+             | _product("fc2", width, (f"{inner}.fc2", width), bias=True)
+             | _product("choice", width, (f"{inner}.out_proj", shape.count + 1)))
+    if shape.router_continues:
+        table["continued"] = (Tensor("gate.router_states_scale", (width,)),)
+    biases = Tensor("gate.balancing_biases", (shape.count + 1,), "float32")
+    return _plain(table) | _norm("router_norm", width, f"{inner}.norm") | {"choice_bias": (biases,)}
 
 
 def experts_apart(shape: shapes.Experts, hidden: int) -> Table:
@@ -530,10 +577,10 @@ def expert(shape: shapes.Experts, hidden: int, *, names: Names = GATED) -> Table
 def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table]:
     """Of one layer's mixer or feed-forward, all that is its own."""
     if isinstance(record, shapes.Parallel):
-        return [attention(record.attention, hidden), mamba2(record.mamba, hidden)]
+        return [*tables(record.attention, hidden), *tables(record.mamba, hidden)]
     if isinstance(record, shapes.SharedBlock):
-        return [mamba2(record.mamba, hidden), shared_use(record, hidden),
-                _product("linear", hidden, ("linear", hidden))]
+        own = [shared_use(record, hidden)] * bool(record.adapter_rank)
+        return [*tables(record.mamba, hidden), *own, _product("linear", hidden, ("linear", hidden))]
     if isinstance(record, shapes.WithNgrams):
         return [gated_delta(record.mixer, hidden), ngrams(record.ngrams, hidden)]
     if isinstance(record, shapes.Attention | shapes.LatentAttention) and record.index is not None:
@@ -547,7 +594,7 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
 
 
 TABLES: dict[type, Callable[[Any, int], Table]] = {
-    shapes.Attention: attention, shapes.LatentAttention: latent_attention, shapes.GatedDelta: gated_delta,
-    shapes.KimiDelta: kimi_delta, shapes.Mamba2: mamba2, shapes.Mamba1: mamba1, shapes.ShortConv: short_conv,
-    shapes.RgLru: rg_lru, shapes.Lightning: lightning,
-    shapes.Dense: dense}
+    shapes.Attention: attention, shapes.ConvolvedAttention: convolved_attention,
+    shapes.LatentAttention: latent_attention, shapes.GatedDelta: gated_delta, shapes.KimiDelta: kimi_delta,
+    shapes.Mamba2: mamba2, shapes.Mamba1: mamba1, shapes.ShortConv: short_conv, shapes.RgLru: rg_lru,
+    shapes.Lightning: lightning, shapes.Dense: dense}

@@ -61,10 +61,6 @@ class Picture:
         """Rows that the tower makes of it: places in the prompt that no token fills."""
         return sum(part for part in self.text if isinstance(part, int))
 
-    @property
-    def patch_bytes(self) -> int:
-        return sum(tile.patches.nbytes for tile in self.tiles)
-
     def to_bytes(self) -> bytes:
         """For another process; ``from_bytes`` reads it."""
         return _ENCODER.encode(_Packed(

@@ -40,7 +40,30 @@ FRAMES_MAX = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSettings:
+class _Settings:
+    """Of a processor of either kind."""
+
+    patch_size: int = 16
+    downsample_factor: int = 2
+    resample: int = 2
+
+    @property
+    def grain(self) -> int:
+        """Both sides of what a tower sees are multiples of this many pixels."""
+        return self.patch_size * self.downsample_factor
+
+    @property
+    def filter(self) -> str:
+        """Of ``resizing``."""
+        return RESAMPLINGS[self.resample]
+
+    def digest(self) -> bytes:
+        """32 bytes over all fields."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings(_Settings):
     """Names and defaults are those of transformers' ``Lfm2VlImageProcessor``. ``mean`` and ``std`` are of
     values in 0..1, after ``rescale_factor``; a picture is normalised with them by the tower. ``kind``: of the
     tower. ``min_pixels``, ``max_pixels``: of a picture that is one tile whatever its size, as those of
@@ -52,11 +75,8 @@ class ImageSettings:
     thumbnail: bool = True
     min_tokens: int = 64
     max_tokens: int = 256
-    patch_size: int = 16
-    downsample_factor: int = 2
     tile_size: int = 512
     pixels_tolerance: float = 2.0
-    resample: int = 2
     rescale_factor: float = 1 / 255
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -73,28 +93,14 @@ class ImageSettings:
         return self.min_tokens * self.grain**2, self.max_tokens * self.grain**2
 
     @property
-    def grain(self) -> int:
-        """Both sides of what a tower sees are multiples of this many pixels."""
-        return self.patch_size * self.downsample_factor
-
-    @property
-    def filter(self) -> str:
-        """Of ``resizing``."""
-        return RESAMPLINGS[self.resample]
-
-    @property
     def max_patches(self) -> int:
         """Of one tile or thumbnail."""
         tile = (self.tile_size // self.patch_size) ** 2 if self.split else 0
         return max(self.pixel_bounds[1] // self.patch_size**2, tile)
 
-    def digest(self) -> bytes:
-        """32 bytes over all fields."""
-        return _digest(self)
-
 
 @dataclass(frozen=True, slots=True)
-class VideoSettings:
+class VideoSettings(_Settings):
     """Names and defaults are those of transformers' ``Qwen3VLVideoProcessor``. ``min_pixels`` and
     ``max_pixels``: of all frames together. ``frames``: of a tile. ``sample``: else all frames of a file are
     read. ``cap_frames``: a frame has ``frame_tokens`` rows at most, and its share of ``max_pixels``. Values
@@ -108,28 +114,8 @@ class VideoSettings:
     sample: bool = True
     cap_frames: bool = False
     frame_tokens: int = 768
-    patch_size: int = 16
-    downsample_factor: int = 2
     frames: int = 2
     resample: int = 3
-
-    @property
-    def grain(self) -> int:
-        """Both sides of a frame are multiples of this many pixels."""
-        return self.patch_size * self.downsample_factor
-
-    @property
-    def filter(self) -> str:
-        """Of ``resizing``."""
-        return RESAMPLINGS[self.resample]
-
-    def digest(self) -> bytes:
-        """32 bytes over all fields."""
-        return _digest(self)
-
-
-def _digest(settings: ImageSettings | VideoSettings) -> bytes:
-    return hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).digest()
 
 
 def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:

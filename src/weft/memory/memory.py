@@ -53,7 +53,6 @@ class Memory:
         self._state = MemoryState(plan, cache=cache, policy=policy)
         self._pages_held_max = 0
         self._slots_held_max = 0
-        self._frames_used_max = 0
         self._moved = MoveCounts()
 
     @property
@@ -91,13 +90,11 @@ class Memory:
         # New items and those of closed leases are held at once: the peak of a step is before it frees.
         pages_held = state.pages.packing.held_count + len(reservation.pages)
         slots_held = state.slots.packing.held_count + len(reservation.slots)
-        frames_used = self.plan.frame_count - state.arena.free_count + len(reservation.frames)
         apply(state, reservation)
         state.cache.policy.committed()
         self._count_moves(reservation)
         self._pages_held_max = max(self._pages_held_max, pages_held)
         self._slots_held_max = max(self._slots_held_max, slots_held)
-        self._frames_used_max = max(self._frames_used_max, frames_used)
 
     def _count_moves(self, reservation: Reservation) -> None:
         pages, slots, counts = len(reservation.moves.pages), len(reservation.moves.slots), self._moved
@@ -195,7 +192,6 @@ class Memory:
             leases=len(state.leases),
             pages_held_max=self._pages_held_max,
             slots_held_max=self._slots_held_max,
-            frames_used_max=self._frames_used_max,
             pages_cached=pages_cached,
             pages_shared=tree.held_page_count,
             slots_cached=tree.slot_count,

@@ -6,27 +6,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 
-from weft.memory.values import LOSS_REASONS, Lost
+from weft.memory.values import Lost
 
 
 @dataclass(slots=True)
 class CacheCounts:
-    """Since the start; they only grow. ``lost_*`` are tokens that an opened sequence could not use, by reason
-    (``values.Lost``). Leases that load are not counted as opened."""
+    """Since the start; they only grow. ``lost``: what opened sequences could not use. Leases that load are
+    not counted as opened."""
 
     opened: int = 0
     hits: int = 0
     hit_tokens: int = 0
-    lost_no_checkpoint: int = 0
-    lost_evicted_state: int = 0
-    lost_evicted_kv: int = 0
-    lost_not_ready: int = 0
-    lost_salt: int = 0
-    lost_stored: int = 0
-    lost_damaged: int = 0
-    lost_store_busy: int = 0
+    lost: Lost = Lost()
     published: int = 0
     evicted_states: int = 0
     """Tails included."""
@@ -49,19 +43,15 @@ class CacheCounts:
     loaded_tokens: int = 0
     """Tokens that those snapshots added to what the cache had."""
 
-    @property
-    def lost(self) -> dict[str, int]:
-        """By reason."""
-        return {reason: getattr(self, f"lost_{reason}") for reason in LOSS_REASONS}
-
-    def add_lost(self, lost: Lost) -> None:
-        if lost != _NOTHING_LOST:
-            for reason, field in _LOST_COUNTS:
-                setattr(self, field, getattr(self, field) + getattr(lost, reason))
+    def numbers(self) -> dict[str, int]:
+        """By name; those of ``lost`` are ``lost_*``."""
+        counts: dict[str, int] = {}
+        for name, count in asdict(self).items():
+            counts |= {f"lost_{why}": tokens for why, tokens in count.items()} if name == "lost" else {
+                name: count}
+        return counts
 
 
-_NOTHING_LOST = Lost()
-_LOST_COUNTS = [(reason, f"lost_{reason}") for reason in LOSS_REASONS]
 STORE_COUNTS = frozenset({"lost_stored", "lost_damaged", "lost_store_busy", "loaded", "loaded_tokens"})
 """Counters that stay 0 without a store."""
 
@@ -99,7 +89,6 @@ class MemoryUsage:
     leases: int
     pages_held_max: int
     slots_held_max: int
-    frames_used_max: int
     pages_cached: int = 0
     """Pages of the prefix tree among ``pages_held``; the others are private to one sequence."""
     pages_shared: int = 0
@@ -128,31 +117,36 @@ class MemoryUsage:
         return 1 - self.free_bytes / self.arena_bytes if self.arena_bytes else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """Counters since the store was opened, and what it holds now; it crosses processes in ``EngineStats``.
+@dataclass(slots=True, kw_only=True)
+class StoreCounts:
+    """Of a store since it was opened. ``damaged``, ``dropped``: by reason."""
 
-    ``snapshots``: of this namespace; ``others``: of other models in the same directory.
-    ``damaged``, ``dropped``: counts by reason. ``notes``: sentences about the state of the store that an
-    operator reads, such as that another process holds the lock."""
-
-    path: str
-    writable: bool
-    snapshots: int
-    kv_records: int
-    stored_bytes: int
-    capacity_bytes: int
+    damaged: dict[str, int] = field(default_factory=Counter)
+    dropped: dict[str, int] = field(default_factory=Counter)
     matches: int = 0
     fetches: int = 0
     fetched_bytes: int = 0
     puts: int = 0
     written_bytes: int = 0
-    queued_bytes: int = 0
     evicted: int = 0
     read_bytes_per_second: float = 0.0
     read_latency_s: float = 0.0
-    damaged: dict[str, int] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class StoreStats(StoreCounts):
+    """And what it holds now; it crosses processes in ``EngineStats``.
+
+    ``snapshots``: of this namespace; ``others``: of other models in the same directory. ``notes``: sentences
+    about the state of the store that an operator reads, such as that another process holds the lock."""
+
+    path: str = ""
+    writable: bool = False
+    snapshots: int = 0
+    kv_records: int = 0
+    stored_bytes: int = 0
+    capacity_bytes: int = 0
+    queued_bytes: int = 0
     remote: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     others: int = 0

@@ -52,7 +52,7 @@ LOSS_REASONS = {
     "damaged": LossReason("damaged in the store", "damaged"),
     "store_busy": LossReason("the store was too slow", "store busy"),
 }
-"""The fields of ``Lost``. The counts ``lost_*``, their metric and the tables of the CLI follow this one."""
+"""The fields of ``Lost``, in its order. Counts, the metric and the tables of the CLI follow this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,9 @@ class Lost:
     @property
     def total(self) -> int:
         return sum([int(getattr(self, reason)) for reason in LOSS_REASONS])
+
+    def __add__(self, other: Lost) -> Lost:
+        return Lost(*[getattr(self, reason) + getattr(other, reason) for reason in LOSS_REASONS])
 
     def but(self, reason: StoreLoss | Literal["not_ready"], tokens: int) -> Lost:
         """The same loss, with its first ``tokens`` counted as ``reason`` only. By position, a match loses

@@ -34,6 +34,7 @@ from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
 from weft.models.blocks.streams import GatedStreams, MixedStreams, StreamMix
+from weft.models.blocks.zaya import ContinuedExperts
 from weft.models.decoder import CausalModel, Collapse
 from weft.models.embedding import Embedding, Lookup
 from weft.models.layer import DecoderLayer
@@ -157,12 +158,26 @@ class BlockReader:
         # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
         # rows.
         source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
+        model.expand = self._expand(shape)
         if architecture.per_layer_width:
             model.per_layer = self._per_layer(architecture.per_layer_width)
         model.targets = Targets(source.targets)
         return model
 
+    def _expand(self, shape: shapes.Streams | None) -> Collapse | None:
+        if shape is not None:
+            return lambda x_TD: x_TD.repeat(1, shape.count)
+        if not self.architecture.scaled_residual:
+            return None
+        bias, scale = (self.source.tensor(f"input_hidden_states_{part}", self.hidden)
+                       for part in ("bias", "scale"))
+        feed = self.architecture.feed_forwards[0]
+        assert isinstance(feed, Experts)
+        return lambda x_TD: torch.nn.functional.pad((x_TD + bias) * scale, (0, feed.router_width))
+
     def _collapse(self, shape: shapes.Streams | None) -> Collapse | None:
+        if self.architecture.scaled_residual:
+            return lambda x_TN: x_TN[:, : self.hidden]
         if shape is None:
             return None
         if shape.kind == "mixed":
@@ -183,6 +198,20 @@ class BlockReader:
         assert norm is not None
         return GatedStreams(shape, norm, read.linear("down"), read.linear("up"),
                             None if last else read.linear("inject"))
+
+    def continued_experts(self, shape: Experts, name: str, norm: str) -> ContinuedExperts:
+        """``norm``: in front of it."""
+        read = self.table(tensors.experts(shape, self.hidden), name)
+        into, down = self._routed(shape, read, GATED, False, None)
+        router = read.plain("router")
+        experts = ExpertsBlock(shape, router, into, down)
+        self._note_experts(shape, read, experts, GATED)
+        router_norm = read.norm("router_norm", self.eps)
+        assert router_norm is not None
+        return ContinuedExperts(
+            self.source.summed(experts.of_choices), self.norm(norm), router, read.get("continued"),
+            router_norm, (read.plain("fc1"), read.plain("fc2")), read.plain("choice"),
+            read.tensor("choice_bias"), experts)
 
     def ngrams(self, shape: shapes.Ngrams, name: str) -> NgramsBlock:
         source, inner = self.source, f"{name}.ple_embedding"
@@ -435,6 +464,8 @@ class BlockReader:
     def mamba1(self, shape: Mamba1, name: str) -> recurrent.Mamba1Block:
         source = self.source
         read = self.table(tensors.mamba1(shape, self.hidden), name)
+        if shape.heads:
+            return self._mamba1_by_head(shape, read)
 
         def norm(part: str, width: int) -> Norm:
             if shape.inner_norms == "weighted":
@@ -444,11 +475,28 @@ class BlockReader:
         norms = None
         if shape.inner_norms != "none":
             norms = norm("dt", shape.dt_rank), norm("b", shape.state_dim), norm("c", shape.state_dim)
+        scan = recurrent.SelectiveScan(
+            shape, select=source.summed(read.linear("select", finer=True)),
+            step=read.linear("step", finer=True), a=read.decay(), d=read.tensor("D"),
+            dt_bias=read.tensor("dt_bias"), norms=norms)
+        return recurrent.Mamba1Block(read.linear("project"), conv=read.conv(),
+                                     conv_bias=read.get("conv.bias"), scans=(scan,), out=read.linear("out"))
+
+    def _mamba1_by_head(self, shape: Mamba1, read: TableReader) -> recurrent.Mamba1Block:
+        def apart(rows: torch.Tensor) -> torch.Tensor:
+            return torch.cat((rows[0::2], rows[1::2]))
+
+        bias = read.get("project.bias")
+        exact = self.source.runtime.of_exact
+        scans = tuple(
+            recurrent.SelectiveScan(shape, Linear(exact(select)), Linear(exact(step)), a, d, dt_bias)
+            for select, step, a, d, dt_bias in zip(
+                read.tensor("select"), read.tensor("step"), read.decay(), read.tensor("D"),
+                read.tensor("dt_bias"), strict=True))
         return recurrent.Mamba1Block(
-            shape, read.linear("project"), conv=read.conv(), conv_bias=read.get("conv.bias"),
-            select=source.summed(read.linear("select", finer=True)), step=read.linear("step", finer=True),
-            a=read.decay(), d=read.tensor("D"), dt_bias=read.tensor("dt_bias"), out=read.linear("out"),
-            norms=norms)
+            read.linear("project", orders={"in_proj.weight": apart},
+                        bias=None if bias is None else apart(bias)),
+            conv=read.conv(), conv_bias=read.get("conv.bias"), scans=scans, out=read.linear("out"))
 
     def swiglu(self, shape: Dense, name: str, names: Names = GATED) -> SwiGlu:
         """The usual feed-forward; ``names`` as in its table."""

@@ -7,6 +7,7 @@
                       (where the stream is normed: x = a norm(x) + b mixer(norm(x)), MiniMax)
                       x = behind(x)                                         (Gemma 4: per-layer inputs)
                       (of several streams a block sees a mix, and each gets a share: ``blocks.streams``)
+                      (of a scaled residual: x = a x + b block(x), ``blocks.zaya``)
     hidden = norm(x)        logits = head(hidden) / logits_divisor, capped  (only for rows that are sampled)
 
 A family is a function that fills a ``CausalModel``, not a subclass of it: families differ in which tensors
@@ -47,7 +48,8 @@ class PerLayer(Protocol):
 
 
 class Collapse(Protocol):
-    """Several residual streams [T, S D] -> one [T, D], behind the last layer."""
+    """Several residual streams [T, S D] -> one [T, D], behind the last layer; in front of the first one the
+    other way round."""
 
     def __call__(self, x_TN: torch.Tensor, /) -> torch.Tensor: ...
 
@@ -82,6 +84,8 @@ class CausalModel:
         self.vision: VisionEncoder | None = None
         """Of a model that sees pictures."""
         self._headed_XV: torch.Tensor | None = None
+        self.expand: Collapse | None = None
+        """From the embedding to what layers carry."""
         self.per_layer: PerLayer | None = None
         """What gives each token numbers for each layer, of a model that has such."""
         self._cache_of = [number if layer.reads is None else layer.reads
@@ -118,8 +122,8 @@ class CausalModel:
             hidden_TD = self._fused.run(x_TD, inputs, caches, rotated)
             if hidden_TD is not None:
                 return hidden_TD
-        if self.architecture.streams is not None:
-            x_TD = x_TD.repeat(1, self.architecture.streams.count)
+        if self.expand is not None:
+            x_TD = self.expand(x_TD)
         positions_T = inputs.positions_T if inputs.runs.padded else None
         y_TD: torch.Tensor | None = None  # not yet added: a norm of the sum comes with it
         for number, (layer, rope) in enumerate(zip(self.layers, self._ropes, strict=True)):

@@ -7,12 +7,12 @@
 
 Hub releases and what transformers saves may spell a name differently: both are read. A family that is more
 than names has a function beside its row: OLMo norms what comes out of attention, Granite and Kimi choose
-between spellings of a feed-forward, Zamba2 shares blocks between layers.
+between spellings of a feed-forward, Zamba and Zamba2 share blocks between layers.
 
 Sources: transformers ``llama``, ``mistral``, ``qwen3``, ``qwen3_moe``, ``qwen3_5``, ``qwen3_5_moe``,
 ``qwen3_next``, ``lfm2``, ``lfm2_moe``, ``lfm3``, ``olmo3``, ``olmo_hybrid``, ``kimi_linear``,
-``bailing_hybrid``, ``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``, ``jamba``, ``zamba2``,
-``mamba``, ``mamba2``, ``falcon_mamba``.
+``bailing_hybrid``, ``zaya``. With Mamba: ``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``,
+``jamba``, ``zamba``, ``zamba2``, ``mamba``, ``mamba2``, ``falcon_mamba``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
@@ -203,8 +204,9 @@ _GATED_NORM_EPS = 1e-5
 """Of Zamba2's Mamba layers."""
 
 
-def _zamba2_layers(read: BlockReader) -> ReadLayer:
-    """Mamba-2 in every layer; some have a use of a shared transformer block beside (``SharedUse``).
+def _zamba_layers(read: BlockReader, block: str) -> ReadLayer:
+    """Mamba in every layer; some have a use of a shared transformer block beside (``SharedUse``). ``block``:
+    what that is called.
 
         layers.N.mamba, layers.N.input_layernorm                           a Mamba layer
         layers.N.mamba_decoder.{mamba, input_layernorm}, layers.N.linear   one with a shared block beside
@@ -218,17 +220,16 @@ def _zamba2_layers(read: BlockReader) -> ReadLayer:
     def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
         beside = None
         if isinstance(mixer, shapes.SharedBlock):
-            block_name = f"{name}.shared_transformer"
+            block_name = f"{name}.{block}"
             if mixer.block in blocks:
                 read.source.leave_copy(block_name, blocks[mixer.block].name)
             else:
                 blocks[mixer.block] = _Block(read, mixer, block_name)
-            beside = blocks[mixer.block].use(mixer, name)
+            beside = blocks[mixer.block].use(mixer, name, block_name)
             name, mixer = f"{name}.mamba_decoder", mixer.mamba
-        assert isinstance(mixer, shapes.Mamba2)
-        return DecoderLayer(
-            read.norm(f"{name}.input_layernorm"), read.mamba2(mixer, f"{name}.mamba", eps=_GATED_NORM_EPS),
-            None, None, beside=beside)
+        spelled = {"eps": _GATED_NORM_EPS} if isinstance(mixer, shapes.Mamba2) else {}
+        scanned = read.mixer(mixer, {type(mixer): f"{name}.mamba"}, **spelled)
+        return DecoderLayer(read.norm(f"{name}.input_layernorm"), scanned, None, None, beside=beside)
 
     return layer
 
@@ -247,24 +248,28 @@ class _Block:
         self.feed_norm = reader.norm(f"{name}.pre_ff_layernorm")
         self.into, self.down = feed.linear("into"), feed.linear("down")
 
-    def use(self, shape: shapes.SharedBlock, layer: str) -> SharedUse:
-        """Of the layer named ``layer``."""
+    def use(self, shape: shapes.SharedBlock, layer: str, name: str) -> SharedUse:
+        """Of the layer named ``layer``, which calls the block ``name``."""
         reader, source = self.reader, self.reader.source
-        own = reader.table(tensors.shared_use(shape, reader.hidden), self.name)
+        adapters = tensors.shared_use(shape, reader.hidden) if shape.adapter_rank else {}
+        own = reader.table(adapters, self.name)
 
         def adapter(role: str) -> tuple[Linear, Linear]:
             """Two matrices, whose product is added to the shared one's."""
             return own.linear(f"{role}.0"), own.linear(f"{role}.1")
 
         # Transformers has a module for each use, over the same weights: LoRA adapters are of one use.
-        again = partial(source.again, name=self.name, other=f"{layer}.shared_transformer")
+        again = partial(source.again, name=self.name, other=name)
         own_qkv = again(self.qkv)
         qkv: Linear | Adapted = own_qkv
         if shape.adapted_attention:
             qkv = Adapted(own_qkv, tuple(map(adapter, "qkv")))
         attention = AttentionBlock(shape.attention, qkv, again(self.out))
-        feed = DenseBlock(shape.feed_forward, Adapted(again(self.into), (adapter("into"),)), again(self.down))
-        self._note_adapters(own, shape.use, f"{layer}.shared_transformer")
+        into: Linear | Adapted = again(self.into)
+        if shape.adapter_rank:
+            into = Adapted(again(self.into), (adapter("into"),))
+        feed = DenseBlock(shape.feed_forward, into, again(self.down))
+        self._note_adapters(own, shape.use, name)
         out = source.linear([(f"{layer}.linear.weight", reader.hidden)], reader.hidden)
         return SharedUse(self.norm, source.summed(attention), self.feed_norm, source.summed(feed), out)
 
@@ -284,6 +289,37 @@ class _Block:
 
 
 _MAMBA = {shapes.Attention: "self_attn", shapes.Mamba1: "mamba", shapes.Mamba2: "mamba"}
+def _zaya_layers(read: BlockReader) -> ReadLayer:
+    def scaled(name: str, inside: bool) -> ScaledResidual:
+        table = read.table(tensors.residual_scale(read.hidden), name)
+        residual, given = ((table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale"))
+                           for part in ("residual", "hidden_states"))
+        return ScaledResidual(residual, given, inside)
+
+    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
+        assert isinstance(mixer, shapes.ConvolvedAttention)
+        assert isinstance(feed, shapes.Experts)
+        return DecoderLayer(
+            read.norm(f"{name}.input_layernorm"),
+            _convolved_attention(read, mixer, f"{name}.self_attn"), None,
+            read.continued_experts(feed, f"{name}.mlp", f"{name}.post_attention_layernorm"),
+            mixes=(scaled(f"{name}.post_attention_residual_scale", inside=False),
+                   scaled(f"{name}.post_mlp_residual_scale", inside=True)))
+
+    return layer
+
+
+def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention,
+                         name: str) -> ConvolvedAttentionBlock:
+    of, table = shape.attention, read.table(tensors.convolved_attention(shape, read.hidden), name)
+    second = torch.unflatten(table.tensor("second"), 0, (-1, of.head_dim))
+    values = tensors.Units(of.kv_heads, of.head_dim, of.kv_copies).span(read.source.place)
+    return ConvolvedAttentionBlock(
+        shape, table.linear("project"), table.tensor("first").squeeze(1), table.tensor("first.bias"),
+        second.permute(0, 3, 2, 1).flatten(1, 2).contiguous(), table.tensor("second.bias"),
+        table.tensor("factors"), values, table.linear("out"))
+
+
 _W_NAMES = ("w1", "w3", "w2")
 """Of gate, up and down."""
 _QWEN_HYBRID = Names({shapes.Attention: "self_attn", shapes.GatedDelta: "linear_attn"},
@@ -316,6 +352,7 @@ NAMES: dict[str, Names] = {
     "recurrent_gemma": Names(
         {shapes.Attention: "temporal_block", shapes.RgLru: "temporal_block"}, feed="mlp_block", swiglu=False,
         mixer_norm="temporal_pre_norm", feed_norm="channel_pre_norm", final_norm="final_norm", plus_one=True),
+    "zaya": Names(layers=_zaya_layers),
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
     "glm5_next": Names(
         {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),
@@ -328,7 +365,8 @@ NAMES: dict[str, Names] = {
     "nemotron_h": Names({shapes.Attention: "mixer", shapes.Mamba2: "mixer"}, feed="mixer", mixer_norm="norm",
                         feed_norm="norm", final_norm="norm_f", embeddings=("embeddings",), swiglu=False,
                         shared="shared_experts", spelled={shapes.Experts: {"router_dtype": torch.float32}}),
-    "zamba2": Names(layers=_zamba2_layers, final_norm="final_layernorm"),
+    "zamba": Names(layers=partial(_zamba_layers, block="shared_transf"), final_norm="final_layernorm"),
+    "zamba2": Names(layers=partial(_zamba_layers, block="shared_transformer"), final_norm="final_layernorm"),
     "mamba": _ONLY_MAMBA, "mamba2": _ONLY_MAMBA, "falcon_mamba": _ONLY_MAMBA,
 }
 """By the name of the family in ``weft.families``."""

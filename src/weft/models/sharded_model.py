@@ -24,6 +24,7 @@ from weft.families.architecture import Architecture, Attention
 from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
 from weft.models.blocks.feed_forward import ExpertsApart, ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, Projection
+from weft.models.blocks.zaya import ContinuedExperts
 from weft.models.decoder import CausalModel, Collapse
 from weft.models.embedding import Embedding, Lookup, Table
 from weft.models.layer import DecoderLayer
@@ -70,13 +71,13 @@ class RankShare:
         """``layers`` whose mixers and feed-forwards are summed over ranks."""
         for layer in layers:
             feed = layer.feed_forward
-            block = feed.experts if isinstance(feed, ExpertsApart) else feed
+            block = feed.experts if isinstance(feed, ExpertsApart | ContinuedExperts) else feed
             if self.place.by_expert and isinstance(block, ExpertsBlock):
                 count = block.shape.count
                 block.own = self.experts(count)
                 block.choices = torch.zeros(count, dtype=torch.int64, device=block.router_weight.device)
         def whole(block: Any) -> bool:   # its parts are summed inside
-            return block is None or isinstance(block, ExpertsApart)
+            return block is None or isinstance(block, ExpertsApart | ContinuedExperts)
 
         return [replace(layer, **{
             part: block if whole(block) else self.summed(block)

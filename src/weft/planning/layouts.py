@@ -211,9 +211,9 @@ def draft_log_bytes(spec: ModelSpec) -> int:
 def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
     parts = {part.name: part.shape for part in layer.state}
     windows = sum(shape[0] for name, shape in parts.items() if name.startswith("conv."))
-    if windows:   # n-grams: the inputs of their convolutions beside what the layer logs
+    if windows:   # n-grams, shifts: the inputs of their convolutions beside what the layer logs
         own = replace(layer, state=tuple(part for part in layer.state if not part.name.startswith("conv.")))
-        return windows * item + _layer_log_bytes(own, item)
+        return windows * item + (_layer_log_bytes(own, item) if own.state else 0)
     recurrent = parts.get("recurrent")
     if layer.kind == "lightning":   # q, k, v and a step for each head
         heads, width, _ = parts["recurrent"]

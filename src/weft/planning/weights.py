@@ -14,12 +14,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.errors import CheckpointError
-from weft.families.architecture import Architecture, Attention, Dense, Experts, LatentAttention, SharedBlock
+from weft.families.architecture import (
+    Architecture,
+    Attention,
+    ConvolvedAttention,
+    Dense,
+    Experts,
+    LatentAttention,
+    SharedBlock,
+)
 from weft.families.tensors import (
     Form,
     Table,
     behind_layer,
     per_layer,
+    residual_scale,
     shared_block,
     stream_mix,
     tables,
@@ -215,6 +224,9 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
         yield from _record_pieces("streams", [stream_mix(streams, hidden)] * 2 * layers, tp)
     if streams is not None and streams.kind == "gated":
         yield from _record_pieces("streams", [stream_mix(streams, hidden, last=True)], tp)
+    if architecture.scaled_residual:
+        yield "norms", "plain", 2 * hidden
+        yield from _record_pieces("norms", [residual_scale(hidden)] * 2 * layers, tp)
     width = architecture.per_layer_width
     if architecture.layer_scalars:
         yield from _record_pieces("behind layers", [behind_layer(width, hidden)] * layers, tp)
@@ -262,6 +274,6 @@ def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[t
                 yield part, form, count
 
 
-_PART: dict[type, str] = {Attention: "attention", LatentAttention: "attention", Dense: "feed-forward",
-                          Experts: "experts"}
+_PART: dict[type, str] = {Attention: "attention", ConvolvedAttention: "attention",
+                          LatentAttention: "attention", Dense: "feed-forward", Experts: "experts"}
 """All others are recurrent."""

@@ -179,9 +179,9 @@ class Seconds:
         page_digests = prefix_digests(prompt, request.salt)
         matches = self._table.matches(page_digests, prompt)
         digests: list[int] = page_digests[_CHUNK_PAGES - 1::_CHUNK_PAGES].tolist()
-        guess = _mean_costs(candidates)
-        places = [self._place(load, length, digests, matches.get(load.replica, _NO_MATCH), guess, now_s)
-                  for load in candidates]
+        guess, prompts = _mean_costs(candidates), _prompt_costs(candidates)
+        places = [self._place(load, length, digests, matches.get(load.replica, _NO_MATCH), guess, prompts,
+                              now_s) for load in candidates]
         best = self._soonest([place for place in places if place.load.role != "prefill"] or places, now_s)
         boundaries = self._boundaries.of(digests)
         split = self._split(places, length, now_s) if request.may_split else None
@@ -192,7 +192,7 @@ class Seconds:
         return Route(best.load.replica, best.position, boundaries, digests, best.work_s)
 
     def _place(self, load: ReplicaLoad, length: int, digests: Sequence[int], match: CacheMatch,
-               guess: StepCost, now_s: float) -> _Place:
+               guess: StepCost, prompts: StepCost | None, now_s: float) -> _Place:
         known = self._known(load.replica)
         known.role = load.role
         position, restore_s = match.position, match.restore_s
@@ -200,7 +200,8 @@ class Seconds:
         if shared > position:
             position, restore_s = shared, 0.0
         costs = load.costs or guess
-        work_s = costs.prefill_s(position, length) + restore_s
+        prompt_costs = prompts if prompts is not None and load.role == "decode" else costs
+        work_s = prompt_costs.prefill_s(position, length) + restore_s
         others_s = work_s * self._shared_costs.weight(load.replica, load.role)
         rows_s = known.row_wait_s(load)
         steps_s = costs.fixed_s + load.sequences * costs.decode_s
@@ -282,6 +283,7 @@ class Seconds:
 
     def joined(self, replica: int) -> None:
         self._known(replica)
+        self._broken = {pair: until_s for pair, until_s in self._broken.items() if replica not in pair}
         self._table.join(replica)
 
     def left(self, replica: int) -> None:
@@ -320,6 +322,14 @@ def _mean_costs(candidates: Sequence[ReplicaLoad]) -> StepCost:
     """For a replica that has measured nothing yet: what the others have. Unread where all have measured."""
     measured = [load.costs for load in candidates if load.costs is not None]
     return measured[0] if len(measured) == len(candidates) else mean_cost(measured)
+
+
+def _prompt_costs(candidates: Sequence[ReplicaLoad]) -> StepCost | None:
+    """What prompts cost a decode replica: the mean of those that compute them. Its own prefills have a few
+    tokens, the first ones behind a snapshot, and each reads all weights: by these a token costs seventy times
+    as much. None where that is all that is known."""
+    measured = [load.costs for load in candidates if load.role != "decode" and load.costs is not None]
+    return mean_cost(measured) if measured and len(measured) < len(candidates) else None
 
 
 SEEN_MAX = 200_000

@@ -12,7 +12,8 @@ says so, and gets the bytes in a message.
 
 Each send has one outcome. A link that breaks off, a key that is refused and SILENT_S without an answer are
 outcomes of all that is under way on it. ZeroMQ delivers a message whole or not at all, so a sender that
-vanishes in the middle of a record leaves nothing.
+vanishes in the middle of a record leaves nothing. Parcels of one handoff go one behind the other. A receiver
+without room is asked again for ROOM_S.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -33,11 +35,12 @@ from zmq.utils.monitor import recv_monitor_message
 
 from weft.rpc.link import REFUSED, LinkKeys, set_options
 from weft.rpc.messages import PeerKeys
-from weft.store.inbox import Parcel
+from weft.store.inbox import FULL, ROOM_S, Parcel
 from weft.store.peer_store import Outcome
 
 SILENT_S = 5.0
 """A receiver that has not answered for so long has vanished."""
+_AGAIN_S = 0.02
 _LOOK_MS = 200
 _NO_MEMORY = b"no shared memory"
 _encoder = msgspec.msgpack.Encoder()
@@ -55,12 +58,14 @@ class _Memory(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Send:
-    """One parcel under way. ``memory``: the descriptor that its receiver maps, -1 for bytes in a message."""
+    """One parcel under way. ``memory``: the descriptor that its receiver maps, -1 for bytes in a message.
+    ``began_s``: when it was put on the link last; ``asked_s``: when it was first."""
 
     ticket: int
     parcel: Parcel
     payloads: Sequence[memoryview]
-    began_s: float
+    asked_s: float = 0.0
+    began_s: float = 0.0
     memory: int = -1
 
     def drop_memory(self) -> None:
@@ -95,6 +100,10 @@ class PeerLink:
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
         self._peers: dict[str, _Peer] = {}
+        self._queues: dict[str, deque[tuple[str, _Send]]] = {}
+        """By handoff, with their addresses: the first is under way, or its receiver was full."""
+        self._roomless: list[tuple[float, str, _Send]] = []
+        """When to ask again."""
         self._authenticator: ThreadAuthenticator | None = None
         self._near = context.socket(zmq.ROUTER)
         set_options(self._near)
@@ -122,7 +131,7 @@ class PeerLink:
     # ------------------------------------------------------------------ the engine's thread
 
     def send(self, ticket: int, address: str, parcel: Parcel, payloads: Sequence[memoryview]) -> None:
-        self._wish((address, _Send(ticket, parcel, payloads, time.monotonic())))
+        self._wish((address, _Send(ticket, parcel, payloads)))
 
     def outcomes(self) -> list[Outcome]:
         outcomes: list[Outcome] = []
@@ -151,7 +160,7 @@ class PeerLink:
             for source in (self._wake_out, *listeners, *(peer.socket for peer in self._peers.values()),
                            *(peer.monitor for peer in self._peers.values())):
                 poller.register(source, zmq.POLLIN)
-            ready = dict(poller.poll(_LOOK_MS))
+            ready = dict(poller.poll(int(_AGAIN_S * 1000) if self._roomless else _LOOK_MS))
             if self._wake_out in ready:
                 os.read(self._wake_out, 4096)
             for listener in listeners:
@@ -163,9 +172,12 @@ class PeerLink:
                 if peer.monitor in ready:
                     self._watch(peer)
                 self._end_silent(peer)
+            self._ask_again()
             goes_on = self._take_wishes()
         for peer in list(self._peers.values()):
             self._break(peer, "this engine ends")
+        for _, send in [waiting[0] for waiting in self._queues.values()]:  # those without room
+            self._end(send, "this engine ends")
         for listener in listeners:
             listener.close(0)
 
@@ -175,13 +187,27 @@ class PeerLink:
             wish = self._wishes.get()
             if wish is None:
                 return False
-            address, send = wish
-            try:
-                peer = self._peers.get(address) or self._connect(address)
-                self._put(peer, send, near=peer.is_near)
-            except (zmq.ZMQError, OSError) as error:
-                self._end(send, f"{address}: {error}")
+            queue = self._queues.setdefault(wish[1].parcel.handoff, deque())
+            queue.append(wish)
+            if len(queue) == 1:
+                self._try(*wish)
         return True
+
+    def _ask_again(self) -> None:
+        now_s = time.monotonic()
+        due = [one for one in self._roomless if one[0] <= now_s]
+        self._roomless = [one for one in self._roomless if one[0] > now_s]
+        for _, address, send in due:
+            self._try(address, send)
+
+    def _try(self, address: str, send: _Send) -> None:
+        try:
+            peer = self._peers.get(address) or self._connect(address)
+            self._put(peer, send, near=peer.is_near)
+        except (zmq.ZMQError, OSError) as error:
+            if address in self._peers:
+                self._peers[address].sends.pop(send.ticket, None)
+            self._end(send, f"{address}: {error}")
 
     def _connect(self, address: str) -> _Peer:
         near, _, far = address.partition(" ")
@@ -203,8 +229,11 @@ class PeerLink:
     def _put(self, peer: _Peer, send: _Send, *, near: bool) -> None:
         head = [send.ticket.to_bytes(8, "little"), _encoder.encode(send.parcel)]
         peer.sends[send.ticket] = send
+        send.began_s = time.monotonic()
+        send.asked_s = send.asked_s or send.began_s
         if near and hasattr(os, "memfd_create"):
-            send.memory = _shared(send.payloads, send.parcel.nbytes)
+            if send.memory < 0:
+                send.memory = _shared(send.payloads, send.parcel.nbytes)
             place = _Memory(os.getpid(), send.memory, send.parcel.nbytes)
             peer.socket.send_multipart([*head, _encoder.encode(place)], zmq.NOBLOCK)
         else:
@@ -246,8 +275,11 @@ class PeerLink:
                 send = peer.sends.pop(int.from_bytes(ticket, "little"), None)
                 if send is None:
                     continue
-                send.drop_memory()
-                if reason == _NO_MEMORY:
+                now_s = time.monotonic()
+                if reason == FULL.encode() and now_s - send.asked_s < ROOM_S:
+                    self._roomless.append((now_s + _AGAIN_S, peer.address, send))
+                elif reason == _NO_MEMORY:
+                    send.drop_memory()
                     self._put(peer, send, near=False)
                 else:
                     self._end(send, reason.decode("utf-8", "replace"))
@@ -274,11 +306,19 @@ class PeerLink:
         peer.monitor.close(0)
         peer.socket.close(0)
         for send in peer.sends.values():
-            send.drop_memory()
             self._end(send, reason)
 
     def _end(self, send: _Send, reason: str) -> None:
-        self._outcomes.put(Outcome(send.ticket, reason, time.monotonic() - send.began_s))
+        """It is the first one of its handoff. Those behind one that failed fail with it."""
+        queue = self._queues[send.parcel.handoff]
+        while queue and (queue[0][1] is send or reason):
+            _, ended = queue.popleft()
+            ended.drop_memory()
+            self._outcomes.put(Outcome(ended.ticket, reason, time.monotonic() - ended.began_s))
+        if queue:
+            self._try(*queue[0])
+        else:
+            del self._queues[send.parcel.handoff]
 
 
 class _FleetKey:

@@ -170,8 +170,8 @@ class PlanBuilder:
                          decode_batch.slots, decode_batch.fresh, decode_batch.samples, tokens)
         else:
             runs = self._runs(starts, tokens, rows)
-            for patch in moved:
-                runs.slots[runs.rows == rows.row_of_id(patch.seq)] = patch.slot
+            for row, patch in rows.of_patches(moved):
+                runs.slots[runs.rows == row] = patch.slot
         return StepPlan(
             step=step,
             seqs=runs.seqs,
@@ -249,8 +249,6 @@ def _with_stores(work: ArenaWork, stores: Stores, moves: Moves) -> ArenaWork:
 
 
 def _patches(patches: Seq[TablePatch], rows: RowTable) -> Int32s:
-    if not patches:
-        return no_writes()
-    written = [(rows.row_of_id(patch.seq), patch.first_index + at, page)
-               for patch in patches for at, page in enumerate(patch.pages)]
-    return np.asarray(written, dtype=np.int32).T
+    written = [(row, patch.first_index + at, page)
+               for row, patch in rows.of_patches(patches) for at, page in enumerate(patch.pages)]
+    return np.asarray(written, dtype=np.int32).T if written else no_writes()

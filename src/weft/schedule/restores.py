@@ -225,7 +225,7 @@ class Restores:
             return wish
         # Records of another engine wait for the room of those that are copied: to compute is what they spare.
         fits = self._buffers.bytes_for(rows) <= self._buffers.limit_bytes
-        return wish if prefix.near and fits and self.fetches else "store_busy"
+        return wish if prefix.near and fits and (self.fetches or self._loaded) else "store_busy"
 
     def _answer(self, seq: Sequence, known: Int32s, cached_tokens: int) -> _Answer:
         """What the store has beyond ``cached_tokens``; remembered until either changes."""

@@ -14,15 +14,19 @@ page. Keeps L5: ``release`` wipes a row, and the plan that does this lists it in
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from typing import Any
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from weft.memory.reservation import SlotPatch, TablePatch
 from weft.schedule.plan import Bools, Int32s
+from weft.schedule.restores import LOAD_SEQS_FROM
 from weft.schedule.sequence import UNBOUNDED, SeqState, Sequence
 from weft.units import PAD, PAGE_TOKENS, RowId, SeqId, SlotId
+
+Patch = TypeVar("Patch", SlotPatch, TablePatch)
 
 
 class RowTable:
@@ -46,8 +50,9 @@ class RowTable:
     def row_of(self, seq: Sequence) -> RowId:
         return self._row_of[seq.id]
 
-    def row_of_id(self, seq: SeqId) -> RowId:
-        return self._row_of[seq]
+    def of_patches(self, patches: Iterable[Patch]) -> Iterator[tuple[RowId, Patch]]:
+        """Each with its row. What a load holds moves too, and a load has none."""
+        return ((self._row_of[patch.seq], patch) for patch in patches if patch.seq < LOAD_SEQS_FROM)
 
     def free_rows(self) -> list[RowId]:
         """In ascending order."""

@@ -246,8 +246,8 @@ class Scheduler:
             self._commit_admissions(plan)
         if plan.table_writes.size:
             self.rows.add_pages(plan.table_writes[0], plan.table_writes[1])
-        for moved in plan.reservation.moves.slot_patches:
-            self.rows.slots[self.rows.row_of_id(moved.seq)] = moved.slot
+        for row, moved in self.rows.of_patches(plan.reservation.moves.slot_patches):
+            self.rows.slots[row] = moved.slot
             self._decode_batch = None
         self.reuse.committed(plan)
         if self.store is not None:

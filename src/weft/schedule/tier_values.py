@@ -51,7 +51,7 @@ class TierStats:
     buffer_bytes_max: int
 
 
-NO_TIER = TierStats(RestoreCounts(), WriteCounts(), StoreStats("", False, 0, 0, 0, 0), 0, 0, 0)
+NO_TIER = TierStats(RestoreCounts(), WriteCounts(), StoreStats(), 0, 0, 0)
 """The numbers of an engine without a store."""
 
 

@@ -132,7 +132,7 @@ def cache_report(usage: MemoryUsage, shape: CacheShape, *, costs: StepCost | Non
     ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a
     state that was compressed once, or was computed behind such. ``counts`` are since the start
     (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is at ``weft.memory.prefix.readings``."""
-    counts = dataclasses.asdict(usage.cache)
+    counts = usage.cache.numbers()
     if not counts["lost_salt"]:  # not looked for without debug.count_salt, and 0 would say that there is none
         del counts["lost_salt"]
     if not usage.cache.loaded:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -200,18 +201,7 @@ class ServerConfig:
 
     def response_path(self) -> Path | None:
         """Of the store of responses; None where it is off. Raises ConfigError."""
-        if self.response_store == "off":
-            return None
-        if self.response_store is None:
-            return default_path()
-        if not self.response_store.strip():
-            raise ConfigError("--response-store is empty: it takes the name of a file, or off",
-                              param="--response-store")
-        file = Path(self.response_store).expanduser().absolute()
-        if not file.parent.is_dir() or file.is_dir():
-            raise ConfigError(f"--response-store {file}: it is a directory, or in none that exists",
-                              param="--response-store")
-        return file
+        return _store_file(self.response_store, "--response-store", default_path)
 
     def response_limits(self) -> StoreLimits:
         """Raises ConfigError."""
@@ -240,18 +230,7 @@ class ServerConfig:
 
     def names_path(self) -> Path | None:
         """Of the store of created names; None where it is off. Raises ConfigError."""
-        if self.name_store == "off":
-            return None
-        if self.name_store is None:
-            return default_presets_path()
-        if not self.name_store.strip():
-            raise ConfigError("limits.name_store is empty: it takes the name of a file, or off",
-                              param="limits.name_store")
-        file = Path(self.name_store).expanduser().absolute()
-        if not file.parent.is_dir() or file.is_dir():
-            raise ConfigError(f"limits.name_store {file}: it is a directory, or in none that exists",
-                              param="limits.name_store")
-        return file
+        return _store_file(self.name_store, "limits.name_store", default_presets_path)
 
     def presets(self) -> PresetStore | None:
         """None where they are off. Raises ConfigError."""
@@ -411,3 +390,17 @@ class ServerConfig:
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
             raise ConfigError(f"debug.metrics_prefix {self.metrics_prefix!r}: use letters, digits and _, and "
                               "start with a letter", param="debug.metrics_prefix")
+
+
+def _store_file(given: str | None, flag: str, default: Callable[[], Path]) -> Path | None:
+    """What ``flag`` names; None where it is off. Raises ConfigError."""
+    if given == "off":
+        return None
+    if given is None:
+        return default()
+    if not given.strip():
+        raise ConfigError(f"{flag} is empty: it takes the name of a file, or off", param=flag)
+    file = Path(given).expanduser().absolute()
+    if not file.parent.is_dir() or file.is_dir():
+        raise ConfigError(f"{flag} {file}: it is a directory, or in none that exists", param=flag)
+    return file

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -323,7 +323,7 @@ def _slot_share(stats: EngineStats) -> float:
 
 def _lost(stats: EngineStats) -> dict[str, int]:
     """Other salts are not looked for without debug.count_salt, and 0 would say that there is none."""
-    return {reason: tokens for reason, tokens in stats.memory.cache.lost.items()
+    return {reason: tokens for reason, tokens in asdict(stats.memory.cache.lost).items()
             if tokens or LOSS_REASONS[reason].is_common or (reason != "salt" and stats.store is not None)}
 
 

@@ -23,6 +23,7 @@ from starlette.responses import Response
 from weft.engine.stats import Part, SleepState, check_level, check_parts
 from weft.errors import RequestError, UnknownReplicaError
 from weft.fleet.replica import Replica
+from weft.handoff import Role
 from weft.rpc.messages import SleepMode, SleepOutcome
 from weft.server.protocol import parse_body
 from weft.server.service import Service
@@ -36,7 +37,7 @@ class ReplicaReport(msgspec.Struct):
     """``state``: starting, ready, draining, drained, waiting (for a restart), away (its machine cannot be
     reached) or dead. ``host``: the machine that joined with it; empty for this one. ``reason``: why its last
     process ended. ``sequences``: of the requests that it has; ``running``, ``waiting``: as its engine
-    says."""
+    says. ``role``: prefill, decode or both."""
 
     replica: int
     host: str
@@ -47,6 +48,7 @@ class ReplicaReport(msgspec.Struct):
     running: int
     waiting: int
     model: str = ""
+    role: Role = "both"
 
 
 class ReplicaList(msgspec.Struct):
@@ -92,7 +94,7 @@ def _report(replica: Replica, sequences: int, model: str) -> ReplicaReport:
     stats = replica.engine.stats
     return ReplicaReport(replica.number, replica.host, replica.shown_state, replica.restart_count,
                          replica.reason, sequences, stats.running if stats else 0,
-                         stats.waiting if stats else 0, model)
+                         stats.waiting if stats else 0, model, replica.role)
 
 
 def _replica_number(request: Request) -> int:

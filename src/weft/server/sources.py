@@ -24,7 +24,7 @@ from weft.adapters import named_paths
 from weft.config import STORE_BYTES_MIN, EngineConfig
 from weft.errors import CheckpointError, ConfigError
 from weft.fleet.places import visible_gpus
-from weft.host import cpu_name_and_flags, free_ram_bytes
+from weft.host import cpu_name_and_flags, free_ram_bytes, keeps_codes
 from weft.models.hub import name_of, resolve_model
 from weft.planning.together import ModelNeed, need_of, options_of
 from weft.server.config import ServerConfig
@@ -107,7 +107,7 @@ def _need(name: str, directory: Path, config: EngineConfig) -> ModelNeed:
     """Of a model that cannot be planned, the size of its files: loading it says what is wrong."""
     features = cpu_name_and_flags()[1]
     asked = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features),
-                       coded_tiles="avx512f" in features)
+                       coded_tiles=keeps_codes())
     try:
         return need_of(name, json.loads((directory / "config.json").read_text(encoding="utf-8")), asked)
     except (CheckpointError, ConfigError, OSError, ValueError, KeyError, TypeError):

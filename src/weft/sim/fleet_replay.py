@@ -46,6 +46,7 @@ from weft.sim.replay import OnProgress, Played, PlayedTimes, Player, VirtualCloc
 from weft.sim.report import Percentiles, Timeline
 from weft.sim.traffic import Traffic
 from weft.snapshot_report import SnapshotReport
+from weft.store.inbox import ROOM_S
 from weft.units import PAGE_TOKENS, ceil_div
 
 
@@ -144,6 +145,8 @@ class _Order:
     arrives_s: float = 0.0
 
 
+_AGAIN_S = 0.02
+"""A sender asks a full receiver again so soon."""
 _ORDER_S = 1e-3
 """Players whose clocks are closer than this may step in any order."""
 
@@ -438,16 +441,22 @@ class _FleetReplay:
 
     def _move(self, player: _ReplicaPlayer, index: int) -> None:
         """A request goes on where its records are, as in ``weft.fleet.placement``."""
-        order, one, held = player.orders.pop(index), self.traffic.requests[index], _Held(index, 1)
+        order, one, held = player.orders[index], self.traffic.requests[index], _Held(index, 1)
+        tokens = self.traffic.tokens(index)[:one.prompt_tokens + 1]
+        then, now_s = self._players.get(order.decode), self._clock()
+        has_arrived = False
+        if then is not None:
+            assert then.inbox is not None
+            has_arrived = then.inbox.arrive(str(index), one.salt, tokens[:-1], order.start)
+            if not has_arrived and now_s < order.arrives_s + ROOM_S:
+                self._tell(now_s + _AGAIN_S, _News(player, [], [], None, moved=index))
+                return
+        del player.orders[index]
         self._take_back(player, index)
-        then = self._players.get(order.decode)
-        if then is None:
+        if not has_arrived:
             self._held.append(held)
             self._dispatch()
             return
-        tokens = self.traffic.tokens(index)[:one.prompt_tokens + 1]
-        assert then.inbox is not None
-        then.inbox.arrive(str(index), one.salt, tokens[:-1], order.start)
         self._place(RoutedRequest(str(index), tokens, one.salt),
                     Route(order.decode, one.prompt_tokens, moved=True), held)
 

@@ -35,7 +35,7 @@ from weft.memory.prefix_store import (
 )
 from weft.schedule.store_tier import StoreTier
 from weft.sim.store_tier import LINK_BYTES_S, NAMESPACE
-from weft.store.inbox import Inbox, Parcel, SentRecord
+from weft.store.inbox import FULL, Inbox, Parcel, SentRecord
 from weft.store.ledger import token_bytes
 from weft.store.peer_store import NoStore
 from weft.units import PAGE_TOKENS, ceil_div
@@ -111,21 +111,21 @@ class VirtualInbox(NoStore):
     def next_event_s(self) -> float:
         return self._events[0][0] if self._events else inf
 
-    def arrive(self, name: str, salt: str, tokens: PrefixTokens, start: int) -> None:
+    def arrive(self, name: str, salt: str, tokens: PrefixTokens, start: int) -> bool:
         """The KV of ``tokens`` from ``start`` on, and the state behind them. A model without states has
-        whole pages alone."""
+        whole pages alone. False while there is no room."""
         model, position = self._model, len(tokens)
         if not model.state_bytes:
             position -= position % PAGE_TOKENS
         kv_bytes = ceil_div(position - start, PAGE_TOKENS) * model.page_bytes
         records = [(SentRecord(start, position, 0, kv_bytes, b""), self._scratch_B[:kv_bytes])]
         if position <= start or kv_bytes + model.state_bytes > len(self._scratch_B):
-            return
+            return True
         records.append((SentRecord(position, position, 0, model.state_bytes, b""),
                         self._scratch_B[:model.state_bytes]))
         parcel = Parcel(namespace=NAMESPACE, handoff=name, salt=salt, tokens=token_bytes(tokens[:position]),
                         start=start, position=position, exact=True, records=[one for one, _ in records])
-        self._inbox.add(parcel, records)
+        return self._inbox.add(parcel, records) != FULL
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         return self._inbox.match(salt, tokens, above)

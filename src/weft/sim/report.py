@@ -169,7 +169,7 @@ class Report:
     @property
     def lost(self) -> dict[str, int]:
         """Tokens by reason."""
-        return self.cache.lost
+        return asdict(self.cache.lost)
 
     @property
     def hit_rate(self) -> float:
@@ -192,7 +192,8 @@ class Report:
 
     def _numbers(self) -> dict[str, Any]:
         left_out = ("timeline", "mean_bytes", *(() if self.store is not None else ("store",)))
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        numbers = {name: value for name, value in asdict(self).items() if name not in left_out}
+        return numbers | {"cache": self.cache.numbers()}
 
 
 def _without_store(counts: dict[str, int]) -> dict[str, int]:

@@ -259,8 +259,9 @@ class VirtualStore:
 
     def stats(self) -> StoreStats:
         kinds = self._index.c["kind"][:self._index.length]
-        return StoreStats("simulated", True, int((kinds == 2).sum()), int((kinds == 1).sum()),
-                          self._used_blocks * BLOCK_BYTES, self._disk.model.capacity_bytes,
+        return StoreStats(path="simulated", writable=True, snapshots=int((kinds == 2).sum()),
+                          kv_records=int((kinds == 1).sum()), stored_bytes=self._used_blocks * BLOCK_BYTES,
+                          capacity_bytes=self._disk.model.capacity_bytes,
                           fetches=self._fetches, fetched_bytes=self._fetched_bytes, puts=self._puts,
                           written_bytes=self._written_bytes, queued_bytes=self._queued_bytes,
                           evicted=self._evicted, dropped=dict(self._dropped))

@@ -8,9 +8,12 @@ A parcel is what a put of a store is: KV records from a page on, and one state b
 handoff follow one another, and the last state replaces the one before. So a sender that dies in the middle
 leaves a prefix that is shorter and as good.
 
-Laws: L8 (an arrival matches only where memory has all KV before it), L10 (tokens and salt are compared), L11
-(``limit_bytes``; the oldest one goes). Checksums are compared before the sender learns that its bytes are
-here.
+An arrival without room is refused as FULL, and its sender tries again: what is here spares a prompt each.
+Handoffs rank by their first parcels. A further parcel of one pushes out those that began behind it, so that
+the first one always ends. What has waited for STALE_S goes too: its client may have left.
+
+Laws: L8 (an arrival matches only where memory has all KV before it), L10 (tokens and salt are compared),
+L11 (``limit_bytes``). Checksums are compared before the sender learns that its bytes are here.
 """
 
 from __future__ import annotations
@@ -36,6 +39,12 @@ from weft.store.ledger import payload_checksum, token_bytes
 
 EXPIRES_S = 60.0
 """An arrival that no request has loaded for so long is dropped."""
+FULL = "its memory for records is full"
+"""For now: the only refusal after which the same parcel may be accepted."""
+STALE_S = 3.0
+"""An arrival to which nothing happened for so long goes for a new one."""
+ROOM_S = 5.0
+"""Senders ask again for so long. An engine whose memory is full longer has too much to do."""
 _FIRST_NUMBER = 1 << 62
 """Snapshots of an inbox are numbered from here on; those of a directory stay below."""
 
@@ -114,7 +123,7 @@ class Inbox:
     def accept(self, parcel: Parcel, payload: memoryview) -> str:
         """Takes a copy of ``payload``. Returns why it is refused; empty if it is not."""
         refusal = self._accept(parcel, payload)
-        self.refused += bool(refusal)
+        self.refused += bool(refusal) and refusal != FULL
         return refusal
 
     def _accept(self, parcel: Parcel, payload: memoryview) -> str:
@@ -124,6 +133,9 @@ class Inbox:
             return "records that do not fit together"
         if parcel.nbytes > self.limit_bytes:
             return self._no_room(parcel.nbytes)
+        with self._lock:
+            if self._pushed_out(parcel) is None:  # before the bytes are looked at: it comes again
+                return FULL
         content, at = np.frombuffer(bytes(payload), np.uint8), 0
         records: list[tuple[SentRecord, Uint8s]] = []
         for record in parcel.records:
@@ -136,30 +148,52 @@ class Inbox:
             return self.add(parcel, records)
 
     def add(self, parcel: Parcel, records: list[tuple[SentRecord, Uint8s]]) -> str:
-        now_s = self._clock()
-        before = self._arrivals.get(parcel.handoff)
+        before = self._before(parcel)
         kv, start = records[:-1], parcel.start
         if before is not None:
-            goes_on = (before.position == parcel.start and before.salt == parcel.salt
-                       and parcel.tokens.startswith(before.tokens))
-            if goes_on:
-                kv, start = [*before.kv, *kv], before.start
+            kv, start = [*before.kv, *kv], before.start
         nbytes = sum(len(payload) for _, payload in (*kv, records[-1]))
         if nbytes > self.limit_bytes:  # no transfer buffer holds it either
             self._arrivals.pop(parcel.handoff, None)
             return self._no_room(nbytes)
+        pushed_out = self._pushed_out(parcel)
+        if pushed_out is None:
+            return FULL
+        for name in pushed_out:
+            del self._arrivals[name]
         self._next += 1
         self.changes += 1
         self.received_bytes += parcel.nbytes
-        self._arrivals.pop(parcel.handoff, None)
         self._arrivals[parcel.handoff] = _Arrival(
             self._next, parcel.salt, parcel.tokens, start, parcel.position, parcel.exact, kv, records[-1],
-            now_s)
-        for name in list(self._arrivals):
-            over = sum(one.nbytes for one in self._arrivals.values()) > self.limit_bytes
-            if name != parcel.handoff and over:
-                del self._arrivals[name]
+            self._clock())
         return ""
+
+    def _before(self, parcel: Parcel) -> _Arrival | None:
+        """The arrival that it goes on from."""
+        before = self._arrivals.get(parcel.handoff)
+        if before is None or not (before.position == parcel.start and before.salt == parcel.salt
+                                  and parcel.tokens.startswith(before.tokens)):
+            return None
+        return before
+
+    def _pushed_out(self, parcel: Parcel) -> list[str] | None:
+        """Arrivals that make room for it; None where those that may go are not enough. A parcel that is too
+        large beside nothing is for its caller."""
+        before = self._before(parcel)
+        nbytes = parcel.nbytes + (0 if before is None else before.nbytes - len(before.state[1]))
+        others = [name for name in self._arrivals if name != parcel.handoff]
+        over = sum(self._arrivals[name].nbytes for name in others) + nbytes - self.limit_bytes
+        names, stale_s = list(self._arrivals), self._clock() - STALE_S
+        behind = names[names.index(parcel.handoff) + 1:] if parcel.handoff in self._arrivals else []
+        stale = [name for name in others if name not in behind and self._arrivals[name].arrived_s < stale_s]
+        pushed_out = []
+        for name in (*stale, *reversed(behind)):
+            if over <= 0:
+                break
+            pushed_out.append(name)
+            over -= self._arrivals[name].nbytes
+        return None if over > 0 and nbytes <= self.limit_bytes else pushed_out
 
     def _no_room(self, nbytes: int) -> str:
         return f"{nbytes} bytes, and there is room for {self.limit_bytes}"

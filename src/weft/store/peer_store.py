@@ -126,7 +126,7 @@ class NoStore:
         return []
 
     def stats(self) -> StoreStats:
-        return StoreStats("", False, 0, 0, 0, 0)
+        return StoreStats()
 
     def close(self) -> None:
         """Nothing was opened."""

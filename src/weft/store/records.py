@@ -21,12 +21,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import fields
 
 import numpy as np
 
 from weft.memory.prefix_store import StoreEvent
-from weft.memory.usage import StoreStats
+from weft.memory.usage import StoreCounts, StoreStats
 from weft.store.eviction import EVICTED_SHARE, evict, place_of, subtree
 from weft.store.index import StoreIndex
 from weft.store.ledger import KV, SNAPSHOT
@@ -46,19 +46,7 @@ _NEWEST = 0.2
 """Weight of the newest fetch in the measured rate and latency."""
 
 
-@dataclass(slots=True)
-class StoreCounters:
-    damaged: Counter[str]
-    dropped: Counter[str] = field(default_factory=Counter)
-    matches: int = 0
-    fetches: int = 0
-    fetched_bytes: int = 0
-    puts: int = 0
-    written_bytes: int = 0
-    evicted: int = 0
-    read_bytes_per_second: float = 0.0
-    read_latency_s: float = 0.0
-
+class StoreCounters(StoreCounts):
     def measured(self, nbytes: int, seconds: float) -> None:
         if nbytes < LATENCY_BYTES_MAX:
             self.read_latency_s += (_NEWEST if self.read_latency_s else 1.0) * (seconds - self.read_latency_s)
@@ -82,7 +70,7 @@ class StoreRecords:
         self.ledger = opened.ledger
         self.space = _space_of(opened, options, self.index, disk_free_bytes)
         self.writer: WriteThread | None = None
-        self.counters = StoreCounters(Counter(live.dropped if live is not None else {}))
+        self.counters = StoreCounters(damaged=Counter(live.dropped if live is not None else {}))
         self.pins: Counter[int] = Counter()
         self.events: list[StoreEvent] = []
         self._used: Counter[int] = Counter()
@@ -167,12 +155,13 @@ class StoreRecords:
         by_space = np.bincount(c["space"][:length][kinds == SNAPSHOT], minlength=len(self.index.spaces))
         own = [space for (namespace, _), space in self.index.spaces.items() if namespace == self._namespace]
         snapshots = int(by_space[own].sum())
+        counts = {one.name: getattr(counters, one.name) for one in fields(StoreCounts)}
+        counts |= {"damaged": dict(counters.damaged), "dropped": dict(counters.dropped)}
         return StoreStats(
-            str(self._opened.path), self.writer is not None, snapshots, int((kinds == KV).sum()),
-            self.space.used_bytes, self.space.capacity_bytes, counters.matches, counters.fetches,
-            counters.fetched_bytes, counters.puts, counters.written_bytes, queued_bytes, counters.evicted,
-            counters.read_bytes_per_second, counters.read_latency_s, dict(counters.damaged),
-            dict(counters.dropped), {}, tuple(self._opened.notes), int(by_space.sum()) - snapshots)
+            **counts, path=str(self._opened.path), writable=self.writer is not None, snapshots=snapshots,
+            kv_records=int((kinds == KV).sum()), stored_bytes=self.space.used_bytes,
+            capacity_bytes=self.space.capacity_bytes, queued_bytes=queued_bytes,
+            notes=tuple(self._opened.notes), others=int(by_space.sum()) - snapshots)
 
     def _count_use(self, fetch: RecordFetch, seconds: float) -> None:
         snapshot = fetch.records[-1]

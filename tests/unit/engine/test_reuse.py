@@ -149,7 +149,7 @@ def test_another_salt_finds_nothing_and_waits_for_nobody() -> None:
     assert len(rig.plans[0].admissions) == 2
     rig.run()
     assert cached(rig, "b") == 0
-    assert rig.core.memory.usage().cache.lost_no_checkpoint == 0, "nothing is said about another tenant"
+    assert rig.core.memory.usage().cache.lost.no_checkpoint == 0, "nothing is said about another tenant"
 
 
 def test_what_is_cancelled_is_kept_as_far_as_it_came() -> None:
@@ -257,7 +257,7 @@ def test_the_numbers_say_what_was_reused_and_what_was_lost() -> None:
     assert stats.cached_tokens == 192
     counts = stats.memory.cache
     assert (counts.opened, counts.hits, counts.hit_tokens) == (3, 1, 192)
-    assert counts.lost_no_checkpoint >= 144, "the KV matched and no state was there"
+    assert counts.lost.no_checkpoint >= 144, "the KV matched and no state was there"
 
 
 # ---------------------------------------------------------------------- sources, one at a time

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.memory_store import Contents, MemoryStore
@@ -68,7 +67,7 @@ def test_what_a_fetch_does_not_bring_is_computed_and_counted(fault: str, reason:
     again.run()
     assert again.tokens("warm") == cold
     assert again.core.stats().cached_tokens == 0
-    counts = asdict(again.core.stats().memory.cache)
+    counts = again.core.stats().memory.cache.numbers()
     assert counts[f"lost_{reason}"] == 256
     assert sum(count for name, count in counts.items() if name.startswith("lost_")) == 256
 
@@ -81,7 +80,7 @@ def test_a_prefix_that_is_slower_to_read_than_to_compute_is_not_read() -> None:
     again.run()
     assert again.tokens("warm") == cold
     assert store.fetch_count == 0
-    assert again.core.stats().memory.cache.lost_stored == 256
+    assert again.core.stats().memory.cache.lost.stored == 256
 
 
 def test_a_request_behind_one_that_waits_does_not_wait() -> None:
@@ -107,7 +106,7 @@ def test_a_fetch_past_its_deadline_is_not_waited_for() -> None:
     again.submit("warm", PROMPT)
     again.run()
     assert again.tokens("warm") == cold
-    assert again.core.stats().memory.cache.lost_store_busy == 256
+    assert again.core.stats().memory.cache.lost.store_busy == 256
     assert store.fetch_count == 1
 
 
@@ -239,6 +238,7 @@ def test_sleep_writes_what_memory_loses_and_waking_reads_it() -> None:
 
 
 @settings(max_examples=25, deadline=None)
+@example(seed=4022, overlap=True, frames=9)   # a page of a load moves
 @given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans(), frames=st.integers(9, 20))
 def test_whatever_the_store_does_the_tokens_are_right(seed: int, overlap: bool, frames: int) -> None:
     """Tiny pools with preemption, a store that is slow, loses, damages, refuses and reorders, cancels at any

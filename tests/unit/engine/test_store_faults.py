@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ class Life:
 
     @property
     def lost(self) -> dict[str, int]:
-        counts = asdict(self.rig.core.stats().memory.cache)
+        counts = self.rig.core.stats().memory.cache.numbers()
         return {name.removeprefix("lost_"): count for name, count in counts.items()
                 if name in ("lost_stored", "lost_damaged", "lost_store_busy") and count}
 

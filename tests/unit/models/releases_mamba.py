@@ -98,6 +98,19 @@ JAMBA_1_5_MINI: Config = {
     "pad_token_id": 0, "rms_norm_eps": 1e-06, "sliding_window": None, "tie_word_embeddings": False,
     "torch_dtype": "bfloat16", "use_cache": True, "use_mamba_kernels": True, "vocab_size": 65536}
 
+ZAMBA_7B: Config = {
+    "architectures": ["ZambaForCausalLM"], "attention_dropout": 0.0, "attention_head_dim": 464,
+    "attention_hidden_size": 7424, "attn_layer_offset": 4, "attn_layer_period": 6, "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "gelu", "hidden_mamba_act": "silu", "hidden_size": 3712,
+    "intermediate_size": 14848,
+    "layers_block_type": ["hybrid" if i == 2 or (i > 2 and (i - 3) % 6 == 4) else "mamba" for i in range(76)],
+    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_dt_rank": 232, "mamba_expand": 2,
+    "mamba_proj_bias": False, "max_position_embeddings": 4096, "model_type": "zamba", "n_mamba_heads": 2,
+    "num_attention_heads": 16, "num_hidden_layers": 76, "num_key_value_heads": 16, "num_logits_to_keep": 1,
+    "pad_token_id": 0, "rms_norm_eps": 1e-05, "time_step_floor": 0.0001, "time_step_max": 0.1,
+    "time_step_min": 0.001, "torch_dtype": "bfloat16", "use_cache": True, "use_mamba_kernels": True,
+    "vocab_size": 32000}
+
 ZAMBA2_2_7B: Config = {
     "adapter_rank": 128, "add_bias_linear": False, "architectures": ["Zamba2ForCausalLM"],
     "attention_head_dim": 160, "attention_hidden_size": 5120, "bos_token_id": 1, "chunk_size": 256,
@@ -114,7 +127,8 @@ ZAMBA2_2_7B: Config = {
 
 MAMBA_RELEASES: dict[str, Config] = {
     "mamba": MAMBA_2_8B, "falcon_mamba": FALCON_MAMBA_7B, "mamba2": MAMBA_CODESTRAL_7B, "bamba": BAMBA_9B,
-    "falcon_h1": FALCON_H1_0_5B, "nemotron_h": NEMOTRON_H_8B, "jamba": JAMBA_1_5_MINI, "zamba2": ZAMBA2_2_7B}
+    "falcon_h1": FALCON_H1_0_5B, "nemotron_h": NEMOTRON_H_8B, "jamba": JAMBA_1_5_MINI, "zamba": ZAMBA_7B,
+    "zamba2": ZAMBA2_2_7B}
 """One of each family."""
 
 SMALLER_MAMBA: dict[str, Config] = {      # as many layers as show each kind: names repeat after that
@@ -123,5 +137,6 @@ SMALLER_MAMBA: dict[str, Config] = {      # as many layers as show each kind: na
     "falcon_h1": {"num_hidden_layers": 2},
     "nemotron_h": {"hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
     "jamba": {"num_hidden_layers": 6},
+    "zamba": {"num_hidden_layers": 8, "layers_block_type": ZAMBA_7B["layers_block_type"][:8]},
     "zamba2": {"num_hidden_layers": 20, "hybrid_layer_ids": [6, 12, 18],
                "layers_block_type": ZAMBA2_2_7B["layers_block_type"][:20]}}

@@ -17,7 +17,7 @@ FORMS = more_forms()
     ("qwen3_5", "fp8", "fp8"), ("qwen3_5", "fp8_modelopt", "fp8"), ("qwen3_5", "mxfp8", "fp8"),
     ("qwen3_5", "nf4_plain", "nf4"), ("qwen3_5", "fp4", "fp4"), ("lfm2", "nf4", "nf4"),
     ("granite", "fp8_quark", "fp8"), ("qwen3_next", "fp8_torchao", "fp8"),
-    ("qwen3_next", "nf4_plain", "nf4")])
+    ("qwen3_next", "nf4_plain", "nf4"), ("falcon_h1", "nf4_plain", "nf4")])
 def test_a_bfloat16_model_keeps_its_codes_and_has_the_widened_models_logits(
         family: str, form: str, held: str, tmp_path: Path) -> None:
     quantised, plain = pack(family, FORMS[form], tmp_path)

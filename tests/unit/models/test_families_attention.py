@@ -13,6 +13,7 @@ from weft.errors import CheckpointError
 from weft.families import read_architecture, read_spec
 from weft.families.architecture import (
     Attention,
+    ConvolvedAttention,
     Dense,
     Experts,
     GatedDelta,
@@ -201,10 +202,21 @@ GLM_5_NEXT: Config = {
     "rms_norm_eps": 1e-05, "routed_scaling_factor": 2.5, "swiglu_limit": 10.0, "topk_group": 1,
     "v_head_dim": 256, "vocab_size": 154880}
 
+ZAYA1_8B: Config = {
+    "architectures": ["ZayaForCausalLM"], "attention_bias": False, "cca_time0": 2, "cca_time1": 2,
+    "dtype": "bfloat16", "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+    "layer_types": ["hybrid"] * 40, "lm_head_bias": False, "max_position_embeddings": 131072,
+    "model_type": "zaya", "moe_intermediate_size": 2048, "num_attention_heads": 8, "num_experts": 16,
+    "num_experts_per_tok": 1, "num_hidden_layers": 40, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
+    "rope_parameters": {"rope_type": "default", "hybrid": {
+        "partial_rotary_factor": 0.5, "rope_theta": 5000000.0, "rope_type": "default"}},
+    "router_hidden_size": 256, "sliding_window": None, "tie_word_embeddings": True, "vocab_size": 262272}
+
 RELEASES_MORE = {
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
+    "zaya": ZAYA1_8B,
     "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
 
@@ -216,6 +228,7 @@ SMALLER_MORE: dict[str, Config] = {
                   "mlp_layer_types": GLM_5_NEXT["mlp_layer_types"][:4], "n_routed_experts": 16},
     "qwen4_exp": {"num_hidden_layers": 4, "layer_types": QWEN4_EXP["layer_types"][:4]},
     "ling": {"num_hidden_layers": 6, "num_experts": 64},
+    "zaya": {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
     "minimax": {"num_hidden_layers": 8, "num_local_experts": 4,
                 "layer_types": MINIMAX_TEXT_01["layer_types"][:8]},
     "gpt_oss": {"num_hidden_layers": 2, "num_local_experts": 8,
@@ -418,6 +431,21 @@ def test_glm5_next_is_read_as_released_and_where_it_is_silent() -> None:
     assert read_architecture(wrapped) == model
 
 
+def test_zaya_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(ZAYA1_8B)
+    attended = Attention(8, 2, 128, 128**-0.5, Rope(5e6, 64))
+    assert set(model.mixers) == {ConvolvedAttention(attended, 2, 2, 128, 2)}
+    first, second = model.feed_forwards[:2]
+    assert second == Experts(16, 1, 2048, False, choice_bias=True, router_width=256, router_continues=True)
+    assert isinstance(first, Experts)
+    assert not first.router_continues
+    assert read_architecture({"model_type": "zaya", "dtype": "bfloat16"}) == model
+    windows = ["hybrid_sliding"] * 40
+    [seen] = set(read_architecture(ZAYA1_8B | {"layer_types": windows, "sliding_window": 64}).mixers)
+    assert isinstance(seen, ConvolvedAttention)
+    assert (seen.attention.window, seen.attention.ring, seen.rope) == (64, False, Rope(1e4, 64))
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
              for name, spec in ((name, read_spec(config)) for name, config in RELEASES_MORE.items())}
@@ -431,6 +459,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "glm5_next": (11 * (512 + 256) * 2, 34 * (64 * 128 * 128 * 4 + 3 * 8192 * 3 * 2)),
         "qwen4_exp": (10 * (2 * 2 * 256 + 128) * 2,
                       30 * (48 * 128 * 128 * 4 + 10240 * 3 * 2) + (16 * 2 + 10240 * 9) * 2),
+        "zaya": (40 * 2 * 2 * 128 * 2, 40 * (2 * 1280 + 128) * 2),
         "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
         "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
         "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2)}
@@ -478,6 +507,9 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("glm5_next", {"index_topk": 2050}, ["index_topk", "2050", "16"]),
     ("glm5_next", {"indexer_types": ["shared"] * 45}, ["indexer_types", "index of their own"]),
     ("glm5_next", {"qk_rope_head_dim": 64}, ["qk_rope_head_dim", "64", "without positions"]),
+    ("zaya", {"attention_bias": True}, ["attention_bias", "biases"]),
+    ("zaya", {"num_experts_per_tok": 2}, ["num_experts_per_tok", "2", "one expert"]),
+    ("zaya", {"layer_types": ["hybrid_sliding"] * 40, "sliding_window": None}, ["sliding_window"]),
     ("gpt_oss", {"swiglu_limit": 8.0}, ["swiglu_limit", "8.0", "7.0"]),
     ("gpt_oss", {"swiglu_alpha": 1.0}, ["swiglu_alpha", "1.0", "1.702"]),
     ("gpt_oss", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),

@@ -106,6 +106,17 @@ def test_jamba_is_read_as_released() -> None:
     assert model.feed_forwards[1::2] == (Experts(16, 2, 14336, False),) * 16
 
 
+def test_zamba_is_read_as_released() -> None:
+    model = read_architecture(MAMBA_RELEASES["zamba"])
+    shared = [m for m in model.mixers if isinstance(m, SharedBlock)]
+    assert [(m.block, m.use) for m in shared] == [(0, use) for use in range(13)]
+    assert shared[0].attention == Attention(16, 16, 464, 232**-0.5, None)
+    assert shared[0].feed_forward == Dense(14848, "gelu")
+    assert model.mixers[0] == shared[0].mamba == Mamba1(7424, 16, 232, 4, True, False, heads=2)
+    silent = {"model_type": "zamba", "num_key_value_heads": 16, "dtype": "bfloat16"}
+    assert read_architecture(silent) == model
+
+
 def test_zamba2_is_read_as_released() -> None:
     model = read_architecture(MAMBA_RELEASES["zamba2"])
     shared = [m for m in model.mixers if isinstance(m, SharedBlock)]
@@ -125,6 +136,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
     assert sizes["jamba"] == (16384, 28 * (8192 * 16 * 4 + 8192 * 3 * 2))
     assert sizes["falcon_mamba"] == (0, 64 * (8192 * 16 * 4 + 8192 * 3 * 2))
     assert sizes["falcon_h1"] == (36 * 2 * 2 * 64 * 2, 36 * (24 * 64 * 128 * 4 + (1536 + 256) * 3 * 2))
+    assert sizes["zamba"] == (13 * 2 * 16 * 464 * 2, 76 * (7424 * 16 * 4 + 7424 * 3 * 2))
     assert sizes["zamba2"] == (9 * 2 * 32 * 160 * 2, 54 * (80 * 64 * 64 * 4 + (5120 + 128) * 3 * 2))
 
 
@@ -144,6 +156,8 @@ def test_a_model_that_states_no_positions_is_served_far() -> None:
     ("nemotron_h", {"sliding_window": 4096}, ["sliding_window"]),
     ("jamba", {"attn_layer_offset": 8}, ["attn_layer_offset", "8"]),
     ("jamba", {"num_experts_per_tok": 17}, ["num_experts_per_tok", "17", "16"]),
+    ("zamba", {"attention_hidden_size": 3712}, ["attention_hidden_size", "3712", "7424"]),
+    ("zamba", {"n_mamba_heads": 3}, ["n_mamba_heads", "3", "7424"]),
     ("zamba2", {"use_long_context": True}, ["use_long_context"]),
     ("zamba2", {"hidden_act": "silu"}, ["hidden_act", "silu", "gelu"]),
     ("zamba2", {"layers_block_type": ["mamba"] * 3}, ["layers_block_type", "54"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.unit.router.test_seconds import Rig, prompt
+from tests.unit.router.test_seconds import COSTS, Rig, prompt
 from weft.handoff import LinkStats, Role
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
 from weft.router.seconds import AMPLIFIED, HANDOFF_AGAIN_S
@@ -85,6 +85,17 @@ def test_a_hit_on_the_side_of_prompts_splits_what_would_stay_whole_without_it() 
     assert rig.route(prompt(4000)).decode == DECODE
 
 
+@pytest.mark.parametrize(("role", "is_whole"), [("decode", True), ("both", False)])
+def test_a_prompt_costs_a_decode_replica_what_prefill_replicas_measure(role: Role, is_whole: bool) -> None:
+    """80 tokens behind its snapshot, 2,000 on the other side. It has measured prefills of a few tokens, and
+    each took a step's time. A replica that has all kinds of prompts is believed."""
+    rig = Split(("prefill", role))
+    rig.router._shared_costs._delayed[role] = 1 / AMPLIFIED
+    rig.report(DECODE, prompt(1920))
+    rig.costs[DECODE] = msgspec.structs.replace(COSTS, token_s=70 * COSTS.token_s)
+    assert (rig.route(prompt(2000)).replica == DECODE) == is_whole
+
+
 def test_two_replicas_between_which_records_do_not_pass_are_left_alone_for_a_while() -> None:
     rig = Split(("prefill", "decode", "decode"))
     rig.delay(1)
@@ -95,6 +106,16 @@ def test_two_replicas_between_which_records_do_not_pass_are_left_alone_for_a_whi
     rig.router.handoff_failed(PREFILL, 2)
     assert rig.route(prompt(2000)).decode is None
     rig.clock.now_s = HANDOFF_AGAIN_S + 1
+    assert rig.route(prompt(2000)).decode == DECODE
+
+
+def test_an_engine_that_was_replaced_is_a_partner_at_once() -> None:
+    rig = Split()
+    rig.delay(1)
+    rig.router.handoff_failed(PREFILL, DECODE)
+    assert rig.route(prompt(2000)).decode is None
+    rig.router.left(DECODE)
+    rig.router.joined(DECODE)
     assert rig.route(prompt(2000)).decode == DECODE
 
 

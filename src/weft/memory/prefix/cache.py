@@ -143,7 +143,7 @@ class PrefixCache:
         counts.opened += 1
         counts.hits += match.cached_tokens > 0
         counts.hit_tokens += match.cached_tokens
-        counts.add_lost(match.lost)
+        counts.lost += match.lost
         if match.anchor == NO_NODE:
             self.policy.opened(lease.seq, match, None)
             return

@@ -1,9 +1,9 @@
-"""Attention and Mamba-2 in one layer: beside each other, or with a transformer block that layers share.
+"""Attention and Mamba in one layer: beside each other, or with a transformer block that layers share.
 
     y = attention(x * attention_in) * attention_out + mamba(x * mamba_in) * mamba_out          (Falcon-H1)
 
     [x | embedding] --norm--> attention (q, k, v + adapters) --norm--> feed-forward (+ adapter) --out--> y
-                                                                                                  (Zamba2)
+                                                                  (Zamba2; Zamba without adapters)
 
 A layer of the first kind has KV pages and a state: each branch finds its own part in the layer's cache.
 
@@ -11,7 +11,7 @@ The weights of ``attention`` and ``feed_forward`` of a shared block are the same
 adapters, ``out`` and the KV pages are the use's own.
 
 Sources: transformers ``FalconH1DecoderLayer``; Zamba2 (Glorioso et al., 2024), transformers
-``Zamba2AttentionDecoderLayer``, ``Zamba2HybridLayer``.
+``Zamba2AttentionDecoderLayer``, ``Zamba2HybridLayer``, ``ZambaHybridLayer``.
 """
 
 from __future__ import annotations

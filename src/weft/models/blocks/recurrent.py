@@ -21,6 +21,7 @@
                                      x --select--> [ dt (rank) | B | C ], normed in Jamba and Falcon-Mamba
                                      dt --step--> one step per channel
                                      scan over (x, dt, A, B, C, D), times silu(gate) --out--> y_TD
+                                     (in Zamba each head selects of its own channels)
 
     RG-LRU            x_TD --in--> [ y | x ] ;  causal conv over x (window state)
                                      read, forget = sigmoid of x by head;  d = 8 forget softplus(rate)
@@ -36,7 +37,7 @@ Papers: Gated Delta Networks (Yang et al., 2024); Kimi Linear (Kimi Team, 2025);
 Mamba (Gu and Dao, 2023); Griffin (De et al., 2024); Lightning Attention-2 (Qin et al., 2024).
 
 In transformers: ``Qwen3NextGatedDeltaNet``, ``KimiLinearDeltaAttention``, ``GraniteMoeHybridMambaLayer``,
-``FalconH1Mixer``, ``MambaMixer``, ``JambaMambaMixer``, ``RecurrentGemmaRglru``,
+``FalconH1Mixer``, ``MambaMixer``, ``JambaMambaMixer``, ``ZambaMambaMixer``, ``RecurrentGemmaRglru``,
 ``MiniMaxLightningAttention``, ``Lfm2ShortConv``.
 """
 
@@ -153,34 +154,49 @@ class KimiDeltaBlock:
 
 
 @dataclass(slots=True)
-class Mamba1Block:
-    """``conv``: [channels, kernel], ``conv_bias``: [channels] or None; ``step``: [channels, rank], without
-    its bias, which is ``dt_bias``; ``a`` (-exp(A_log)): float32 [channels, N]; ``d``, ``dt_bias``: float32
-    [channels]; ``norms``: of dt, B and C, None for a layer without."""
+class SelectiveScan:
+    """Of a Mamba-1 layer's channels, or of one head's. ``step``: [channels, rank], without its bias, which is
+    ``dt_bias``; ``a`` (-exp(A_log)): float32 [channels, N]; ``d``, ``dt_bias``: float32 [channels];
+    ``norms``: of dt, B and C, None for a layer without."""
 
     shape: Mamba1
-    project: Linear
-    conv: torch.Tensor
-    conv_bias: torch.Tensor | None
     select: Projection
     step: Linear
     a: torch.Tensor
     d: torch.Tensor
     dt_bias: torch.Tensor
-    out: Linear
     norms: tuple[Norm, Norm, Norm] | None = None
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
-        shape, runs = self.shape, inputs.runs
-        x_TC, gate_TC = self.project(x_TD).chunk(2, dim=-1)
-        x_TC = causal_conv(x_TC, self.conv, self.conv_bias, "silu", cache.state["conv"], runs)
+    def __call__(self, x_TC: torch.Tensor, state_SCN: torch.Tensor, inputs: StepInputs,
+                 layer: int) -> torch.Tensor:
+        shape = self.shape
         parts = torch.split(self.select(x_TC), [shape.dt_rank, shape.state_dim, shape.state_dim], dim=-1)
         if self.norms is not None:
             parts = tuple(norm(part) for norm, part in zip(self.norms, parts, strict=True))
         dt, b_TN, c_TN = parts
-        y_TC = mamba1(x_TC, self.step(dt), self.a, b_TN, c_TN, self.d, self.dt_bias, cache.state["recurrent"],
-                      runs, layer=cache.layer)
+        return mamba1(x_TC, self.step(dt), self.a, b_TN, c_TN, self.d, self.dt_bias, state_SCN, inputs.runs,
+                      layer=layer)
+
+
+@dataclass(slots=True)
+class Mamba1Block:
+    """``conv``: [channels, kernel], ``conv_bias``: [channels] or None. ``scans``: of heads, whose channels
+    and states lie side by side."""
+
+    project: Linear
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    scans: tuple[SelectiveScan, ...]
+    out: Linear
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        x_TC, gate_TC = self.project(x_TD).chunk(2, dim=-1)
+        x_TC = causal_conv(x_TC, self.conv, self.conv_bias, "silu", cache.state["conv"], inputs.runs)
+        heads = len(self.scans)
+        parts = [scan(own_TC, state_SCN, inputs, cache.layer) for scan, own_TC, state_SCN in zip(
+            self.scans, x_TC.chunk(heads, dim=-1), cache.state["recurrent"].chunk(heads, dim=1), strict=True)]
+        y_TC = parts[0] if heads == 1 else torch.cat(parts, dim=-1)
         return self.out(inputs.asked_of(y_TC) * F.silu(inputs.asked_of(gate_TC)))
 
 

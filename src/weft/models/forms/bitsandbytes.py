@@ -8,9 +8,10 @@
     int8       x.weight                             I8 [rows, columns]
                x.SCB                                F32 [rows]: value = code x SCB / 127        kept as codes
 
-Blocks run over the numbers of a matrix, whatever its rows are. Where rows are whole blocks, CPUs keep codes,
-table and largest values (``keeps_float_tables``); else nf4 and fp4 are widened. Columns that int8 computes in
-16 bits (outliers) are a matter of its inputs; the weights have all columns.
+Blocks run over the numbers of a matrix, whatever its rows are. CPUs keep codes, table and largest values
+(``keeps_float_tables``): of each block, or of each 32 columns where a block may end there. Where rows are no
+whole 32 columns, nf4 and fp4 are widened. Columns that int8 computes in 16 bits (outliers) are a matter of
+its inputs; the weights have all columns.
 
 Source: bitsandbytes ``functional.QuantState`` and ``backends.default``; Dettmers et al., 2022 and 2023.
 """
@@ -56,9 +57,8 @@ class BitsAndBytes(StoredForm):
     def grouping(self, name: str, columns: int) -> Grouping | None:
         if self._eight(name):
             return Grouping(8, 0)
-        block = self._blocksize(name)
-        whole = self.keeps_float_tables and columns % block == 0
-        return Grouping(4, block, floats=True) if whole else None
+        group = math.gcd(columns, self._blocksize(name))    # within a row these lie in one block
+        return Grouping(4, group, floats=True) if self.keeps_float_tables and group >= LINE else None
 
     def piece(self, name: str) -> MatrixPiece | None:
         if name.endswith(".SCB"):
@@ -82,13 +82,14 @@ class BitsAndBytes(StoredForm):
         blocks = -(-count // block)
         table = ask(f"{name}.quant_map", (16,), ("F32",))
         most = self._most(ask, name, blocks, state)
-        as_codes = self.grouping(name, shape[-1]) is not None
-        if packed.is_meta and not as_codes:
+        grouping = self.grouping(name, shape[-1])
+        if packed.is_meta and grouping is None:
             return torch.empty(shape, device=packed.device)
-        if as_codes:
+        if grouping is not None:
             codes = (packed.new_empty(shape) if packed.is_meta else
                      torch.stack((packed >> 4, packed & 15), dim=1).view(shape))
-            return Codes(4, codes, most.view(*shape[:-1], -1), None, block, table=table)
+            each = most.repeat_interleave(block // grouping.columns)[:count // grouping.columns]
+            return Codes(4, codes, each.view(*shape[:-1], -1), None, grouping.columns, table=table)
         codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten()[:count]
         values = torch.nn.functional.pad(table[codes.int()], (0, blocks * block - count))
         return (values.view(blocks, block) * most[:, None]).flatten()[:count].view(shape)

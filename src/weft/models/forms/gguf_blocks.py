@@ -162,10 +162,18 @@ def _six_bits(blocks: torch.Tensor) -> tuple[BlockNumbers, BlockNumbers]:
             BlockNumbers(minimums.view(torch.int8), _shared(blocks, 2)))
 
 
+_NIBBLES, _HIGH = 0x0F0F0F0F0F0F0F0F, 0x3030303030303030
+
+
+def _by_eight(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [N, bytes] -> int64 [N, bytes / 8]: torch is several times faster on words than on bytes."""
+    return packed.contiguous().view(torch.int64)
+
+
 def _halves_of_lines(packed: torch.Tensor) -> torch.Tensor:
     """uint8 [N, 128] -> [N, 8, 32]: the low halves of 32 bytes are a line, their high halves the next."""
-    cut = packed.reshape(-1, 4, 1, LINE)
-    return torch.cat((cut & 15, cut >> 4), dim=2).flatten(1, 2)
+    cut = _by_eight(packed).reshape(-1, 4, 1, LINE // 8)
+    return torch.cat((cut & _NIBBLES, cut >> 4 & _NIBBLES), dim=2).view(torch.uint8).flatten(1, 2)
 
 
 def _quarters(packed: torch.Tensor) -> torch.Tensor:
@@ -186,10 +194,13 @@ def _q5_k(blocks: torch.Tensor) -> _Decoded:
 
 def _q6_k(blocks: torch.Tensor) -> _Decoded:
     """Of 128 columns: 64 bytes whose low halves are two lines and whose high halves are the next two."""
-    low = blocks[:, :128].reshape(-1, 2, 1, 2, LINE)
-    codes = torch.cat((low & 15, low >> 4), dim=2).view(-1, 8, LINE) | _quarters(blocks[:, 128:192]) << 4
+    low = _by_eight(blocks[:, :128]).reshape(-1, 2, 1, 8)
+    high = _by_eight(blocks[:, 128:192]).reshape(-1, 2, 1, 4)
+    codes = torch.cat((low & _NIBBLES, low >> 4 & _NIBBLES), dim=2).view(-1, 2, 4, 4)
+    codes |= torch.cat([(high << 4 - bit if bit < 4 else high >> bit - 4) & _HIGH for bit in (0, 2, 4, 6)],
+                       dim=2)
     scales = blocks[:, 192:208].contiguous().view(torch.int8)
-    return codes.flatten(1), BlockNumbers(scales, _shared(blocks, 208)), None
+    return codes.view(torch.uint8).flatten(1), BlockNumbers(scales, _shared(blocks, 208)), None
 
 
 def _q3_k(blocks: torch.Tensor) -> _Decoded:

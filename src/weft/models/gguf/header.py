@@ -70,19 +70,20 @@ class Header:
     tensors: dict[str, FileTensor]
 
 
-def read_header(path: Path) -> Header:
-    """The header of ``path``, and of the files that belong to it.
+def read_header(path: Path, *, keeps_texts: bool = True) -> Header:
+    """The header of ``path``, and of the files that belong to it. Without ``keeps_texts``, lists of texts
+    (the vocabulary) are walked over and come out empty.
 
     Raises CheckpointError naming the file, and the key or the tensor that is to blame.
     """
-    first = _read_file(path)
+    first = _read_file(path, keeps_texts)
     files = split_files(path)
     count = first.keys.get("split.count", 1)
     if isinstance(count, int) and count > 1 and len(files) != count:
         refuse(
             path, f"it is one of {count} files, whose names end in -00001-of-{count:05}.gguf; "
             f"{'its name does not' if len(files) == 1 else f'its name says {len(files)}'}")
-    headers = [first if file == path else _read_file(file) for file in files]
+    headers = [first if file == path else _read_file(file, keeps_texts) for file in files]
     tensors: dict[str, FileTensor] = {}
     for header in headers:
         for name, tensor in header.tensors.items():
@@ -113,7 +114,7 @@ def refuse(path: Path, reason: str) -> NoReturn:
     raise CheckpointError(f"{path}: not a usable GGUF file: {reason}", param="model")
 
 
-def _read_file(path: Path) -> Header:
+def _read_file(path: Path, keeps_texts: bool) -> Header:
     with path.open("rb") as file:
         begin = file.read(24)
         if begin.startswith(b"version "):
@@ -127,13 +128,13 @@ def _read_file(path: Path) -> Header:
             reason = "of the other byte order" if version & 0xFFFF == 0 else "written by an old converter"
             refuse(path, f"it has version {version}, {reason}; versions 2 and 3 are read")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-            return _Reader(path, memory).header()
+            return _Reader(path, memory, keeps_texts).header()
 
 
 class _Reader:
     """Walks over ``memory`` from the counts on; each step asks first whether the bytes are there."""
-    def __init__(self, path: Path, memory: mmap.mmap) -> None:
-        self.path, self.memory = path, memory
+    def __init__(self, path: Path, memory: mmap.mmap, keeps_texts: bool) -> None:
+        self.path, self.memory, self.keeps_texts = path, memory, keeps_texts
         self.size, self.at = len(memory), 8
         self.place = "the header"
 
@@ -223,7 +224,7 @@ class _Reader:
 
     def _texts(self, count: int) -> list[str]:
         """A vocabulary has hundreds of thousands: this loop is the time that a header takes."""
-        texts, memory, at = [], self.memory, self.at
+        texts, memory, at, keeps = [], self.memory, self.at, self.keeps_texts
         unpack = struct.Struct("<Q").unpack_from
         for _ in range(count):
             if at + 8 > self.size:
@@ -232,7 +233,8 @@ class _Reader:
             at += 8
             if length > self.size - at:
                 self._truncated()
-            texts.append(memory[at:at + length])
+            if keeps:
+                texts.append(memory[at:at + length])
             at += length
         self.at = at
         return [text.decode("utf-8", "replace") for text in texts]

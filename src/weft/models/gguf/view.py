@@ -158,7 +158,7 @@ def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
     files = sorted(directory.glob("*.gguf"))
     if not files:
         raise CheckpointError(f"{directory}: no .gguf file", param="model")
-    header = read_header(files[0])
+    header = read_header(files[0], keeps_texts=False)
     layout = read_layout(header)
     tensors: dict[str, StoredTensor] = {}
     for tensor in header.tensors.values():

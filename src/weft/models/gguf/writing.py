@@ -71,7 +71,7 @@ _TABLES = ("embed_tokens.weight", "embeddings.weight")
 _DENSE = tuple(f".{name}.weight" for name in (
     "mlp.up_proj", "feed_forward.up_proj", "feed_forward.w3", "shared_mlp.up_proj", "mixer.up_proj"))
 _DIVISORS = "rope_freqs.weight"
-_IN_32_BITS = ("conv", "gate_inp", "exp_probs_b")
+_IN_32_BITS = ("conv1d", "shortconv.conv.", "gate_inp", "exp_probs_b")
 _NOT_IN_FILES = ("family", "dtype", "mtp", "vision")
 """Of an architecture. Qwen3-Next is read as Qwen3.5, a file has no dtype of its own, and heads and towers are
 left out."""

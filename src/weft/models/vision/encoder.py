@@ -42,17 +42,6 @@ class VisionEncoder(Protocol):
         ...
 
 
-def encode_whole(encoder: VisionEncoder, picture: Picture) -> torch.Tensor:
-    """All pieces, one after the other."""
-    pieces = encoder.encode(picture)
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as end:
-            rows: torch.Tensor = end.value
-            return rows
-
-
 @dataclass(slots=True)
 class LayerNorm:
     """Over the last dim."""

@@ -23,6 +23,7 @@ measurements. ``Codes`` holds the same values by plain rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -274,20 +275,49 @@ class QuantizedWeight:
                      self.table)
 
 
-def _packed(tiles: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes uint8 [..., quads, 16, 4] in so many bits."""
+_TILED_BYTES = 1 << 18
+"""Codes that are put into tiles at once."""
+_NIBBLES, _QUARTERS = 0x0F0F0F0F0F0F0F0F, 0x0303030303030303
+
+
+def _tiles(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [..., rows, columns] -> [..., tiles, quads, 16, 4] in so many bits, some tiles at a time: their
+    temporaries stay in the cache."""
+    rows, columns = codes.shape[-2:]
+    count, quads = _up(rows, TILE_ROWS) // TILE_ROWS, _up(columns, LINE) // 4 * bits // 8
+    shape = (*codes.shape[:-2], count, quads, TILE_ROWS)
+    if codes.is_meta:   # shifts of such tensors import torch's compiler too
+        return codes.new_empty((*shape, 4))
+    if codes.device.type == "cpu":
+        tiles = large_pages.empty(shape, torch.int32)
+        step = max(1, _TILED_BYTES // max(1, TILE_ROWS * columns * math.prod(codes.shape[:-2])))
+    else:
+        tiles, step = torch.empty(shape, dtype=torch.int32, device=codes.device), max(1, count)
+    for first in range(0, count, step):
+        plain = codes[..., first * TILE_ROWS:(first + step) * TILE_ROWS, :]
+        plain = _pad(plain, _up(plain.shape[-2], TILE_ROWS), _up(columns, LINE))
+        # Four columns of a row are moved as one word.
+        words = _packed(plain.contiguous(), bits)
+        tiles[..., first:first + step, :, :] = _cut(words, -2, TILE_ROWS).transpose(-2, -1)
+    return _cut(tiles.view(torch.uint8), -1, 4)
+
+
+def _packed(rows: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes uint8 [..., columns] in so many bits: int32 [..., words], where a word is four columns. Two words
+    with four bits each become one. Behind two such comes one with the further bits of all four words."""
     if bits == 8:
-        return tiles
-    if tiles.is_meta:   # shifts of such tensors import torch's compiler too
-        return tiles.new_empty((*tiles.shape[:-3], tiles.shape[-3] * bits // 8, *tiles.shape[-2:]))
-    pairs = _cut(tiles, -3, 2)
-    low = (pairs[..., 0, :, :] & 15) | (pairs[..., 1, :, :] << 4)
+        return rows.view(torch.int32)
+    pairs = rows.view(torch.int64)      # the later word is the higher half
+    low = pairs & _NIBBLES if bits == 6 else pairs
+    low = (low | low >> 28).view(torch.int32)[..., ::2]
     if bits == 4:
         return low
-    quads = _cut(tiles >> 4, -3, 4)
-    high = (quads[..., 0, :, :] | quads[..., 1, :, :] << 2 | quads[..., 2, :, :] << 4
-            | quads[..., 3, :, :] << 6)
-    return torch.cat((_cut(low, -3, 2), high.unsqueeze(-3)), dim=-3).flatten(-4, -3)
+    high = pairs >> 4 & _QUARTERS
+    high = high | high >> 30
+    high = (high[..., ::2] | high[..., 1::2] << 4).view(torch.int32)[..., ::2]
+    out = low.new_empty((*low.shape[:-1], low.shape[-1] // 2 * 3))
+    out[..., 0::3], out[..., 1::3], out[..., 2::3] = low[..., ::2], low[..., 1::2], high
+    return out
 
 
 def _unpacked(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -315,10 +345,7 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     rows, columns = codes.codes.shape[-2:]
     assert codes.group % LINE == 0 or codes.group == LINE // 2, f"groups of {codes.group} columns"
     group = min(codes.group, _up(columns, LINE))
-    plain = _pad(codes.codes, _up(rows, TILE_ROWS), _up(columns, LINE))
-    # Four columns of a row are moved as one word.
-    words = _cut(plain.contiguous().view(torch.int32), -2, TILE_ROWS).transpose(-2, -1).contiguous()
-    tiles = _packed(_cut(words.view(torch.uint8), -1, 4), codes.bits)
+    tiles = _tiles(codes.codes, codes.bits)
     scales, block_scales = _scales_by_tile(codes.scales, _up(columns, LINE) // group, codes.fp8)
     minimums = block_minimums = None
     if codes.minimums is not None:
@@ -328,7 +355,7 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     zeros = None if codes.zeros is None else _by_tile(codes.zeros)
     if zeros is not None and not zeros.is_meta and bool((zeros == ZERO_POINT[codes.bits]).all()):
         zeros = None
-    return QuantizedWeight(codes.bits, rows, columns, group, large_pages.copied(tiles), scales,
+    return QuantizedWeight(codes.bits, rows, columns, group, tiles, scales,
                            None if zeros is None else zeros.contiguous(), exact,
                            byte_inputs and codes.bits == 8 and zeros is None and minimums is None
                            and (group % PART == 0 or group >= columns)

@@ -303,13 +303,13 @@ class CodedTiles:
         """[rows, columns], a copy."""
         by_tile = self.units.transpose(1, 2).flatten(0, 1)
         tiles, units = by_tile.shape[:2]
-        if self.table is None:
-            halves = by_tile.view(tiles, units, 2, TILE_ROWS, 4)
-            numbers = halves.view(torch.float8_e4m3fn).float()
-        else:
-            one = by_tile.view(tiles, units, TILE_ROWS, 4)
-            numbers = self.table[torch.stack((one & 15, one >> 4), 2).int()]
-        plain = numbers.permute(0, 3, 1, 2, 4).reshape(tiles, TILE_ROWS, self.columns)
+        if self.table is None:   # half, four rows, pair, row, column
+            numbers = by_tile.view(torch.float8_e4m3fn).float().view(tiles, units, 2, 4, 2, 4, 2)
+            plain = numbers.permute(0, 3, 5, 1, 2, 4, 6)
+        else:   # four rows, pair, two rows, column, row
+            codes = torch.stack((by_tile & 15, by_tile >> 4), 3)
+            plain = self.table[codes.int()].view(tiles, units, 4, 4, 2, 2, 2).permute(0, 2, 4, 6, 1, 3, 5)
+        plain = plain.reshape(tiles, TILE_ROWS, self.columns)
         scales = self.scales.float().transpose(1, 2).expand(tiles, TILE_ROWS, -1)
         wide = scales.repeat_interleave(self.group, 2)[:, :, :self.columns]
         return (plain * wide).flatten(0, 1)[:self.rows].to(torch.bfloat16)
@@ -342,9 +342,13 @@ def coded_tiles(codes: Codes) -> CodedTiles | None:
         by_tile = scales.new_empty((tiles, scales.shape[1], TILE_ROWS))
         return CodedTiles(units, by_tile, codes.table, group, rows, columns, form)
     padded = F.pad(codes.codes, (0, 0, 0, tiles * TILE_ROWS - rows))
-    cut = padded.view(tiles // 2, 2, TILE_ROWS, columns // UNIT_COLUMNS, 2, 4).permute(0, 3, 1, 4, 2, 5)
-    units = cut if codes.bits == 8 else cut[:, :, :, :1] | cut[:, :, :, 1:] << 4
-    units = units.reshape(tiles // 2, columns // UNIT_COLUMNS, 2, 16 * codes.bits)
+    pairs, at = (tiles // 2, 2, 4), columns // UNIT_COLUMNS    # tiles, and their rows by four
+    if codes.bits == 8:
+        units = padded.view(*pairs, 4, at, 2, 2, 2).permute(0, 4, 1, 5, 2, 6, 3, 7)
+    else:
+        both = padded.view(*pairs, 2, 2, at, 4, 2).permute(4, 0, 5, 1, 2, 6, 3, 7)
+        units = both[0] | both[1] << 4
+    units = units.reshape(tiles // 2, at, 2, 16 * codes.bits)
     bits = scales.view(torch.uint8) if scales.dtype == torch.float8_e8m0fnu else scales.float()
     # Rows of padding have the last row's scale, so that a tile may have one.
     whole = torch.cat((bits, bits[-1:].expand(tiles * TILE_ROWS - rows, -1)))

@@ -247,7 +247,7 @@ def test_a_lost_hit_is_told_from_no_shared_prefix() -> None:
     match = memory.match(tokens_of(1, 2, 3, 4, 5), salt="")
     assert (match.cached_tokens, match.lost) == (0, Lost(evicted_state=64))
     in_one(memory, opening(memory, TWO, tokens_of(1, 2, 3, 4, 5)))
-    assert memory.usage().cache.lost_evicted_state == 64
+    assert memory.usage().cache.lost.evicted_state == 64
 
 
 def test_what_is_needed_is_evicted_and_there_for_the_next_transaction() -> None:

@@ -127,17 +127,17 @@ def test_a_large_tree_is_looked_at_in_part_and_that_is_said(monkeypatch: object)
 def test_what_only_another_salt_has_is_counted_where_that_was_asked_for_and_told_to_nobody() -> None:
     requests = [(text(1, 200), "a"), (text(1, 200), "b")]
     rig = served(*requests, count_salt=True)
-    assert rig.core.memory.usage().cache.lost_salt == 192
+    assert rig.core.memory.usage().cache.lost.salt == 192
     assert all(event.lost is None for answer in rig.answers.values() for event in answer.events)
     quiet = served(*requests)
-    assert quiet.core.memory.usage().cache.lost_salt == 0
+    assert quiet.core.memory.usage().cache.lost.salt == 0
     assert [opening.match.lost for plan in quiet.plans for opening in plan.reservation.opened] == [Lost()] * 2
 
 
 def test_what_the_own_salt_has_or_lost_is_not_lost_to_another() -> None:
     rig = served((text(1, 200), "a"), (text(1, 200), "b"), (text(1, 200), "b"), count_salt=True)
     counts = rig.core.memory.usage().cache
-    assert (counts.lost_salt, counts.hit_tokens) == (192, 192)
+    assert (counts.lost.salt, counts.hit_tokens) == (192, 192)
 
 
 def test_a_bounded_number_of_other_salts_is_looked_at() -> None:
@@ -148,7 +148,7 @@ def test_a_bounded_number_of_other_salts_is_looked_at() -> None:
         prompt = text(2 + number % 3, 70) if number < SALTS_MAX else text(1, 70)
         rig.submit(f"r{number}", prompt, salt=f"s{number}", max_tokens=1)
         rig.run()
-    before = memory.usage().cache.lost_salt
+    before = memory.usage().cache.lost.salt
     rig.submit("asks", text(1, 70), salt="mine", max_tokens=1)
     rig.run()
-    assert memory.usage().cache.lost_salt == before, "the one that has it is beyond the bound"
+    assert memory.usage().cache.lost.salt == before, "the one that has it is beyond the bound"

@@ -1,0 +1,57 @@
+"""ZAYA1: attention over convolved queries and keys, experts whose router hands its state on.
+
+    q, k = conv(q, k) + means of both        v = [ v1 of this token | v2 of the token before ]
+    r = W x + s r of the layer before        expert = best of softmax(mlp(r)) + bias, or none
+
+Source: "Compressed Convolutional Attention" (2025); transformers ``ZayaConfig`` and ``ZayaForCausalLM``,
+whose defaults stand here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.families.architecture import Architecture, ConvolvedAttention, Experts
+from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.reading import Family, build_architecture, kinds_with_windows, read_attention
+
+_THETA = {"hybrid": 5e6, "hybrid_sliding": 1e4}
+
+
+def read_zaya(family: str, keys: ConfigKeys) -> Architecture:
+    keys = keys.with_defaults(
+        vocab_size=262_272, hidden_size=2048, num_hidden_layers=40, num_attention_heads=8,
+        num_key_value_heads=2, head_dim=128, max_position_embeddings=131_072, moe_intermediate_size=2048,
+        num_experts=16, router_hidden_size=256, cca_time0=2, cca_time1=2)
+    for key in ("attention_bias", "lm_head_bias"):
+        if keys.boolean(key, False):
+            fail(key, True, "biases are not served in this family")
+    if keys.integer("num_experts_per_tok", 1) != 1:
+        fail("num_experts_per_tok", keys.get("num_experts_per_tok"), "a token has one expert in this family")
+    count = keys.integer("num_hidden_layers")
+    kinds = kinds_with_windows(keys, tuple(_THETA), ["hybrid"] * count)
+    attended = read_attention(keys, rotary=False)
+    if attended.kv_heads * attended.head_dim % 2:
+        fail("head_dim", attended.head_dim, "half of all values are of the token before")
+
+    def mixer(kind: str) -> ConvolvedAttention:
+        rope = read_rope(keys, attended.head_dim, theta=_THETA[kind], partial=0.5, layer_kind=kind)
+        window = keys.integer("sliding_window") if kind == "hybrid_sliding" else None
+        # In pages: a ring beside the shifts would be a second kind of state in one layer.
+        return ConvolvedAttention(
+            replace(attended, rope=rope, window=window, shared=window is not None),
+            keys.integer("cca_time0"), keys.integer("cca_time1"), attended.kv_heads * attended.head_dim // 2,
+            attended.kv_heads)
+
+    feed = Experts(count=keys.integer("num_experts"), per_token=1,
+                   width=keys.integer("moe_intermediate_size"), normalized=False, choice_bias=True,
+                   router_width=keys.integer("router_hidden_size"))
+    feeds = [replace(feed, router_continues=layer > 0) for layer in range(count)]
+    return build_architecture(family, keys, [mixer(kind) for kind in kinds], feeds, default_eps=1e-5,
+                              tied=keys.boolean("tie_word_embeddings", True), residual_float32=True,
+                              scaled_residual=True)
+
+
+FAMILIES = (
+    Family("zaya", ("zaya",), read_zaya),
+)

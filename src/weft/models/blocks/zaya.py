@@ -1,0 +1,151 @@
+"""ZAYA1: what convolves queries and keys, a router that hands its state to the next layer, scaled residuals.
+
+    x_TD --project--> [ q | k | v1 | v2 ]        shifts by a token: convolutions of two, (1, 0), with windows
+    q, k = conv(q, k) + (q + k) / 2, k of a query's head and the mean of a key's queries
+    both of length sqrt(D), a key times the factor of its head; rotary and attention follow
+    v    = [ v1 | v2 of the token before ]
+
+Inputs of the first convolution are kept, and nothing between the two: what the second one needs of tokens
+before is computed again, a product by channel.
+
+The stream is [ x | state of the router ]. An attention block passes the second part by; experts read it and
+put their own in its place. So a step cuts, pads and orders rows of both alike.
+
+Source: transformers ``ZayaCCAProjection``, ``ZayaQKNorm``, ``ZayaRouter``, ``ZayaResidualScaling``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from weft.families.architecture import ConvolvedAttention
+from weft.families.sharding import ShardSpan
+from weft.models.blocks.attention import CosSin
+from weft.models.blocks.linear import Linear, Norm, by_head
+from weft.models.blocks.streams import Carried
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import AttentionCore, attention_layer
+from weft.tensor.ops.conv import causal_conv
+from weft.units import PAD
+
+
+@dataclass(slots=True)
+class ConvolvedAttentionBlock:
+    """``project``: rows q, k, v1, v2; ``first`` [C, kernel] and its bias [C]; ``second_HJD``: by head, [taps
+    x D, D] with the oldest tap first, and its bias [C]; ``factors`` [kv_heads]; ``values``: this rank's of
+    all values."""
+
+    shape: ConvolvedAttention
+    project: Linear
+    first: torch.Tensor
+    first_bias: torch.Tensor
+    second_HJD: torch.Tensor
+    second_bias: torch.Tensor
+    factors: torch.Tensor
+    values: ShardSpan
+    out: Linear
+    core: AttentionCore = field(init=False, repr=False)
+    shift: torch.Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        zeros_C = self.first_bias.new_zeros(len(self.first_bias) + self.shape.delayed)
+        self.shift = torch.stack((zeros_C + 1, zeros_C), 1)
+        self.core = AttentionCore(self.shape.attention, None, None, 0.0, False)
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        of, delayed = self.shape.attention, self.shape.delayed
+        heads, group = of.heads + of.kv_heads, of.heads // of.kv_heads
+        qk_TC, now_TC, later_TC = torch.split(self.project(x_TD), [heads * of.head_dim, delayed, delayed], -1)
+        before_TC = self._before(torch.cat((qk_TC, later_TC), -1), 1, inputs, cache)
+        seen = [qk_TC, before_TC[:, :-delayed]]
+        for number in range(2, self.shape.reach + 1):
+            seen.append(self._before(seen[-1].contiguous(), number, inputs, cache))
+        rows_THJ = torch.cat([by_head(self._first(seen[later:]), heads)
+                              for later in reversed(range(self.shape.second_kernel))], -1)
+        convolved = torch.bmm(rows_THJ.transpose(0, 1), self.second_HJD).transpose(0, 1)
+        convolved = convolved + by_head(self.second_bias[None], heads)
+        q_THD, k_THD = torch.split(by_head(qk_TC, heads), [of.heads, of.kv_heads], 1)
+        means = (q_THD + k_THD.repeat_interleave(group, 1)) * 0.5
+        means_of_keys = torch.unflatten(means, 1, (of.kv_heads, group)).mean(2)
+        qk_THD = convolved + torch.cat((means, means_of_keys), 1)
+        lengths = qk_THD.float().norm(dim=-1, keepdim=True).clamp_min(torch.finfo(qk_THD.dtype).eps)
+        factors_H = torch.cat((self.factors.new_ones(of.heads), self.factors))
+        qk_THD = qk_THD * (of.head_dim**0.5 / lengths).to(qk_THD.dtype) * factors_H[:, None]
+        v_TC = torch.cat((now_TC, before_TC[:, -delayed:]), -1)
+        own_TC = v_TC[:, self.values.begin : self.values.begin + self.values.count]
+        o_TC = attention_layer(torch.cat((qk_THD.flatten(1), own_TC), -1), self.core, inputs, cache,
+                               cos_sin)
+        return self.out(inputs.asked_of(o_TC))
+
+    def _first(self, seen: list[torch.Tensor]) -> torch.Tensor:
+        """Of the inputs of a token and of those before it, the latest first."""
+        y_TC = self.first_bias
+        for weight_C, x_TC in zip(self.first.T.flip(0), seen, strict=False):
+            y_TC = y_TC + weight_C * x_TC
+        return y_TC
+
+    def _before(self, x_TC: torch.Tensor, number: int, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
+        """The rows of the tokens before, zeros in front of the first."""
+        return causal_conv(x_TC, self.shift[: x_TC.shape[1]], None, None, cache.state[f"conv.{number}"],
+                           inputs.runs)
+
+
+@dataclass(slots=True)
+class ScaledResidual:
+    """Around a block: (x + bias) scale of the stream, and of what the block gives. ``inside``: the block
+    reads and gives the whole stream."""
+
+    residual: tuple[torch.Tensor, torch.Tensor]
+    given: tuple[torch.Tensor, torch.Tensor]
+    inside: bool
+
+    def enter(self, x_TN: torch.Tensor) -> tuple[torch.Tensor, Carried]:
+        bias, _ = self.given
+        return (x_TN if self.inside else x_TN[:, : len(bias)].to(bias.dtype)), ()
+
+    def leave(self, x_TN: torch.Tensor, carried: Carried, y_TN: torch.Tensor) -> torch.Tensor:
+        width = len(self.given[0])
+        x_TD, y_TD = ((part_TN[:, :width] + bias) * scale for part_TN, (bias, scale) in (
+            (x_TN, self.residual), (y_TN, self.given)))
+        return torch.cat((x_TD + y_TD, (y_TN if self.inside else x_TN)[:, width:]), -1)
+
+
+@dataclass(slots=True)
+class ContinuedExperts:
+    """[ x | state of the router before ] -> [ y | its own state ]. ``routed``: (rows, expert, weight) of one
+    expert each. ``continued``: [R], None in the first layer; ``choices``: of R, the last one is none;
+    ``biases``: float32, added to choose and not to weigh."""
+
+    routed: Callable[..., torch.Tensor]
+    norm: Norm
+    router: Linear
+    continued: torch.Tensor | None
+    router_norm: Norm
+    inner: tuple[Linear, Linear]
+    choices: Linear
+    biases: torch.Tensor
+    experts: object
+    """The block of ``routed``."""
+
+    def __call__(self, x_TN: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
+        width, dtype = len(self.norm.weight), self.norm.weight.dtype
+        x_TD = self.norm(x_TN[:, :width].to(dtype))
+        state_TR = self.router(x_TD)
+        if self.continued is not None:
+            state_TR = state_TR + x_TN[:, width:].to(dtype) * self.continued
+        inner_TR = self.router_norm(state_TR)
+        for product in self.inner:
+            inner_TR = F.gelu(product(inner_TR))
+        shares_TE = torch.softmax(self.choices(inner_TR).float(), -1)
+        ids_T1 = (shares_TE + self.biases).argmax(-1, keepdim=True)
+        weights_T1 = shares_TE.gather(-1, ids_T1).to(dtype)
+        skipped_T1 = ids_T1 == len(self.biases) - 1
+        if positions_T is not None:
+            skipped_T1 = skipped_T1 | (positions_T == PAD)[:, None]
+        y_TD = self.routed(x_TD, ids_T1.masked_fill(skipped_T1, PAD), weights_T1.masked_fill(skipped_T1, 0.0))
+        return torch.cat((y_TD, state_TR), -1)
