@@ -283,6 +283,7 @@ class Seconds:
 
     def joined(self, replica: int) -> None:
         self._known(replica)
+        self._broken = {pair: until_s for pair, until_s in self._broken.items() if replica not in pair}
         self._table.join(replica)
 
     def left(self, replica: int) -> None:

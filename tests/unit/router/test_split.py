@@ -109,6 +109,16 @@ def test_two_replicas_between_which_records_do_not_pass_are_left_alone_for_a_whi
     assert rig.route(prompt(2000)).decode == DECODE
 
 
+def test_an_engine_that_was_replaced_is_a_partner_at_once() -> None:
+    rig = Split()
+    rig.delay(1)
+    rig.router.handoff_failed(PREFILL, DECODE)
+    assert rig.route(prompt(2000)).decode is None
+    rig.router.left(DECODE)
+    rig.router.joined(DECODE)
+    assert rig.route(prompt(2000)).decode == DECODE
+
+
 @pytest.mark.parametrize(("room_bytes", "is_split"), [(0, True), (250_000, True), (249_999, False)])
 def test_records_that_the_other_side_has_no_room_for_are_not_sent(room_bytes: int, is_split: bool) -> None:
     """125 pages of 1,600 bytes and a state of 50,000."""
