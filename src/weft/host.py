@@ -58,10 +58,10 @@ def cpu_name_and_flags(path: Path = CPUINFO) -> tuple[str, frozenset[str]]:
     return (facts.get("model name") or platform.processor() or platform.machine(), frozenset(flags.split()))
 
 
-def keeps_codes(path: Path = CPUINFO) -> bool:
-    """Whether this CPU multiplies by codes of fp8, nf4 and fp4, if the C++ kernels were built
-    (csrc/coded_tiles.inl)."""
-    flags = cpu_name_and_flags(path)[1]
+def keeps_codes(flags: frozenset[str] | None = None) -> bool:
+    """Whether a CPU with ``flags``, by default this one, multiplies by codes of fp8, nf4 and fp4, if the C++
+    kernels were built (csrc/coded_tiles.inl)."""
+    flags = cpu_name_and_flags()[1] if flags is None else flags
     return "avx512f" in flags and ("avx512_bf16" not in flags or "avx512vbmi" in flags)
 
 

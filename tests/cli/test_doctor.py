@@ -43,13 +43,17 @@ def _judged(*changes: tuple[str, str, Any]) -> dict[str, Finding]:
 
 def test_what_is_computed_in_fewer_bits_is_named() -> None:
     gpu = (("torch", "gpus", [A_GPU]), ("torch", "triton", "3.5"))
-    here, there, without = (_judged(*changes)["quantised weights"]
-                            for changes in ((), gpu, (("torch", "kernels", False),)))
-    assert "NVFP4" in here.fact
-    assert "fp8" in here.fact
+    def cpu(*flags: str) -> tuple[tuple[str, str, Any], ...]:
+        return (("cpu", "features", {flag: flag in flags for flag in CPU_FLAGS}),)
+
+    zen, skylake, cooper, plain, there, without = (_judged(*changes)["quantised weights"] for changes in (
+        cpu("avx2", "avx512f", "avx512_bf16", "avx512vbmi"), cpu("avx2", "avx512f"),
+        cpu("avx2", "avx512f", "avx512_bf16"), cpu("avx2"), gpu, (("torch", "kernels", False),)))
+    assert all("fp8, MXFP8, MXFP4, NVFP4, nf4, fp4" in one.fact for one in (zen, skylake))
+    assert all("NVFP4" in one.fact and "fp8 and nf4 take 16 bits" in one.advice for one in (cooper, plain))
     assert "fp8" in there.fact
     assert "NVFP4" in there.advice
-    assert (here.verdict, there.verdict, without.verdict) == ("good", "good", "note")
+    assert [one.verdict for one in (zen, plain, there, without)] == ["good", "good", "good", "note"]
 
 
 def test_flashinfer_is_named_where_there_is_a_gpu_to_run_it() -> None:

@@ -187,6 +187,22 @@ def test_a_quantised_checkpoint_is_planned_in_its_form(
     assert found["arena"] == plain["arena"]
 
 
+@pytest.mark.parametrize(("settings", "on_a_cpu", "on_a_gpu"), [
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4 or fp4", "nf4 or fp4, widened to bfloat16"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4 as int4 codes",
+     "nvfp4, widened to bfloat16"),
+    ({"quant_method": "mxfp4"}, "mxfp4 as int4 codes", "mxfp4 as int8 codes"),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq 4-bit", "gptq 4-bit")])
+def test_a_plan_says_which_forms_stay_and_which_are_widened(
+        settings: dict[str, Any], on_a_cpu: str, on_a_gpu: str, capsys: pytest.CaptureFixture[str],
+        tmp_path: Path) -> None:
+    directory = directory_of("Qwen3.5-4B", tmp_path, quantization_config=settings)
+    asked = str(directory), "--arena", "8GiB"
+    assert data(capsys, *asked, "--twelve-bit")["weights"]["form"] == on_a_cpu
+    assert data(capsys, *asked, "--no-twelve-bit")["weights"]["form"] == on_a_gpu
+    assert on_a_gpu in " ".join(said(capsys, *asked, "--no-twelve-bit").split())
+
+
 def test_without_a_model_the_ones_that_are_known_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = said(capsys)
     assert all(geometry.short_name in shown for geometry in GEOMETRIES)

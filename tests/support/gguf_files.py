@@ -333,6 +333,8 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
             (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{writer.arch}.{name}",
                                                                                  value)
     numbers = {
+        "attention.layer_norm_epsilon":     # llama.cpp reads it of this family alone
+            read("layer_norm_epsilon") if read("model_type") == "nemotron_h" else None,
         "attention.layer_norm_rms_epsilon": read("layer_norm_epsilon", read("rms_norm_eps",
                                                                             read("norm_eps"))),
         "rope.freq_base": rope.get("rope_theta",

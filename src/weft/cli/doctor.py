@@ -43,7 +43,8 @@ class Finding:
 def findings(facts: Mapping[str, Any]) -> list[Finding]:
     """Judge ``machine_facts()``; one row per thing a user can look at or change."""
     return [_python(facts), *_cpu(facts["cpu"]), _memory(facts["memory"]), _omp(facts["threads"]),
-            *_torch(facts["torch"]), _models(facts["models"]), *_hub(facts["hub"])]
+            *_torch(facts["torch"], facts["cpu"]["features"] or {}), _models(facts["models"]),
+            *_hub(facts["hub"])]
 
 
 def _python(facts: Mapping[str, Any]) -> Finding:
@@ -101,7 +102,7 @@ def _omp(variables: Mapping[str, str | None]) -> Finding:
     return Finding("OMP policy", chosen, "good")
 
 
-def _torch(torch: Mapping[str, Any]) -> list[Finding]:
+def _torch(torch: Mapping[str, Any], features: Mapping[str, bool]) -> list[Finding]:
     if "error" in torch:
         return [Finding("torch", torch["error"], "bad", "run `make install`, or `pip install torch`")]
     fact = f"{torch['version']} ({torch['capability']}, {torch['threads']} threads) in {torch['path']}"
@@ -121,10 +122,10 @@ def _torch(torch: Mapping[str, Any]) -> list[Finding]:
         rows += _gpus(gpus, torch["triton"], flashinfer=torch["flashinfer"])
     else:
         rows.append(Finding("GPU", "none that torch can use", "good", "none is needed"))
-    return [*rows, _quantised(torch)]
+    return [*rows, _quantised(torch, features)]
 
 
-def _quantised(torch: Mapping[str, Any]) -> Finding:
+def _quantised(torch: Mapping[str, Any], features: Mapping[str, bool]) -> Finding:
     """Which weights in fewer bits are computed as they are stored; the rest is widened."""
     if torch["gpus"] and torch["triton"] is not None:
         return Finding("quantised weights", "int8, int4, fp8 and MXFP4 as they are", "good",
@@ -132,7 +133,7 @@ def _quantised(torch: Mapping[str, Any]) -> Finding:
     if torch["gpus"] or not torch["kernels"]:
         return Finding("quantised weights", "int8, int4, MXFP4 and NVFP4 as they are, by torch", "note",
                        "fp8 and nf4 take 16 bits here; products in fewer bits are slow without kernels")
-    if keeps_codes():
+    if keeps_codes(frozenset(name for name, available in features.items() if available)):
         return Finding("quantised weights",
                        "int8, int4, fp8, MXFP8, MXFP4, NVFP4, nf4, fp4, ggml's K forms as they are", "good",
                        "ggml's IQ1 to IQ3 and torchao's int4 with float zeros take 16 bits")
@@ -224,8 +225,8 @@ def _show(rows: list[Finding]) -> None:
     Console().print(table)
 
 
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8",
-             "asimd", "bf16", "i8mm", "sve")
+CPU_FLAGS = ("avx2", "avx512f", "avx512vbmi", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16",
+             "amx_int8", "asimd", "bf16", "i8mm", "sve")
 """CPU features that decide which kernels are fast (x86 names, then Arm's)."""
 
 THREAD_VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "KMP_BLOCKTIME",

@@ -117,7 +117,7 @@ class MemoryUsage:
         return 1 - self.free_bytes / self.arena_bytes if self.arena_bytes else 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class StoreCounts:
     """Of a store since it was opened. ``damaged``, ``dropped``: by reason."""
 
@@ -133,7 +133,7 @@ class StoreCounts:
     read_latency_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class StoreStats(StoreCounts):
     """And what it holds now; it crosses processes in ``EngineStats``.
 

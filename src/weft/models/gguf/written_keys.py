@@ -53,6 +53,7 @@ _FLOATS = {
     "logit_scale": "logits_scaling"}
 _YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "attn_factor": "attention_factor"}
 _SIGMOID = 2
+_NORM_EPS = 1e-5
 _LONGEST = 1 << 20
 """Context of models that have no positions."""
 _TYPES = {"normal": 1, "control": 3, "user defined": 4, "unused": 5}
@@ -105,6 +106,8 @@ def add_numbers(writer: GGUFWriter, config: Mapping[str, Any], feed_forward: int
     theta = rope.get("rope_theta", read("rope_theta"))
     floats = {name: next((read(ours) for ours in names.split() if read(ours) is not None), None)
               for name, names in _FLOATS.items()} | {"rope.freq_base": theta}
+    if writer.arch.startswith("nemotron_h"):    # llama.cpp wants both
+        floats["attention.layer_norm_epsilon"] = read("layer_norm_epsilon", _NORM_EPS)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in ("linear", "yarn"):
         writer.add_string(f"{writer.arch}.rope.scaling.type", kind)
