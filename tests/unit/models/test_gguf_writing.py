@@ -142,3 +142,13 @@ def test_what_cannot_be_written_is_one_line(wide: Path, tmp_path: Path,
     assert "matrices in q4_k" in capsys.readouterr().out
     assert main(["quantize", str(wide), str(out), "--form", "q4_k"]) == 2
     assert "is there already" in capsys.readouterr().err
+
+
+def test_only_the_kernel_of_a_short_convolution_stays_in_32_bits(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "lfm2", "lfm2", hidden_size=256, intermediate_size=512)
+    write_gguf(source, tmp_path / "out.gguf")
+    tensors = gguf.GGUFReader(tmp_path / "out.gguf").tensors
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in tensors}
+    layer = next(name.split(".")[1] for name in kinds if "shortconv" in name)
+    assert [kinds[f"blk.{layer}.shortconv.{part}.weight"] for part in ("conv", "in_proj", "out_proj")] == [
+        "F32", "Q4_K", "Q4_K"]
