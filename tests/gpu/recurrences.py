@@ -75,11 +75,15 @@ def _delta(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> t
     return op(x["q"], x["k"], x["v"], x["g"], x["beta"], state, runs, scale=24**-0.5, layer=layer)
 
 
-def _mamba2_inputs(tokens: int, seed: int) -> Inputs:
-    noise = _noise(seed)
-    return {"x": torch.randn(tokens, 2, 40, generator=noise), "dt": torch.randn(tokens, 2, generator=noise),
-            "b": torch.randn(tokens, 1, 20, generator=noise) * 0.5,
-            "c": torch.randn(tokens, 1, 20, generator=noise) * 0.5}
+def _mamba2_inputs(head_dim: int, width: int) -> Callable[[int, int], Inputs]:
+    def made(tokens: int, seed: int) -> Inputs:
+        noise = _noise(seed)
+        return {"x": torch.randn(tokens, 2, head_dim, generator=noise),
+                "dt": torch.randn(tokens, 2, generator=noise),
+                "b": torch.randn(tokens, 1, width, generator=noise) * 0.5,
+                "c": torch.randn(tokens, 1, width, generator=noise) * 0.5}
+
+    return made
 
 
 def _mamba2(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor:
@@ -109,7 +113,12 @@ RECURRENCES = [
     Recurrence("gated_delta", (2, 24, 40), _delta_inputs, _delta, delta_rule, naive_delta_rule),
     Recurrence("kimi_delta", (1, 24, 20), _kimi_inputs, _delta, delta_rule, naive_delta_rule),
     Recurrence("mamba1", (40, 6), _mamba1_inputs(40), _mamba1, mamba1, naive_mamba1),
-    Recurrence("mamba2", (2, 40, 20), _mamba2_inputs, _mamba2, mamba2, naive_mamba2),
+    Recurrence("mamba2", (2, 40, 20), _mamba2_inputs(40, 20), _mamba2, mamba2, naive_mamba2),
 ]
 
 WIDE_MAMBA1 = Recurrence("mamba1 of two blocks", (70, 6), _mamba1_inputs(70), _mamba1, mamba1, naive_mamba1)
+
+RELEASED_MAMBA2 = [Recurrence(f"mamba2 of {head_dim} x {width}", (2, head_dim, width),
+                              _mamba2_inputs(head_dim, width), _mamba2, mamba2, naive_mamba2)
+                   for head_dim, width in ((16, 128), (32, 128), (64, 128), (64, 256))]
+"""Head dims of releases: a compiler makes other products of them."""

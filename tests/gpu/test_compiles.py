@@ -47,6 +47,17 @@ def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for() -> None:
     assert max(counts) - min(counts) <= 2   # a kernel of newer GPUs alone leaves an older one's turn out
 
 
+def test_a_sum_that_adds_its_low_word_to_its_high_word_is_seen() -> None:
+    """Lines of Mamba-2's outputs by Triton 3.6. The control: a register that was set to another value."""
+    low = "        /*5d70*/                   UIADD3 UR4, UP0, UR7, 0x40, URZ ;     /* 0x00000 */"
+    high = "        /*5d80*/             UIADD3.X UR5, UR7, -0x7fffffe0, URZ, UP0, !UPT ;   /* 0x8 */"
+    between = "        /*5d78*/             UMOV UR7, URZ ;        /* 0x0000003f00057c82 */"
+    other = high.replace("UR7", "URZ")
+    assert len(compile_gate.wrong_descriptors("\n".join([low, high]))) == 1
+    assert compile_gate.wrong_descriptors("\n".join([low, between, high])) == []
+    assert compile_gate.wrong_descriptors("\n".join([low, other])) == []
+
+
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
 def test_every_kernel_has_a_variant_for_every_gpu(capability: int) -> None:
     """GPUs with 99 KiB of shared memory have variants of their own where the others would not fit."""

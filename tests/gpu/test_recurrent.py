@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.recurrences import RECURRENCES, WIDE_MAMBA1, Recurrence
+from tests.gpu.recurrences import RECURRENCES, RELEASED_MAMBA2, WIDE_MAMBA1, Recurrence
 from tests.gpu.steps import on_device
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, span, tokens_in
@@ -44,6 +44,18 @@ def test_a_step_of_everything_equals_the_recurrence(op: Recurrence, dtype: torch
     made, _ = op.run({name: x[:3] for name, x in inputs.items()}, states, stale, device)
     assert made[:2].isfinite().all()
     assert made[2].isnan().all()
+
+
+@pytest.mark.parametrize("op", RELEASED_MAMBA2, ids=lambda op: op.name)
+def test_prompts_of_released_head_dims_equal_the_recurrence(op: Recurrence, device: torch.device) -> None:
+    """Triton 3.6 compiled some of them to products that read other memory (``compile_gate``)."""
+    runs = make_runs([], [Run(40, 90, slot=1)])
+    states = op.states(3)
+    inputs = {name: x.bfloat16() for name, x in op.inputs(90, 4).items()}
+    want, want_states = op.run_twin(inputs, states, runs)
+    got, got_states = op.run(inputs, states, runs, device)
+    torch.testing.assert_close(got, want, **close(torch.bfloat16))
+    torch.testing.assert_close(got_states, want_states, **close(torch.float32))
 
 
 @each

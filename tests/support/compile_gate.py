@@ -8,9 +8,10 @@
                                                                           registers spilled: reported
 
 It finds what Triton's interpreter cannot: types that do not match, and shapes that a tensor core does not
-take. It also finds tiles that need more shared memory than a GPU has, an error of the first launch there. It
-checks neither results nor speed. It runs without TRITON_INTERPRET and in a process of its own, because a
-kernel's definition decides whether it is interpreted. Triton caches what it compiled (TRITON_CACHE_DIR).
+take. It also finds tiles that need more shared memory than a GPU has, an error of the first launch there, and
+a fault of ptxas 12.8 (``wrong_descriptors``). It checks neither results nor speed. It runs without
+TRITON_INTERPRET and in a process of its own, because a kernel's definition decides whether it is interpreted.
+Triton caches what it compiled (TRITON_CACHE_DIR).
 """
 
 from __future__ import annotations
@@ -121,25 +122,58 @@ def compiled(one: Compilation, capability: int) -> CompileResult:
         fault = f"{type(error).__name__}: {error}".strip()
     else:
         shared, spilled = int(kernel.metadata.shared), _spilled_bytes(kernel.asm["cubin"])
+        # Only Hopper's products have descriptors, and the tool takes as long as a compilation.
+        if "wgmma" in kernel.asm["ptx"] and (wrong := wrong_descriptors(_tool("-sass", kernel.asm["cubin"]))):
+            fault = f"adds the low word of a descriptor to its high word: {wrong[0]}"
         if shared > SHARED_MAX_BYTES[capability]:
             fault = f"takes {shared} bytes of shared memory, of {SHARED_MAX_BYTES[capability]}"
     return CompileResult(one.name, capability, shared, spilled, time.perf_counter() - started, fault)
 
 
 def _spilled_bytes(cubin: bytes) -> int | None:
-    """The stack bytes per thread of the machine code, read by the toolkit that ships with Triton."""
+    """The stack bytes per thread of the machine code."""
+    stack = re.search(r"STACK:(\d+)", _tool("-res-usage", cubin))
+    return None if stack is None else int(stack[1])
+
+
+def _tool(option: str, cubin: bytes) -> str:
+    """What the toolkit that ships with Triton prints; nothing where it does not run."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         try:
-            usage = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name], check=True,
+            return subprocess.run([knobs.nvidia.cuobjdump.path, option, file.name], check=True,
                                   capture_output=True, text=True).stdout
         except (OSError, subprocess.CalledProcessError):
-            return None
-    stack = re.search(r"STACK:(\d+)", usage)
-    return None if stack is None else int(stack[1])
+            return ""
+
+
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(.*?) ;")
+_TARGET = re.compile(r"(?:@!?U?P\d+ )?[A-Z0-9_.]+ (UR\d+)")
+_LOW_WORD = re.compile(r"UIADD3 UR\d+, (UP\d), (UR\d+), 0x[0-9a-f]+, URZ")
+_HIGH_WORD = re.compile(r"UIADD3\.X UR\d+, (UR\d+), -?0x[0-9a-f]+, URZ, (UP\d), !UPT")
+
+
+def wrong_descriptors(sass: str) -> list[str]:
+    """Instructions of Hopper's machine code that add one word to both halves of a 64-bit sum.
+
+    Triton adds a constant to the address of a tile in shared memory, whose high word is 0, and has the
+    descriptor that a tensor-core product reads. ptxas 12.8, of Triton 3.6, adds the low word to the high half
+    too, in some products whose left side is in registers. Such a product reads other memory: Mamba-2 had
+    wrong outputs on an H200."""
+    low: dict[str, str] = {}
+    """By the carry of an addition of low words: the register that was added."""
+    wrong = []
+    for instruction in _INSTRUCTION.findall(sass):
+        if (match := _HIGH_WORD.match(instruction)) and low.get(match[2]) == match[1]:
+            wrong.append(instruction)
+        if match := _LOW_WORD.match(instruction):
+            low[match[1]] = match[2]
+        if target := _TARGET.match(instruction):   # that register has another value now
+            low = {carry: word for carry, word in low.items() if word != target[1]}
+    return wrong
 
 
 def _aligned(one: Compilation) -> dict[tuple[int], list[list[str | int]]]:

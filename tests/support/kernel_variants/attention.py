@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from tests.support.kernel_variants.compilation import (
-    CAPABILITIES,
     PLACE_SIGNATURE,
     TRITON_TYPES,
     Compilation,
+    by_choice,
     compilation_of,
     page_signature,
 )
@@ -59,23 +59,22 @@ def _paged_of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[
     listed = split_args | {"items": "*i32"}
     chunks = {"starts": "*i64", "offsets": "*i32", "chunk_run": "*i32", "chunk_first": "*i32",
               "chunk_tokens": "*i32", "chunk_count": "i32"}
-    decode = paged.decode_blocks(dim, page.itemsize, 4)
     name = f"{str(page).removeprefix('torch.')} {dim}"
+    cuts = {"SPLITS_MAX": 32, "SPLIT_PAGES": paged.split_tokens(4, dim) // 16}
     variants = [_paged_compilation(f"decode {name}", paged._decode, {**common, **listed},
-                         {**constants, **shape, "SPLITS_MAX": 32, "SPLIT_PAGES": 8}, decode)]
-    by_blocks: dict[tuple[Any, ...], list[int]] = {}
-    for capability in CAPABILITIES:
-        blocks = paged.prefill_blocks(dim, page.itemsize, 4, product, capability)
-        by_blocks.setdefault(tuple(blocks.items()), []).append(capability)
-    variants += [_paged_compilation(f"prefill {name}", paged._prefill, {**common, **chunks}, {**constants,
-                                                                                              **shape},
-                              dict(blocks), frozenset(capabilities))
-                 for blocks, capabilities in by_blocks.items()]
+                                   {**constants, **shape, **cuts}, blocks, only)
+                for blocks, only in by_choice(lambda capability: paged.decode_blocks(dim, page.itemsize, 4,
+                                                                                      capability))]
+    variants += [_paged_compilation(f"prefill {name}", paged._prefill, {**common, **chunks},
+                                    {**constants, **shape}, blocks, only)
+                 for blocks, only in by_choice(lambda capability: paged.prefill_blocks(
+                     dim, page.itemsize, 4, product, capability))]
     if page == torch.bfloat16:
         used = {key: shape[key] for key in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
         variants.append(_paged_compilation(f"combine {name}", combine, {"out": kind, **gates, **split_args}, {
             "head_gate": None, "value_scale": None, **({} if dim == 64 else {"sinks": None}), **used,
-            "PAGES": decode["PAGES"], "SPLITS_MAX": 32, "SPLIT_PAGES": 8, "AT_ONCE": COMBINED_AT_ONCE},
+            "PAGES": paged.decode_blocks(dim, page.itemsize, 4, 90)["PAGES"], **cuts,
+            "AT_ONCE": COMBINED_AT_ONCE},
             {"num_warps": 2, "num_stages": 2}))
     return variants
 

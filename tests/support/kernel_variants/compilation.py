@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -41,8 +41,21 @@ class Compilation:
     """Of CAPABILITIES those that use this variant; None: all that the two fields above admit."""
 
 
+Choice = TypeVar("Choice")
+
+
+def by_choice(choose: Callable[[int], Choice]) -> list[tuple[Choice, frozenset[int]]]:
+    """What ``choose`` takes for some capabilities, and for which."""
+    chosen: dict[str, tuple[Choice, set[int]]] = {}
+    for capability in CAPABILITIES:
+        choice = choose(capability)
+        chosen.setdefault(repr(choice), (choice, set()))[1].add(capability)
+    return [(choice, frozenset(capabilities)) for choice, capabilities in chosen.values()]
+
+
 def compilation_of(name: str, kernel: Any, pointers: Mapping[str, str], constants: Mapping[str, Any],
-                   blocks: Blocks, floats: tuple[str, ...] = ("scale",)) -> Compilation:
+                   blocks: Blocks, floats: tuple[str, ...] = ("scale",), *,
+                   only: frozenset[int] | None = None) -> Compilation:
     """``pointers``: types of the tensor arguments that are not step tables. Any other argument is an int32,
     unless it is a constant or one of ``floats``; ``slot_stride`` is an int64."""
     signature = {}
@@ -55,7 +68,7 @@ def compilation_of(name: str, kernel: Any, pointers: Mapping[str, str], constant
             signature[argument] = pointers.get(argument) or _TABLES.get(argument) or (
                 "i64" if argument == "slot_stride" else "i32")
     return Compilation(name, kernel, signature, dict(constants), num_warps=blocks.warps,
-                       num_stages=blocks.stages)
+                       num_stages=blocks.stages, only=only)
 
 
 def page_signature(dtype: torch.dtype) -> tuple[dict[str, str], dict[str, object]]:

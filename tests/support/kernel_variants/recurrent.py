@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 
-from tests.support.kernel_variants.compilation import TYPES, Compilation, compilation_of
+from tests.support.kernel_variants.compilation import TYPES, Compilation, by_choice, compilation_of
 from weft.tensor.kernels import causal_conv as conv
 from weft.tensor.kernels import delta_gates as gating
 from weft.tensor.kernels import delta_rule as delta
@@ -99,13 +101,17 @@ def of_mamba2() -> list[Compilation]:
     for kind, width in (("*bf16", 128), ("*fp32", 128), ("*bf16", 256)):
         pointers = gates | scratch | dict.fromkeys(("x", "dt", "b", "c", "out"), kind)
         heads = {"H": 32, "GROUP": 16, "N": width, "NP": width}
-        before, after = mamba2.states_blocks(width), mamba2.outputs_blocks(width)
+        before = mamba2.states_blocks(width)
         for part, kernel, constants, blocks in (
                 ("prepare", mamba2._prepare, {"BH": 16}, mamba2.PREPARE),
-                ("states", mamba2._states, {"P": 64, "BP": before.width}, before),
-                ("outputs", mamba2._outputs, {"P": 64, "BP": after.width}, after)):
+                ("states", mamba2._states, {"P": 64, "BP": before.width}, before)):
             variants.append(compilation_of(f"mamba2 {part} {kind[1:]} {width}", kernel, pointers,
                                            heads | constants, blocks, limits))
+        for head_dim in (32, 64):
+            variants += [compilation_of(f"mamba2 outputs {kind[1:]} {width} P {head_dim}", mamba2._outputs,
+                                        pointers, heads | {"P": head_dim, "BP": after.width}, after, limits,
+                                        only=only)
+                         for after, only in by_choice(partial(mamba2.outputs_blocks, width, head_dim))]
     return variants
 
 

@@ -29,7 +29,7 @@ from weft.tensor.state_rows import restored
 from weft.units import CHUNK_TOKENS
 
 PLACES = tl.constexpr(CHUNK_TOKENS)
-TOKENS = Blocks(64, warps=8)
+TOKENS = Blocks(64)
 ROWS = Blocks(256)
 
 

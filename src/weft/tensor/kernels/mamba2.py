@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.launch import STEP_TABLES, Blocks, dense_rows, launch, padded
+from weft.tensor.gpu.pages import capability_of
 from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,
@@ -52,10 +53,14 @@ def states_blocks(n_padded: int) -> Blocks:
     return Blocks(32 if n_padded <= 128 else 16, stages=3)
 
 
-def outputs_blocks(n_padded: int) -> Blocks:
-    """Two programs cover P = 64 and both read C and scores. Ampere's registers hold no more of a state in
-    three bf16 parts: 64 lines spill 2 KB of a thread there, and nothing on Hopper."""
-    return Blocks(32 if n_padded <= 128 else 16)
+def outputs_blocks(n_padded: int, head_dim: int, capability: int) -> Blocks:
+    """On Hopper a program has a head's whole P = 64. Of 16 or 32 lines and 4 warps ptxas 12.8, of Triton 3.6,
+    makes wrong addresses, which the compile gate looks for. So smaller heads take 8 warps. Ampere's
+    registers hold no more of a state in three bf16 parts than 32 lines of N = 128."""
+    if capability >= 90:
+        width = min(64, padded(head_dim))
+        return Blocks(width, warps=4 if width == 64 else 8)
+    return Blocks(min(32 if n_padded <= 128 else 16, padded(head_dim)))
 
 
 @triton.jit
@@ -254,8 +259,9 @@ def _run_chunks(inputs: tuple[torch.Tensor, ...], runs: Runs, step: DeviceRuns, 
     tables = (step.chunk_first_C, step.chunk_tokens_C)
     whole_heads = {"H": heads, "GROUP": sizes["GROUP"], "N": width, "NP": sizes["NP"]}
     sizes = whole_heads | {"P": head_dim}
-    before, after = states_blocks(sizes["NP"]), outputs_blocks(sizes["NP"])
-    prefills, block = step.run_count - step.decode_count, min(after.width, padded(head_dim))
+    before = states_blocks(sizes["NP"])
+    after = outputs_blocks(sizes["NP"], head_dim, capability_of(state.device))
+    prefills = step.run_count - step.decode_count
     for segment in segments(step, state, each):
         launch(_prepare, (groups, segment.chunk_count))(
             dt, A, b, c, dt_bias, scores, step_sizes, whole, rest, pushes, decay, *tables, *dt.stride(),
@@ -266,9 +272,9 @@ def _run_chunks(inputs: tuple[torch.Tensor, ...], runs: Runs, step: DeviceRuns, 
             step.fresh_R, step.chunk_begin_R, *tables, step.chunk_tap_C, *x.stride()[:2], *b.stride()[:2],
             state.stride(0), step.decode_count, segment.begin, segment.end, **sizes, BP=before.width,
             num_warps=before.warps, num_stages=before.stages)
-        launch(_outputs, (triton.cdiv(head_dim, block), heads, segment.chunk_count))(
+        launch(_outputs, (triton.cdiv(head_dim, after.width), heads, segment.chunk_count))(
             x, c, D, scores, step_sizes, whole, rest, chunk_states, out, *tables, *x.stride()[:2],
-            *c.stride()[:2], segment.begin, **sizes, BP=block, num_warps=after.warps,
+            *c.stride()[:2], segment.begin, **sizes, BP=after.width, num_warps=after.warps,
             num_stages=after.stages)
 
 
