@@ -36,8 +36,6 @@ from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.weights.quantized import Codes
 from weft.tensor.weights.tiles import coded_tiles
 
-SHOWN = ("fp8", "fp8_quark", "mxfp8", "nf4", "nf4_plain", "fp4", "mxfp4", "nvfp4", "gptq_zeros", "awq",
-         "packed_int4", "int8_rows", "int8_bitsandbytes", "int8_torchao")
 WIDER: dict[str, dict[str, int]] = {
     "qwen3_5": {"hidden_size": 256, "intermediate_size": 512}, "lfm2": {"hidden_size": 256,
                                                                         "intermediate_size": 768},
@@ -142,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stored_forms", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", default=list(WIDER))
-    parser.add_argument("--forms", nargs="*", default=list(SHOWN))
+    parser.add_argument("--forms", nargs="*", default=list(more_forms()))
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args(argv)
