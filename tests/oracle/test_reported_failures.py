@@ -123,7 +123,7 @@ def test_a_lost_hit_is_told_apart_from_no_shared_prefix() -> None:
         rig.run()
         after = rig.core.memory.usage().cache
         told = rig.answers[name, 0].events[0].lost
-        found = {reason: getattr(after, f"lost_{reason}") - getattr(counts, f"lost_{reason}")
+        found = {reason: getattr(after.lost, reason) - getattr(counts.lost, reason)
                  for reason in ("no_checkpoint", "evicted_state", "evicted_kv", "not_ready")}
         shown = {reason: count for reason, count in found.items() if count}
         assert shown == ({} if told is None else

@@ -188,9 +188,9 @@ def test_rounded_weights_are_close_and_smaller(name: str) -> None:
 def test_int4_keeps_the_steps_of_mamba_1_in_int8() -> None:
     """They steer every decay, and are few."""
     mixer = next(layer.mixer for layer in load(checkpoint("jamba"), quantize="int4").model.layers
-                 if hasattr(layer.mixer, "step"))
+                 if hasattr(layer.mixer, "scans"))
     assert mixer.project.weight.bits == 4
-    assert [part.weight.bits for part in (mixer.select, mixer.step)] == [8, 8]
+    assert [part.weight.bits for scan in mixer.scans for part in (scan.select, scan.step)] == [8, 8]
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granite"])
