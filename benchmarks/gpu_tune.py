@@ -146,8 +146,8 @@ def timed(group: Group) -> list[tuple[float, str, float]]:
             torch.cuda.synchronize()
             first = output if first is None else first
             gap = float((output - first).abs().max() / first.abs().max())
-            microseconds = do_bench_cudagraph(case.call, rep=8, return_mode="median") * 1e3
-            rows.append((microseconds, str(variant), gap))
+            time_us = do_bench_cudagraph(case.call, rep=8, return_mode="median") * 1e3
+            rows.append((time_us, str(variant), gap))
         except Exception as error:   # it does not fit, say
             print(f"   {group.name} {variant}: {str(error)[:90]}", flush=True)
             if "illegal" in str(error):
@@ -184,8 +184,8 @@ def main() -> None:
         for group in chosen:
             rows = timed(group)
             print(f"## {group.name}: first {rows[0][0]:.1f} us" if rows else f"## {group.name}: none ran")
-            for microseconds, variant, gap in sorted(rows):
-                print(f"   {microseconds:10.1f}  {variant.removeprefix('Blocks')}   gap {gap:.2g}", flush=True)
+            for time_us, variant, gap in sorted(rows):
+                print(f"   {time_us:10.1f}  {variant.removeprefix('Blocks')}   gap {gap:.2g}", flush=True)
 
 
 if __name__ == "__main__":
