@@ -150,12 +150,18 @@ def real() -> Iterator[RunningServer]:
 
 async def test_every_kind_of_answer_is_the_same_when_its_engine_is_killed(real: RunningServer) -> None:
     undisturbed = await all_answered(real)
-    killer = asyncio.create_task(kill_at_random(real, 2, random.Random(7)))
-    disturbed = await all_answered(real)
-    killer.cancel()
-    assert resumes(real) >= len(ASKED) // 2, "nothing was killed in time"
-    for kind in ASKED:
-        assert same(disturbed[kind], undisturbed[kind]), kind
+    # A machine that is busy may answer before most requests run at one time: then there is another round.
+    for seed in range(7, 13):
+        before = resumes(real)
+        killer = asyncio.create_task(kill_at_random(real, 2, random.Random(seed)))
+        disturbed = await all_answered(real)
+        killer.cancel()
+        for kind in ASKED:
+            assert same(disturbed[kind], undisturbed[kind]), kind
+        if resumes(real) - before >= len(ASKED) // 2:
+            break
+    else:
+        pytest.fail("nothing was killed in time")
     assert real.get("/health").json() == {"status": "ok"}
 
 
