@@ -168,8 +168,10 @@ def random_model(name: str, layers: int | None, device: torch.device) -> Any:
     return noise_model(geometry.config | ({"num_hidden_layers": layers} if layers else {}), device)
 
 
-def noise_model(config: Mapping[str, Any], device: torch.device) -> Any:
-    """A model whose matrices are noise of a size that keeps activations finite, its tower too."""
+def noise_model(config: Mapping[str, Any], device: torch.device,
+                stored: dict[str, torch.Tensor] | None = None) -> Any:
+    """A model whose matrices are noise of a size that keeps activations finite, its tower too. ``stored``
+    receives its tensors by name, in the model's dtype on the host."""
     from weft.families import read_architecture
     from weft.models.checkpoint_files import CheckpointFiles
     from weft.models.families import build
@@ -185,9 +187,12 @@ def noise_model(config: Mapping[str, Any], device: torch.device) -> Any:
             return "shard_" not in name or "shard_0." in name   # a table of n-grams is in one piece
 
         def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
-            if len(shape) < 2:
-                return torch.ones(shape, device=device)
-            return torch.randn(shape, device=device, dtype=self.dtype) * shape[-1] ** -0.5
+            noise = torch.ones(shape, device=device)
+            if len(shape) > 1:
+                noise = torch.randn(shape, device=device, dtype=self.dtype) * shape[-1] ** -0.5
+            if stored is not None:
+                stored[name] = noise.to(self.dtype, copy=True).cpu()
+            return noise
 
     nowhere = Path("nowhere")
     checkpoint = CheckpointFiles(nowhere, config, {}, "model.", nowhere)

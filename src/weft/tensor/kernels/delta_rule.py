@@ -99,7 +99,7 @@ PREPARE_HEADS = Blocks(CHUNK_TOKENS)
 PREPARE_LINES = Blocks(32, warps=8)
 CHUNKS = Blocks(16, stages=2)
 """Columns of the state. Of 32 more registers spill, and a single prompt has fewer programs. The next chunk's
-tiles load meanwhile: 8,192 tokens take a quarter less time on an H200, with the same bits."""
+tiles load meanwhile: with ``prepare``, 8,192 tokens take 19 % less time on an H200, with the same bits."""
 
 
 @triton.jit
