@@ -235,7 +235,7 @@ def _without_missing_tower(directory: Path, config: Mapping[str, Any]) -> Mappin
     if not isinstance(config.get("vision_config"), Mapping):
         return config
     from weft.families import read_architecture
-    from weft.families.tensors import tower_prefix
+    from weft.families.tower_tensors import tower_prefix
     from weft.models.safetensors_header import stored_names
 
     names, tower = stored_names(directory), read_architecture(config).vision

@@ -20,13 +20,12 @@ pass their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from weft.families import architecture as shapes
 from weft.families.sharding import RankPlace, ShardSpan
-from weft.families.vision import GridLayers, TowerKind, VisionTower
 
 Form = Literal["matrix", "plain", "float32"]
 """A product of the stream, in the model's dtype or quantised; norms, convolutions, routers and biases, which
@@ -108,7 +107,7 @@ def vocabulary(count: int, hidden: int) -> Tensor:
     return Tensor("embed_tokens.weight", (Numbered("tokens", count), hidden), "plain")
 
 
-def _product(role: str, columns: Dim, *parts: tuple[str, Dim], bias: bool = False) -> Table:
+def product(role: str, columns: Dim, *parts: tuple[str, Dim], bias: bool = False) -> Table:
     """(name, rows) of each tensor; with ``bias`` each has one."""
     table: Table = {role: tuple(Tensor(f"{name}.weight", (rows, columns)) for name, rows in parts)}
     if bias:
@@ -128,8 +127,18 @@ def _exact(*names: str, dims: tuple[Dim, ...]) -> Table:
     return {name: (Tensor(name, dims, "float32"),) for name in names}
 
 
-def _norm(role: str, width: Dim, name: str | None = None) -> Table:
+def norm_weight(role: str, width: Dim, name: str | None = None) -> Table:
     return {role: (Tensor(f"{name or role}.weight", (width,), "plain"),)}
+
+
+def layer_norm(role: str, width: int, name: str) -> Table:
+    return {part: (Tensor(f"{name}.{end}", (width,), "plain"),)
+            for part, end in ((role, "weight"), (f"{role}.bias", "bias"))}
+
+
+def all_plain(table: Table) -> Table:
+    return {role: tuple(replace(tensor, form="plain") for tensor in stored)
+            for role, stored in table.items()}
 
 
 def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None, out: str = "o_proj",
@@ -140,23 +149,23 @@ def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None
     asked = Units(shape.heads, shape.head_dim * 2) if shape.gated else queries
     read = inputs or hidden
     own = (("k_proj", keys), ("v_proj", keys))[: 0 if shape.kv_of is not None else 2 - shape.values_are_keys]
-    table = _product("qkv", read, ("q_proj", asked), *own, bias=shape.bias)
+    table = product("qkv", read, ("q_proj", asked), *own, bias=shape.bias)
     if shape.head_gated:
         table["qkv"] += (Tensor(f"{gates}.weight", (Units(shape.heads), read)),)
     if shape.qk_norm:
-        table |= _norm("q_norm", queries if shape.norm_whole else shape.head_dim, norms[0])
+        table |= norm_weight("q_norm", queries if shape.norm_whole else shape.head_dim, norms[0])
         if shape.kv_of is None:
-            table |= _norm("k_norm", keys if shape.norm_whole else shape.head_dim, norms[1])
+            table |= norm_weight("k_norm", keys if shape.norm_whole else shape.head_dim, norms[1])
     if shape.sinks:
         table |= _exact("sinks", dims=(Units(shape.heads),))
     out_bias = shape.bias if shape.out_bias is None else shape.out_bias
-    return table | _product("out", queries, (out, hidden), bias=out_bias)
+    return table | product("out", queries, (out, hidden), bias=out_bias)
 
 
 def convolved_attention(shape: shapes.ConvolvedAttention, hidden: int) -> Table:
     of, dim, inside, delayed = shape.attention, shape.attention.head_dim, "qkv_proj.", shape.delayed
     queries, keys = Units(of.heads, dim), Units(of.kv_heads, dim)
-    table = _product("project", hidden, (f"{inside}q_proj", queries), (f"{inside}k_proj", keys),
+    table = product("project", hidden, (f"{inside}q_proj", queries), (f"{inside}k_proj", keys),
                      (f"{inside}v_proj_current", delayed), (f"{inside}v_proj_delayed", delayed))
     for role, name, width, kernel in (("first", "depthwise", 1, shape.first_kernel),
                                       ("second", "grouped", dim, shape.second_kernel)):
@@ -164,7 +173,7 @@ def convolved_attention(shape: shapes.ConvolvedAttention, hidden: int) -> Table:
         table[role] = (Tensor(f"{name}.weight", (channels, width, kernel), "plain"),)
         table[f"{role}.bias"] = (Tensor(f"{name}.bias", (channels,), "plain"),)
     table["factors"] = (Tensor("qk_norm.temp", (Units(of.kv_heads),), "plain"),)
-    return table | _product("out", queries, ("o_proj", hidden))
+    return table | product("out", queries, ("o_proj", hidden))
 
 
 def residual_scale(hidden: int) -> Table:
@@ -178,18 +187,19 @@ def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "
     into: tuple[tuple[str, Dim], ...] = (("kv_a_proj_with_mqa", latent + shape.shared_dim),)
     queries = Units(shape.heads, shape.key_dim)
     if rank is None:
-        table = _product("query", hidden, ("q_proj", queries))
+        table = product("query", hidden, ("q_proj", queries))
     else:
-        table = _product("query", rank, ("q_b_proj", queries)) | _norm("query_norm", rank, "q_a_layernorm")
+        table = (product("query", rank, ("q_b_proj", queries))
+                 | norm_weight("query_norm", rank, "q_a_layernorm"))
         into = (("q_a_proj", rank), *into)
     expanded = Units(shape.heads, shape.own_dim + shape.value_dim)
-    table |= _product("latent", hidden, *into, bias=shape.bias)
+    table |= product("latent", hidden, *into, bias=shape.bias)
     if shape.head_gated:
         table["latent"] += (Tensor("g_proj.weight", (Units(shape.heads), hidden)),)
     return (table
-            | _norm("latent_norm", latent, "kv_a_layernorm")
-            | _product("expansion", latent, ("kv_b_proj", expanded))
-            | _product("out", Units(shape.heads, shape.value_dim), (out, hidden), bias=shape.bias))
+            | norm_weight("latent_norm", latent, "kv_a_layernorm")
+            | product("expansion", latent, ("kv_b_proj", expanded))
+            | product("out", Units(shape.heads, shape.value_dim), (out, hidden), bias=shape.bias))
 
 
 DeltaNames = Literal["fused", "by_key_head", "each"]
@@ -210,23 +220,23 @@ def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "f
         "fused": {"in_proj_b": heads, "in_proj_a": heads},
         "by_key_head": {"in_proj_ba": Units(shape.k_heads, 2 * ratio)},
         "each": {"b_proj": heads, "a_proj": heads}}
-    table = _product("project", hidden, *matrices[names].items())
+    table = product("project", hidden, *matrices[names].items())
     table["project"] += tuple(Tensor(f"{name}.weight", (rows, hidden), "plain")
                               for name, rows in gates[names].items())
     return (table | _conv((key, key, value), shape.conv_kernel) | _exact("A_log", "dt_bias", dims=(heads,))
-            | _norm("norm", shape.v_dim, norm) | _product("out", value, (out, hidden)))
+            | norm_weight("norm", shape.v_dim, norm) | product("out", value, (out, hidden)))
 
 
 def index(shape: shapes.Index, hidden: int, rank: int = 0) -> Table:
     """What lies under ``indexer``, whole on each rank. ``rank``: width of the query's bottleneck."""
     dim = shape.key_dim
     if not shape.learned:
-        return (_product("project", hidden, ("index_qk_proj", (shape.queries + 1) * dim))
-                | _norm("q_norm", dim, "q_layernorm") | _norm("k_norm", dim, "k_layernorm"))
-    table = _product("project", hidden, ("wk", dim)) | _product("query", rank, ("wq_b", shape.queries * dim))
+        return (product("project", hidden, ("index_qk_proj", (shape.queries + 1) * dim))
+                | norm_weight("q_norm", dim, "q_layernorm") | norm_weight("k_norm", dim, "k_layernorm"))
+    table = product("project", hidden, ("wk", dim)) | product("query", rank, ("wq_b", shape.queries * dim))
     table["project"] += (Tensor("index_kpool_compress_gate", (dim, hidden)),
                          Tensor("weights_proj.weight", (shape.queries, hidden)))
-    return table | _layer_norm("norm", dim, "k_norm") | {
+    return table | layer_norm("norm", dim, "k_norm") | {
         "places": (Tensor("index_kpool_compress_ape", (shape.block, dim), "plain"),)}
 
 
@@ -237,7 +247,7 @@ def ngrams(shape: shapes.Ngrams, hidden: int, *, shards: int = 0) -> Table:
     rows = shape.table_rows // len(parts)
     all_tables = (width,) * len(shape.rows)
     return {"table": tuple(Tensor(part, (rows, width), "plain") for part in parts),
-            **_product("project", all_tables, ("key_proj", shape.stream_width), ("value_proj", hidden)),
+            **product("project", all_tables, ("key_proj", shape.stream_width), ("value_proj", hidden)),
             **_conv(shape.stream_width, shape.conv_kernel),
             **{f"{norm}_norm": (Tensor(f"norm_{norm}.weight", (shape.stream_width,), "plain"),)
                for norm in ("key", "query", "conv")}}
@@ -248,10 +258,10 @@ def stream_mix(shape: shapes.Streams, hidden: int, *, last: bool = False, joint:
     joins the names of mixed streams to that of their block."""
     width = shape.count * hidden
     if shape.kind == "gated":
-        table = (_norm("norm", width, "hc_norm")
-                 | _product("down", width, ("input_mix_weight_down", shape.rank))
-                 | _product("up", shape.rank, ("input_mix_weight_up", width)))
-        return table if last else table | _product("inject", width, ("block_inject_weight", shape.count))
+        table = (norm_weight("norm", width, "hc_norm")
+                 | product("down", width, ("input_mix_weight_down", shape.rank))
+                 | product("up", shape.rank, ("input_mix_weight_up", width)))
+        return table if last else table | product("inject", width, ("block_inject_weight", shape.count))
     weights = (2 + shape.count) * shape.count
     each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
     return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
@@ -261,7 +271,7 @@ def kimi_delta(shape: shapes.KimiDelta, hidden: int, *, forget: str = "", out: s
                flat: bool = False) -> Table:
     """``forget``: what stands before the names of the forget gate. ``flat``: decays are a row of heads."""
     width, heads, rank = Units(shape.heads, shape.head_dim), Units(shape.heads), shape.head_dim
-    table = _product("project", hidden, ("q_proj", width), ("k_proj", width), ("v_proj", width))
+    table = product("project", hidden, ("q_proj", width), ("k_proj", width), ("v_proj", width))
     wide, between = shape.wide_gates, width if shape.wide_gates else rank
     into = ("f_proj", "g_proj") if wide else ("f_a_proj", "g_a_proj")
     table["project"] += (Tensor("b_proj.weight", (heads, hidden), "plain"),
@@ -270,37 +280,38 @@ def kimi_delta(shape: shapes.KimiDelta, hidden: int, *, forget: str = "", out: s
     table["A_log"] = (Tensor(f"{forget}A_log", (heads,) if wide or flat else (1, 1, heads, 1), "float32"),)
     table["dt_bias"] = (Tensor(f"{forget}dt_bias", (width,), "float32"),)
     if not wide:
-        table |= _product("forget", rank, (f"{forget}f_b_proj", width))
-        table |= _product("gate", rank, ("g_b_proj", width))
+        table |= product("forget", rank, (f"{forget}f_b_proj", width))
+        table |= product("gate", rank, ("g_b_proj", width))
     return (table | _conv((width, width, width), shape.conv_kernel)
-            | _norm("norm", rank, "o_norm") | _product("out", width, (out, hidden)))
+            | norm_weight("norm", rank, "o_norm") | product("out", width, (out, hidden)))
 
 
 def mamba2(shape: shapes.Mamba2, hidden: int) -> Table:
     inner, heads = Units(shape.heads, shape.head_dim), Units(shape.heads)
     group = Units(shape.groups, shape.state_dim, shape.group_copies)
     out_bias = shape.projection_bias if shape.output_bias is None else shape.output_bias
-    table = (_product("project", hidden, ("in_proj", (inner, inner, group, group, heads)),
+    table = (product("project", hidden, ("in_proj", (inner, inner, group, group, heads)),
                       bias=shape.projection_bias)
              | _conv((inner, group, group), shape.conv_kernel, bias=shape.conv_bias)
              | _exact("A_log", "D", "dt_bias", dims=(heads,))
-             | _product("out", inner, ("out_proj", hidden), bias=out_bias))
-    return table if shape.norm == "none" else table | _norm("norm", inner)
+             | product("out", inner, ("out_proj", hidden), bias=out_bias))
+    return table if shape.norm == "none" else table | norm_weight("norm", inner)
 
 
 def mamba1(shape: shapes.Mamba1, hidden: int) -> Table:
     channels, rank, width = Units(shape.channels), shape.dt_rank, shape.state_dim
     if shape.heads:
         return _mamba1_by_head(shape, hidden)
-    table = (_product("project", hidden, ("in_proj", (channels, channels)), bias=shape.projection_bias)
+    table = (product("project", hidden, ("in_proj", (channels, channels)), bias=shape.projection_bias)
              | _conv(channels, shape.conv_kernel, bias=shape.conv_bias)
-             | _product("select", channels, ("x_proj", rank + 2 * width))
-             | _product("step", rank, ("dt_proj", channels))
+             | product("select", channels, ("x_proj", rank + 2 * width))
+             | product("step", rank, ("dt_proj", channels))
              | _exact("A_log", dims=(channels, width)) | _exact("D", dims=(channels,))
              | {"dt_bias": (Tensor("dt_proj.bias", (channels,), "float32"),)}
-             | _product("out", channels, ("out_proj", hidden), bias=shape.projection_bias))
+             | product("out", channels, ("out_proj", hidden), bias=shape.projection_bias))
     if shape.inner_norms == "weighted":
-        table |= _norm("dt_layernorm", rank) | _norm("b_layernorm", width) | _norm("c_layernorm", width)
+        for name, size in (("dt", rank), ("b", width), ("c", width)):
+            table |= norm_weight(f"{name}_layernorm", size)
     return table
 
 
@@ -313,32 +324,32 @@ def _mamba1_by_head(shape: shapes.Mamba1, hidden: int) -> Table:
                     "dt_bias": (Tensor("dt_proj_bias", (heads, own), "float32"),)}
     return (table | _exact("A_log", dims=(heads, own, width)) | _exact("D", dims=(heads, own))
             | _conv(channels, shape.conv_kernel, bias=shape.conv_bias)
-            | _product("project", hidden, ("in_proj", rows), bias=shape.projection_bias)
-            | _product("out", channels, ("out_proj", hidden), bias=shape.projection_bias))
+            | product("project", hidden, ("in_proj", rows), bias=shape.projection_bias)
+            | product("out", channels, ("out_proj", hidden), bias=shape.projection_bias))
 
 
 def short_conv(shape: shapes.ShortConv, hidden: int) -> Table:
     channels = Units(shape.channels)
-    return (_product("project", hidden, ("in_proj", (channels, channels, channels)), bias=shape.bias)
+    return (product("project", hidden, ("in_proj", (channels, channels, channels)), bias=shape.bias)
             | _conv(channels, shape.conv_kernel, "conv", bias=shape.bias)
-            | _product("out", channels, ("out_proj", hidden), bias=shape.bias))
+            | product("out", channels, ("out_proj", hidden), bias=shape.bias))
 
 
 def lightning(shape: shapes.Lightning, hidden: int) -> Table:
     """Rows of q, k and v are head by head. What decays follow from is stored too, and is not read."""
     width = Units(shape.heads, shape.head_dim)
-    return (_product("project", hidden, ("qkv_proj", Units(shape.heads, 3 * shape.head_dim)),
+    return (product("project", hidden, ("qkv_proj", Units(shape.heads, 3 * shape.head_dim)),
                      ("output_gate", width))
-            | _norm("norm", width) | _product("out", width, ("out_proj", hidden)))
+            | norm_weight("norm", width) | product("out", width, ("out_proj", hidden)))
 
 
 def rg_lru(shape: shapes.RgLru, hidden: int) -> Table:
     """Gates are never quantised in files: they decide how long a state lives."""
     heads, channels, width = Units(shape.heads), Units(shape.heads, shape.head_dim), shape.head_dim
-    table = (_product("project", hidden, ("linear_y", channels), ("linear_x", channels), bias=True)
+    table = (product("project", hidden, ("linear_y", channels), ("linear_x", channels), bias=True)
              | _conv(channels, shape.conv_kernel, "conv_1d", bias=True)
              | _exact("rg_lru.recurrent_param", dims=(channels,))
-             | _product("out", channels, ("linear_out", hidden), bias=True))
+             | product("out", channels, ("linear_out", hidden), bias=True))
     for gate in ("input", "recurrent"):
         table[gate] = (Tensor(f"rg_lru.{gate}_gate_weight", (heads, width, width), "plain"),)
         table[f"{gate}.bias"] = (Tensor(f"rg_lru.{gate}_gate_bias", (heads, width), "plain"),)
@@ -365,119 +376,9 @@ def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
     table: Table = {}
     for role, (name, read, rows) in added.items():
         adapter = f"{name}_adapter_list.{shape.use}"
-        table |= _product(f"{role}.0", read, (f"{adapter}.0", shape.adapter_rank))
-        table |= _product(f"{role}.1", shape.adapter_rank, (f"{adapter}.1", rows))
+        table |= product(f"{role}.0", read, (f"{adapter}.0", shape.adapter_rank))
+        table |= product(f"{role}.1", shape.adapter_rank, (f"{adapter}.1", rows))
     return table
-
-
-@dataclass(frozen=True, slots=True)
-class _TowerNames:
-    """What the tensors of a tower are called; ``qkv``: one name where they are one tensor. ``norm``: the last
-    one, "" where it is the projector's."""
-
-    patches: str
-    projector: Names
-    prefixes: Names
-    norm: str = ""
-    qkv: Names = ()
-    out: str = ""
-    feed: Names = ()
-    norms: Names = ()
-    positions: str = ""
-
-
-_TOWERS: dict[TowerKind, _TowerNames] = {
-    "siglip2": _TowerNames(
-        "embeddings.patch_embedding", ("linear_1", "linear_2"),
-        tuple(f"{wrapper}{name}" for wrapper in ("model.", "")
-              for name in ("vision_tower.vision_model", "vision_tower", "vision_model")),
-        "post_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.out_proj",
-        ("mlp.fc1", "mlp.fc2"), ("layer_norm1", "layer_norm2"), "embeddings.position_embedding"),
-    "qwen3_5": _TowerNames(
-        "patch_embed.proj", ("merger.linear_fc1", "merger.linear_fc2"), ("model.visual", "visual"),
-        "merger.norm", ("attn.qkv",), "attn.proj", ("mlp.linear_fc1", "mlp.linear_fc2"), ("norm1", "norm2"),
-        "pos_embed"),
-    "lfm3": _TowerNames("patchifier", ("linear_1", "linear_2"), ("model.vision_tower", "vision_tower"))}
-
-
-def tower_prefix(names: Container[str], tower: VisionTower) -> str | None:
-    """Where the tensors of ``tower`` lie among those of a checkpoint. None without any: some conversions hold
-    the text part alone."""
-    known = _TOWERS[tower.kind]
-    return next((prefix for prefix in known.prefixes if f"{prefix}.{known.patches}.weight" in names), None)
-
-
-def vision_layers(tower: VisionTower) -> list[Table]:
-    """Of each layer of a tower. Ranks do not divide it, and nothing of it is quantised here."""
-    if tower.grid_layers is None:
-        return [_vision_layer(tower)] * tower.layer_count
-    return [_grid_layer(tower, tower.grid_layers, convolved) for convolved in tower.grid_layers.convolved]
-
-
-def _grid_layer(tower: VisionTower, shape: GridLayers, convolved: bool) -> Table:
-    hidden, keys = tower.hidden_size, tower.hidden_size // tower.heads * shape.kv_heads
-    table = (_norm("norm", hidden, "operator_norm") | _norm("feed_norm", hidden, "ffn_norm")
-             | _product("into", hidden, *((f"feed_forward.{name}", tower.width) for name in ("w1", "w3")))
-             | _product("down", tower.width, ("feed_forward.w2", hidden)))
-    if convolved:
-        side = shape.kernel
-        table |= (_product("inner", hidden, ("conv.in_proj", 3 * hidden))
-                  | {"conv": (Tensor("conv.spatial_conv.weight", (hidden, 1, side, side)),)}
-                  | _product("out", hidden, ("conv.out_proj", hidden)))
-    else:
-        table |= (_product("qkv", hidden, *((f"self_attn.{name}_proj", rows) for name, rows in
-                                            (("q", hidden), ("k", keys), ("v", keys))))
-                  | _product("out", hidden, ("self_attn.out_proj", hidden)))
-        for part in "qk":
-            table |= _norm(f"{part}_norm", hidden // tower.heads, f"self_attn.{part}_layernorm")
-    return _plain(table)
-
-
-def _vision_layer(tower: VisionTower) -> Table:
-    hidden, names = tower.hidden_size, _TOWERS[tower.kind]
-    each = 3 * hidden // len(names.qkv)
-    return _plain(_product("qkv", hidden, *((name, each) for name in names.qkv), bias=True)
-                  | _product("out", hidden, (names.out, hidden), bias=True)
-                  | _product("into", hidden, (names.feed[0], tower.width), bias=True)
-                  | _product("down", tower.width, (names.feed[1], hidden), bias=True)
-                  | _layer_norm("norm", hidden, names.norms[0])
-                  | _layer_norm("feed_norm", hidden, names.norms[1]))
-
-
-def vision_ends(tower: VisionTower) -> Table:
-    """Of a tower, what stands before and behind its layers. Patches of several frames are stored as a
-    convolution has them."""
-    hidden, names = tower.hidden_size, _TOWERS[tower.kind]
-    if tower.grid_layers is not None:
-        return _plain(_product("patches", tower.patch_values * tower.frames, (names.patches, hidden))
-                      | _norm("embedding_norm", hidden))
-    table = _product("patches", tower.patch_values, (names.patches, hidden), bias=True)
-    if tower.frames > 1:
-        side = tower.patch_size
-        table["patches"] = (Tensor(f"{names.patches}.weight",
-                                   (hidden, tower.channels, tower.frames, side, side)),)
-    return _plain(table | {"positions": (Tensor(f"{names.positions}.weight", (tower.positions, hidden)),)}
-                  | _layer_norm("norm", hidden, names.norm))
-
-
-def vision_projector(tower: VisionTower, text_hidden: int) -> Table:
-    """From neighbours of the tower to a row of the text."""
-    shape, joined, (into, down) = tower.projector, tower.joined_width, _TOWERS[tower.kind].projector
-    table = (_product("into", joined, (into, shape.width), bias=shape.bias)
-             | _product("down", shape.width, (down, text_hidden), bias=shape.bias))
-    if shape.norm or not _TOWERS[tower.kind].norm:   # over the neighbours of a row, or before they are joined
-        table |= _layer_norm("norm", joined if shape.norm else tower.hidden_size, "layer_norm")
-    return _plain(table)
-
-
-def _layer_norm(role: str, width: int, name: str) -> Table:
-    return {part: (Tensor(f"{name}.{end}", (width,), "plain"),)
-            for part, end in ((role, "weight"), (f"{role}.bias", "bias"))}
-
-
-def _plain(table: Table) -> Table:
-    return {role: tuple(replace(tensor, form="plain") for tensor in stored)
-            for role, stored in table.items()}
 
 
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
@@ -491,8 +392,8 @@ def dense(shape: shapes.Dense, hidden: int, *, names: Names = GATED, whole: bool
     rows = width
     if shape.gated and len(into) == 1:
         rows = 2 * width if isinstance(width, int) else (Units(shape.width), Units(shape.width))
-    return (_product("into", hidden, *((name, rows) for name in into), bias=shape.bias)
-            | _product("down", width, (down, hidden), bias=shape.bias))
+    return (product("into", hidden, *((name, rows) for name in into), bias=shape.bias)
+            | product("down", width, (down, hidden), bias=shape.bias))
 
 
 def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router: str = "gate.weight",
@@ -525,22 +426,22 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
     if shape.shared_gate:
         table["shared_gate"] = (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)
     if shape.latent_width:
-        table |= (_product("latent_in", hidden, ("fc1_latent_proj", shape.latent_width))
-                  | _product("latent_out", shape.latent_width, ("fc2_latent_proj", hidden)))
+        table |= (product("latent_in", hidden, ("fc1_latent_proj", shape.latent_width))
+                  | product("latent_out", shape.latent_width, ("fc2_latent_proj", hidden)))
     return table
 
 
 def _router_over_layers(shape: shapes.Experts, hidden: int) -> Table:
     """It has one choice more than experts: none."""
     width, inner = shape.router_width, "gate.router_mlp"
-    table = (_product("router", hidden, ("gate.down_proj", width), bias=True)
-             | _product("fc1", width, (f"{inner}.fc1", width), bias=True)
-             | _product("fc2", width, (f"{inner}.fc2", width), bias=True)
-             | _product("choice", width, (f"{inner}.out_proj", shape.count + 1)))
+    table = (product("router", hidden, ("gate.down_proj", width), bias=True)
+             | product("fc1", width, (f"{inner}.fc1", width), bias=True)
+             | product("fc2", width, (f"{inner}.fc2", width), bias=True)
+             | product("choice", width, (f"{inner}.out_proj", shape.count + 1)))
     if shape.router_continues:
         table["continued"] = (Tensor("gate.router_states_scale", (width,)),)
     biases = Tensor("gate.balancing_biases", (shape.count + 1,), "float32")
-    return _plain(table) | _norm("router_norm", width, f"{inner}.norm") | {"choice_bias": (biases,)}
+    return all_plain(table) | norm_weight("router_norm", width, f"{inner}.norm") | {"choice_bias": (biases,)}
 
 
 def experts_apart(shape: shapes.Experts, hidden: int) -> Table:
@@ -553,8 +454,8 @@ def per_layer(width: int, layers: int, vocab: int, hidden: int) -> Table:
     """Gemma 4's second embedding, and what it adds of the first."""
     return {"table": (Tensor("embed_tokens_per_layer.weight",
                              (Numbered("tokens", vocab), layers * width), "plain"),
-                      ), **_product("project", hidden, ("per_layer_model_projection", layers * width)),
-            **_norm("norm", width, "per_layer_projection_norm")}
+                      ), **product("project", hidden, ("per_layer_model_projection", layers * width)),
+            **norm_weight("norm", width, "per_layer_projection_norm")}
 
 
 def behind_layer(width: int, hidden: int) -> Table:
@@ -562,9 +463,9 @@ def behind_layer(width: int, hidden: int) -> Table:
     scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
     if not width:
         return scalar
-    return scalar | (_product("gate", hidden, ("per_layer_input_gate", width))
-                     | _product("out", width, ("per_layer_projection", hidden))
-                     | _norm("norm", hidden, "post_per_layer_input_norm"))
+    return scalar | (product("gate", hidden, ("per_layer_input_gate", width))
+                     | product("out", width, ("per_layer_projection", hidden))
+                     | norm_weight("norm", hidden, "post_per_layer_input_norm"))
 
 
 def expert(shape: shapes.Experts, hidden: int, *, names: Names = GATED) -> Table:
@@ -580,7 +481,7 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
         return [*tables(record.attention, hidden), *tables(record.mamba, hidden)]
     if isinstance(record, shapes.SharedBlock):
         own = [shared_use(record, hidden)] * bool(record.adapter_rank)
-        return [*tables(record.mamba, hidden), *own, _product("linear", hidden, ("linear", hidden))]
+        return [*tables(record.mamba, hidden), *own, product("linear", hidden, ("linear", hidden))]
     if isinstance(record, shapes.WithNgrams):
         return [gated_delta(record.mixer, hidden), ngrams(record.ngrams, hidden)]
     if isinstance(record, shapes.Attention | shapes.LatentAttention) and record.index is not None:

@@ -21,7 +21,7 @@ from weft.config import DTypeChoice, QuantizeChoice
 from weft.errors import CheckpointError
 from weft.families import named_dtype
 from weft.families.architecture import Architecture
-from weft.families.tensors import tower_prefix
+from weft.families.tower_tensors import tower_prefix
 from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, unused_warning
 from weft.models.decoder import CausalModel
 from weft.models.families import build

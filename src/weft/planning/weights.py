@@ -32,11 +32,9 @@ from weft.families.tensors import (
     shared_block,
     stream_mix,
     tables,
-    vision_ends,
-    vision_layers,
-    vision_projector,
     vocabulary,
 )
+from weft.families.tower_tensors import vision_ends, vision_layers, vision_projector
 from weft.spec import ITEM_BYTES, DTypeName
 from weft.units import ceil_div
 

@@ -9,7 +9,7 @@ tile is computed by itself, and its pieces are cut by its own patches alone. So 
 bits whatever else runs, and whenever its pieces are asked for.
 
 The next tower is a file beside ``siglip2`` and ``qwen3_5`` that says what the place of a patch is, with rows
-in ``loading`` and ``families.tensors``. One of other layers has its ``TileMixer`` beside, as ``lfm3``.
+in ``loading`` and ``families.tower_tensors``. One of other layers has its ``TileMixer`` beside, as ``lfm3``.
 """
 
 from __future__ import annotations

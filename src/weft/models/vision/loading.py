@@ -19,7 +19,7 @@ from functools import partial
 import torch
 
 from weft.families.architecture import Architecture
-from weft.families.tensors import tower_prefix
+from weft.families.tower_tensors import tower_prefix
 from weft.families.vision import TowerKind, VisionTower
 from weft.images.settings import ImageSettings, read_settings
 from weft.models.block_readers import TableReader

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 
-from weft.families.tensors import vision_ends, vision_layers, vision_projector
+from weft.families.tower_tensors import vision_ends, vision_layers, vision_projector
 from weft.families.vision import FeedKind, Projector, TowerKind, VisionTower
 from weft.images.picture import Picture, Tile
 from weft.images.settings import ImageSettings
