@@ -366,14 +366,39 @@ class RgLru:
 @dataclass(frozen=True, slots=True)
 class Lightning:
     """Lightning attention (Qin et al., 2024): a state for each head that decays by exp(-slope) a token. The
-    slope of head h of n is 2 ^ (-8 (h + 1) / n) times ``factor``, which is of the layer."""
+    slope of head h of n is 2 ^ (-8 (h + 1) / n) times ``factor``, which is of the layer. Queries, keys and
+    values pass a silu (``silu``); or queries and keys pass a norm of each head, and are turned by ``rope``
+    (Ling 2.5). ``scale``: of queries. ``norm_groups``: groups of heads, over all ranks, that the norm of the
+    output takes one by one."""
 
     heads: int
     head_dim: int
     factor: float
+    silu: bool = True
+    qk_norm: bool = False
+    rope: Rope | None = None
+    scale: float = 1.0
+    norm_groups: int = 1
 
     def layer_spec(self) -> LayerSpec:
         return spec.lightning(self.heads, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixLstm:
+    """Matrix memory of xLSTM (Beck et al., 2024). Its input gate is an exponential, its forget gate a
+    sigmoid; both pass a soft cap of ``gate_cap``. ``norm_eps``: of the norm of each head's output;
+    ``floor``: what is added to the normaliser, relative to the largest input that the memory has."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    gate_cap: float
+    norm_eps: float
+    floor: float
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.matrix_lstm(self.heads, self.key_dim, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +455,7 @@ class Streams:
 
 
 Mixer = (Attention | LatentAttention | ConvolvedAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1
-         | ShortConv | RgLru | Lightning | Parallel | SharedBlock | WithNgrams)
+         | ShortConv | RgLru | Lightning | MatrixLstm | Parallel | SharedBlock | WithNgrams)
 
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
