@@ -73,7 +73,8 @@ def write_quantized(source: Path, out: Path, form: CopyForm,
     matrices, dtype = matrices_of(checkpoint)
     if not any(_layout(one, matrices, form, dtype) for one in checkpoint.tensors.values()):
         raise CheckpointError(f"{source}: no matrix has columns in whole groups of "
-                              f"{GROUPS[4 if form == 'int4' else 8]}; --form w8a8 rounds by rows", param="--form")
+                              f"{GROUPS[4 if form == 'int4' else 8]}; --form w8a8 rounds by rows",
+                              param="--form")
     partial = out.with_name(f"{out.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     begin_partial(partial, checkpoint, form)
