@@ -48,10 +48,10 @@ def compiled_ahead(threads: int, tell: Callable[[str], None]) -> Iterator[None]:
                 yield
         finally:
             launch.compiles_only = False
-        count, told = len(mode.raw_futures), began
+        count, said_s = len(mode.raw_futures), began
         for done, _ in enumerate(as_completed(mode.raw_futures), 1):
-            if time.monotonic() - told > TELL_S:
-                told = time.monotonic()
+            if time.monotonic() - said_s > TELL_S:
+                said_s = time.monotonic()
                 tell(f"kernels: {done} of {count} compiled")
     if count:
         tell(f"kernels: {count} compiled or read in {time.monotonic() - began:.1f} s, {threads} at once")
