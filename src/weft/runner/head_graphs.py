@@ -39,7 +39,7 @@ class HeadGraphs:
         self._pad_row = table.shape[0] - 1
         self._hidden_WD = torch.zeros((most, width), dtype=dtype, device=table.device)
         self._tokens_W = torch.zeros(most, dtype=torch.int64, device=table.device)
-        self._found_W2 = torch.zeros((most, 2), dtype=torch.float64, device=table.device)
+        self._numbers_W2 = torch.zeros((most, 2), dtype=torch.float64, device=table.device)
         self._graphs = DecodeGraphs(table, chosen, widths, capture, deltas)
 
     def record(self, caches: list[LayerCache]) -> None:
@@ -77,20 +77,20 @@ class HeadGraphs:
         ``starts``: their positions on the host."""
         self._hidden_WD[: len(hidden_XD)].copy_(hidden_XD)
         self._tokens_W[: len(tokens_X)].copy_(tokens_X)
-        found = self._found_W2.new_empty((len(blocks), width, 2))
+        numbers_CW2 = self._numbers_W2.new_empty((len(blocks), width, 2))
         for at, block in enumerate(blocks):
             listed = [*starts[at], *[PAD] * (width - len(starts[at]))]
-            found[at].copy_(self._graphs.replay(DecodeBlock(width, block, listed, [PAD] * width)))
-        return found
+            numbers_CW2[at].copy_(self._graphs.replay(DecodeBlock(width, block, listed, [PAD] * width)))
+        return numbers_CW2
 
     def _draft(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         width = len(inputs.tokens_T)
         hidden_WD, tokens_W = self._hidden_WD[:width], self._tokens_W[:width]
-        found_W2 = self._found_W2[:width]
+        numbers_W2 = self._numbers_W2[:width]
         drafted_WD = self._head.draft(self._head.joined(hidden_WD, tokens_W), inputs, caches)
         best_W, chances_W = self._head.best(drafted_WD)
         hidden_WD.copy_(drafted_WD)
         tokens_W.copy_(best_W)
-        found_W2[:, 0].copy_(best_W)
-        found_W2[:, 1].copy_(chances_W)
-        return found_W2
+        numbers_W2[:, 0].copy_(best_W)
+        numbers_W2[:, 1].copy_(chances_W)
+        return numbers_W2

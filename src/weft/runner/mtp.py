@@ -202,12 +202,12 @@ class HeadRunner:
         self._send(inputs, tables=not decodes_alone)
         if not decodes_alone:
             self._head.write(self._head.joined(hidden_TD, following.device), inputs, self._caches[0])
-        found = self.graphs.drafts(width, hidden_TD.index_select(0, ends_X.device),
+        numbers = self.graphs.drafts(width, hidden_TD.index_select(0, ends_X.device),
                                    following.device.index_select(0, ends_X.device),
                                    [block.device for block in blocks], starts).tolist()
         drafts = {}
         for at, run in enumerate(ends.runs):
-            own = [found[draft][at] for draft, places in enumerate(starts) if places[at] != PAD]
+            own = [numbers[draft][at] for draft, places in enumerate(starts) if places[at] != PAD]
             drafts[run] = HeadDraft(tuple(int(token) for token, _ in own),
                                     tuple(chance if chance == chance else 0.0 for _, chance in own))
         return drafts
