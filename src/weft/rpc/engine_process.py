@@ -47,7 +47,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.handoff import Handoff
-from weft.host import TRIM_EVERY_S, end_memory_turn, in_background, trim_heap, use_part_of_host
+from weft.host import TRIM_EVERY_S, end_memory_turn, end_start, in_background, trim_heap, use_part_of_host
 from weft.info import ModelInfo
 from weft.memory.prefix.readings import SnapshotFollower
 from weft.request import Grammar, Request, TokenEvent
@@ -562,8 +562,7 @@ def main() -> int:
         assembled = build(launch, events)
         recorder = start_recording(launch, assembled)
         end_memory_turn()
-        gc.freeze()
-        gc.enable()
+        end_start()
         send(events, Ready(plug_link(assembled, launch, context), assembled.core.stats()))
         loop = EngineLoop(assembled.core, commands, events, recorder)
         stop_beating = start_beating(context, launch.events_address, loop.step_clock, launch.beat_s)
