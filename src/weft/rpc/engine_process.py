@@ -443,11 +443,12 @@ class EngineLoop:
 
     def _in_chunks(self, request: Request) -> Request:
         """A prompt that goes to another engine saves a state behind each chunk, so that it can go there while
-        the next one is computed."""
+        the next one is computed, if the link is slow beside that."""
         if request.handoff is None or self._peers is None:
             return request
-        step = self._peers.chunk_tokens
-        ends = range(step, len(request.prompt_tokens), step)
+        start, end, costs = request.handoff.start, len(request.prompt_tokens), self._core.meter.cost()
+        compute_s = 0.0 if costs is None else costs.prefill_s(start, end)
+        ends = self._peers.link_stats().chunk_ends(start, end, compute_s)
         return msgspec.structs.replace(request, boundaries=[*request.boundaries, *ends])
 
     def _order(self, request: Request, handoff: Handoff) -> None:

@@ -121,7 +121,7 @@ class PresetStore:
             if mark != self._mark:
                 self._names = {} if mark is None else self._read()
                 self._mark = mark
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RequestError) as error:
             raise PresetStoreError(f"the names in {self.path} cannot be read: {error} (limits.name_store)",
                                  param="limits.name_store") from None
         return self._names
@@ -202,12 +202,19 @@ class PresetStore:
         return now.st_mtime_ns, now.st_size, now.st_ino
 
     def _read(self) -> dict[str, Preset]:
+        from weft.server.ollama.protocol import OllamaOptions, read_options  # it reads the tables above
+
         with self.path.open("rb") as file:
             raw = file.read(self._bytes_max + 1)
         if len(raw) > self._bytes_max:
             raise PresetStoreError(f"{self.path} has more than {self._bytes_max} bytes "
                                  "(limits.name_store_size)", param="limits.name_store_size")
-        return {one.name: one for one in msgspec.json.decode(raw, type=list[Preset])}
+        names = {one.name: one for one in msgspec.json.decode(raw, type=list[Preset])}
+        for name, one in names.items():   # a person may have written them
+            check_preset_name(name, param="a name")
+            read_options({key: value for key, value in one.parameters.items()
+                          if key in OllamaOptions.__struct_fields__}, prefix=f"{name}: parameters")
+        return names
 
 
 Style: TypeAlias = "tuple[TemplateSandbox, Dialect]"
