@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from weft.errors import CheckpointError, ConfigError, RequestError, WeftError
+from weft.server.protocol import Int
 from weft.server.running import state_directory
 from weft.text.chat import ChatMessage
 
@@ -43,6 +44,22 @@ _END_AFTER_S = 30.0
 """Conversations that a process was rendering when its template went are done by then."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+){0,2}(?::[\w.-]+)?", re.ASCII)
 _NAME_CHARS_MAX = 200
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """``num_predict``: -1 and -2 are no limit but the context."""
+
+    num_predict: Int | None = None
+    num_ctx: Int | None = None
+    temperature: float | None = None
+    top_k: Int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -202,8 +219,6 @@ class PresetStore:
         return now.st_mtime_ns, now.st_size, now.st_ino
 
     def _read(self) -> dict[str, Preset]:
-        from weft.server.ollama.protocol import OllamaOptions, read_options  # it reads the tables above
-
         with self.path.open("rb") as file:
             raw = file.read(self._bytes_max + 1)
         if len(raw) > self._bytes_max:
@@ -212,8 +227,11 @@ class PresetStore:
         names = {one.name: one for one in msgspec.json.decode(raw, type=list[Preset])}
         for name, one in names.items():   # a person may have written them
             check_preset_name(name, param="a name")
-            read_options({key: value for key, value in one.parameters.items()
-                          if key in OllamaOptions.__struct_fields__}, prefix=f"{name}: parameters")
+            try:
+                msgspec.convert(one.parameters, OllamaOptions)
+            except msgspec.ValidationError as error:
+                raise PresetStoreError(f"the names in {self.path} cannot be read: the parameters of {name}: "
+                                       f"{error} (limits.name_store)", param="limits.name_store") from None
         return names
 
 
