@@ -165,7 +165,7 @@ class Placement:
             return
         held, self._held = self._held, []
         is_blocked = False
-        """Every replica has a suspect. Hundreds may wait behind them, and each end of a request comes here."""
+        """Every replica has a suspect. Hundreds may wait then, and each end of a request comes here."""
         for live in held:
             if live.id not in self._lives:
                 continue
