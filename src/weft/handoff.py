@@ -106,8 +106,9 @@ class LinkStats(msgspec.Struct, frozen=True):
 
     def wait_s(self, start: int, computed_from: int, end: int, compute_s: float) -> float:
         """Seconds from the end of the prompt until all records of [``start``, ``end``) are there.
-        ``computed_from``: where the prefill begins, which takes ``compute_s``. Chunks go out beside it, so
-        the last one is left, or what the link is behind. Without ``chunk_ends`` it is BEHIND_SHARE more."""
-        last_from = max(start, end - self.chunk_tokens if end - computed_from > self.chunk_tokens else start)
+        ``computed_from``: where the prefill begins, which takes ``compute_s``. Chunks may go out beside
+        it: then the last one is left, or what the link is behind."""
+        is_beside = end - computed_from > self.chunk_tokens and self.goes_beside(start, end, compute_s)
+        last_from = max(start, end - self.chunk_tokens) if is_beside else start
         last_s = self.nbytes(last_from, end) / self.bytes_s
         return self.latency_s + max(last_s, self.nbytes(start, end) / self.bytes_s - compute_s)

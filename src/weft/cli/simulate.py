@@ -117,9 +117,9 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
 
         check_plot(plot)
     is_fleet = replicas is not None or more["roles"] is not None
-    for flag, needs, is_there in (("link", "--roles", more["roles"] is not None),
-                                  ("kill", "--replicas or --roles", is_fleet)):
-        if more[flag] is not None and not is_there:
+    for flag, needs, has_it in (("link", "--roles", more["roles"] is not None),
+                                ("kill", "--replicas or --roles", is_fleet)):
+        if more[flag] is not None and not has_it:
             raise ConfigError(f"--{flag} {more[flag]} has no effect without {needs}", param=f"--{flag}")
     arms = [find_arm(name) for name in several(policy, "--policy")]
     sources = parse_sources(speculate)

@@ -442,8 +442,8 @@ class EngineLoop:
                 self._recorder.accepted(request)
 
     def _in_chunks(self, request: Request) -> Request:
-        """A prompt that goes to another engine saves a state behind each chunk, so that it can go there while
-        the next one is computed, if the link is slow beside that."""
+        """A prompt for another engine saves a state behind each chunk, if the link is slow beside prefills:
+        each chunk goes there while the next one is computed."""
         if request.handoff is None or self._peers is None:
             return request
         start, end, costs = request.handoff.start, len(request.prompt_tokens), self._core.meter.cost()
