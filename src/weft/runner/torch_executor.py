@@ -40,6 +40,7 @@ from weft.models.mtp import MtpHead
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import Capture, DecodeBlock, DecodeGraphs, decode_widths, pad_rows
+from weft.runner.head_graphs import HeadGraphs
 from weft.runner.kv_scales import Model, head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
@@ -82,6 +83,7 @@ class TorchExecutor:
     after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
     called; None: never. ``mixed_tokens_max``: of a recorded step with prompts; 0: none is recorded.
     ``verify_runs``: steps with verify runs are recorded too.
+    ``on_worker``: steps are begun ahead, on a thread; False: ``execute`` computes all of them.
     ``pad_decode_to`` and the two hooks are described above and in ``weft.runner.batch``. ``sampler`` makes
     the sampler: of one rank of several it is another. Not thread-safe: one step at a time."""
 
@@ -90,7 +92,7 @@ class TorchExecutor:
                  reload: Callable[[], LoadedModel] | None = None, device: torch.device | None = None,
                  capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
                  verify_runs: bool = False, pad_decode_to: int = 0, observer: Observer | None = None,
-                 before_step: BeforeStep | None = None,
+                 before_step: BeforeStep | None = None, on_worker: bool = True,
                  sampler: MakeSampler = Sampler) -> None:
         device = scratch.home = device or torch.device("cpu")
         self.model = model
@@ -103,6 +105,7 @@ class TorchExecutor:
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
+        self._capture, self._on_worker = capture, on_worker
         rows = rows_on(device, rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
                        step_tokens_max=sizes.step_tokens_max)
         self.batches = BatchBuilder(rows, step_tokens_max=sizes.step_tokens_max, pad_decode_to=pad_decode_to)
@@ -262,9 +265,13 @@ class TorchExecutor:
             self.batches.active = self.model.adapters
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
-            self._head = HeadRunner(head, self.batches.rows.table, self._caches[-1],
-                                    self.arena.plan.pages_per_frame, self.pictures,
-                                    self.batches.rows.staging.capacity_bytes)
+            rows, capture = self.batches.rows, self._capture
+            graphs = None if capture is None or self.graphs is None else HeadGraphs(
+                head, rows.table, rows.chosen, self.graphs.widths, capture,
+                None if self.pictures is None else self.pictures.deltas_R, self.model.spec.hidden_size,
+                DTYPES[self.model.spec.dtype])
+            self._head = HeadRunner(head, rows.table, self._caches[-1], self.arena.plan.pages_per_frame,
+                                    self.pictures, rows.staging.capacity_bytes, graphs)
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
                   began_s: float) -> LaunchedStep:
@@ -330,8 +337,12 @@ class TorchExecutor:
             if self.mixed_graphs is not None:
                 self.mixed_graphs.record(self.model.forward, self._caches)
             self.graphs.record(self.model.forward, self._caches)
+            if self._head is not None:
+                self._head.record()
         self.batches.decode_widths = self.graphs.recorded_widths
         refused = [self.graphs.refused_in_words()]
+        if self._head is not None and self._head.graphs is not None:
+            refused.append(self._head.graphs.refused_in_words())
         if self.mixed_graphs is not None:
             self.batches.mixed_shapes = self.mixed_graphs.recorded_shapes
             refused.append(self.mixed_graphs.refused_in_words())
@@ -340,8 +351,11 @@ class TorchExecutor:
     def warm(self) -> None:
         """On a GPU: what the first steps would otherwise wait for. Libraries have a handle and a workspace
         for each thread, and the first replay of a graph brings it to the device."""
-        if self.arena.device.type == "cuda":
+        if self.arena.device.type == "cuda" and self._on_worker:
             self._worker.call(self._warm)
+        elif self.arena.device.type == "cuda":
+            with self._on_device:
+                self._warm()
 
     @torch.inference_mode()
     def _warm(self) -> None:
@@ -351,6 +365,8 @@ class TorchExecutor:
         if self.mixed_graphs is not None:
             for shape in self.mixed_graphs.recorded_shapes:
                 self.mixed_graphs.idle(shape)
+        if self._head is not None and self._head.graphs is not None:
+            self._head.graphs.warm()
         self.model.logits(self._forward(pad_rows(1, self.batches.rows.table.shape[1], self.arena.device)))
         self._readback.send([]).open()
 
