@@ -31,7 +31,8 @@ READY = "weft serves"
 KEPT = ("completed", "failed", "duration", "output_throughput", "total_token_throughput", "median_ttft_ms",
         "median_tpot_ms", "median_itl_ms", "p99_itl_ms")
 LOADS = {"one stream": (2, 1, 512, 256), "64 at once": (192, 64, 512, 128),
-         "256 at once": (512, 256, 512, 256), "30,000 tokens": (1, 1, 30_000, 8), "the same again": (1, 1, 30_000, 8)}
+         "256 at once": (512, 256, 512, 256), "30,000 tokens": (1, 1, 30_000, 8),
+         "the same again": (1, 1, 30_000, 8)}
 """Prompts, at once, tokens of each, tokens of each answer."""
 SMALL = {"one stream": (2, 1, 16, 4), "4 at once": (8, 4, 16, 4)}
 
@@ -59,7 +60,8 @@ def served(model: Path, loads: dict[str, tuple[int, int, int, int]], flags: Sequ
         port = one.getsockname()[1]
     began = time.monotonic()
     server = subprocess.Popen([sys.executable, "-m", "weft", "serve", str(model), "--port", str(port),
-                               *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+                               *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              errors="replace")
     try:
         said = lines_until_ready(server, began + START_S)
         ready = any(READY in line for line in said)
@@ -102,8 +104,8 @@ def lines_until_ready(server: subprocess.Popen[str], ends_s: float) -> list[str]
 def measured(port: int, load: tuple[int, int, int, int], path: Path) -> dict[str, Any]:
     prompts, at_once, read, answered = load
     asked = [sys.executable, "-m", "weft", "bench", "serve", "--port", str(port), "--num-prompts",
-             str(prompts), "--max-concurrency", str(at_once), "--input-len", str(read), "--output-len", str(answered),
-             "--save-result", "--result-dir", str(path.parent), "--result-filename", path.name]
+             str(prompts), "--max-concurrency", str(at_once), "--input-len", str(read), "--output-len",
+             str(answered), "--save-result", "--result-dir", str(path.parent), "--result-filename", path.name]
     try:
         ran = subprocess.run(asked, capture_output=True, text=True, timeout=LOAD_S, check=False)
     except subprocess.TimeoutExpired:
