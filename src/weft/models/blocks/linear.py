@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.models.blocks.adapted import AdaptedProduct
-from weft.tensor.fused_block import FusedBlock
+from weft.tensor.fused_block import FusedBlock, JoinedWeight, PlainWeight, rows_of
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.weights.packed import PackedWeight
@@ -31,15 +31,6 @@ class Projection(Protocol):
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedWeight:
-    """Projections of the same input whose forms differ (a quantised checkpoint leaves some as they are): each
-    is multiplied by itself, the results lie side by side."""
-
-    parts: tuple[PlainWeight, ...]
-
-
-PlainWeight = torch.Tensor | PackedWeight | InTiles | QuantizedWeight
 Weight = PlainWeight | JoinedWeight
 
 
@@ -72,14 +63,10 @@ class Linear:
 def dense_rows(weight: Weight, first: int, last: int) -> torch.Tensor:
     """Rows [first, last) of a weight in any form, float32: a copy, for what is computed once."""
     if isinstance(weight, JoinedWeight):
-        whole = torch.cat([dense_rows(part, 0, _height(part)) for part in weight.parts])
+        whole = torch.cat([dense_rows(part, 0, rows_of(part)) for part in weight.parts])
         return whole[first:last]
     values = weight if isinstance(weight, torch.Tensor) else weight.dense()
     return values[first:last].float()
-
-
-def _height(weight: PlainWeight) -> int:
-    return weight.shape[0] if isinstance(weight, torch.Tensor) else weight.rows
 
 
 def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:
