@@ -147,7 +147,9 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       executor=placed.executor, store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       snapshots=snapshots, overlap=overlap, max_step_s=max_step_s(config, device),
-                      pair_tokens=2 * cost.quadratic, adapters=_adapter_pool(config, placed.executor),
+                      pair_tokens=2 * cost.quadratic, adapters=AdapterPool(
+                          placed.executor, rank_max=config.max_lora_rank,
+                          budget_bytes=parse_bytes(config.lora_memory, flag="--lora-memory")),
                       encoder=placed.executor.pictures, pictures_bytes=placed.pictures_bytes,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     notes += load_adapters(core, adapters, tell)
@@ -197,11 +199,6 @@ def _store_tier(config: EngineConfig, name: str, directory: Path, placed: _Place
                             chunk_tokens=on_grid(placed.sizes.step_tokens_max) or CHUNK_TOKENS)
     placed.own.arena.attach(own_parts(tier.buffers))
     return tier, notes
-
-
-def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:
-    return AdapterPool(executor, budget_bytes=parse_bytes(config.lora_memory, flag="--lora-memory"),
-                       rank_max=config.max_lora_rank)
 
 
 def load_adapters(core: EngineCore, adapters: list[Adapter], tell: OnProgress) -> list[str]:

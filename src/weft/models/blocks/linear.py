@@ -15,7 +15,6 @@ from weft.models.blocks.adapted import AdaptedProduct
 from weft.tensor.fused_block import FusedBlock
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
-from weft.tensor.weights.packed import PackedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
 
@@ -39,7 +38,7 @@ class JoinedWeight:
     parts: tuple[PlainWeight, ...]
 
 
-PlainWeight = torch.Tensor | PackedWeight | InTiles | QuantizedWeight
+PlainWeight = torch.Tensor | InTiles | QuantizedWeight
 Weight = PlainWeight | JoinedWeight
 
 
@@ -48,9 +47,8 @@ class Linear:
     """x [..., in] -> [..., out]. ``weight`` [out, in] in any form; ``bias`` [out] or None, float32 beside
     quantised weights and of the weight's dtype else.
 
-        plain        F.linear                        small matrices, routers, other devices
+        plain        F.linear                        float weights elsewhere
         tiled        tensor.ops.tiled_linear         float weights on a CPU that its kernel is fast on
-        packed       oneDNN's own order              float weights on another CPU
         quantised    tensor.ops.quantized_linear     int8 and int4
         joined       each part, side by side
 
@@ -69,24 +67,18 @@ class Linear:
         return y if self.adapted.active is None else self.adapted.added(x, y)
 
 
-def dense_rows(weight: Weight, first: int, last: int) -> torch.Tensor:
+def dense_rows(weight: Weight, first: int, last: int | None) -> torch.Tensor:
     """Rows [first, last) of a weight in any form, float32: a copy, for what is computed once."""
     if isinstance(weight, JoinedWeight):
-        whole = torch.cat([dense_rows(part, 0, _height(part)) for part in weight.parts])
+        whole = torch.cat([dense_rows(part, 0, None) for part in weight.parts])
         return whole[first:last]
     values = weight if isinstance(weight, torch.Tensor) else weight.dense()
     return values[first:last].float()
 
 
-def _height(weight: PlainWeight) -> int:
-    return weight.shape[0] if isinstance(weight, torch.Tensor) else weight.rows
-
-
 def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:
     if isinstance(weight, InTiles):
         return tiled_linear(x, weight, bias)
-    if isinstance(weight, PackedWeight):
-        return weight.product(x, bias)
     if isinstance(weight, QuantizedWeight):
         return quantized_linear(x, weight, bias)
     return F.linear(x, weight, bias)
