@@ -59,19 +59,59 @@ def test_one_screen_says_whether_it_fits_how_many_and_what_a_snapshot_costs(
     assert max(len(line) for line in lines) <= 80
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_comparison_shows_every_layout_with_and_without_speculation_in_any_width(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = said(capsys, "Qwen3.5-4B", "--memory", "24GiB", "--compare")
+    wide = said(capsys, "LFM2-1.2B", "--memory", "80GiB", "--compare", "--max-model-len", "500")
+    assert sum("weft: frames" in line for line in wide.splitlines()) == 2   # no label is broken over lines
+    assert max(len(line) for line in wide.splitlines()) <= columns
+    lines = shown.splitlines()
+    assert max(len(line) for line in lines) <= columns
+    assert "…" not in shown
+    for layout in ("weft: frames", "padded pages", "8 layers a page", "static pools"):
+        assert sum(layout in line for line in lines) >= 1 + 3       # the table, and a bar for each length
+    assert sum("3 drafts" in line for line in lines) == 4 * 2 + 1
+    assert "each with 3 drafts" in shown
+    [padded] = [line for line in lines if line.startswith("padded pages ")]
+    assert padded.split()[2] == "528"
+
+
+def test_bars_are_as_long_as_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, "Qwen3.5-4B", "--memory", "24GiB", "--compare", "--max-model-len", "4096")
+    picture = shown.split("4,096 tokens\n")[1].splitlines()[:4]
+    numbers = [[int(word) for word in line.split() if word.isdecimal()] for line in picture]
+    numbers[2] = numbers[2][1:]         # the name "8 layers a page" has one too
+    cells = [(line.count("█"), line.count("█") + line.count("░")) for line in picture]
+    scale = max(cells)[1] / max(numbers)[-1]
+    for (full, whole), counts in zip(cells, numbers, strict=True):
+        assert (full, whole) == (round(scale * counts[0]), round(scale * counts[-1]))
+    assert max(cells)[1] > 40 > min(cells)[0]
+
+
 def test_the_json_has_every_figure_of_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    found = data(capsys, "Qwen3.5-397B-A17B", "--arena", "40GiB", "--tp", "2")
+    found = data(capsys, "Qwen3.5-397B-A17B", "--arena", "40GiB", "--tp", "2", "--compare")
     assert found["model"] == "Qwen/Qwen3.5-397B-A17B"
     assert (found["kv_bytes_per_token"], found["state_bytes_per_sequence"]) == (15360, 96030720)
     assert found["snapshot"] == {"bytes": 96092160, "tokens": 6256, "compressed_bytes": 26050560}
     assert found["arena"]["frame_bytes"] == found["arena"]["pages_per_frame"] * found["arena"]["page_bytes"]
     assert [row["tokens"] for row in found["lengths"]] == [4096, 32768, 131072, 262144]
+    layouts = {row["layout"]: row for row in found["layouts"]}
+    assert layouts["padded pages"]["block_tokens"] == 2096
+    bare, speculating, _ = layouts["padded pages"]["loads"]
+    assert bare["lengths"][0] == {"tokens": 100, "request_bytes": 128778240, "sequences": 332}
+    assert speculating["drafts"] == 3
+    assert [row["sequences"] for row in layouts["weft: frames"]["loads"][0]["lengths"][1:]] == \
+        [row["sequences"] for row in found["lengths"]]
+    assert "layouts" not in data(capsys, "Qwen3.5-397B-A17B", "--arena", "40GiB")
 
 
 def test_what_does_not_fit_says_what_is_needed_and_that_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = said(capsys, "Qwen3.5-397B-A17B", "--memory", "80GiB", "--tp", "2", code=1)
+    shown = said(capsys, "Qwen3.5-397B-A17B", "--memory", "80GiB", "--tp", "2", "--compare", code=1)
     assert "does not fit" in shown
     assert "--memory 370GiB at --tp 2, or --tp 16 with this memory" in " ".join(shown.split())
+    assert "2,096" in shown
     assert data(capsys, "Qwen3.5-397B-A17B", "--memory", "370GiB", "--tp", "2")["enough"]
     assert data(capsys, "Qwen3.5-397B-A17B", "--memory", "80GiB", "--tp", "16")["enough"]
     need = data(capsys, "Qwen3.5-397B-A17B", "--memory", "80GiB", "--tp", "2", code=1)["need_bytes"]
@@ -208,9 +248,9 @@ def test_a_config_that_cannot_be_read_is_named(
 def test_the_screen_is_written_to_a_file_when_asked(
         capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"plan{suffix}"
-    arguments = ("lfm2-1.2b", "--memory", "8GiB", "--plot", str(file))
-    assert "at once" in said(capsys, *arguments)
-    assert "at once" in file.read_text().replace("&#160;", " ")
+    arguments = ("lfm2-1.2b", "--memory", "8GiB", "--compare", "--plot", str(file))
+    assert "padded" in said(capsys, *arguments)
+    assert "padded" in file.read_text()
     file.unlink()
     json.loads(said(capsys, *arguments, "--json"))      # nothing but JSON on stdout
     assert "█" in file.read_text()
@@ -223,7 +263,7 @@ def test_a_plan_without_memory_is_of_this_machine(
 
 
 def test_a_plan_imports_no_torch_and_no_server() -> None:
-    code = ("from weft.cli.main import main\nmain(['plan', 'lfm2-1.2b', '--memory', '4GiB'])\n"
+    code = ("from weft.cli.main import main\nmain(['plan', 'lfm2-1.2b', '--memory', '4GiB', '--compare'])\n"
             "import sys\nprint('LOADED', *sys.modules)")
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(answer.stdout.rsplit("LOADED", 1)[1].split())

@@ -18,6 +18,7 @@ from tests.fixtures.drafters import KINDS, AnswerDrafter, Kind
 from tests.oracle.serving import Answer, Serving, directory
 from tests.oracle.test_engine_prefix_cache import text
 from weft.models.loading import LoadedModel, load_model
+from weft.planning.layouts import draft_log_bytes
 from weft.request import SamplingParams
 from weft.runner import torch_executor
 from weft.runner.staging import Staging
@@ -133,3 +134,21 @@ def test_without_a_replay_the_text_differs(monkeypatch: pytest.MonkeyPatch) -> N
     """As in the report of a step without drafts that reads the state before accepted ones."""
     spoilt(monkeypatch, lambda runs, counts, tables: None)
     assert native.MISSING is None
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granite", "mamba", "mamba2", "kimi_linear",
+                                    "nemotron_h"])
+def test_the_plan_counts_the_log_as_it_is(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    token_bytes: set[float] = set()
+    replay = torch_executor.replay
+
+    def counting(runs: Runs, counts: list[int], tables: Staging) -> None:
+        assert runs.log is not None
+        token_bytes.add(runs.log.nbytes / runs.log.rows)
+        replay(runs, counts, tables)
+
+    monkeypatch.setattr(torch_executor, "replay", counting)
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    speculating = Speculating(family)
+    speculating.run("adversarial", [text(9, 9)], [Answer(tokens=list(range(6)))], sampling)
+    assert token_bytes == {draft_log_bytes(speculating.serving.core.executor.model.spec)}

@@ -64,6 +64,9 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
                  help="The device that computes, for --store; `weft simulate --help` has their names."),
     click.Option(["--prefill-rate"], type=click.FloatRange(min=0, min_open=True),
                  help="Tokens of a prompt that are computed in a second, as measured; instead of --device."),
+    click.Option(["--compare"], is_flag=True, help="The same bytes as other engines would cut them."),
+    click.Option(["--drafts"], type=click.IntRange(min=0, max=64), default=3, show_default=True,
+                 help="Speculated tokens per step, for --compare."),
     click.Option(["--speculate"], default="auto", show_default=True,
                  help="As `weft serve` takes it. With mtp, the model's own head and its KV count; auto "
                       "counts them on this machine, without --memory and --arena."),
@@ -73,9 +76,9 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
     click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
 ])
 def command(models: tuple[str, ...], memory: str | None, arena: str | None, lengths: tuple[int, ...],
-            as_json: bool, plot: Path | None, revision: str | None, store: str | None, device: str,
-            prefill_rate: float | None, speculate: str, twelve_bit: bool | None, lora: tuple[str, ...],
-            **more: Any) -> int:
+            compare: bool, as_json: bool, plot: Path | None, revision: str | None, store: str | None,
+            device: str, prefill_rate: float | None, speculate: str, twelve_bit: bool | None,
+            lora: tuple[str, ...], **more: Any) -> int:
     """Show what a model takes of a device's memory, and how many sequences then fit at once.
 
     MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
@@ -116,14 +119,14 @@ def command(models: tuple[str, ...], memory: str | None, arena: str | None, leng
                               prefill_rate)
     if as_json:
         stored = {} if times is None else {"store": times.to_json()}
-        data = {**plan_data(plan), **stored, "serve": serve and serve.line}
+        data = {**plan_data(plan, compare=compare), **stored, "serve": serve and serve.line}
         if adapters:
             data["adapters"] = adapters
         click.echo(json.dumps(data, indent=2))
     if plot is not None or not as_json:
         from weft.cli.plan_view import show
 
-        show(plan, from_here=from_here, quiet=as_json, file=plot, times=times, serve=serve)
+        show(plan, compare=compare, from_here=from_here, quiet=as_json, file=plot, times=times, serve=serve)
     if adapters and not as_json:
         click.echo(_adapters_line(adapters))
     return 0 if plan.enough else 1
@@ -283,7 +286,7 @@ def _list_known(as_json: bool) -> int:
     options = PlanOptions(arena_bytes=1 << 40)
     plans = [make_plan(geometry.name, geometry.config, options) for geometry in GEOMETRIES]
     if as_json:
-        click.echo(json.dumps([plan_data(plan) for plan in plans], indent=2))
+        click.echo(json.dumps([plan_data(plan, compare=False) for plan in plans], indent=2))
     else:
         from weft.cli.plan_view import show_known
 

@@ -1,4 +1,4 @@
-"""The screen of ``weft plan``: a bar of the device's memory, what things cost, and what fits.
+"""The screen of ``weft plan``: a bar of the device's memory, what things cost, what fits, and the comparison.
 
 Everything drawn is a figure of ``planning``. It must read well at 80 columns without colours: bars differ by
 their fill. The command is planned again on the same bytes, with the arena rounded down to what ``--memory``
@@ -21,7 +21,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from weft.planning.model_plan import ModelPlan, PlanOptions, make_plan
+from weft.planning.layouts import Load
+from weft.planning.model_plan import SHORT_TOKENS, Fit, ModelPlan, PlanOptions, loads, make_plan
 from weft.spec import KV_DTYPES
 from weft.units import ceil_div, format_bytes
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 
 BAR_CELLS_MAX = 60
-FULL = "█"
+PICTURES_MAX = 3
+"""Lengths that are drawn: the table above has them all."""
+FULL, PART = "█", "░"
 _COST_COLUMNS = ("bold", "", "dim")
 
 
@@ -41,20 +44,21 @@ class ServeCommand(NamedTuple):
     split: str
 
 
-def show(plan: ModelPlan, *, from_here: bool, quiet: bool, file: Path | None,
+def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: Path | None,
          serve: ServeCommand | None, times: RestoreTimes | None = None) -> None:
     """Print the screen unless ``quiet``, and write it to ``file`` (.svg or .html). ``from_here``: the memory
     is this machine's own."""
     console = Console(highlight=False, record=file is not None, file=io.StringIO() if quiet else None)
-    console.print(screen(plan, from_here=from_here, width=console.width, serve=serve, times=times))
+    console.print(screen(plan, compare=compare, from_here=from_here, width=console.width, serve=serve,
+                         times=times))
     if file is not None and file.suffix == ".svg":
         console.save_svg(str(file), title=f"weft plan {plan.name}")
     elif file is not None:
         console.save_html(str(file))
 
 
-def screen(plan: ModelPlan, *, from_here: bool, width: int, serve: ServeCommand | None,
-           times: RestoreTimes | None = None) -> RenderableType:
+def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
+           serve: ServeCommand | None, times: RestoreTimes | None = None) -> RenderableType:
     """All of it, for a terminal of ``width`` columns."""
     parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width),
                                      _costs(plan, records=times is not None), ""]
@@ -63,6 +67,11 @@ def screen(plan: ModelPlan, *, from_here: bool, width: int, serve: ServeCommand 
         from weft.cli.plan_store import table_of
 
         parts += ["", *table_of(times)]
+    if compare:
+        parts += ["", _comparison(plan)]
+        if plan.enough:
+            parts += ["", *_pictures(plan, width)]
+        parts += ["", _footnote(plan)]
     parts.append(_serve_lines(serve, width))
     return Group(*parts)
 
@@ -80,7 +89,7 @@ def show_known(plans: Sequence[ModelPlan]) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print("\nPlan one of them, a checkpoint directory or a hub model:\n"
-                  "  [bold]weft plan MODEL --memory 80GiB --tp 2[/]")
+                  "  [bold]weft plan MODEL --memory 80GiB --tp 2 --compare[/]")
 
 
 def _head(plan: ModelPlan) -> Text:
@@ -200,6 +209,81 @@ def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
                          break_on_hyphens=False)
     text = Text(f"{serve.split}\n", style="dim")
     return text.append(" \\\n".join(rows).replace("\N{NO-BREAK SPACE}", " "), style="bold not dim")
+
+
+def _comparison(plan: ModelPlan) -> Table:
+    """A row for each layout and load: what fits at each length, or, where nothing does, what one takes."""
+    what = "sequences at once" if plan.enough else "what one request takes"
+    table = Table(box=None, padding=(0, 2, 0, 0), title=f"The same bytes, cut otherwise: {what}",
+                  title_justify="left", title_style="bold")
+    table.add_column("layout", no_wrap=True)
+    table.add_column("block", justify="right")
+    table.add_column("a request is", no_wrap=True)
+    table.add_column(f"{SHORT_TOKENS} tokens", justify="right", no_wrap=True)
+    fits = plan.fits if plan.enough else plan.fits[:2]
+    for fit in fits:
+        table.add_column(_length_title(fit), justify="right", no_wrap=True)
+    for layout in plan.layouts:
+        style = "green" if layout is plan.layouts[0] else ""
+        for row, load in enumerate(loads(plan)):
+            each = [replace(load, tokens=fit.tokens) for fit in fits]
+            cells = [f"{layout.sequences(one):,}" if plan.enough else format_bytes(layout.request_bytes(one))
+                     for one in each]
+            cost = layout.request_bytes(replace(load, tokens=SHORT_TOKENS))
+            first = (layout.name, f"{layout.block_tokens:,}" if layout.block_tokens else "-")
+            first = first if row == 0 else ("", "")
+            table.add_row(*first, _load_words(load), format_bytes(cost), *cells, style=style)
+    return table
+
+
+def _pictures(plan: ModelPlan, width: int) -> list[RenderableType]:
+    """For each length a bar per layout: full for speculating, light for what fits besides without."""
+    drafts = plan.asked.drafts
+    key = f"{FULL} sequences at once" + (f", each with {_drafts(drafts)}   {PART} without" if drafts else "")
+    parts: list[RenderableType] = [Text(key, style="dim")]
+    names = max(len(layout.name) for layout in plan.layouts)
+    for fit in plan.fits[:PICTURES_MAX]:
+        counts = [(layout.sequences(Load(fit.tokens, drafts)), layout.sequences(Load(fit.tokens)))
+                  for layout in plan.layouts]
+        labels = [f"{full:,}" + (f" / {bare:,}" if bare != full else "") for full, bare in counts]
+        most = max(bare for _, bare in counts)
+        if not most:
+            continue
+        scale = min(width - names - max(map(len, labels)) - 6, BAR_CELLS_MAX) / most
+        parts.append(Text(f"{fit.tokens:,} tokens", style="bold"))
+        for layout, (full, bare), label in zip(plan.layouts, counts, labels, strict=True):
+            bar = Text(f"  {layout.name:<{names}}  ")
+            bar.append(FULL * round(scale * full) + PART * (round(scale * bare) - round(scale * full)),
+                       style="green" if layout is plan.layouts[0] else "yellow")
+            parts.append(bar.append(f" {label}"))
+    return parts
+
+
+def _footnote(plan: ModelPlan) -> Text:
+    names = " ".join(layout.name for layout in plan.layouts)
+    words = ["block: the tokens that a prefix is cached in."]
+    if "padded pages" in names:
+        words.append("padded pages: vLLM.")
+    if "layers a page" in names:
+        words.append("N layers a page: proposed there.")
+    words.append("static pools: SGLang at its default split. cache: with the states that a running request "
+                 "reserves for prefix caching.")
+    if plan.asked.drafts and plan.state_bytes:
+        words.append("drafts of weft: the log of one step, and no state.")
+    return Text(" ".join(words), style="dim")
+
+
+def _load_words(load: Load) -> str:
+    words = [_drafts(load.drafts)] if load.drafts else []
+    return " + ".join([*words, "cache"] if load.cached else words) or "bare"
+
+
+def _drafts(count: int) -> str:
+    return f"{count} draft{'s' if count > 1 else ''}"
+
+
+def _length_title(fit: Fit) -> str:
+    return f"{fit.tokens // 1024}k" if fit.tokens % 1024 == 0 else f"{fit.tokens:,}"
 
 
 def _parameters(plan: ModelPlan) -> str:

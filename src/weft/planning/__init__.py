@@ -2,6 +2,7 @@
 
     geometries   public models by name -> config.json     model_plan   all of it put together: what fits
     weights      parameters and bytes                     report       the plan as plain data
+    layouts      the same bytes as others cut them
 
 One device's share under ``--tp`` is that of ``families.sharding``.
 

@@ -30,11 +30,14 @@ from weft.memory.frames.plan import (
     plan_arena,
     with_compressed_kv,
 )
+from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
 from weft.planning.weights import Weights, count_weights, form_of
 from weft.spec import CacheDTypeName, DTypeName, ModelSpec, with_cache_dtypes
 
 LENGTHS = (4096, 32768, 131072)
 """Lengths shown unless others are asked for; the longest the model takes comes on top."""
+DRAFTS = 3
+"""Speculated tokens per step, in comparisons that speculate."""
 _AMPLE_BYTES = 1 << 50
 
 
@@ -57,6 +60,7 @@ class PlanOptions:
     twelve_bit: bool = False
     coded_tiles: bool = False
     lengths: tuple[int, ...] = ()
+    drafts: int = DRAFTS
     mtp: bool = False
 
 
@@ -87,6 +91,7 @@ class ModelPlan:
     fits: tuple[Fit, ...]
     need_bytes: int
     tp_that_fits: int | None
+    layouts: tuple[Layout, ...]
 
     @property
     def enough(self) -> bool:
@@ -157,13 +162,16 @@ def make_plan(name: str, config: Mapping[str, Any], asked: PlanOptions) -> Model
     arena = plan_arena(spec, max(0, available), kv_dtype=asked.kv_dtype)
     if arena.frame_count < arena.frames_min:    # sizes to talk about; nothing fits
         arena = replace(plan_arena(spec, _AMPLE_BYTES, kv_dtype=asked.kv_dtype), frame_count=0)
-    fits = tuple(Fit(tokens, arena.sequence_bytes(tokens), arena.sequences_of(tokens)) for tokens in lengths)
+    frames = Frames(arena, draft_log_bytes(spec))
+    fits = tuple(Fit(tokens, frames.request_bytes(Load(tokens)), frames.sequences(Load(tokens)))
+                 for tokens in lengths)
     return ModelPlan(
         name=name, asked=asked, architecture=whole, spec=spec, weights=weights,
         state_dtype=spec.state_dtype, arena=arena,
         workspace_bytes=max(0, (asked.memory_bytes or 0) - weights.rank_bytes - available),
         fits=fits, need_bytes=_need_bytes(asked, spec, weights, lengths[0]),
-        tp_that_fits=None if fits[0].sequences else _tp_that_fits(config, whole, asked, lengths[0]))
+        tp_that_fits=None if fits[0].sequences else _tp_that_fits(config, whole, asked, lengths[0]),
+        layouts=tuple(all_layouts(spec, arena)))
 
 
 def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions,
@@ -214,12 +222,14 @@ def _lengths(asked: PlanOptions, longest: int) -> tuple[int, ...]:
 
 HANDOFF_TOKENS_S, HANDOFF_TOKENS = 1000, 8192
 """The speed of prompts for which a handoff is priced, and the tokens that are sent at once on a GPU."""
+SHORT_TOKENS = 100
+"""The request whose cost shows what a layout charges before the text is long."""
 
 
-def plan_data(plan: ModelPlan) -> dict[str, Any]:
-    """What ``json.dumps`` takes."""
+def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
+    """What ``json.dumps`` takes. With ``compare``, a list of layouts, weft's first."""
     arena, weights = plan.arena, plan.weights
-    return {
+    data: dict[str, Any] = {
         "model": plan.name, "family": plan.spec.family, "layers": len(plan.spec.layers),
         "attention_layers": len(plan.spec.attention_layers),
         "recurrent_layers": len(plan.spec.recurrent_layers),
@@ -244,3 +254,25 @@ def plan_data(plan: ModelPlan) -> dict[str, Any]:
         "lengths": [{"tokens": fit.tokens, "request_bytes": fit.request_bytes, "sequences": fit.sequences}
                     for fit in plan.fits],
     }
+    if compare:
+        data["layouts"] = [_layout_data(plan, layout) for layout in plan.layouts]
+    return data
+
+
+def loads(plan: ModelPlan) -> list[Load]:
+    """The ways a request may be, its tokens still to be set: bare, speculating, and with prefix caching."""
+    drafts = plan.asked.drafts
+    speculating = [Load(0, drafts)] if drafts else []
+    return [Load(0), *speculating, Load(0, drafts, cached=True)]
+
+
+def _layout_data(plan: ModelPlan, layout: Layout) -> dict[str, Any]:
+    def at(load: Load, tokens: int) -> dict[str, Any]:
+        full = Load(tokens, load.drafts, load.cached)
+        return {"tokens": tokens, "request_bytes": layout.request_bytes(full),
+                "sequences": layout.sequences(full)}
+
+    lengths = [SHORT_TOKENS, *(fit.tokens for fit in plan.fits)]
+    return {"layout": layout.name, "block_tokens": layout.block_tokens,
+            "loads": [{"drafts": load.drafts, "cached": load.cached,
+                       "lengths": [at(load, tokens) for tokens in lengths]} for load in loads(plan)]}

@@ -22,7 +22,6 @@ Everything here is integers: no torch, no I/O. Why a slot is never split over fr
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -158,15 +157,6 @@ class ArenaPlan:
         slots = ceil_div(sequences, self.slots_per_frame) if self.slots_per_frame else 0
         pages = sequences * self.pages_for(tokens_each)
         return slots + (ceil_div(pages, self.pages_per_frame) if pages else 0)
-
-    def sequence_bytes(self, tokens: int) -> int:
-        """What one sequence takes: whole pages, and a slot."""
-        return self.pages_for(tokens) * self.page_bytes + self.slot_stride_bytes
-
-    def sequences_of(self, tokens: int) -> int:
-        """The most sequences of ``tokens`` each for which ``frames_for`` frames are there."""
-        most = self.arena_bytes // max(1, self.sequence_bytes(tokens))
-        return bisect_right(range(1, most + 1), self.frame_count, key=lambda n: self.frames_for(n, tokens))
 
 
 def _lay_page(spec: ModelSpec, kv_dtype: CacheDTypeName) -> tuple[tuple[KvField, ...], int]:
