@@ -147,9 +147,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       executor=placed.executor, store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       snapshots=snapshots, overlap=overlap, max_step_s=max_step_s(config, device),
-                      pair_tokens=2 * cost.quadratic, adapters=AdapterPool(
-                          placed.executor, rank_max=config.max_lora_rank,
-                          budget_bytes=parse_bytes(config.lora_memory, flag="--lora-memory")),
+                      pair_tokens=2 * cost.quadratic, adapters=_adapter_pool(config, placed.executor),
                       encoder=placed.executor.pictures, pictures_bytes=placed.pictures_bytes,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     notes += load_adapters(core, adapters, tell)
@@ -220,6 +218,11 @@ def registered_adapters(config: EngineConfig) -> list[Adapter]:
 
     return [read_adapter(name, resolve_adapter(path), rank_max=config.max_lora_rank)
             for name, path in named_paths(config.lora).items()]
+
+
+def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:
+    return AdapterPool(executor, budget_bytes=parse_bytes(config.lora_memory, flag="--lora-memory"),
+                       rank_max=config.max_lora_rank)
 
 
 def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
