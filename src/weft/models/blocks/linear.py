@@ -94,11 +94,13 @@ def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:
 
 @dataclass(slots=True)
 class Norm:
-    """RMS norm over the last dim. ``plus_one``: the stored weight is the distance from 1 (Qwen3.5)."""
+    """RMS norm over the last dim, or over groups of ``group_size`` of it. ``plus_one``: the stored weight is
+    the distance from 1 (Qwen3.5)."""
 
     weight: torch.Tensor
     eps: float
     plus_one: bool = False
+    group_size: int | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps, plus_one=self.plus_one)
+        return rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, group_size=self.group_size)
