@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.models.blocks.adapted import AdaptedProduct
-from weft.tensor.fused_block import FusedBlock
+from weft.tensor.fused_block import FusedBlock, JoinedWeight, PlainWeight, rows_of
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.weights.quantized import QuantizedWeight
@@ -30,15 +30,6 @@ class Projection(Protocol):
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedWeight:
-    """Projections of the same input whose forms differ (a quantised checkpoint leaves some as they are): each
-    is multiplied by itself, the results lie side by side."""
-
-    parts: tuple[PlainWeight, ...]
-
-
-PlainWeight = torch.Tensor | InTiles | QuantizedWeight
 Weight = PlainWeight | JoinedWeight
 
 
@@ -67,10 +58,10 @@ class Linear:
         return y if self.adapted.active is None else self.adapted.added(x, y)
 
 
-def dense_rows(weight: Weight, first: int, last: int | None) -> torch.Tensor:
+def dense_rows(weight: Weight, first: int, last: int) -> torch.Tensor:
     """Rows [first, last) of a weight in any form, float32: a copy, for what is computed once."""
     if isinstance(weight, JoinedWeight):
-        whole = torch.cat([dense_rows(part, 0, None) for part in weight.parts])
+        whole = torch.cat([dense_rows(part, 0, rows_of(part)) for part in weight.parts])
         return whole[first:last]
     values = weight if isinstance(weight, torch.Tensor) else weight.dense()
     return values[first:last].float()
