@@ -377,6 +377,35 @@ class Lightning:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeMix:
+    """Time mixing of RWKV-7 (Peng et al., 2025): WKV7 over six mixes of a token and the one before. Ranks of
+    the products that make decays, rates, gates, and how much of the first layer's values a later one takes;
+    that one is 0 in the first layer itself. ``hidden``: of the stream, which each rank shifts whole."""
+
+    heads: int
+    head_dim: int
+    hidden: int
+    decay_rank: int
+    rate_rank: int
+    gate_rank: int
+    value_rank: int
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.together("wkv7", spec.wkv7(self.heads, self.head_dim), spec.shifts(self.hidden, 0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMix:
+    """Channel mixing of RWKV-7: down(relu(up(x')) ^ 2), where x' is a mix of a token and the one before."""
+
+    hidden: int
+    width: int
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.shifts(self.hidden, 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Ngrams:
     """What a layer adds for the last tokens (Qwen4). Each n-gram of 2 to ``size`` tokens has a row of
     ``width`` numbers in some tables, of ``rows`` rows each. A hash with ``multipliers`` finds it. A
@@ -430,7 +459,7 @@ class Streams:
 
 
 Mixer = (Attention | LatentAttention | ConvolvedAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1
-         | ShortConv | RgLru | Lightning | Parallel | SharedBlock | WithNgrams)
+         | ShortConv | RgLru | Lightning | TimeMix | ChannelMix | Parallel | SharedBlock | WithNgrams)
 
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
@@ -524,7 +553,8 @@ class Architecture:
     ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one. ``vision``: what
     makes rows of pictures; None for a model of text alone. ``streams``: None for one residual stream.
     ``scaled_residual``: stream and output of a block have biases and factors of each channel where they are
-    added, and the embedding has (ZAYA).
+    added, and the embedding has (ZAYA). ``layer_norms``: norms subtract the mean and have biases, blocks hold
+    their own, and the embedding has one (RWKV).
     """
 
     family: str
@@ -550,6 +580,7 @@ class Architecture:
     vision: VisionTower | None = None
     streams: Streams | None = None
     scaled_residual: bool = False
+    layer_norms: bool = False
 
     @property
     def indexed(self) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
+from weft.models.blocks.rwkv import LayerNorm
 from weft.models.blocks.streams import GatedStreams, MixedStreams, StreamMix
 from weft.models.blocks.zaya import ContinuedExperts
 from weft.models.decoder import CausalModel, Collapse
@@ -150,9 +151,10 @@ class BlockReader:
         table = source.table(f"{embedding}.weight", tokens, is_head=tied)
         head = source.head(tokens, tied=table if tied else None)
         shape = architecture.streams
-        norm = None if shape is not None and shape.kind == "gated" else self.norm(final_norm)
+        within = architecture.layer_norms or (shape is not None and shape.kind == "gated")   # ``collapse``
+        norm = None if within else self.norm(final_norm)
         parts: dict[str, Any] = {"embedding": table, "layers": layers, "final_norm": norm, "head": head,
-                                 "collapse": self._collapse(shape)}
+                                 "collapse": self._collapse(shape, final_norm)}
         model = (CausalModel(architecture, **parts) if source.share is None else
                  RankedModel(architecture, source.share, **parts))
         # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
@@ -167,6 +169,10 @@ class BlockReader:
     def _expand(self, shape: shapes.Streams | None) -> Collapse | None:
         if shape is not None:
             return lambda x_TD: x_TD.repeat(1, shape.count)
+        first = self.architecture.mixers[0]
+        if isinstance(first, shapes.TimeMix):
+            norm, width = self.layer_norm("layers.0.pre_norm"), first.heads * first.head_dim
+            return lambda x_TD: torch.nn.functional.pad(norm(x_TD), (0, width))
         if not self.architecture.scaled_residual:
             return None
         bias, scale = (self.source.tensor(f"input_hidden_states_{part}", self.hidden)
@@ -175,7 +181,10 @@ class BlockReader:
         assert isinstance(feed, Experts)
         return lambda x_TD: torch.nn.functional.pad((x_TD + bias) * scale, (0, feed.router_width))
 
-    def _collapse(self, shape: shapes.Streams | None) -> Collapse | None:
+    def _collapse(self, shape: shapes.Streams | None, final_norm: str) -> Collapse | None:
+        if self.architecture.layer_norms:
+            norm = self.layer_norm(final_norm)
+            return lambda x_TN: norm(x_TN[:, : self.hidden])
         if self.architecture.scaled_residual:
             return lambda x_TN: x_TN[:, : self.hidden]
         if shape is None:
@@ -279,6 +288,10 @@ class BlockReader:
     def norm(self, name: str) -> Norm:
         """Of the stream."""
         return Norm(self.source.tensor(f"{name}.weight", self.hidden), self.eps, self.plus_one)
+
+    def layer_norm(self, name: str) -> LayerNorm:
+        weight, bias = (self.source.tensor(f"{name}.{part}", self.hidden) for part in ("weight", "bias"))
+        return LayerNorm(weight, bias, self.eps)
 
     def mixer(self, shape: shapes.Mixer | None, names: Mapping[type, str], /, **spelled: Any) -> layer.Mixer:
         """``names``: where each kind of mixer lies. ``spelled``: as the reader of its kind takes it."""

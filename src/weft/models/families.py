@@ -32,6 +32,7 @@ from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.rwkv import Before, ChannelMixBlock, LayerNorm, TimeMixBlock
 from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
@@ -320,6 +321,46 @@ def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention,
         table.tensor("factors"), values, table.linear("out"))
 
 
+def _rwkv_layers(read: BlockReader) -> ReadLayer:
+    """Of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
+    first = read.architecture.mixers[0]
+    assert isinstance(first, shapes.TimeMix)
+    carried = first.heads * first.head_dim
+
+    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
+        stored = f"layers.{int(name.rpartition('.')[2]) // 2}"
+        block: TimeMixBlock | ChannelMixBlock
+        if isinstance(mixer, shapes.TimeMix):
+            block = _time_mix(read, mixer, f"{stored}.attn", Before(read.layer_norm(f"{stored}.attn_norm")))
+        else:
+            assert isinstance(mixer, shapes.ChannelMix)
+            table = read.table(tensors.channel_mix(mixer, read.hidden), f"{stored}.ffn")
+            block = ChannelMixBlock(Before(read.layer_norm(f"{stored}.ffn_norm")), table.tensor("x_k"),
+                                    table.linear("into"), read.source.summed(table.linear("down")), carried)
+        return DecoderLayer(None, block, None, None)
+
+    return layer
+
+
+def _time_mix(read: BlockReader, shape: shapes.TimeMix, name: str, before: Before) -> TimeMixBlock:
+    joined = read.source.has(f"{name}.x_x")   # of the library's first version
+    table = read.table(tensors.time_mix(shape, read.hidden, joined=joined), name)
+    mixes = (table.tensor("x_x")[:, None] if joined else
+             torch.cat([table.tensor(f"x_{part}") for part in "rwkvag"]))
+
+    def low_rank(part: str) -> tuple[Linear, Linear]:
+        return table.linear(f"{part}.0", finer=True), table.linear(f"{part}.1", finer=True)
+
+    out_norm = LayerNorm(table.tensor("norm"), table.tensor("norm.bias"), read.eps * shape.head_dim,
+                         groups=shape.heads)
+    r, k, v = (table.linear(part) for part in "rkv")
+    return TimeMixBlock(
+        shape, before, mixes, r, k, v, decay=low_rank("w"), rate=low_rank("a"), gate=low_rank("g"),
+        value=low_rank("v") if shape.value_rank else None, k_k=table.tensor("k_k"),
+        k_a=table.tensor("k_a"), r_k=table.tensor("r_k"), out_norm=out_norm,
+        out=read.source.summed(table.linear("out")))
+
+
 _W_NAMES = ("w1", "w3", "w2")
 """Of gate, up and down."""
 _QWEN_HYBRID = Names({shapes.Attention: "self_attn", shapes.GatedDelta: "linear_attn"},
@@ -367,6 +408,7 @@ NAMES: dict[str, Names] = {
                         shared="shared_experts", spelled={shapes.Experts: {"router_dtype": torch.float32}}),
     "zamba": Names(layers=partial(_zamba_layers, block="shared_transf"), final_norm="final_layernorm"),
     "zamba2": Names(layers=partial(_zamba_layers, block="shared_transformer"), final_norm="final_layernorm"),
+    "rwkv7": Names(layers=_rwkv_layers, embeddings=("embeddings",)),
     "mamba": _ONLY_MAMBA, "mamba2": _ONLY_MAMBA, "falcon_mamba": _ONLY_MAMBA,
 }
 """By the name of the family in ``weft.families``."""
