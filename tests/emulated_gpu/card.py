@@ -136,6 +136,7 @@ class Card:
         """Pools that never stopped recording, by their stream: its allocations still go there."""
         self.pinned: list[tuple[Span, str]] = []
         self.compiled: dict[Any, str] = {}
+        self.compiled_alone: list[str] = []
         """Specialisations of kernels, and where each came first."""
         self.workspaces: dict[tuple[int, StreamQueue], Storage] = {}
         """By handle of the library and stream."""
@@ -377,9 +378,12 @@ class Card:
         if hasattr(self.local, "handle"):
             self._handles.append(self.local.handle)
 
-    def compile(self, key: Any, name: str) -> None:
+    def compile(self, key: Any, name: str, *, ahead: bool = False) -> None:
+        """``ahead``: side by side with others, before the launch that computes."""
         if key in self.compiled:
             return
+        if not ahead:
+            self.compiled_alone.append(name)
         self.refuse_in_capture(f"compiling {name}")
         self.compiled[key] = place_of_caller()
         self.late("compile", f"{name} compiles")

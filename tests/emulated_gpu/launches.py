@@ -52,7 +52,9 @@ def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, *
     one = card()
     one.refuse_other_card(f"{name} is launched")
     bound, specialization, options = _binder(kernel)(*args, **kwargs)
-    one.compile((kernel.fn, str(specialization), str(sorted(options.items()))), name)
+    one.compile((kernel.fn, str(specialization), str(sorted(options.items()))), name, ahead=warmup)
+    if warmup:   # it is only compiled
+        return
     one.launches += 1
     tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, DeviceTensor)]
     allocations = [span for span in (value.storage.span for value in tensors) if span[0] < span[1]]

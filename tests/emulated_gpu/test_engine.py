@@ -28,6 +28,7 @@ def test_every_family_answers_as_transformers_does_and_nothing_is_reported(famil
     with emulated() as card, started(card, family) as engine:
         assert engine.info.device == "cuda:0 (emulated)"
         assert any("CUDA graphs" in note for note in engine.info.notes)
+        assert set(card.compiled_alone) <= {"_copy_kernel"}, "all others compile side by side"
         made = answers(engine.core, prompts)
         assert card.replays
     assert not card.reports, [str(report) for report in card.reports]

@@ -13,6 +13,8 @@ import triton.language as tl
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import Card
 from tests.emulated_gpu.engines import kinds
+from weft.tensor.gpu.ahead import compiled_ahead
+from weft.tensor.gpu.launch import launch
 
 CUDA = torch.device("cuda", 0)
 
@@ -31,8 +33,8 @@ def _gather(x, index, out, COUNT: tl.constexpr):
 
 def gather(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     out = torch.empty(4, device=x.device)
-    launch: Any = _gather
-    launch[(1,)](x, index, out, COUNT=4)
+    kernel: Any = _gather
+    kernel[(1,)](x, index, out, COUNT=4)
     return out
 
 
@@ -48,9 +50,9 @@ def test_a_launch_refuses_memory_of_the_host(card: Card) -> None:
 
 
 def test_a_launch_refuses_a_grid_that_is_too_large(card: Card) -> None:
-    x, launch = torch.ones(8, device=CUDA), _gather
+    x, kernel = torch.ones(8, device=CUDA), _gather
     with pytest.raises(RuntimeError, match="invalid argument"):
-        launch[(1, 65_536)](x, torch.arange(4, device=CUDA), x, COUNT=4)   # type: ignore[index]
+        kernel[(1, 65_536)](x, torch.arange(4, device=CUDA), x, COUNT=4)   # type: ignore[index]
 
 
 @pytest.mark.parametrize("index", [[0, 1, 2, 8], [0, 1, 2, -1]])
@@ -92,6 +94,24 @@ def test_a_compilation_inside_of_a_request_is_reported(card: Card) -> None:
     gather(x, index[:4].to(torch.int32))
     assert kinds(card) == {"compile"}
     assert "test_launches.py" in card.reports[0].text
+
+
+def test_a_kernel_that_is_compiled_ahead_computes_nothing_and_never_compiles_again(card: Card) -> None:
+    """The control: a kernel that nothing compiled before. New memory is zeros meanwhile, as torch's operators
+    read what no kernel has written."""
+    x, index = torch.ones(8, device=CUDA), torch.arange(4, device=CUDA)
+
+    def launched(index: torch.Tensor) -> list[float]:
+        out = torch.empty(4, device=CUDA)
+        launch(_gather, (1,))(x, index, out, COUNT=4)
+        return out.tolist()
+
+    with compiled_ahead(2, print):
+        assert launched(index) == [0, 0, 0, 0]
+    assert launched(index) == [1, 1, 1, 1]
+    assert not card.compiled_alone
+    launched(index.to(torch.int32))
+    assert card.compiled_alone == ["_gather"]
 
 
 def test_a_recording_refuses_to_compile(card: Card) -> None:

@@ -102,7 +102,7 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
         measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
         meter=CudaMeter(device), mixed_tokens_max=mixed_tokens_max(config),
         verify_runs=records_verify_runs(config), adapters=bool(config.lora),
-        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions))
+        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions), tell=tell)
     tell("memory: measuring what a step takes")
     reserve = _reserve(config, partial(measure, step_tokens=tokens), capture)
     if reserve is None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 SHARE_OF_CEILINGS = 0.25
 LARGER = 1.2
 """So much faster must products of another dtype be to be worth a flag."""
+CLIENT_BUSY = 0.8
+"""A client that works, or waits for a core, for more of the time than this reads events late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,15 @@ class EngineRun:
 @dataclass(frozen=True, slots=True)
 class ServerRun:
     """Mean seconds of a request; ``queued`` None if the server does not tell. ``at_once``: most open
-    requests. ``here``: the server is on this machine."""
+    requests. ``here``: the server is on this machine. ``client_share`` of the time this
+    client worked or waited for a core."""
 
     ttft: float
     e2el: float
     at_once: int
     here: bool
     queued: float | None = None
+    client_share: float = 0.0
 
 
 def of_engine(run: EngineRun) -> Diagnosis:
@@ -121,7 +125,11 @@ def of_server(run: ServerRun) -> Diagnosis:
     prefill, decode = max(0.0, run.ttft - queued), run.e2el - run.ttft
     of_all = f"of {run.e2el * 1e3:,.0f} ms a request"
     unknown = "" if run.queued is not None else "; the server does not tell its queue"
-    if queued > max(prefill, decode):
+    if run.client_share > CLIENT_BUSY:
+        limit = (f"this client: it had work for {100 * run.client_share:.0f} % of the time, so it may "
+                 "read tokens late, and the server may be faster than these figures")
+        faster = "several clients at once, each with a part of the load (--num-prompts, --max-concurrency)"
+    elif queued > max(prefill, decode):
         limit = f"waiting in the queue, {queued * 1e3:,.0f} {of_all}"
         faster = "more --max-num-seqs or --memory; more replicas; fewer requests at once (--max-concurrency)"
     elif prefill > decode:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import click
+import uvloop
 
 from weft.bench import report
 from weft.bench.diagnosis import Diagnosis, ServerRun, of_server
@@ -138,10 +140,11 @@ def serve(**values: Any) -> int:
     percentiles, notes = parse_percentiles(values["metric_percentiles"]), _metadata(values["metadata"])
     if values["save_result"] or values["save_detailed"]:
         report.check_writable(values["result_dir"] / "result.json", "--result-dir")
-    served, asks, timings, seconds, queued = asyncio.run(_measure(values, load))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the client's work must be small
+        served, asks, timings, seconds, queued, share = runner.run(_measure(values, load))
     results = figures(timings, seconds, names=names, percentiles=percentiles, promises=promises)
     _show(results, names, percentiles)
-    diagnosis = _diagnosis(values["base_url"], timings, results["max_concurrent_requests"], queued)
+    diagnosis = _diagnosis(values["base_url"], timings, results["max_concurrent_requests"], queued, share)
     if diagnosis is not None:
         report.conclude(diagnosis)
     for why in sorted({timing.error for timing in timings if timing.error is not None})[:5]:
@@ -191,9 +194,10 @@ def _metadata(pairs: tuple[str, ...]) -> dict[str, str]:
     return {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
-async def _measure(values: Mapping[str, Any],
-                   load: LoadConfig) -> tuple[Served, list[SampleRequest], list[Timing], float, float | None]:
-    """The last is the mean seconds of a request in the server's queue, if it tells."""
+async def _measure(values: Mapping[str, Any], load: LoadConfig,
+                   ) -> tuple[Served, list[SampleRequest], list[Timing], float, float | None, float]:
+    """The last two: mean seconds of a request in the server's queue, if it tells; the share of the
+    time in which this client was busy."""
     server = Server(values["base_url"], backend=values["backend"], endpoint=values["endpoint"],
                     api_key=values["api_key"], request_timeout_s=load.request_timeout_s)
     async with server.http:
@@ -202,22 +206,34 @@ async def _measure(values: Mapping[str, Any],
         check_lengths(asks, served)
         before = await server.queue_seconds()
         done = itertools.count(1)
+        began, busy = time.perf_counter(), _busy_s()
         with progress_bar("requests") as show:
             timings, seconds = await run_load(server, served, asks, load,
                                               on_done=lambda timing: show(next(done), len(asks)))
+        share = (_busy_s() - busy) / (time.perf_counter() - began)
         after = await server.queue_seconds()
     waited, requests = (late - early for late, early in zip(after, before, strict=True))
-    return served, asks, timings, seconds, waited / requests if requests > 0 else None
+    return served, asks, timings, seconds, waited / requests if requests > 0 else None, share
 
 
-def _diagnosis(base_url: str, timings: list[Timing], at_once: int, queued: float | None) -> Diagnosis | None:
+def _busy_s() -> float:
+    """Seconds that this thread ran or, where the system tells, waited for a core."""
+    try:
+        ran, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except OSError:
+        return time.thread_time()
+    return (int(ran) + int(waited)) / 1e9
+
+
+def _diagnosis(base_url: str, timings: list[Timing], at_once: int, queued: float | None,
+               client_share: float) -> Diagnosis | None:
     """None where no request was answered."""
     times = [times_of(timing) for timing in timings if timing.error is None and timing.chunks]
     if not times:
         return None
     here = urlsplit(base_url).hostname in ("localhost", "127.0.0.1", "::1")
     return of_server(ServerRun(fmean(one.ttft for one in times), fmean(one.e2el for one in times), at_once,
-                               here, queued))
+                               here, queued, client_share))
 
 
 async def _asks(values: Mapping[str, Any], server: Server, served: Served) -> list[SampleRequest]:

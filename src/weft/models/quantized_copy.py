@@ -67,9 +67,14 @@ def write_quantized(source: Path, out: Path, form: CopyForm,
                     on_matrix: Callable[[MatrixError], None] = lambda one: None) -> list[MatrixError]:
     """Writes ``source`` in ``form`` to the new directory ``out``. Returns the matrices that were rounded.
 
-    Raises CheckpointError where ``out`` is there, or the source is quantised already or cannot be served."""
+    Raises CheckpointError where ``out`` is there, or the source is quantised already, cannot be served or has
+    no matrix that ``form`` can round."""
     checkpoint = opened(source, out)
     matrices, dtype = matrices_of(checkpoint)
+    if not any(_layout(one, matrices, form, dtype) for one in checkpoint.tensors.values()):
+        raise CheckpointError(f"{source}: no matrix has columns in whole groups of "
+                              f"{GROUPS[4 if form == 'int4' else 8]}; --form w8a8 rounds by rows",
+                              param="--form")
     partial = out.with_name(f"{out.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     begin_partial(partial, checkpoint, form)

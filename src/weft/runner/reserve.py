@@ -3,10 +3,10 @@
     driver's free memory, weights loaded
     |--- the largest step: activations, scratch, sampling ---|--- CUDA graphs ---|--- arena: a fraction ---|
 
-Every shape of ``step_shapes`` runs twice on a small arena of its own that is then freed. The first run
-compiles kernels, so no request waits for a compiler. The second is measured. Torch counts its own
-allocations, so the peak is exact. Memory outside torch (contexts, workspaces) is allocated by these runs and
-so is missing from the free memory that is read afterwards.
+First all kernels are compiled, side by side (``tensor.gpu.ahead``), so no request waits for a compiler. Then
+every shape of ``step_shapes`` runs twice on a small arena of its own that is then freed, and the second run
+is measured. Torch counts its own allocations, so the peak is exact. Memory outside torch (contexts,
+workspaces) is allocated by these runs and so is missing from the free memory that is read afterwards.
 
     long prompt      a whole token budget of one new sequence
     short runs       the same tokens in as many runs as there are rows, each after a prefix hit: every run has
@@ -32,9 +32,10 @@ from typing import Protocol, TypeVar
 import numpy as np
 import torch
 
+from weft.host import usable_cores
 from weft.memory.frames.plan import memory_for, plan_arena
 from weft.request import LOGPROBS_MAX, SamplingParams
-from weft.runner.arena import DeviceArena
+from weft.runner.arena import DeviceArena, warm
 from weft.runner.graphs import Capture, DecodeGraphs, decode_widths, pad_rows
 from weft.runner.kv_scales import Model, one_prompt
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedGraphs, MixedShape, recorded_shapes
@@ -181,16 +182,19 @@ class Reserve:
 def measure_reserve(model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, *, step_tokens: int,
                     rows: int, model_len: int, device: torch.device, meter: Meter,
                     capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
-                    verify_runs: bool = False, adapters: bool = False) -> Reserve:
+                    verify_runs: bool = False, adapters: bool = False,
+                    tell: Callable[[str], None] = lambda line: None) -> Reserve:
     """``spec``: with the dtypes of states; ``step_tokens`` and ``rows``: the most of a step; ``model_len``:
     the longest sequence, which makes the width of the page table of every graph; ``capture``: None without
     graphs; ``mixed_tokens_max``: of a recorded step with prompts; ``verify_runs``: as for the executor;
-    ``adapters``: decodes with them are recorded too."""
+    ``adapters``: decodes with them are recorded too; ``tell``: of the compilations."""
     with current(device):
         scratch.home = device
         shapes = recorded_shapes(rows, min(step_tokens, mixed_tokens_max), verify_runs=verify_runs)
-        return _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter).run(
-            capture, shapes, 2 if adapters else 1)
+        measurement = _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter)
+        if gpu.reaches(device):
+            measurement.compile(tell)
+        return measurement.run(capture, shapes, 2 if adapters else 1)
 
 
 class _Measurement:
@@ -201,7 +205,8 @@ class _Measurement:
         plan = plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype,
                           kv_layout=gpu.page_layout(device))
         self._step_tokens = step_tokens
-        self._caches = DeviceArena(plan, device).layer_caches(len(spec.layers))
+        self._arena = DeviceArena(plan, device)
+        self._caches = self._arena.layer_caches(len(spec.layers))
         if kv_dtype == "float8_e4m3":   # kernels compile for caches with scales
             for cache, layer in zip(self._caches, spec.layers, strict=True):
                 if layer.cached_heads:
@@ -217,6 +222,17 @@ class _Measurement:
         sampling = SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, logprobs=LOGPROBS_MAX)
         for row in range(rows):
             self._sampler.admit(row, np.zeros(1, np.int32), 1, sampling, row, ())
+
+    def compile(self, tell: Callable[[str], None]) -> None:
+        """All that the start launches, but a few small kernels that depend on the real arena."""
+        from weft.tensor.gpu.ahead import compiled_ahead  # triton, which may be missing
+
+        with compiled_ahead(usable_cores(), tell):
+            for shape in self._shapes:
+                self._step(shape)
+            self._sampler.warm()
+            if self._device.type == "cuda":
+                warm(self._arena)
 
     def run(self, capture: Capture | None, shapes: Sequence[MixedShape], decode_sets: int) -> Reserve:
         peaks = {shape.name: self._peak(shape) for shape in self._shapes}

@@ -57,6 +57,10 @@ def test_more_than_the_ceilings_is_explained() -> None:
      "one request at a time: 3,000 of 4,000 ms", "more requests at once"),
     (ServerRun(ttft=1.0, e2el=4.0, at_once=16, here=True, queued=0.0),
      "decode steps of 16 requests at once, 3,000 of 4,000 ms", "--quantize int8"),
+    (ServerRun(ttft=3.0, e2el=4.0, at_once=64, here=True, queued=2.5, client_share=0.97),
+     "this client: it had work for 97 % of the time", "several clients at once"),
+    (ServerRun(ttft=1.0, e2el=4.0, at_once=64, here=True, queued=0.0, client_share=0.4),
+     "decode steps of 64 requests", "--quantize int8"),
 ])
 def test_a_load_on_a_server_is_judged_by_where_a_request_spends_its_time(
         run: ServerRun, limit: str, faster: str) -> None:

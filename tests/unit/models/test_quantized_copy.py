@@ -89,6 +89,9 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.Captu
         write_quantized(quantised, tmp_path / "out", "int4")
     with pytest.raises(CheckpointError, match="is there already"):
         write_quantized(checkpoint("qwen3_5"), tmp_path, "int4")
+    assert main(["quantize", str(checkpoint("mamba")), str(tmp_path / "out"), "--form", "int8"]) == 2
+    assert "no matrix has columns in whole groups of 128; --form w8a8" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
     assert main(["quantize", str(checkpoint("qwen3_5")), str(tmp_path / "out"), "--form", "q4_k"]) == 2
     assert "--form q4_k" in capsys.readouterr().err
     assert main(["quantize", str(checkpoint("qwen3_5")), str(tmp_path / "out"), "--form", "int4"]) == 0

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ STAGES = 3
 
 _log = logging.getLogger("weft")
 _fitting_stages: dict[tuple[Any, ...], int] = {}
+compiles_only = False
+"""Launches are compiled and not computed: set by ``ahead``, at a start."""
 
 SMALL_SHARED = frozenset({86, 89, 120, 121})
 """Compute capabilities, times ten, whose programs have 99 KiB of shared memory: no data-centre dies."""
@@ -50,6 +53,8 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
     assert grid[0] <= GRID_X_MAX, f"{kernel.__name__} has {grid[0]} programs along x"
     assert max(grid[1:], default=0) <= GRID_YZ_MAX, (
         f"{kernel.__name__} has a grid of {grid}: at most {GRID_YZ_MAX} programs along y and z")
+    if compiles_only:
+        return partial(kernel.run, grid=grid, warmup=True)
     start = kernel[grid]
 
     def run(*arguments: Any, **constants: Any) -> None:
