@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft import spec
+from weft.families.mixing import ChannelMix, TimeMix
 from weft.families.vision import VisionTower
 from weft.spec import DTypeName, LayerSpec, ModelSpec
 
@@ -374,35 +375,6 @@ class Lightning:
 
     def layer_spec(self) -> LayerSpec:
         return spec.lightning(self.heads, self.head_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class TimeMix:
-    """Time mixing of RWKV-7 (Peng et al., 2025): WKV7 over six mixes of a token and the one before. Ranks of
-    the products that make decays, rates, gates, and how much of the first layer's values a later one takes;
-    that one is 0 in the first layer itself. ``hidden``: of the stream, which each rank shifts whole."""
-
-    heads: int
-    head_dim: int
-    hidden: int
-    decay_rank: int
-    rate_rank: int
-    gate_rank: int
-    value_rank: int
-
-    def layer_spec(self) -> LayerSpec:
-        return spec.together("wkv7", spec.wkv7(self.heads, self.head_dim), spec.shifts(self.hidden, 0, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelMix:
-    """Channel mixing of RWKV-7: down(relu(up(x')) ^ 2), where x' is a mix of a token and the one before."""
-
-    hidden: int
-    width: int
-
-    def layer_spec(self) -> LayerSpec:
-        return spec.shifts(self.hidden, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from weft.families import architecture as shapes
+from weft.families.mixing import ChannelMix, TimeMix
 from weft.families.sharding import RankPlace, ShardSpan
 
 Form = Literal["matrix", "plain", "float32"]
@@ -343,7 +344,7 @@ def lightning(shape: shapes.Lightning, hidden: int) -> Table:
             | norm_weight("norm", width) | product("out", width, ("out_proj", hidden)))
 
 
-def time_mix(shape: shapes.TimeMix, hidden: int, *, joined: bool = False) -> Table:
+def time_mix(shape: TimeMix, hidden: int, *, joined: bool = False) -> Table:
     """``joined``: the six mixes are one tensor. What is low in rank is two products: the first whole, the
     second divided."""
     width = Units(shape.heads, shape.head_dim)
@@ -364,7 +365,7 @@ def time_mix(shape: shapes.TimeMix, hidden: int, *, joined: bool = False) -> Tab
                     "r_k": (Tensor("r_k", (Units(shape.heads), shape.head_dim), "plain"),)}
 
 
-def channel_mix(shape: shapes.ChannelMix, hidden: int) -> Table:
+def channel_mix(shape: ChannelMix, hidden: int) -> Table:
     width = Units(shape.width)
     return (product("into", hidden, ("key", width)) | product("down", width, ("value", hidden))
             | {"x_k": (Tensor("x_k", (hidden,), "plain"),)})
@@ -525,5 +526,5 @@ TABLES: dict[type, Callable[[Any, int], Table]] = {
     shapes.Attention: attention, shapes.ConvolvedAttention: convolved_attention,
     shapes.LatentAttention: latent_attention, shapes.GatedDelta: gated_delta, shapes.KimiDelta: kimi_delta,
     shapes.Mamba2: mamba2, shapes.Mamba1: mamba1, shapes.ShortConv: short_conv, shapes.RgLru: rg_lru,
-    shapes.Lightning: lightning, shapes.TimeMix: time_mix, shapes.ChannelMix: channel_mix,
+    shapes.Lightning: lightning, TimeMix: time_mix, ChannelMix: channel_mix,
     shapes.Dense: dense}

@@ -21,6 +21,7 @@ from weft.errors import CheckpointError
 from weft.families import architecture as shapes
 from weft.families import tensors
 from weft.families.architecture import Architecture, Attention, Dense, Experts, GatedDelta, Mamba1, Mamba2
+from weft.families.mixing import TimeMix
 from weft.families.tensors import GATED, Names, Table, Tensor
 from weft.models import layer
 from weft.models.adapter_targets import Target, Targets
@@ -33,7 +34,6 @@ from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
-from weft.models.blocks.rwkv import LayerNorm
 from weft.models.blocks.streams import GatedStreams, MixedStreams, StreamMix
 from weft.models.blocks.zaya import ContinuedExperts
 from weft.models.decoder import CausalModel, Collapse
@@ -41,6 +41,7 @@ from weft.models.embedding import Embedding, Lookup
 from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
 from weft.models.sharded_model import RankedModel
+from weft.models.vision.encoder import LayerNorm
 from weft.models.weights import Order, TensorSource
 from weft.tensor.ops.moe import ExpertBiases, ExpertWeights
 from weft.tensor.ops.recurrent_layers import GATED_DELTA, MAMBA2, GatedDeltaWeights, Mamba2Weights
@@ -170,8 +171,8 @@ class BlockReader:
         if shape is not None:
             return lambda x_TD: x_TD.repeat(1, shape.count)
         first = self.architecture.mixers[0]
-        if isinstance(first, shapes.TimeMix):
-            norm, width = self.layer_norm("layers.0.pre_norm"), first.heads * first.head_dim
+        if isinstance(first, TimeMix):
+            norm, width = self.layer_norm("layers.0.pre_norm"), first.carried
             return lambda x_TD: torch.nn.functional.pad(norm(x_TD), (0, width))
         if not self.architecture.scaled_residual:
             return None

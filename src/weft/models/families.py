@@ -27,12 +27,13 @@ import torch
 from weft.families import architecture as shapes
 from weft.families import tensors
 from weft.families.architecture import Architecture
+from weft.families.mixing import ChannelMix, TimeMix
 from weft.models.block_readers import BlockReader, TableReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.blocks.rwkv import Before, ChannelMixBlock, LayerNorm, TimeMixBlock
+from weft.models.blocks.rwkv import ChannelMixBlock, Shifted, TimeMixBlock
 from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
@@ -324,25 +325,25 @@ def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention,
 def _rwkv_layers(read: BlockReader) -> ReadLayer:
     """Of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
     first = read.architecture.mixers[0]
-    assert isinstance(first, shapes.TimeMix)
-    carried = first.heads * first.head_dim
+    assert isinstance(first, TimeMix)
 
     def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
         stored = f"layers.{int(name.rpartition('.')[2]) // 2}"
         block: TimeMixBlock | ChannelMixBlock
-        if isinstance(mixer, shapes.TimeMix):
-            block = _time_mix(read, mixer, f"{stored}.attn", Before(read.layer_norm(f"{stored}.attn_norm")))
+        if isinstance(mixer, TimeMix):
+            block = _time_mix(read, mixer, f"{stored}.attn", Shifted(read.layer_norm(f"{stored}.attn_norm")))
         else:
-            assert isinstance(mixer, shapes.ChannelMix)
+            assert isinstance(mixer, ChannelMix)
             table = read.table(tensors.channel_mix(mixer, read.hidden), f"{stored}.ffn")
-            block = ChannelMixBlock(Before(read.layer_norm(f"{stored}.ffn_norm")), table.tensor("x_k"),
-                                    table.linear("into"), read.source.summed(table.linear("down")), carried)
+            block = ChannelMixBlock(Shifted(read.layer_norm(f"{stored}.ffn_norm")), table.tensor("x_k"),
+                                    table.linear("into"), read.source.summed(table.linear("down")),
+                                    first.carried)
         return DecoderLayer(None, block, None, None)
 
     return layer
 
 
-def _time_mix(read: BlockReader, shape: shapes.TimeMix, name: str, before: Before) -> TimeMixBlock:
+def _time_mix(read: BlockReader, shape: TimeMix, name: str, shifted: Shifted) -> TimeMixBlock:
     joined = read.source.has(f"{name}.x_x")   # of the library's first version
     table = read.table(tensors.time_mix(shape, read.hidden, joined=joined), name)
     mixes = (table.tensor("x_x")[:, None] if joined else
@@ -351,11 +352,10 @@ def _time_mix(read: BlockReader, shape: shapes.TimeMix, name: str, before: Befor
     def low_rank(part: str) -> tuple[Linear, Linear]:
         return table.linear(f"{part}.0", finer=True), table.linear(f"{part}.1", finer=True)
 
-    out_norm = LayerNorm(table.tensor("norm"), table.tensor("norm.bias"), read.eps * shape.head_dim,
-                         groups=shape.heads)
+    out_norm = table.tensor("norm"), table.tensor("norm.bias"), read.eps * shape.head_dim
     r, k, v = (table.linear(part) for part in "rkv")
     return TimeMixBlock(
-        shape, before, mixes, r, k, v, decay=low_rank("w"), rate=low_rank("a"), gate=low_rank("g"),
+        shape, shifted, mixes, r, k, v, decay=low_rank("w"), rate=low_rank("a"), gate=low_rank("g"),
         value=low_rank("v") if shape.value_rank else None, k_k=table.tensor("k_k"),
         k_a=table.tensor("k_a"), r_k=table.tensor("r_k"), out_norm=out_norm,
         out=read.source.summed(table.linear("out")))

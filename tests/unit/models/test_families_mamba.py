@@ -10,7 +10,6 @@ from weft.errors import CheckpointError
 from weft.families import read_architecture, read_spec
 from weft.families.architecture import (
     Attention,
-    ChannelMix,
     Dense,
     Experts,
     Mamba1,
@@ -18,8 +17,8 @@ from weft.families.architecture import (
     Parallel,
     Rope,
     SharedBlock,
-    TimeMix,
 )
+from weft.families.mixing import ChannelMix, TimeMix
 
 NO_LIMIT = (0.0, float("inf"))
 

@@ -26,9 +26,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import TimeMix
+from weft.families.mixing import TimeMix
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Projection, by_head
+from weft.models.vision.encoder import LayerNorm
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.elementwise import activate
@@ -39,22 +40,7 @@ _LEAST_LOG_DECAY = -0.6065306597126334
 
 
 @dataclass(slots=True)
-class LayerNorm:
-    """Over the last dim, or by groups of it: ``groups`` of equal width."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    eps: float
-    groups: int = 1
-
-    def __call__(self, x_TC: torch.Tensor) -> torch.Tensor:
-        if self.groups == 1:
-            return F.layer_norm(x_TC, self.weight.shape, self.weight, self.bias, self.eps)
-        return F.group_norm(x_TC, self.groups, self.weight, self.bias, self.eps)
-
-
-@dataclass(slots=True)
-class Before:
+class Shifted:
     """``norm`` of the stream, and what it was for the token before: zeros in front of the first."""
 
     norm: LayerNorm
@@ -77,10 +63,10 @@ LowRank = tuple[Linear, Linear]
 @dataclass(slots=True)
 class TimeMixBlock:
     """``mixes`` [6, 1, D]: of r, w, k, v, a, g. ``k_k``, ``k_a`` [C]; ``r_k`` [heads, D]. ``value``: None in
-    the first layer. ``out_norm``: by head."""
+    the first layer. ``out_norm``: weight [C], bias [C] and epsilon of the norm by head."""
 
     shape: TimeMix
-    before: Before
+    shifted: Shifted
     mixes: torch.Tensor
     r: Linear
     k: Linear
@@ -92,12 +78,12 @@ class TimeMixBlock:
     k_k: torch.Tensor
     k_a: torch.Tensor
     r_k: torch.Tensor
-    out_norm: LayerNorm
+    out_norm: tuple[torch.Tensor, torch.Tensor, float]
     out: Projection
 
     def __call__(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        x_TD, distance_TD = self.before(x_TN, inputs, cache)
+        x_TD, distance_TD = self.shifted(x_TN, inputs, cache)
         for_r, for_w, for_k, for_v, for_a, for_g = torch.addcmul(x_TD, distance_TD, self.mixes)
         heads, (into, up) = self.shape.heads, self.decay
         r_TC, k_TC, v_TC = self.r(for_r), self.k(for_k), self.v(for_v)
@@ -108,8 +94,8 @@ class TimeMixBlock:
         if self.value is None:
             first_TC = v_TC
         else:
-            taken_TC = torch.sigmoid(self.value[1](self.value[0](for_v)))
-            v_TC = torch.lerp(v_TC, x_TN[:, x_TD.shape[1] :], taken_TC)
+            share_TC = torch.sigmoid(self.value[1](self.value[0](for_v)))
+            v_TC = torch.lerp(v_TC, x_TN[:, x_TD.shape[1] :], share_TC)
         # float32 up to the one rounding, of what the recurrence reads.
         kk_THK = F.normalize(by_head(k_TC.float() * self.k_k, heads), dim=-1)
         k_TC = (k_TC.float() * (1 + (a_TC - 1) * self.k_a)).to(k_TC.dtype)
@@ -117,7 +103,8 @@ class TimeMixBlock:
         o_THV = wkv7(r, g, k, v, kk_THK.to(r.dtype), (kk_THK * a).to(r.dtype), cache.state["recurrent"],
                      inputs.runs, layer=cache.layer)
         own_THV = (r * k * self.r_k).sum(-1, keepdim=True) * v
-        y_TC = (self.out_norm(o_THV.flatten(1)) + own_THV.flatten(1)) * gate_TC
+        normed_TC = F.group_norm(o_THV.flatten(1), heads, *self.out_norm)
+        y_TC = (normed_TC + own_THV.flatten(1)) * gate_TC
         # Never the last layer that keeps a state: channel mixing follows, so all rows are asked for.
         return torch.cat((self.out(y_TC), first_TC), -1)
 
@@ -126,7 +113,7 @@ class TimeMixBlock:
 class ChannelMixBlock:
     """``mix`` [D]; ``carried``: numbers behind x in the stream."""
 
-    before: Before
+    shifted: Shifted
     mix: torch.Tensor
     into: Linear
     down: Projection
@@ -134,6 +121,6 @@ class ChannelMixBlock:
 
     def __call__(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        x_TD, distance_TD = self.before(x_TN, inputs, cache)
+        x_TD, distance_TD = self.shifted(x_TN, inputs, cache)
         mixed_TD = inputs.asked_of(torch.addcmul(x_TD, distance_TD, self.mix))
         return F.pad(self.down(activate(self.into(mixed_TD), "relu2")), (0, self.carried))

@@ -3,8 +3,8 @@
     u_t = kk_t^T S;     S <- diag(exp(g_t)) S - b_t u_t^T + k_t v_t^T;     o_t = r_t^T S          S [K, V]
 
 ``kk`` reads the state before it decays. What it finds is taken out by ``b`` (kk times a rate for each line),
-and ``k`` writes the value whole. With b = beta k', kk = exp(g) k' and k = beta k' this is Kimi's rule, so the
-C++ kernel is the same (csrc/gated_delta.inl). Torch goes token by token: the chunked form has four decayed
+and ``k`` writes the value whole. With b = k = beta k' and kk = exp(g) k' this is Kimi's rule. So the C++
+kernel is the same (csrc/gated_delta.inl). Torch goes token by token: the chunked form has four decayed
 products in place of two, and no CPU with the C++ kernels would use it.
 
 Source: Peng et al., "RWKV-7 Goose with expressive dynamic state evolution" (2025), section 4.
