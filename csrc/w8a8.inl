@@ -234,8 +234,9 @@ void byte_products_of(const LinearArgs& args) {
     for (int64_t block = 0, row = 0; block < blocks; ++block) {  // of nearly one size: 8 rows are 4 and 4
       const int64_t end = args.rows * (block + 1) / blocks;
       const int rows = static_cast<int>(end - row);
-      if (tiles >= kOutTiles) byte_block<T, kOutTiles>(args, x, tile, row, rows);
-      else for (int64_t t = 0; t < tiles; ++t) byte_block<T, 1>(args, x, tile + t, row, rows);
+      // Few rows: one tile after the other is one stream (linear.inl).
+      if (args.rows > kOneTileRows && tiles >= kOutTiles) byte_block<T, kOutTiles>(args, x, tile, row, rows);
+      else for (int64_t t = 0; t < tiles && t < kOutTiles; ++t) byte_block<T, 1>(args, x, tile + t, row, rows);
       row = end;
     }
   });

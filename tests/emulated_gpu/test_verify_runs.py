@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from tests.emulated_gpu.engines import (
     Started,
     answers,
     assert_tokens_of_transformers,
+    kinds,
     said_by_transformers,
     started,
 )
@@ -105,16 +107,39 @@ def test_a_model_with_a_head_decodes_by_graphs(monkeypatch: pytest.MonkeyPatch) 
     wanted = answers(expected, PROMPTS[:1], SHORTER)
     expected.close()
     source = speculator()
+    drafted: list[tuple[int, int, int]] = []
+    """Drafts, replays, launches of kernels from Python; of each step."""
     with emulated() as card, started(card, str(EMBEDDED), drafter=source, speculate="mtp") as engine:
         seen, before, waited = counted(graphs_of(engine)), card.replays, len(card.waits)
+        head = cast(TorchExecutor, engine.core.executor)._head
+        assert head is not None
+        assert head.graphs is not None
+        drafting, drafts = head.graphs, head.graphs.drafts
+
+        def watched(*args: Any) -> Any:
+            launched, replayed = card.launches, card.replays
+            found = drafts(*args)
+            drafted.append((len(found), card.replays - replayed, card.launches - launched))
+            return found
+
+        drafting.drafts = watched  # type: ignore[method-assign]
         made = answers(engine.core, PROMPTS[:1], SHORTER)
         replays = card.replays - before
         reports = [report for report in card.reports if report.kind != "compile"]
         waits = collections.Counter(wait.place.split(":")[0] for wait in card.waits[waited:])
+        assert "freed" not in kinds(card)
+        # The control: what a draft begins with is freed, and its graph still has the address.
+        drafting._hidden_WD = drafting._hidden_WD.clone()
+        gc.collect()
+        answers(engine.core, PROMPTS[:1], SHORTER, name="freed")
+        assert "freed" in kinds(card)
+    assert (3, 3, 0) in drafted
+    assert all(count == replayed and launches == 0 for count, replayed, launches in drafted)
     assert source.stats().sources["mtp"].accepted
     assert seen
     assert replays > len(seen)
-    # All drafts of a step come home at once. The profile run compiles the head's kernels; this test has none.
+    # All drafts of a step come home at once. The profile run compiles what writes keys of prompts; this test
+    # has none.
     assert {report.kind for report in reports} == {"wait"}
     assert all("weft/runner/mtp.py" in report.text for report in reports), [str(one) for one in reports]
     assert 0 < waits["weft/runner/mtp.py"] <= SHORTER.max_tokens + 1, "one of a step"

@@ -17,6 +17,7 @@ from train.mtp import MtpHead, drafts
 from weft.costs.rows import RowCosts
 from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
+from weft.runner.graphs import DecodeBlock, EagerCapture
 from weft.runner.mtp import HeadRunner
 from weft.speculation.drafter import SourceName
 from weft.speculation.speculator import Speculator
@@ -179,3 +180,36 @@ def test_a_head_that_begins_late_reads_nothing_of_other_sequences(monkeypatch: p
     assert len(offers[0]) > 10
     assert offers[0] == offers[1]
     assert offers[0] != offers[2]
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_drafts_of_graphs_are_those_of_launches_from_python(copies: int) -> None:
+    """Tokens and chances, beside prompts and behind verify runs; ``Listening`` has every offer."""
+    offers: list[dict[int, list[Any]]] = []
+
+    class Listening(Speculator):
+        def offer(self, key: int, tokens: Any, chances: Any) -> None:
+            offers[-1].setdefault(key, []).append((tuple(tokens), tuple(chances)))
+            super().offer(key, tokens, chances)
+
+    replays = 0
+    for capture in (None, EagerCapture()):
+        offers.append({})
+        source = Listening(("mtp",), costs=RowCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
+        serving = Serving("", model=with_head(), drafter=source, capture=capture)
+        head = serving.executor._head
+        assert head is not None
+        if head.graphs is not None:
+            graphs, replay = head.graphs._graphs, head.graphs._graphs.replay
+
+            def counting(block: DecodeBlock, replay: Any = replay) -> torch.Tensor:
+                nonlocal replays
+                replays += 1
+                return replay(block)
+
+            graphs.replay = counting  # type: ignore[method-assign]
+        serving.run(prompts()[:2] * copies, sampling(), stagger_steps=1)
+    plain, recorded = offers
+    assert plain == recorded
+    assert replays > len(recorded)
+    assert max(len(tokens) for made in plain.values() for tokens, _ in made) == 3

@@ -36,8 +36,8 @@ _NAME = "profile run"
 
 
 def loads_head(config: EngineConfig, device: torch.device) -> bool:
-    """Whether the model's own head is read. On a GPU it is launched from Python, so ``auto`` goes without
-    there."""
+    """Whether the model's own head is read. That it pays on a GPU was measured on none, so ``auto`` goes
+    without there."""
     named = "mtp" in parse_sources(config.speculate)
     return named and (config.speculate != "auto" or device.type == "cpu")
 

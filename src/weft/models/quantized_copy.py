@@ -39,6 +39,7 @@ from weft.models.score_head import architecture_in
 from weft.models.stored_values import MappedFiles
 from weft.models.weights import Order, Part
 from weft.spec import DTypeName
+from weft.tensor.few_bits import quotient
 from weft.tensor.ops.moe import ExpertWeights
 from weft.tensor.weights.quantized import GROUPS, ZERO_POINT, floats_of, rounded
 
@@ -215,7 +216,7 @@ def _rounded(weight: torch.Tensor, form: CopyForm, dtype: torch.dtype,
     rows, columns = weight.shape
     wide = weight.float()
     if form == "w8a8":
-        scales = (wide.abs().amax(1, keepdim=True) / 127).to(dtype)
+        scales = quotient(wide.abs().amax(1, keepdim=True), 127.0).to(dtype)
         codes = _steps(wide, scales.float(), -127, 127)
         return [codes.to(torch.int8), scales], codes * scales.float()
     bits = 4 if form == "int4" else 8

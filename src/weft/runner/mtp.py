@@ -27,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from weft.models.mtp import MtpHead, only_decodes
+from weft.runner.head_graphs import HeadGraphs
 from weft.runner.pictures import PictureRows
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import HeadDraft, StepPlan, StepResult
@@ -104,10 +105,12 @@ class _Place:
 class HeadRunner:
     """``table``: int32 [rows + 1, pages], of the rows. ``cache``: the views of the head's layer.
     ``pages_per_frame``: of the arena. ``known``: by row, the prompt of its sequence and the answer before a
-    preemption. ``pictures``: those of the rows. ``staging_bytes``: of a usual step."""
+    preemption. ``pictures``: those of the rows. ``staging_bytes``: of a usual step. ``graphs``: those that
+    compute drafts, once they are recorded."""
 
     def __init__(self, head: MtpHead, table: torch.Tensor, cache: LayerCache, pages_per_frame: int,
-                 pictures: PictureRows | None, staging_bytes: int) -> None:
+                 pictures: PictureRows | None, staging_bytes: int, graphs: HeadGraphs | None) -> None:
+        self.graphs = graphs
         self._head = head
         self._pictures = pictures
         self._table = table
@@ -132,6 +135,10 @@ class HeadRunner:
         for rows, columns, pages in (plan.table_writes, plan.table_patches):
             self._has_page[rows, columns] = pages != PAD
 
+    def record(self) -> None:
+        if self.graphs is not None:
+            self.graphs.record(self._caches)
+
     def zero(self, pages: Sequence[int]) -> None:
         """``pages`` hold neutral keys of this layer, of no sequence."""
         self._staging.begin()
@@ -147,20 +154,20 @@ class HeadRunner:
         began_s = time.perf_counter()
         assert plan.mtp_drafts is not None
         ends = self._ends(plan, inputs, result)
+        width = None
+        if self.graphs is not None and plan.mtp_drafts and ends.runs:
+            width = self.graphs.width_of(len(ends.runs))
+        if width is not None:
+            drafts = self._replayed(plan, inputs, hidden_TD, result, ends, width)
+            return drafts, time.perf_counter() - began_s
         self._staging.begin()
         following = self._staging.add(self._following(plan, inputs, result))
         ends_X = self._staging.add(np.array(ends.rows, np.int64))
         rows_X = self._staging.add(plan.rows[ends.runs].astype(np.int64))
         places = self._places(plan, ends)
-        table, chunk_count = None, 0
-        if gpu.fits(self._table) and not device_runs.is_known(inputs.runs):   # a graph has its own
-            flat, chunk_count = device_runs.pack(inputs.runs)
-            table = self._staging.add(flat)
-        self._staging.send()
-        if table is not None:
-            device_runs.remember(inputs.runs, table.device, chunk_count)
-        width = (max(ends.starts, default=0) + len(places) - 1) // PAGE_TOKENS + 1
-        pages_XP = self._table[:, :width].index_select(0, rows_X.device)
+        self._send(inputs, tables=True)
+        pages = (max(ends.starts, default=0) + len(places) - 1) // PAGE_TOKENS + 1
+        pages_XP = self._table[:, :pages].index_select(0, rows_X.device)
         joined_TD = self._head.joined(hidden_TD, following.device)
         if plan.prefills or not plan.mtp_drafts:
             self._head.write(joined_TD, inputs, self._caches[0])
@@ -173,6 +180,48 @@ class HeadRunner:
                 hidden_XD = hidden_XD.index_select(0, ends_X.device)
         drafts = self._drafts(places, pages_XP, hidden_XD) if plan.mtp_drafts and ends.runs else {}
         return drafts, time.perf_counter() - began_s
+
+    def _replayed(self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult,
+                  ends: _Ends, width: int) -> dict[int, HeadDraft]:
+        """Drafts of graphs of ``width`` rows. Of a step that is not of decodes alone, the keys of all tokens
+        are written first: a graph has those of its own rows."""
+        assert self.graphs is not None
+        rows = plan.rows[ends.runs].tolist()
+        starts = [ends.starts]
+        for _ in range(1, plan.mtp_drafts or 0):
+            further = [at + 1 if at != PAD and self._reaches(row, at + 1) else PAD
+                       for row, at in zip(rows, starts[-1], strict=True)]
+            if all(at == PAD for at in further):
+                break
+            starts.append(further)
+        decodes_alone = plan.decode_count == plan.run_count == len(ends.runs)
+        self._staging.begin()
+        following = self._staging.add(self._following(plan, inputs, result))
+        ends_X = self._staging.add(np.array(ends.rows, np.int64))
+        blocks = [self._staging.add(self.graphs.block(width, at, rows)) for at in starts]
+        self._send(inputs, tables=not decodes_alone)
+        if not decodes_alone:
+            self._head.write(self._head.joined(hidden_TD, following.device), inputs, self._caches[0])
+        numbers = self.graphs.drafts(width, hidden_TD.index_select(0, ends_X.device),
+                                   following.device.index_select(0, ends_X.device),
+                                   [block.device for block in blocks], starts).tolist()
+        drafts = {}
+        for at, run in enumerate(ends.runs):
+            own = [numbers[draft][at] for draft, places in enumerate(starts) if places[at] != PAD]
+            drafts[run] = HeadDraft(tuple(int(token) for token, _ in own),
+                                    tuple(chance if chance == chance else 0.0 for _, chance in own))
+        return drafts
+
+    def _send(self, inputs: StepInputs, *, tables: bool) -> None:
+        """What was added, and the tables of the runs of ``inputs`` where kernels read them and nothing has
+        them."""
+        table, chunk_count = None, 0
+        if tables and gpu.fits(self._table) and not device_runs.is_known(inputs.runs):   # a graph has its own
+            flat, chunk_count = device_runs.pack(inputs.runs)
+            table = self._staging.add(flat)
+        self._staging.send()
+        if table is not None:
+            device_runs.remember(inputs.runs, table.device, chunk_count)
 
     def _drafts(self, places: list[_Place], pages_XP: torch.Tensor,
                 hidden_XD: torch.Tensor) -> dict[int, HeadDraft]:

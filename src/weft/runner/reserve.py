@@ -194,7 +194,9 @@ def measure_reserve(model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, *, 
         measurement = _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter)
         if gpu.reaches(device):
             measurement.compile(tell)
-        return measurement.run(capture, shapes, 2 if adapters else 1)
+        # Drafts of the model's own head take less than a step.
+        sets = 1 + adapters + (getattr(model, "mtp", None) is not None)
+        return measurement.run(capture, shapes, sets)
 
 
 class _Measurement:

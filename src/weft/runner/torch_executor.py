@@ -40,6 +40,7 @@ from weft.models.mtp import MtpHead
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import Capture, DecodeBlock, DecodeGraphs, decode_widths, pad_rows
+from weft.runner.head_graphs import HeadGraphs
 from weft.runner.kv_scales import Model, head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
@@ -103,6 +104,7 @@ class TorchExecutor:
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
+        self._capture = capture
         rows = rows_on(device, rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
                        step_tokens_max=sizes.step_tokens_max)
         self.batches = BatchBuilder(rows, step_tokens_max=sizes.step_tokens_max, pad_decode_to=pad_decode_to)
@@ -262,9 +264,13 @@ class TorchExecutor:
             self.batches.active = self.model.adapters
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
-            self._head = HeadRunner(head, self.batches.rows.table, self._caches[-1],
-                                    self.arena.plan.pages_per_frame, self.pictures,
-                                    self.batches.rows.staging.capacity_bytes)
+            rows, capture = self.batches.rows, self._capture
+            graphs = None if capture is None or self.graphs is None else HeadGraphs(
+                head, rows.table, rows.chosen, self.graphs.widths, capture,
+                None if self.pictures is None else self.pictures.deltas_R, self.model.spec.hidden_size,
+                DTYPES[self.model.spec.dtype])
+            self._head = HeadRunner(head, rows.table, self._caches[-1], self.arena.plan.pages_per_frame,
+                                    self.pictures, rows.staging.capacity_bytes, graphs)
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
                   began_s: float) -> LaunchedStep:
@@ -330,8 +336,12 @@ class TorchExecutor:
             if self.mixed_graphs is not None:
                 self.mixed_graphs.record(self.model.forward, self._caches)
             self.graphs.record(self.model.forward, self._caches)
+            if self._head is not None:
+                self._head.record()
         self.batches.decode_widths = self.graphs.recorded_widths
         refused = [self.graphs.refused_in_words()]
+        if self._head is not None and self._head.graphs is not None:
+            refused.append(self._head.graphs.refused_in_words())
         if self.mixed_graphs is not None:
             self.batches.mixed_shapes = self.mixed_graphs.recorded_shapes
             refused.append(self.mixed_graphs.refused_in_words())
@@ -351,6 +361,8 @@ class TorchExecutor:
         if self.mixed_graphs is not None:
             for shape in self.mixed_graphs.recorded_shapes:
                 self.mixed_graphs.idle(shape)
+        if self._head is not None and self._head.graphs is not None:
+            self._head.graphs.warm()
         self.model.logits(self._forward(pad_rows(1, self.batches.rows.table.shape[1], self.arena.device)))
         self._readback.send([]).open()
 

@@ -59,7 +59,7 @@ def as_bytes(x: torch.Tensor) -> torch.Tensor:
 _NIBBLE_MAX = 15
 
 
-def _quotient(x: torch.Tensor, divisor: float) -> torch.Tensor:
+def quotient(x: torch.Tensor, divisor: float) -> torch.Tensor:
     """``x / divisor``, the same bits on every device."""
     # By a number of Python torch does not divide on a GPU: it multiplies by 1 / divisor, a bit off at times.
     return x / x.new_full((), divisor)
@@ -71,7 +71,7 @@ def encode_state(state_XN: torch.Tensor, codes_XN: torch.Tensor, scales_X: torch
     A row is a (head, key channel) of a delta net, a (head, channel) of Mamba-2, a channel of Mamba-1.
     """
     wide_XN = state_XN.float()
-    scales_X.copy_(_quotient(wide_XN.abs().amax(dim=-1), INT8_MAX))
+    scales_X.copy_(quotient(wide_XN.abs().amax(dim=-1), INT8_MAX))
     # A row of zeros: its scale stays 0, and its codes must not be NaN.
     steps_X = torch.where(scales_X > 0, scales_X, 1.0)
     codes_XN.copy_((wide_XN / steps_X.unsqueeze(-1)).round_().clamp_(-127, 127))
@@ -94,7 +94,7 @@ def encode_nibbles(wide_XN: torch.Tensor, codes_XH: torch.Tensor, bounds_X2: tor
     bounds_X2[..., 0].copy_(low_X)
     # From here on the bounds are the rounded ones: the decoder has no others.
     low_X = bounds_X2[..., 0].float()
-    bounds_X2[..., 1].copy_(_quotient((high_X - low_X).clamp_min_(0), _NIBBLE_MAX))
+    bounds_X2[..., 1].copy_(quotient((high_X - low_X).clamp_min_(0), _NIBBLE_MAX))
     step_X = bounds_X2[..., 1].float()
     # A row of equal numbers has step 0: an infinite divisor gives code 0.
     steps_X = torch.where(step_X > 0, step_X, torch.inf)

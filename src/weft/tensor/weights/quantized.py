@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from weft.tensor.few_bits import quotient
 from weft.tensor.weights import large_pages
 
 TILE_ROWS = 16
@@ -470,13 +471,13 @@ def rounded(weight: torch.Tensor, bits: int) -> Codes:
 def _scales(groups: torch.Tensor, bits: int) -> torch.Tensor:
     """The scales of groups [n, columns]: float32 [n, 1], each representable in float16."""
     if bits == 8:
-        return _stored(groups.abs().amax(1, keepdim=True) / 127)
+        return _stored(quotient(groups.abs().amax(1, keepdim=True), 127.0))
     most = groups.gather(1, groups.abs().argmax(1, keepdim=True))
     least = torch.full_like(most, torch.inf)
     scales = torch.zeros_like(most)
     # A group's largest weight is an outlier more often than not: a smaller scale may err less.
     for reach in _REACHES:
-        tried = _stored(most / -reach)
+        tried = _stored(quotient(most, -reach))
         error = _steps(groups, tried, 4).mul_(tried).sub_(groups)
         error = torch.linalg.vecdot(error, error).unsqueeze(1)
         scales = torch.where(error < least, tried, scales)
