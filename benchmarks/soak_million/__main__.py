@@ -38,8 +38,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import httpx
+import msgspec
+import uvloop
 
+from benchmarks.soak_million.client import Connection, ConnectionFailed
+from benchmarks.soak_million.cpu import CpuTimes
 from benchmarks.soak_million.questions import Asking, Said, Stream, StreamFailed, asking, begins, said_whole
 from benchmarks.soak_million.server import DISK_MB, Fleet, serve
 from benchmarks.soak_million.slopes import PER, Sample, of_folder, of_process, slopes
@@ -89,11 +92,12 @@ class Soak:
         self.answers = Answers(self._folder / "answers.sqlite")
         self.counts, self.unexplained, self.wrong, self.audits = Counter[str](), [], [], []
         self.samples: list[Sample] = []
+        self.cpu = CpuTimes()
         self.next, self.seconds, self.servers = 0, 0.0, 0
         self.is_ending = False
-        self._clients: list[httpx.AsyncClient] = []
+        self._clients: list[Connection] = []
         self._read()
-        self.lone_url = ""
+        self.lone_url, self.lone_pid = "", 0
         self.is_control = False
         self._lone_lock = asyncio.Lock()
         self._held: list[Any] = []
@@ -103,25 +107,24 @@ class Soak:
 
     async def run(self) -> None:
         began_s, before_s = time.monotonic(), self.seconds
+        self._look_at_times(of_starts=True)
         end_s = began_s + self._args.hours * 3600
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.end)
         late = asyncio.create_task(self._note_lateness())
-        async with contextlib.AsyncExitStack() as stack:
-            # each with a pool of its own: in a common one, every request looks at all connections
-            self._clients = [await stack.enter_async_context(httpx.AsyncClient(
-                base_url=self._fleet.url, timeout=300, verify=False, limits=httpx.Limits(max_connections=1)))
-                for _ in range(self._args.concurrency)]
-            while self.next < self._args.requests and time.monotonic() < end_s and not self.is_ending:
-                last = min(self._args.requests, self.next + self._args.every["audit"])
-                await self._spell(self.next, last)
-                self.next = last
-                self.seconds = before_s + time.monotonic() - began_s
-                await asyncio.to_thread(self._quiet)
-                if last % self._args.every["server"] == 0 and last < self._args.requests:
-                    await asyncio.to_thread(self._restart)
-                    for client in self._clients:
-                        client.base_url = self._fleet.url
+        self._clients = [Connection(self._fleet.url) for _ in range(self._args.concurrency)]
+        while self.next < self._args.requests and time.monotonic() < end_s and not self.is_ending:
+            last = min(self._args.requests, self.next + self._args.every["audit"])
+            await self._spell(self.next, last)
+            self.next = last
+            self.seconds = before_s + time.monotonic() - began_s
+            await asyncio.to_thread(self._quiet)
+            if last % self._args.every["server"] == 0 and last < self._args.requests:
+                await asyncio.to_thread(self._restart)
+                for client in self._clients:
+                    client.url = self._fleet.url
+        for client in self._clients:
+            client.close()
         late.cancel()
         self._say()
 
@@ -141,7 +144,7 @@ class Soak:
         numbers = iter(range(first, last))
         pace = Pace(self._args.rate)
 
-        async def ask(client: httpx.AsyncClient) -> None:
+        async def ask(client: Connection) -> None:
             for number in numbers:
                 await pace.turn()
                 await self._faults(number)
@@ -168,7 +171,7 @@ class Soak:
 
     # ------------------------------------------------------------------ one request
 
-    async def _one(self, client: httpx.AsyncClient, asked: Asking) -> None:
+    async def _one(self, client: Connection, asked: Asking) -> None:
         self.counts["requests"] += 1
         self.counts[f"kind {asked.question.kind}"] += 1
         for _ in range(TRIES):
@@ -186,30 +189,30 @@ class Soak:
             self.counts[f"explained: {why}"] += 1
         self.unexplained.append(f"request {asked.number}: no answer after {TRIES} tries, each with its fault")
 
-    async def _ask(self, client: httpx.AsyncClient, asked: Asking) -> tuple[str, Said, bool]:
+    async def _ask(self, connection: Connection, asked: Asking) -> tuple[str, Said, bool]:
         """How it failed ("" if it did not), what was answered, whether its client left."""
         question = asked.question
-        body = {**question.body, "stream": asked.is_stream} if question.path != "/tokenize" else question.body
+        body = question.body_bytes(is_stream=asked.is_stream)
         if self.is_control and asked.number == CONTROL_AT + 1:
-            body = {"model": "nobody"}
-        headers = {"Authorization": f"Bearer {question.key}"}
+            body = b'{"model": "nobody"}'
         stream = Stream(question.path)
         try:
-            async with client.stream("POST", question.path, json=body, headers=headers) as response:
-                if question.is_wrong and response.status_code == 400:
-                    await response.aread()
+            async with connection.post(question.path, body, question.key) as answer:
+                if question.is_wrong and answer.status == 400:
+                    await answer.read()
                     return "", [["400", "", []]], False
-                if response.status_code != 200 or question.is_wrong:
-                    return f"{response.status_code} {(await response.aread()).decode()}", [], False
+                if answer.status != 200 or question.is_wrong:
+                    return f"{answer.status} {(await answer.read()).decode()}", [], False
                 if not asked.is_stream:
-                    return "", said_whole(question.path, json.loads(await response.aread())), False
-                async for line in response.aiter_lines():
-                    stream.line(line)
-                    if asked.leaves_after is not None and stream.pieces >= asked.leaves_after:
-                        self.counts["clients that left"] += 1
-                        return "", stream.said(), True
-        except httpx.TransportError as error:
-            return f"connection: {type(error).__name__}: {error}", [], False
+                    return "", said_whole(question.path, msgspec.json.decode(await answer.read())), False
+                while lines := await answer.lines():
+                    for line in lines:
+                        stream.line(line)
+                        if asked.leaves_after is not None and stream.pieces >= asked.leaves_after:
+                            self.counts["clients that left"] += 1
+                            return "", stream.said(), True
+        except ConnectionFailed as error:
+            return f"connection: {error}", [], False
         except StreamFailed as error:
             return f"stream: {error}", [], False
         failure = "" if stream.is_done else "connection: the stream ended early"
@@ -236,9 +239,10 @@ class Soak:
                               f"{'stream' if asked.is_stream else 'whole'}): {said} is not {right}")
 
     async def _lone(self, asked: Asking) -> Said:
-        async with self._lone_lock, httpx.AsyncClient(base_url=self.lone_url, timeout=300,
-                                                      verify=False) as client:
-            failure, said, _ = await self._ask(client, Asking(asked.number, asked.question, False, None))
+        async with self._lone_lock:
+            lone = Connection(self.lone_url)
+            failure, said, _ = await self._ask(lone, Asking(asked.number, asked.question, False, None))
+            lone.close()
         assert not failure, f"the lone engine: {failure}"
         return said
 
@@ -251,6 +255,7 @@ class Soak:
             if not found:
                 break
             time.sleep(0.2)  # a client that left is noticed a moment later; an engine that was killed starts
+        self._look_at_times()
         self.counts["audits"] += 1
         self.audits += [f"after {self.next} requests: {one}" for one in found]
         self._write()
@@ -259,6 +264,11 @@ class Soak:
     def _restart(self) -> None:
         self.audits += _ended(self._fleet, self._fleet.restart())
         self.servers += 1
+        self._look_at_times(of_starts=True)
+
+    def _look_at_times(self, *, of_starts: bool = False) -> None:
+        self.cpu.look({"soak": os.getpid(), "supervisor": self._fleet.watched()["supervisor"],
+                       "lone engine": self.lone_pid}, of_starts=of_starts)
 
     def finish(self) -> None:
         code = self._fleet.stop()
@@ -303,6 +313,7 @@ class Soak:
         assert state["seed"] == self._args.seed, f"{file} is of --seed {state['seed']}"
         self.next, self.seconds, self.servers = state["next"], state["seconds"], state["servers"] + 1
         self.counts.update(state["counts"])
+        self.cpu.seconds.update(state["cpu_seconds"])
         self._fleet.counts.update(state["faults"])
         self.unexplained, self.wrong, self.audits = state["unexplained"], state["wrong"], state["audits"]
         lines = self._samples_file.read_text().splitlines() if self._samples_file.exists() else []
@@ -313,7 +324,8 @@ class Soak:
 
     def _write(self) -> None:
         state = {"seed": self._args.seed, "next": self.next, "seconds": self.seconds, "servers": self.servers,
-                 "counts": self.counts, "faults": self._fleet.counts, "unexplained": self.unexplained[:1000],
+                 "counts": self.counts, "cpu_seconds": self.cpu.seconds, "faults": self._fleet.counts,
+                 "unexplained": self.unexplained[:1000],
                  "wrong": self.wrong[:1000], "audits": self.audits[:1000]}
         part = self._folder / "state.part"
         part.write_text(json.dumps(state))
@@ -339,6 +351,8 @@ class Soak:
             "requests": self.next, "of": self._args.requests, "seed": self._args.seed,
             "seconds": round(self.seconds), "requests_per_s": round(per_s, 2),
             "hours_for_a_million": round(1e6 / per_s / 3600, 1) if per_s else None,
+            "cpu_ms_per_request": {kind: round(1e3 * seconds / max(1, self.next), 2)
+                                   for kind, seconds in self.cpu.seconds.most_common()},
             "machine": machine(), "wrong": len(self.wrong), "unexplained": len(self.unexplained),
             "audits": self.counts["audits"], "audits_failed": len(self.audits),
             "questions": asked, "questions_of_a_lone_engine": lone,
@@ -424,7 +438,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=200.0, help="Most requests a second.")
-    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, default=384)
+    parser.add_argument("--dtype", default="bfloat16", help="Of both servers, as --dtype of `weft serve`.")
     parser.add_argument("--hours", type=float, default=24.0, help="Stop after so long.")
     parser.add_argument("--sample", type=int, default=20, help="One question in so many: a lone engine.")
     parser.add_argument("--every", action="append", default=[], metavar="KIND=N",
@@ -438,15 +453,16 @@ def main() -> int:
     args.state.mkdir(parents=True, exist_ok=True)
     args.every = EVERY | {kind: int(count) for kind, _, count in (one.partition("=") for one in args.every)}
     assert args.every.keys() == EVERY.keys(), f"--every has {', '.join(EVERY)}"
-    fleet = Fleet(args.state, is_bounded=mounted(args.state / "disk"))
+    fleet = Fleet(args.state, is_bounded=mounted(args.state / "disk"), dtype=args.dtype)
     soak = Soak(args, fleet)
     lone, soak.lone_url = serve(args.state / "lone.log", fleet.temporary, [
-        "--threads", "1", "--memory", "96MiB", "--no-prefix-cache", "--speculate", "off", "--response-store",
-        "off"])
+        "--dtype", args.dtype, "--threads", "1", "--memory", "96MiB", "--no-prefix-cache",
+        "--speculate", "off", "--response-store", "off"])
+    soak.lone_pid = lone.pid
     try:
         fleet.start()
-        asyncio.run(soak.run())
-        missed = asyncio.run(unnoticed(args, fleet, soak.lone_url)) if args.controls else None
+        uvloop.run(soak.run())
+        missed = uvloop.run(unnoticed(args, fleet, soak.lone_url)) if args.controls else None
         soak.finish()
     finally:
         lone.terminate()

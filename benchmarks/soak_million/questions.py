@@ -15,12 +15,16 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
+
+import msgspec
 
 POOL = 20_000
 HOT = 300
 TENANTS = 4
 KEYS = tuple(f"soak-key-{number}" for number in range(TENANTS))
+WORDS_MAX = 500
 _WORDS = ("river", "lantern", "copper", "orchard", "signal", "harbour", "meadow", "granite", "violet",
           "falcon")
 _TOOL = {"type": "function", "function": {"name": "note", "parameters": {
@@ -43,6 +47,10 @@ class Question:
     path: str
     body: dict[str, Any]
     is_wrong: bool = False
+
+    def body_bytes(self, *, is_stream: bool) -> bytes:
+        body = self.body if self.path == "/tokenize" else {**self.body, "stream": is_stream}
+        return msgspec.json.encode(body)
 
     @property
     def key(self) -> str:
@@ -69,6 +77,7 @@ def asking(seed: int, number: int) -> Asking:
     return Asking(number, asked, is_stream, rng.randrange(1, 12) if leaves else None)
 
 
+@lru_cache(2 * HOT)
 def question(number: int) -> Question:
     rng = random.Random(number * 7919 + 1)
     kinds = list(_KINDS)
@@ -82,10 +91,15 @@ def question(number: int) -> Question:
 def _text(rng: random.Random, words: int) -> str:
     """Beginnings are shared, as those of conversations are: one of twelve, up to a length of its own."""
     topic = rng.randrange(12)
-    shared = random.Random(topic)
-    start = [f"{shared.choice(_WORDS)} {shared.randrange(100)}" for _ in range(words)]
+    start = _beginning(topic)[:words]
     own = [f"{rng.choice(_WORDS)} {rng.randrange(1000)}" for _ in range(rng.randrange(1, 6))]
     return f"List {topic}: {', '.join(start)}. And {', '.join(own)}:"
+
+
+@cache
+def _beginning(topic: int) -> list[str]:
+    shared = random.Random(topic)
+    return [f"{shared.choice(_WORDS)} {shared.randrange(100)}" for _ in range(WORDS_MAX)]
 
 
 def _length(rng: random.Random) -> int:
@@ -207,16 +221,16 @@ class Stream:
         """A choice that has no piece yet says nothing."""
         return [self._choices.get(index, ["", "", []]) for index in range(max(self._choices, default=0) + 1)]
 
-    def line(self, line: str) -> None:
+    def line(self, line: bytes) -> None:
         """Raises StreamFailed."""
         if self._path != "/api/chat":
-            if not line.startswith("data: "):
+            if not line.startswith(b"data: "):
                 return
-            line = line.removeprefix("data: ")
-        if line == "[DONE]":
+            line = line.removeprefix(b"data: ")
+        if line.startswith(b"[DONE]"):
             self.is_done = True
         elif line:
-            self._take(json.loads(line))
+            self._take(msgspec.json.decode(line))
 
     def _take(self, piece: dict[str, Any]) -> None:
         if piece.get("error") is not None or piece.get("type") in ("error", "response.failed"):

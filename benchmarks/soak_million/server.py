@@ -53,8 +53,8 @@ class Fleet:
     """``folder`` has the server's temporary files, its log and its disk. ``is_bounded``: that disk is a tmpfs
     of its own."""
 
-    def __init__(self, folder: Path, *, is_bounded: bool) -> None:
-        self._folder, self.is_bounded = folder, is_bounded
+    def __init__(self, folder: Path, *, is_bounded: bool, dtype: str) -> None:
+        self._folder, self.is_bounded, self._dtype = folder, is_bounded, dtype
         self.disk, self.temporary = folder / "disk", folder / "tmp"
         for path in (self.disk, self.temporary):
             path.mkdir(exist_ok=True)
@@ -79,8 +79,9 @@ class Fleet:
         # 2 cores and three engines: with a thread each, none waits for the thread of another
         self._process, self.url = serve(
             self._folder / "server.log", self.temporary, [
-                "--replicas", str(ENGINES), "--http-workers", str(WORKERS), "--threads", "1",
-                "--memory", "96MiB", "--store", str(self.disk / "store"), "--store-size", f"{STORE_MB}MB",
+                "--dtype", self._dtype, "--replicas", str(ENGINES), "--http-workers", str(WORKERS),
+                "--threads", "1", "--memory", "96MiB",
+                "--store", str(self.disk / "store"), "--store-size", f"{STORE_MB}MB",
                 "--response-store", str(self.disk / "responses.sqlite"), "--operator-key", OPERATOR,
                 "--tenant-by-key", *more], clock=self._clock)
         wait_until(lambda: self.is_whole, "the engines are not ready")
@@ -265,6 +266,7 @@ def serve(log: Path, temporary: Path, more: list[str], *,
     environment = os.environ | {"TMPDIR": str(temporary), "WEFT_RESTARTS": "1000000", "OMP_NUM_THREADS": "1",
                                 "WEFT_STORE_RESERVE": "0", "WEFT_RESPONSE_STORE_SIZE": "4MB",
                                 "PYTHONUNBUFFERED": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)   # engines are started by the hundred
     if clock is not None:
         environment |= {"LD_PRELOAD": str(clock.with_suffix(".so")), "SOAK_CLOCK": str(clock)}
     begin = log.stat().st_size if log.exists() else 0

@@ -21,9 +21,12 @@ from weft.units import PAGE_TOKENS, ceil_div
 
 Role = Literal["both", "prefill", "decode"]
 ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "b": "both"}
+REPLICAS_MAX = 1000
+"""Of one server, and of a simulated fleet."""
 LINK_BYTES_S = 1e9
 LINK_LATENCY_S = 2e-3
 """Guesses, until puts are measured."""
+BEHIND_SHARE = 0.05
 
 
 def parse_roles(text: str, *, flag: str = "--roles") -> list[Role]:
@@ -34,7 +37,14 @@ def parse_roles(text: str, *, flag: str = "--roles") -> list[Role]:
         raise ConfigError(f"{flag} {text}: it is a list of counts and roles without spaces, such as 1p2d: "
                           "one replica for prompts (p), two that go on with the answers (d); b does both",
                           param=flag)
+    check_replicas(f"{flag} {text}", sum(int(count) for count, _ in parts), flag=flag)
     return [ROLES[letter] for count, letter in parts for _ in range(int(count))]
+
+
+def check_replicas(given: str, count: int, *, flag: str) -> None:
+    """``given``: the flag with its value. Raises ConfigError."""
+    if count > REPLICAS_MAX:
+        raise ConfigError(f"{given}: {count} replicas; the most are {REPLICAS_MAX}", param=flag)
 
 
 def partner_missing(roles: list[Role]) -> str:
@@ -82,10 +92,23 @@ class LinkStats(msgspec.Struct, frozen=True):
         states = max(1, ceil_div(end - start, self.chunk_tokens))
         return ceil_div(end - start, PAGE_TOKENS) * self.kv_bytes + states * self.state_bytes
 
+    def goes_beside(self, start: int, end: int, compute_s: float) -> bool:
+        """Whether records of [``start``, ``end``) leave chunk by chunk while the prompt is computed, which
+        takes ``compute_s``. A state behind each chunk pushes out what others come back for, so it has to be
+        worth it: all at the end would take more than BEHIND_SHARE of the prompt's own seconds."""
+        kv_bytes = ceil_div(end - start, PAGE_TOKENS) * self.kv_bytes
+        return (kv_bytes + self.state_bytes) / self.bytes_s > BEHIND_SHARE * compute_s
+
+    def chunk_ends(self, start: int, end: int, compute_s: float) -> range:
+        """Where the prefill of such a prompt saves a state for its records alone."""
+        return range(self.chunk_tokens, end if self.goes_beside(start, end, compute_s) else 0,
+                     self.chunk_tokens)
+
     def wait_s(self, start: int, computed_from: int, end: int, compute_s: float) -> float:
         """Seconds from the end of the prompt until all records of [``start``, ``end``) are there.
-        ``computed_from``: where the prefill begins, which takes ``compute_s``. Chunks go out beside it, so
-        the last one is left, or what the link is behind."""
-        last_from = max(start, end - self.chunk_tokens if end - computed_from > self.chunk_tokens else start)
+        ``computed_from``: where the prefill begins, which takes ``compute_s``. Chunks may go out beside
+        it: then the last one is left, or what the link is behind."""
+        is_beside = end - computed_from > self.chunk_tokens and self.goes_beside(start, end, compute_s)
+        last_from = max(start, end - self.chunk_tokens) if is_beside else start
         last_s = self.nbytes(last_from, end) / self.bytes_s
         return self.latency_s + max(last_s, self.nbytes(start, end) / self.bytes_s - compute_s)

@@ -85,8 +85,10 @@ def test_values_that_jump_are_flat_in_a_run_that_is_long_enough_and_a_leak_among
 def test_an_answer_that_was_left_must_be_the_beginning_of_the_whole_one() -> None:
     stream = Stream("/v1/completions")
     for text in ("ab", "c"):
-        stream.line("data: " + json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": None}]}))
+        stream.line(b"data: " + json.dumps({"choices": [{"index": 0, "text": text,
+                                                         "finish_reason": None}]}).encode())
     assert begins(stream.said(), [["abcd", "length", []]])
     assert not begins(stream.said(), [["abd", "length", []]])
-    stream.line("data: " + json.dumps({"choices": [{"index": 2, "text": "x", "finish_reason": None}]}))
+    stream.line(b"data: " + json.dumps({"choices": [{"index": 2, "text": "x",
+                                                     "finish_reason": None}]}).encode())
     assert begins(stream.said(), [["abcd", "length", []], ["none yet", "length", []], ["xy", "length", []]])

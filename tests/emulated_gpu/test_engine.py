@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, cast
 
 import pytest
@@ -47,6 +48,8 @@ def test_every_way_to_serve_reports_nothing(way: str) -> None:
     prompts = [list(range(3, 69)), *PROMPTS[:2], list(range(3, 69))]
     checkpoint("qwen3_5")
     with emulated() as card, started(card, "qwen3_5", **WAYS[way]) as engine:
+        threads = [one for one in threading.enumerate() if one.name.startswith("steps")]
+        assert bool(threads) is (way != "without overlap"), "a thread that nothing uses"
         made = answers(engine.core, prompts)
         made += answers(engine.core, prompts[:2], name="again")
     assert not card.reports, [str(report) for report in card.reports]

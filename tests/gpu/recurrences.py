@@ -13,11 +13,13 @@ from tests.ops.recurrent import Inputs, wkv7_inputs
 from tests.support.naive_ops import delta_rule as naive_delta_rule
 from tests.support.naive_ops import mamba1 as naive_mamba1
 from tests.support.naive_ops import mamba2 as naive_mamba2
+from tests.support.naive_ops import running_max as naive_running_max
 from tests.support.naive_ops import wkv7 as naive_wkv7
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.delta_rule import delta_rule
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
+from weft.tensor.ops.running_max import running_max
 from weft.tensor.ops.wkv7 import wkv7
 
 
@@ -111,6 +113,16 @@ def _mamba1(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> 
     return op(x["x"], x["dt"], rates, x["b"], x["c"], line, line.flip(0), state, runs, layer=layer)
 
 
+def _max_inputs(tokens: int, seed: int) -> Inputs:
+    noise = _noise(seed)
+    return {"log_decay": -torch.rand(tokens, 20, generator=noise).square(),
+            "x": torch.randn(tokens, 20, generator=noise)}
+
+
+def _max(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor:
+    return op(x["log_decay"], x["x"], state, runs, layer=layer)
+
+
 def _wkv7(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor:
     return op(x["r"], x["g"], x["k"], x["v"], x["kk"], x["b"], state, runs, layer=layer)
 
@@ -121,6 +133,7 @@ RECURRENCES = [
     Recurrence("mamba1", (40, 6), _mamba1_inputs(40), _mamba1, mamba1, naive_mamba1),
     Recurrence("wkv7", (1, 24, 20), wkv7_inputs(1, 24, 20), _wkv7, wkv7, naive_wkv7),
     Recurrence("mamba2", (2, 40, 20), _mamba2_inputs(40, 20), _mamba2, mamba2, naive_mamba2),
+    Recurrence("running_max", (1, 20), _max_inputs, _max, running_max, naive_running_max),
 ]
 
 WIDE_MAMBA1 = Recurrence("mamba1 of two blocks", (70, 6), _mamba1_inputs(70), _mamba1, mamba1, naive_mamba1)

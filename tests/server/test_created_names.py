@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -359,4 +360,9 @@ def test_the_store_is_bounded_and_says_what_is_wrong_with_its_file(tmp_path: Pat
         store.names()
     with pytest.raises(ConfigError, match=r"\(limits.name_store\)"):
         store.open_now()
+    for wrong, words in (('"parameters":{"temperature":"hot"}', "the parameters of n: Expected `float`"),
+                         ('"parameters":{"stop":[1]}', "the parameters of n: Expected `str`")):
+        (tmp_path / "names.json").write_text(f'[{{"name":"n","model":"m","created_s":1,{wrong}}}]')
+        with pytest.raises(PresetStoreError, match=rf"names\.json cannot be read: {re.escape(words)}"):
+            store.names()
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".new"] == []

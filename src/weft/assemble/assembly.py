@@ -288,7 +288,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
         loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
         reload=lambda: load_weights(config, name, directory, lambda line: None, device, group),
         capture=capture, mixed_tokens_max=mixed_tokens_max(config), verify_runs=records_verify_runs(config),
-        sampler=Sampler if ranks is None else ranks.sampler)
+        on_worker=overlaps(config, device), sampler=Sampler if ranks is None else ranks.sampler)
     executor = own if ranks is None else ranks.executor(own)   # every rank has its arena then
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]
     own.warm()

@@ -83,7 +83,7 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
         executor = TorchExecutor(loaded.model, layout.arena, layout.sizes, kv_scales=loaded.kv_scales,
                                  device=device, reload=load, capture=capture,
                                  mixed_tokens_max=mixed_tokens_max(config),
-                                 verify_runs=records_verify_runs(config),
+                                 verify_runs=records_verify_runs(config), on_worker=False,
                                  sampler=partial(FollowingSampler, leader))
     except (MemoryError, RuntimeError) as error:
         size = format_bytes(layout.arena.arena_bytes)

@@ -22,9 +22,10 @@ from weft.cli.main import progress_bar
 from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE
 from weft.cli.simulate_setup import DEFAULT_DEVICE, DEFAULT_MEMORY, Setup, setup_of, several
 from weft.errors import ConfigError
+from weft.handoff import REPLICAS_MAX
 from weft.router.blind import DEFAULT_ROUTER, ROUTERS
 from weft.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
-from weft.sim.fleet_replay import REPLICAS_MAX, RESTART_S
+from weft.sim.fleet_replay import RESTART_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
 from weft.sim.roofline import DEVICES
 from weft.speculation.drafter import parse_sources
@@ -87,8 +88,8 @@ LINK = "25GB/s"
                  help=f"With --replicas: {', '.join(ROUTERS)}. Several with commas."),
     click.Option(["--roles"], help="Prefill apart from decode, as `weft serve --roles`, such as 2p2d; beside "
                                    "the same replicas without roles."),
-    click.Option(["--link"], default=LINK, show_default=True,
-                 help="With --roles: bytes a second that a replica sends to others."),
+    click.Option(["--link"], help="With --roles: bytes a second that a replica sends to others. Default: "
+                                  f"{LINK}."),
     click.Option(["--kill"], help="With --replicas: engines that die, as REPLICA@SECONDS, such as 2@600s. "
                                   "Several with commas."),
     click.Option(["--restart-after"], type=click.FloatRange(min=0), default=RESTART_S, show_default=True,
@@ -115,6 +116,11 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
         from weft.cli.simulate_view import check_plot
 
         check_plot(plot)
+    is_fleet = replicas is not None or more["roles"] is not None
+    for flag, needs, has_it in (("link", "--roles", more["roles"] is not None),
+                                ("kill", "--replicas or --roles", is_fleet)):
+        if more[flag] is not None and not has_it:
+            raise ConfigError(f"--{flag} {more[flag]} has no effect without {needs}", param=f"--{flag}")
     arms = [find_arm(name) for name in several(policy, "--policy")]
     sources = parse_sources(speculate)
     traffic, recording = read_trace(trace, limit=limit, linked=linked, rate=rate)
@@ -123,7 +129,7 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
                           "speculation is replayed on recordings of `weft serve --record`",
                           param="--speculate")
     setup = setup_of(memory, recording, more)
-    if replicas is not None or more["roles"] is not None:
+    if is_fleet:
         return _replay_fleet(trace, traffic, setup, arms, replicas, more, as_json=as_json,
                              single=[plot, *sources])
     with _progress(len(arms) * len(setup.plans) * len(setup.stores)) as on_progress:
@@ -165,7 +171,8 @@ def _replay_fleet(trace: str, traffic: Traffic, setup: Setup, arms: list[Arm], r
     routers = parse_routers(more["router"])
     roles = roles_of(more["roles"], replicas, routers)
     replicas = replicas or len(roles)
-    kills, link_bytes_s = parse_kills(more["kill"], replicas), parse_byte_rate(more["link"], flag="--link")
+    kills = parse_kills(more["kill"], replicas)
+    link_bytes_s = parse_byte_rate(more["link"] or LINK, flag="--link")
     with _progress((len(routers) + 1) * len(setup.plans)) as on_progress:
         study = FleetStudy(traffic, setup, arms[0], replicas=replicas, routers=routers, kills=kills,
                            restart_s=more["restart_after"], rows_max=more["max_num_seqs"],

@@ -22,7 +22,7 @@ from weft.errors import ConfigError
 from weft.handoff import Role, parse_roles, partner_missing
 from weft.router.blind import ROUTERS
 from weft.sim.arms import Arm
-from weft.sim.fleet_replay import REPLICAS_MAX, FleetReplayReport, Kill, replay_fleet
+from weft.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
 from weft.sim.replay import OnProgress, replay, sizes_for
 from weft.sim.report import Report
 from weft.sim.traffic import Traffic
@@ -71,9 +71,6 @@ def roles_of(text: str | None, replicas: int | None, routers: Sequence[str]) -> 
     missing, others = partner_missing(roles), [name for name in routers if name not in SPLITTING]
     if missing:
         raise ConfigError(f"--roles {text} has no {missing} replica, so nothing is split", param="--roles")
-    if len(roles) > REPLICAS_MAX:
-        raise ConfigError(f"--roles {text} are {len(roles)} replicas; the most are {REPLICAS_MAX}",
-                          param="--roles")
     if replicas not in (None, len(roles)):
         raise ConfigError(f"--roles {text} are {len(roles)} replicas, and --replicas is {replicas}",
                           param="--roles")

@@ -164,13 +164,16 @@ class Placement:
         if not self._held or self._closed is not None:
             return
         held, self._held = self._held, []
+        is_blocked = False
+        """Every replica has a suspect. Hundreds may wait then, and each end of a request comes here."""
         for live in held:
             if live.id not in self._lives:
                 continue
-            candidates = list(self._candidates(live))
+            candidates = [] if live.strikes and is_blocked else list(self._candidates(live))
             if candidates:
                 self._place(live, candidates)
             else:
+                is_blocked |= bool(live.strikes) and not live.full_replicas
                 self._held.append(live)
 
     def _candidates(self, live: LiveRequest) -> Iterator[ReplicaLoad]:

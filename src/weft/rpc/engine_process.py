@@ -47,7 +47,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.handoff import Handoff
-from weft.host import TRIM_EVERY_S, end_memory_turn, in_background, trim_heap, use_part_of_host
+from weft.host import TRIM_EVERY_S, end_memory_turn, end_start, in_background, trim_heap, use_part_of_host
 from weft.info import ModelInfo
 from weft.memory.prefix.readings import SnapshotFollower
 from weft.request import Grammar, Request, TokenEvent
@@ -442,12 +442,13 @@ class EngineLoop:
                 self._recorder.accepted(request)
 
     def _in_chunks(self, request: Request) -> Request:
-        """A prompt that goes to another engine saves a state behind each chunk, so that it can go there while
-        the next one is computed."""
+        """A prompt for another engine saves a state behind each chunk, if the link is slow beside prefills:
+        each chunk goes there while the next one is computed."""
         if request.handoff is None or self._peers is None:
             return request
-        step = self._peers.chunk_tokens
-        ends = range(step, len(request.prompt_tokens), step)
+        start, end, costs = request.handoff.start, len(request.prompt_tokens), self._core.meter.cost()
+        compute_s = 0.0 if costs is None else costs.prefill_s(start, end)
+        ends = self._peers.link_stats().chunk_ends(start, end, compute_s)
         return msgspec.structs.replace(request, boundaries=[*request.boundaries, *ends])
 
     def _order(self, request: Request, handoff: Handoff) -> None:
@@ -562,8 +563,7 @@ def main() -> int:
         assembled = build(launch, events)
         recorder = start_recording(launch, assembled)
         end_memory_turn()
-        gc.freeze()
-        gc.enable()
+        end_start()
         send(events, Ready(plug_link(assembled, launch, context), assembled.core.stats()))
         loop = EngineLoop(assembled.core, commands, events, recorder)
         stop_beating = start_beating(context, launch.events_address, loop.step_clock, launch.beat_s)

@@ -16,6 +16,8 @@ import asyncio
 import zmq
 
 BURST = 64
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+"""Python's flags of an Enum cost more than the call."""
 
 
 class LoopSocket:
@@ -71,6 +73,6 @@ class LoopSocket:
         self._will_look = False
         if self._socket.closed:
             return
-        has_message = int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        has_message = int(self._socket.getsockopt(_EVENTS)) & _POLLIN
         if has_message and self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)

@@ -83,6 +83,7 @@ class TorchExecutor:
     after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
     called; None: never. ``mixed_tokens_max``: of a recorded step with prompts; 0: none is recorded.
     ``verify_runs``: steps with verify runs are recorded too.
+    ``on_worker``: steps are begun ahead, on a thread; False: ``execute`` computes all of them.
     ``pad_decode_to`` and the two hooks are described above and in ``weft.runner.batch``. ``sampler`` makes
     the sampler: of one rank of several it is another. Not thread-safe: one step at a time."""
 
@@ -91,7 +92,7 @@ class TorchExecutor:
                  reload: Callable[[], LoadedModel] | None = None, device: torch.device | None = None,
                  capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
                  verify_runs: bool = False, pad_decode_to: int = 0, observer: Observer | None = None,
-                 before_step: BeforeStep | None = None,
+                 before_step: BeforeStep | None = None, on_worker: bool = True,
                  sampler: MakeSampler = Sampler) -> None:
         device = scratch.home = device or torch.device("cpu")
         self.model = model
@@ -104,7 +105,7 @@ class TorchExecutor:
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
-        self._capture = capture
+        self._capture, self._on_worker = capture, on_worker
         rows = rows_on(device, rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
                        step_tokens_max=sizes.step_tokens_max)
         self.batches = BatchBuilder(rows, step_tokens_max=sizes.step_tokens_max, pad_decode_to=pad_decode_to)
@@ -350,8 +351,11 @@ class TorchExecutor:
     def warm(self) -> None:
         """On a GPU: what the first steps would otherwise wait for. Libraries have a handle and a workspace
         for each thread, and the first replay of a graph brings it to the device."""
-        if self.arena.device.type == "cuda":
+        if self.arena.device.type == "cuda" and self._on_worker:
             self._worker.call(self._warm)
+        elif self.arena.device.type == "cuda":
+            with self._on_device:
+                self._warm()
 
     @torch.inference_mode()
     def _warm(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from weft.config_check import check_fields, debug, flag, limit
 from weft.errors import ConfigError
-from weft.handoff import Role, parse_roles, partner_missing
+from weft.handoff import Role, check_replicas, parse_roles, partner_missing
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
 from weft.server.edge import EdgeLimits, Origins
@@ -322,6 +322,7 @@ class ServerConfig:
         most = least if match.group(2) is None else int(match.group(2))
         if most < least:
             raise ConfigError(f"--replicas {self.replicas}: the most is below the least", param="--replicas")
+        check_replicas(f"--replicas {self.replicas}", most, flag="--replicas")
         return least, most
 
     def replica_roles(self) -> list[Role]:

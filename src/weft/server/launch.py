@@ -34,7 +34,7 @@ from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.fleet.places import visible_gpus
 from weft.fleet.start_progress import StartProgress
-from weft.host import usable_cores
+from weft.host import end_start, usable_cores
 from weft.info import ModelInfo
 from weft.models.hub import local_checkpoint, resolve_model
 from weft.router.blind import make_router
@@ -315,6 +315,7 @@ class Serving:
             self._service.workers.info = info
             await self._service.workers.opened()
         self._service.open(model)
+        end_start()
         for work in self._service.background:
             work.start()
 

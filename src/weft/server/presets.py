@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from weft.errors import CheckpointError, ConfigError, RequestError, WeftError
+from weft.server.protocol import Int
 from weft.server.running import state_directory
 from weft.text.chat import ChatMessage
 
@@ -43,6 +44,22 @@ _END_AFTER_S = 30.0
 """Conversations that a process was rendering when its template went are done by then."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+){0,2}(?::[\w.-]+)?", re.ASCII)
 _NAME_CHARS_MAX = 200
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """``num_predict``: -1 and -2 are no limit but the context."""
+
+    num_predict: Int | None = None
+    num_ctx: Int | None = None
+    temperature: float | None = None
+    top_k: Int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,7 +138,7 @@ class PresetStore:
             if mark != self._mark:
                 self._names = {} if mark is None else self._read()
                 self._mark = mark
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RequestError) as error:
             raise PresetStoreError(f"the names in {self.path} cannot be read: {error} (limits.name_store)",
                                  param="limits.name_store") from None
         return self._names
@@ -207,7 +224,15 @@ class PresetStore:
         if len(raw) > self._bytes_max:
             raise PresetStoreError(f"{self.path} has more than {self._bytes_max} bytes "
                                  "(limits.name_store_size)", param="limits.name_store_size")
-        return {one.name: one for one in msgspec.json.decode(raw, type=list[Preset])}
+        names = {one.name: one for one in msgspec.json.decode(raw, type=list[Preset])}
+        for name, one in names.items():   # a person may have written them
+            check_preset_name(name, param="a name")
+            try:
+                msgspec.convert(one.parameters, OllamaOptions)
+            except msgspec.ValidationError as error:
+                raise PresetStoreError(f"the names in {self.path} cannot be read: the parameters of {name}: "
+                                       f"{error} (limits.name_store)", param="limits.name_store") from None
+        return names
 
 
 Style: TypeAlias = "tuple[TemplateSandbox, Dialect]"

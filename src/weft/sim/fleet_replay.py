@@ -108,7 +108,6 @@ class FleetReplayReport:
 
 
 RESTART_S = 30.0
-REPLICAS_MAX = 1000
 _NEVER = float("inf")
 _PROGRESS_EVERY = 16
 
@@ -187,8 +186,9 @@ class _ReplicaPlayer(Player):
         if route.decode is not None and self.link is not None:
             start = route.decode_tokens - route.decode_tokens % PAGE_TOKENS
             self.orders[index] = _Order(route.decode, start, start)
-            boundaries = (*boundaries, *range(self.link.chunk_tokens, one.prompt_tokens,
-                                              self.link.chunk_tokens))
+            stats = self.link.stats(self.memory.plan.arena_bytes)
+            compute_s = self._cost.prefill_s(start, one.prompt_tokens)
+            boundaries = (*boundaries, *stats.chunk_ends(start, one.prompt_tokens, compute_s))
         seq = self.seqs[index] = self._live[index] = Played(index, self._traffic, boundaries)
         seq.answered = answered
         if index in self.orders:

@@ -14,6 +14,7 @@ from weft.families.architecture import (
     Experts,
     Mamba1,
     Mamba2,
+    MatrixLstm,
     Parallel,
     Rope,
     SharedBlock,
@@ -130,6 +131,14 @@ def test_zamba2_is_read_as_released() -> None:
     assert read_architecture(default) == model
 
 
+def test_xlstm_is_read_as_released() -> None:
+    model = read_architecture(MAMBA_RELEASES["xlstm"])
+    assert model.mixers == (MatrixLstm(8, 256, 512, 15.0, 1e-6, 1e-6),) * 32
+    assert model.feed_forwards == (Dense(10944),) * 32
+    assert (model.logits_cap, model.tied_embeddings, model.norm_eps) == (30.0, False, 1e-6)
+    assert read_architecture({"model_type": "xlstm", "dtype": "float32"}) == model
+
+
 def test_rwkv7_is_read_as_released_and_where_it_is_silent() -> None:
     model = read_architecture(MAMBA_RELEASES["rwkv7"])
     assert model.mixers[0] == TimeMix(40, 64, 2560, 96, 96, 320, 0)
@@ -150,6 +159,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
     assert sizes["rwkv7"] == (0, 32 * (40 * 64 * 64 * 4 + 2 * 2560 * 2))
     assert sizes["falcon_h1"] == (36 * 2 * 2 * 64 * 2, 36 * (24 * 64 * 128 * 4 + (1536 + 256) * 3 * 2))
     assert sizes["zamba"] == (13 * 2 * 16 * 464 * 2, 76 * (7424 * 16 * 4 + 7424 * 3 * 2))
+    assert sizes["xlstm"] == (0, 32 * 8 * (513 * 256 + 1) * 4)
     assert sizes["zamba2"] == (9 * 2 * 32 * 160 * 2, 54 * (80 * 64 * 64 * 4 + (5120 + 128) * 3 * 2))
 
 
@@ -172,6 +182,10 @@ def test_a_model_that_states_no_positions_is_served_far() -> None:
     ("jamba", {"num_experts_per_tok": 17}, ["num_experts_per_tok", "17", "16"]),
     ("zamba", {"attention_hidden_size": 3712}, ["attention_hidden_size", "3712", "7424"]),
     ("zamba", {"n_mamba_heads": 3}, ["n_mamba_heads", "3", "7424"]),
+    ("xlstm", {"use_bias": True}, ["use_bias", "True", "only false"]),
+    ("xlstm", {"weight_mode": "fused"}, ["weight_mode", "fused"]),
+    ("xlstm", {"gate_soft_cap": 80.0}, ["gate_soft_cap", "80.0", "40"]),
+    ("xlstm", {"num_heads": 5}, ["num_heads", "5", "2048"]),
     ("rwkv7", {"num_heads": 32}, ["num_heads", "32", "40"]),
     ("rwkv7", {"head_dim": 96}, ["head_dim", "96", "2560"]),
     ("rwkv7", {"norm_first": False}, ["norm_first"]),

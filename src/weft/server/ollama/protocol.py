@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, WeftError
-from weft.server.presets import NO_LIMIT, SAMPLING_NAMES
+from weft.server.presets import NO_LIMIT, SAMPLING_NAMES, OllamaOptions
 from weft.server.protocol import Int, SamplingFields, Unserved, check_known
 
 PROTOCOL_VERSION = "0.12.0"
@@ -37,22 +37,6 @@ UNSERVED_IN_CREATE: Unserved = {
     "quantization": ("a name has no weights of its own; `weft quantize` makes another checkpoint", ("",)),
     "draft_files": ("drafts come from the text or the model itself: --speculate", ({}, [])),
     "remote_host": ("a name stands for a model of this server", ("",))}
-
-
-class OllamaOptions(msgspec.Struct, kw_only=True):
-    """``num_predict``: -1 and -2 are no limit but the context."""
-
-    num_predict: Int | None = None
-    num_ctx: Int | None = None
-    temperature: float | None = None
-    top_k: Int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):

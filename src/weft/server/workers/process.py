@@ -18,6 +18,7 @@ from typing import Any, cast
 import uvloop
 
 from weft.fleet.fleet import Fleet
+from weft.host import end_start
 from weft.rpc.child import die_with_parent, read_launch
 from weft.rpc.client import EngineClient
 from weft.server.edge import SharedCounts
@@ -57,6 +58,7 @@ async def answer_for_ever(service: Service, client: EngineClient, link: Supervis
     """Once the supervisor knows the model, which it could read itself. A replacement takes no connection
     before that: others answer meanwhile."""
     service.open(await asyncio.to_thread(load_served_model, await client.ready(), service.config))
+    end_start()
     if launch.is_replacement:
         await listen()
     link.say(Attached(serves=True))
