@@ -32,7 +32,6 @@ from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.matrix_lstm import MatrixLstmBlock
-from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
 from weft.models.blocks.streams import GatedStreams, MixedStreams, StreamMix
@@ -223,23 +222,6 @@ class BlockReader:
             self.source.summed(experts.of_choices), self.norm(norm), router, read.get("continued"),
             router_norm, (read.plain("fc1"), read.plain("fc2")), read.plain("choice"),
             read.tensor("choice_bias"), experts)
-
-    def ngrams(self, shape: shapes.Ngrams, name: str) -> NgramsBlock:
-        source, inner = self.source, f"{name}.ple_embedding"
-        shards = 0
-        while source.has(f"{inner}.ngram_embedding.shard_{shards}.weight"):
-            shards += 1
-        read = self.table(tensors.ngrams(shape, self.hidden, shards=shards), name)
-        for derived in ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"):
-            source.leave(f"{inner}.{derived}")
-        stored = [(full, rows) for full, (rows, _) in map(read.declared, read.table["table"])]
-        table = source.rows(stored, read.declared(read.table["table"][0])[1][1])
-        streams = self.architecture.streams
-        assert streams is not None
-        key, query, conv = (Norm(read.tensor(f"{norm}_norm"), self.eps, self.plus_one)
-                            for norm in ("key", "query", "conv"))
-        return NgramsBlock(shape, Embedding(table), source.summed(read.linear("project")), key, query, conv,
-                           read.conv(), streams.count)
 
     def index(self, shape: shapes.Index, name: str, rope: shapes.Rope | None, rank: int = 0) -> IndexBlock:
         read = self.table(tensors.index(shape, self.hidden, rank), f"{name}.indexer")

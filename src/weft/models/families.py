@@ -33,9 +33,11 @@ from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.rwkv import ChannelMixBlock, Shifted, TimeMixBlock
 from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
 from weft.models.decoder import CausalModel
+from weft.models.embedding import Embedding
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
@@ -80,7 +82,7 @@ class Names:
             first, second = self.mixes
             layer.mixes = read.streams(streams, f"{name}.{first}"), read.streams(streams, f"{name}.{second}")
         if isinstance(mixer, shapes.WithNgrams):
-            layer.before, mixer = read.ngrams(mixer.ngrams, f"{name}.ple"), mixer.mixer
+            layer.before, mixer = _ngrams(read, mixer.ngrams, f"{name}.ple"), mixer.mixer
         if mixer is not None:
             layer.mixer_norm = read.norm(f"{name}.{self.mixer_norm}") if normed else None
             layer.mixer = read.mixer(mixer, {kind: f"{name}.{at}" for kind, at in self.mixers.items()},
@@ -117,6 +119,24 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     layer = partial(names.layer, read) if names.layers is None else names.layers(read)
     embedding = next((one for one in names.embeddings if source.has(f"{one}.weight")), names.embeddings[-1])
     return read.model(layer, final_norm=names.final_norm, embedding=embedding, stack=names.stack)
+
+
+def _ngrams(read: BlockReader, shape: shapes.Ngrams, name: str) -> NgramsBlock:
+    source, inner = read.source, f"{name}.ple_embedding"
+    shards = 0
+    while source.has(f"{inner}.ngram_embedding.shard_{shards}.weight"):
+        shards += 1
+    stored = read.table(tensors.ngrams(shape, read.hidden, shards=shards), name)
+    for derived in ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"):
+        source.leave(f"{inner}.{derived}")
+    parts = [(full, rows) for full, (rows, _) in map(stored.declared, stored.table["table"])]
+    table = source.rows(parts, stored.declared(stored.table["table"][0])[1][1])
+    streams = read.architecture.streams
+    assert streams is not None
+    key, query, conv = (Norm(stored.tensor(f"{norm}_norm"), read.eps, read.plus_one)
+                        for norm in ("key", "query", "conv"))
+    return NgramsBlock(shape, Embedding(table), source.summed(stored.linear("project")), key, query, conv,
+                       stored.conv(), streams.count)
 
 
 def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
