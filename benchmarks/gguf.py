@@ -31,7 +31,7 @@ from benchmarks.serve.checkpoints import FAMILIES, SIZES, make_checkpoint
 from benchmarks.serve.load import LoadPlan
 
 PROMPT = LoadPlan(requests=1, prompt_tokens=512, output_tokens=1, concurrency=1)
-STREAM = LoadPlan(requests=1, prompt_tokens=16, output_tokens=64, concurrency=1)
+STREAM = LoadPlan(requests=1, prompt_tokens=16, output_tokens=128, concurrency=1)
 BURST = LoadPlan(requests=32, prompt_tokens=64, output_tokens=32, concurrency=32)
 TALK = Talk(conversations=1, turns=2, opening=960, own=64, output_tokens=2)
 SETTING = {"q8_0": ("llama-q8", "weft-gguf-q8"), "q4_k_m": ("llama-q4", "weft-gguf-q4")}

@@ -3,12 +3,14 @@
     PYTHONPATH=src python -m benchmarks.gpu_first_run [--output benchmarks/results/gpu.json] [--budget-s 540]
 
     machine     GPU, torch, Triton, and which of weft's other dependencies are not installed
+    tests       make test-gpu, where pytest is installed: each test that failed, by name
+    profile     the time on the device of each kernel of a step, decodes and prompts
+    decode      a model of random weights (Qwen3.5-4B by default, bfloat16): the time of a decode step
+    server      weft serve with such a model, and loads over HTTP (``gpu_server``)
+    tune        other launch parameters of each kernel (``gpu_tune``)
     check       every kernel beside torch's operators on the same numbers
     kernels     time, bytes, FLOPs, share of the measured ceiling
-    decode      a model of random weights (Qwen3.5-4B by default, bfloat16): the time of a decode step
-    profile     the time on the device of each kernel of a step, decodes and prompts
     families    small models with sinks, rings, pictures, adapters: with graphs, without, and by torch
-    tests       make test-gpu, where pytest is installed
     compile     every shape of every Triton kernel, for the GPUs it is made for
 
 It needs torch, Triton and numpy and nothing else, and runs unattended. A part is a process of its own
@@ -27,6 +29,7 @@ import importlib.util
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -36,14 +39,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SHARES_S = {"machine": 60, "check": 140, "kernels": 150, "decode": 200, "profile": 90, "families": 120,
-            "tests": 300, "compile": 300}
-"""The most that a part may take; what the parts before it left is less."""
+SHARES_S = {"machine": 30, "tests": 130, "profile": 80, "decode": 100, "server": 150, "tune": 100,
+            "check": 140, "kernels": 150, "families": 120, "compile": 300}
+"""The most that a part may take; what the parts before it left is less. What was verified once comes last."""
 SILENT_S = 90
 """A part that says nothing for so long hangs. Compiling a kernel takes seconds, loading a model some tens."""
 KERNEL_PARTS = ("check", "kernels", "families")
 """Of cases, each of which may end its process."""
 RESTARTS_MAX = 8
+WHOLE = ("tune",)
+"""Of which all lines are kept: they are its results."""
+FAILED = re.compile(r"\b(FAILED|ERROR)\b.*::|::.* (FAILED|ERROR)\b")
+"""A line of pytest that names a test."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,16 +80,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command_of(part: str, more: Sequence[str], after: int) -> list[str]:
-    if part == "tests":
-        return ["make", "test-gpu", f"GPU_PYTHON={sys.executable}"]
+    if part == "tests":   # -v: a run that is cut off has the names of what failed until then
+        return ["make", "test-gpu", f"GPU_PYTHON={sys.executable}", "ARGS=-v"]
+    if part == "tune":
+        return [sys.executable, "-m", "benchmarks.gpu_tune"]
+    if part == "server":
+        return [sys.executable, "-m", "benchmarks.gpu_server", *more]
     if part == "compile":
         return [sys.executable, "-m", "tests.support.compile_gate", "--all"]
     return [sys.executable, "-m", "benchmarks.gpu_parts", part, "--after", str(after), *more]
 
 
 def run_part(part: str, more: Sequence[str], said: dict[str, Any], ends_s: float, keep: Any) -> None:
-    """Into ``said``: ``results``, ``last_lines``, ``exit_code``, ``seconds``, ``ended`` (why, if not by
-    itself) and, of the kernels that took their process with them, ``lost``."""
+    """Into ``said``: ``results``, ``last_lines`` (of ``WHOLE`` parts all), ``failed`` tests, ``exit_code``,
+    ``seconds``, ``ended`` (why, if not by itself) and, of the kernels that took their process with them,
+    ``lost``."""
     began_s, after = time.monotonic(), 0
     for _ in range(RESTARTS_MAX + 1):
         process = Process(command_of(part, more, after))
@@ -94,7 +106,10 @@ def run_part(part: str, more: Sequence[str], said: dict[str, Any], ends_s: float
                 if begun is None:
                     said["results"].append(result)
                     keep()
-            said["last_lines"] = [*said["last_lines"][-29:], line]
+            said["last_lines"] = [*said["last_lines"][-(2000 if part in WHOLE else 29):], line]
+            if FAILED.search(line):
+                said.setdefault("failed", []).append(line)
+                keep()
         out_of_time = time.monotonic() >= ends_s - 0.5
         said["exit_code"] = process.end()
         said["seconds"] = round(time.monotonic() - began_s, 1)

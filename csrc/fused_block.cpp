@@ -1,10 +1,29 @@
 #include "fused_block.hpp"
 
+#include <cstring>
+
 namespace weft {
 
-void Product::run(const Projected& x, void* out, const AdapterRows* whose) const {
-  kernels().linear({x.data, x.stride, x.dtype, x.tokens, weight, bias, exact, out});
-  if (whose) kernels().adapt({x.data, x.stride, out, weight.out, x.dtype, adapted, whose});
+int64_t Product::out() const {
+  int64_t rows = 0;
+  for (const Part& part : parts) rows += part.weight.out;
+  return rows;
+}
+
+void Product::run(const Projected& x, void* to, const AdapterRows* whose) const {
+  const int64_t bytes = x.dtype == Dtype::bfloat16 ? 2 : 4, stride = out() * bytes;
+  char* at = static_cast<char*>(to);
+  for (const Part& part : parts) {
+    const int64_t width = part.weight.out * bytes;
+    // A kernel's rows are dense. One row is so at its place.
+    const bool dense = parts.size() == 1 || x.tokens == 1;
+    const void* const made = dense ? at : fused_buffer(5, x, part.weight.out).data;
+    kernels().linear({x.data, x.stride, x.dtype, x.tokens, part.weight, bias, part.exact, const_cast<void*>(made)});
+    for (int64_t row = 0; !dense && row < x.tokens; ++row)
+      std::memcpy(at + row * stride, static_cast<const char*>(made) + row * width, static_cast<size_t>(width));
+    at += width;
+  }
+  if (whose) kernels().adapt({x.data, x.stride, to, out(), x.dtype, adapted, whose});
 }
 
 Projected fused_buffer(int which, const Projected& like, int64_t width) {
@@ -16,7 +35,7 @@ Projected fused_buffer(int which, const Projected& like, int64_t width) {
 
 void FusedBlock::swiglu(const Projected& x, void* out, const AdapterRows* whose) const {
   run(x, out, [&](const Projected& projected, void* to) {
-    kernels().silu_mul({projected.data, projected.stride, projected.tokens, second.weight.in, projected.dtype, to});
+    kernels().silu_mul({projected.data, projected.stride, projected.tokens, second.in(), projected.dtype, to});
   }, whose);
 }
 
@@ -25,7 +44,7 @@ void FusedBlock::short_conv(const Runs& runs, const Projected& x, const ConvWeig
                        void* out, const AdapterRows* whose) const {
   run(x, out, [&](const Projected& projected, void* to) {
     log_rows(runs, projected, window.data);
-    const int64_t channels = second.weight.in, bytes = projected.dtype == Dtype::bfloat16 ? 2 : 4;
+    const int64_t channels = second.in(), bytes = projected.dtype == Dtype::bfloat16 ? 2 : 4;
     const auto part = [&](int64_t i) {
       return Rows{static_cast<const char*>(projected.data) + i * channels * bytes, projected.stride, 1, projected.dtype};
     };
@@ -36,7 +55,7 @@ void FusedBlock::short_conv(const Runs& runs, const Projected& x, const ConvWeig
 
 void FusedBlock::replay_short_conv(const Runs& again, const Projected& logged, const ConvWeights& conv,
                                    const SlotView& window) const {
-  const int64_t channels = second.weight.in, bytes = logged.dtype == Dtype::bfloat16 ? 2 : 4;
+  const int64_t channels = second.in(), bytes = logged.dtype == Dtype::bfloat16 ? 2 : 4;
   const Rows gate = {logged.data, logged.stride, 1, logged.dtype};
   const Rows x = {static_cast<const char*>(logged.data) + channels * bytes, logged.stride, 1, logged.dtype};
   const Projected dropped = fused_buffer(1, logged, channels);

@@ -15,28 +15,34 @@
 
 namespace weft {
 
+// Parts, each a matrix in a form of its own, multiply the same x. Their results lie side by side.
 struct Product {
-  Weight weight;
-  const float* bias;  // [out] or null
-  bool exact;         // see LinearArgs
+  struct Part {
+    Weight weight;
+    bool exact;  // see LinearArgs
+  };
+  std::vector<Part> parts;
+  const float* bias;  // [out] of a single part, or null
   const AdaptedProduct* adapted;
 
-  // out: [tokens, weight.out] dense, dtype of x. ``whose``: the rows of adapters, null for the base model's alone.
-  void run(const Projected& x, void* out, const AdapterRows* whose) const;
+  int64_t in() const { return parts.front().weight.in; }
+  int64_t out() const;
+  // to: [tokens, out()] dense, dtype of x. ``whose``: the rows of adapters, null for the base model's alone.
+  void run(const Projected& x, void* to, const AdapterRows* whose) const;
 };
 
 // [T, width] in the dtype of ``like``, reused by the next call of this thread. ``which``: 0 and 1 are the fused block's,
-// the others belong to fused_decoder.cpp.
-constexpr int kFusedBlockRooms = 5;
+// 5 a product's, the others belong to fused_decoder.cpp.
+constexpr int kFusedBlockRooms = 6;
 Projected fused_buffer(int which, const Projected& like, int64_t width);
 
 struct FusedBlock {
   Product first, second;
 
-  // core(projected, to): [T, first.weight.out] -> [T, second.weight.in]
+  // core(projected, to): [T, first.out()] -> [T, second.in()]
   template <class Core>
   void run(const Projected& x, void* out, const Core& core, const AdapterRows* whose = nullptr) const {
-    const Projected projected = fused_buffer(0, x, first.weight.out), between = fused_buffer(1, x, second.weight.in);
+    const Projected projected = fused_buffer(0, x, first.out()), between = fused_buffer(1, x, second.in());
     first.run(x, const_cast<void*>(projected.data), whose);
     core(projected, const_cast<void*>(between.data));
     second.run(between, out, whose);

@@ -54,7 +54,7 @@ struct LogRow {
 LogRow log_row(const Stage& stage) {
   switch (stage.core) {
     case Core::short_conv: {
-      const int64_t channels = stage.fused->second.weight.in;
+      const int64_t channels = stage.fused->second.in();
       return {2 * channels, channels, channels};
     }
     case Core::gated_delta: {
@@ -110,7 +110,7 @@ void FusedDecoder::replay(const Runs& again, Dtype dtype, const char* log, int64
 
 void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
                 int64_t table_stride, const AdapterRows* whose, void* out) const {
-  const int64_t dim = stages.front().fused->first.weight.in;
+  const int64_t dim = stages.front().fused->first.in();
   const Projected normed = fused_buffer(2, x, dim), rooms[2] = {fused_buffer(3, x, dim), fused_buffer(4, x, dim)};
   Projected stream = x;
   const Projected* added = nullptr;

@@ -48,11 +48,13 @@ Weight weight_of(const WeightTuple& from) {
           at<const uint16_t>(block_minimums), at<const float>(row_scales), at<const uint8_t>(table)};
 }
 
-using ProductTuple = std::tuple<WeightTuple, Address, bool, const AdaptedProduct*>;  // bias, exact
+using ProductTuple = std::tuple<std::vector<std::tuple<WeightTuple, bool>>, Address, const AdaptedProduct*>;  // exact; bias
 
 Product product(const ProductTuple& from) {
-  const auto& [weight, bias, exact, adapted] = from;
-  return {weight_of(weight), at<const float>(bias), exact, adapted};
+  const auto& [parts, bias, adapted] = from;
+  Product made = {{}, at<const float>(bias), adapted};
+  for (const auto& [weight, exact] : parts) made.parts.push_back({weight_of(weight), exact});
+  return made;
 }
 
 // first, rows, begin; up, if there is one; gain, shift
@@ -168,7 +170,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 18;
+  m.attr("INTERFACE") = 20;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);

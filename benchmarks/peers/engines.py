@@ -183,11 +183,12 @@ class Setting:
 
 @contextmanager
 def _weft(bench: Bench, gguf: str | None = None, **choices: Any) -> Iterator[Side]:
-    """``gguf``: the file that llama.cpp gets, with weights stored so, in place of the checkpoint."""
+    """``gguf``: the file that llama.cpp gets, with weights stored so, in place of the checkpoint. Nothing is
+    guessed ahead: answers of random weights repeat themselves more than those of a model."""
     model = bench.checkpoint.directory if gguf is None else _as_gguf(bench, gguf)
     config = EngineConfig(model=str(model), dtype=bench.checkpoint.dtype,
                           threads=bench.threads, max_model_len=MAX_MODEL_LEN,
-                          memory=f"{MEMORY_GIB}GiB", **choices)
+                          memory=f"{MEMORY_GIB}GiB", speculate="off", **choices)
     try:
         with own_server(config) as url:
             yield HttpSide(url, OPENAI, bench.limit_s)

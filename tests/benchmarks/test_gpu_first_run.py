@@ -58,6 +58,17 @@ def test_a_part_that_cannot_even_begin_is_not_tried_for_ever(
     assert started == [0]
 
 
+def test_names_of_failed_tests_are_kept_however_the_run_ends(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = ["tests/gpu/test_a.py::test_one FAILED [ 1%]", "tests/gpu/test_a.py::test_two PASSED [ 2%]",
+            "[gw0] FAILED tests/gpu/test_b.py::test_three", *["."] * 100]
+    monkeypatch.setattr(gpu_first_run, "command_of", lambda part, more, after: [
+        sys.executable, "-c", f"print({chr(10).join(says)!r}); raise SystemExit(1)"])
+    output = tmp_path / "gpu.json"
+    gpu_first_run.main(["--output", str(output), "--only", "tests"])
+    assert json.loads(output.read_text())["tests"]["failed"] == [says[0], says[2]]
+
+
 def test_parts_for_which_there_is_no_time_are_said_to_be_left_out(tmp_path: Path) -> None:
     output = tmp_path / "gpu.json"
     gpu_first_run.main(["--output", str(output), "--budget-s", "0"])

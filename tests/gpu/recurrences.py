@@ -13,10 +13,12 @@ from tests.ops.recurrent import Inputs
 from tests.support.naive_ops import delta_rule as naive_delta_rule
 from tests.support.naive_ops import mamba1 as naive_mamba1
 from tests.support.naive_ops import mamba2 as naive_mamba2
+from tests.support.naive_ops import running_max as naive_running_max
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.delta_rule import delta_rule
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
+from weft.tensor.ops.running_max import running_max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +111,22 @@ def _mamba1(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> 
     return op(x["x"], x["dt"], rates, x["b"], x["c"], line, line.flip(0), state, runs, layer=layer)
 
 
+def _max_inputs(tokens: int, seed: int) -> Inputs:
+    noise = _noise(seed)
+    return {"log_decay": -torch.rand(tokens, 20, generator=noise).square(),
+            "x": torch.randn(tokens, 20, generator=noise)}
+
+
+def _max(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor:
+    return op(x["log_decay"], x["x"], state, runs, layer=layer)
+
+
 RECURRENCES = [
     Recurrence("gated_delta", (2, 24, 40), _delta_inputs, _delta, delta_rule, naive_delta_rule),
     Recurrence("kimi_delta", (1, 24, 20), _kimi_inputs, _delta, delta_rule, naive_delta_rule),
     Recurrence("mamba1", (40, 6), _mamba1_inputs(40), _mamba1, mamba1, naive_mamba1),
     Recurrence("mamba2", (2, 40, 20), _mamba2_inputs(40, 20), _mamba2, mamba2, naive_mamba2),
+    Recurrence("running_max", (1, 20), _max_inputs, _max, running_max, naive_running_max),
 ]
 
 WIDE_MAMBA1 = Recurrence("mamba1 of two blocks", (70, 6), _mamba1_inputs(70), _mamba1, mamba1, naive_mamba1)

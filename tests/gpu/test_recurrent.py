@@ -105,23 +105,33 @@ def test_company_in_the_step_changes_nothing(op: Recurrence, device: torch.devic
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_a_state_in_few_bits_is_rounded_by_the_rule_after_every_token(op: Recurrence, dtype: torch.dtype,
                                                                       device: torch.device) -> None:
+    """Each token from the state that the kernel stored before it, as taps show. An accumulator that is off by
+    its last bit may be rounded the other way. Through the sums of the next token such a step reaches small
+    numbers of its column, as several of their own. Float32 in another order did so in 4 to 39 of 100 runs."""
+    taps = tuple(TapPoint(run, at, slot) for run, at, slot in ((2, 1, 3), (2, 2, 4), (2, 3, 5), (3, 1, 6)))
     runs = make_runs([Run(9, slot=0), PAD_ROW], [Run(62, 4, slot=1), Run(0, 2, slot=2, fresh=True)],
-                     taps=(TapPoint(2, 2, 3),))
-    inputs, states = op.inputs(tokens_in(runs), 4), op.states(5, dtype)
+                     taps=taps)
+    inputs, states = op.inputs(tokens_in(runs), 4), op.states(8, dtype)
     states[2:] = NAN
-    want, want_states = op.run_twin(inputs, states, runs, layer=5)
     got, got_states = op.run(inputs, states, runs, device, layer=5)
-    # An accumulator that is off by its last bit may be rounded the other way: one step, in few numbers.
+    assert got_states[7].isnan().all()
+
+    tokens = [0, *range(2, 8)]
+    before = torch.cat((states[[0, 1]], got_states[[3, 4, 5, 7, 6]]))
+    after = got_states[[0, 3, 4, 5, 1, 6, 2]]
+    one_each = make_runs([Run(9, slot=0), *(Run(62 + at, slot=1 + at) for at in range(4)),
+                          Run(0, slot=5, fresh=True), Run(1, slot=6)], [])
+    by_token = {name: x[tokens] for name, x in inputs.items()}
+    want, want_states = op.run_twin(by_token, before, one_each, layer=5)
     step = {"rtol": 2.0**-7, "atol": 1e-30}
     if dtype == torch.float16:
         step = {"rtol": 2.0**-10, "atol": 2.0**-23}
-    torch.testing.assert_close(got_states, want_states, equal_nan=True, **step)
-    off = (got_states != want_states) & ~want_states.isnan()
-    assert off.float().mean() < 1e-3
-    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(after, want_states, **step)
+    assert (after != want_states).float().mean() < 1e-3
+    torch.testing.assert_close(got[tokens], want, rtol=1e-3, atol=1e-3)
 
     _, other_layer = op.run(inputs, states, runs, device, layer=6)  # the control: the layer is in the rule
-    assert ((other_layer != want_states) & ~want_states.isnan()).float().mean() > 0.05
+    assert (other_layer[[0, 3, 4, 5, 1, 6, 2]] != want_states).float().mean() > 0.05
 
 
 @pytest.mark.parametrize("decay", [0.0, -60.0, float("-inf")])

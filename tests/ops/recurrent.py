@@ -12,12 +12,14 @@ from tests.support.naive_ops import causal_conv as naive_causal_conv
 from tests.support.naive_ops import delta_rule as naive_delta_rule
 from tests.support.naive_ops import mamba1 as naive_mamba1
 from tests.support.naive_ops import mamba2 as naive_mamba2
+from tests.support.naive_ops import running_max as naive_running_max
 from tests.support.naive_ops import window_attention as naive_window_attention
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.delta_rule import delta_rule
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
+from weft.tensor.ops.running_max import running_max
 from weft.tensor.ops.window_attention import window_attention
 
 Inputs = dict[str, torch.Tensor]
@@ -120,12 +122,24 @@ def _mamba1(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Ten
               torch.tensor([0.1, -1.0, 0.0, 0.5, -2.0]), state, runs)
 
 
+def _max_inputs(tokens: int, seed: int) -> Inputs:
+    noise = _generator(seed)
+    return {"log_decay": -torch.rand(tokens, 5, generator=noise).square(),
+            "x": torch.randn(tokens, 5, generator=noise)}
+
+
+def _max(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
+    op: Any = running_max if which == "cpu" else naive_running_max
+    return op(x["log_decay"], x["x"], state, runs)
+
+
 RECURRENT_OPS = [
     RecurrentOp("causal_conv", (6, 3), _conv_inputs, _conv),
     RecurrentOp("gated_delta", (4, 8, 12), _delta_inputs, _delta),
     RecurrentOp("mamba1", (5, 4), _mamba1_inputs, _mamba1),
     RecurrentOp("kimi_delta", (3, 8, 12), _kimi_inputs, _kimi),
     RecurrentOp("mamba2", (4, 6, 10), _mamba_inputs, _mamba),
+    RecurrentOp("running_max", (1, 5), _max_inputs, _max),
     RecurrentOp("window_attention", (2, 2, 24, 8), _window_inputs, _window),
     RecurrentOp("window_attention_wide", (2, 2, 100, 8), _window_inputs, _window),
 ]

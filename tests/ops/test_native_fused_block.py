@@ -15,7 +15,7 @@ from tests.ops.test_native_layers import SHAPES, states
 from tests.ops.test_tiled_linear import in_order
 from tests.support import fused_stages
 from weft.tensor import native
-from weft.tensor.fused_block import MOST_ROWS, FusedBlock
+from weft.tensor.fused_block import MOST_ROWS, FusedBlock, JoinedWeight
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops import attention_layer, conv, elementwise, recurrent_layers
 from weft.tensor.ops.attention_layer import AttentionCore
@@ -40,11 +40,16 @@ def native_kernels(torch_kernels: None) -> None:
 def weight_of(form: str, rows: int, columns: int, seed: int) -> Any:
     if form == "int8":
         return quantised(8, rows, columns, seed=seed)
+    if form == "joined":
+        forms = ((8, 16), (4, rows - 16))
+        return JoinedWeight(tuple(quantised(bits, count, columns, seed=seed) for bits, count in forms))
     dtype = torch.float32 if form == "float32 tiles" else torch.bfloat16
     return in_order((noise(seed, rows, columns) * columns**-0.5).to(dtype))
 
 
 def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(weight, JoinedWeight):
+        return torch.cat([product(x, part, bias) for part in weight.parts], dim=-1)
     return (quantized_linear if isinstance(weight, QuantizedWeight) else tiled_linear)(x, weight, bias)
 
 
@@ -99,9 +104,9 @@ def attention(dtype: torch.dtype) -> Block:
             lambda x, kept: attention_layer.attention_layer(x, core, inputs, LayerCache(*kept), cos_sin))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "bias"), [*((form, bias) for form in FORMS for bias in (False, True)),
+                                            ("joined", False)])
 @pytest.mark.parametrize("make", [swiglu, lfm2, delta, mamba2, attention])
-@pytest.mark.parametrize("bias", [False, True])
 def test_a_chain_gives_the_bits_of_its_ops_one_by_one(make: Callable[[torch.dtype], Block], form: str,
                                                       bias: bool) -> None:
     dtype = torch.float32 if form == "float32 tiles" else torch.bfloat16
@@ -133,6 +138,8 @@ def test_many_rows_other_kernels_other_dtypes_and_other_forms_go_op_by_op() -> N
     assert fused_stages.swiglu(fused, x[:0]) is None
     assert fused_stages.swiglu(fused, x[:1].half()) is None
     assert fused_stages.swiglu(FusedBlock(noise(2, 2 * 96, WIDTH), None, fused.second, None), x[:1]) is None
+    joined = weight_of("joined", 2 * 96, WIDTH, 20)
+    assert fused_stages.swiglu(FusedBlock(joined, noise(3, 2 * 96), joined, None), x[:1]) is None
     native.choose("torch")
     assert fused_stages.swiglu(fused, x[1:]) is None
 

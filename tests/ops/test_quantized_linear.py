@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from tests.ops.quantised import noise, weight
 from tests.support import naive_ops
-from weft.models.blocks.linear import JoinedWeight, Linear
+from weft.models.blocks.linear import Linear
+from weft.tensor.fused_block import JoinedWeight
 from weft.tensor.ops.linear import quantized_linear
 from weft.tensor.weights import packed
 from weft.tensor.weights.quantized import Codes, in_tiles, rounded, stacked

@@ -382,6 +382,19 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
     return out.to(x_THP.dtype)
 
 
+def running_max(log_decay_TH: torch.Tensor, x_TH: torch.Tensor, state_S1H: torch.Tensor, runs: Runs, *,
+                layer: int = 0) -> torch.Tensor:
+    out = torch.empty_like(x_TH, dtype=torch.float64)
+
+    def step(state: torch.Tensor, t: int) -> torch.Tensor:
+        state = torch.maximum(state + log_decay_TH[t].double(), x_TH[t].double())
+        out[t] = state[0]
+        return state
+
+    _walk(state_S1H, runs, step, layer)
+    return out.to(x_TH.dtype)
+
+
 def encode_state(state_XN: torch.Tensor, codes_XN: torch.Tensor, scales_X: torch.Tensor) -> None:
     width = state_XN.shape[-1]
     rows, codes, scales = state_XN.reshape(-1, width).tolist(), [], []

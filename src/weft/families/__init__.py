@@ -19,6 +19,8 @@
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
     kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
+    bailing_hybrid,   ling             lightning + latent attention   dense or experts + shared expert
+    bailing_moe_v2_5                   (Ling and Ring 2.5)
     zaya              zaya             attention, q and k convolved     experts, router over layers
     gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
     gemma3[_text]     gemma3           attention, windows             dense
@@ -35,6 +37,7 @@
     mamba2            mamba2           Mamba-2                        none
     mamba             mamba            Mamba-1                        none
     falcon_mamba      falcon_mamba     Mamba-1                        none
+    xlstm             xlstm            matrix LSTM                    dense
 
 One file here for each kin of families, over ``reading.py``. Dialects, all read the same: a multimodal wrapper
 with ``text_config`` (its text part is served, and the towers of ``towers``); ``torch_dtype`` and ``dtype``;
@@ -51,7 +54,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UnknownArchitectureError
-from weft.families import attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, zaya
+from weft.families import attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, xlstm, zaya
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import Family
@@ -109,7 +112,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, zaya)
+    family for module in (attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, xlstm, zaya)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

@@ -17,147 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft import spec
+from weft.families.attention_shapes import RING_TOKENS_MAX as RING_TOKENS_MAX
+from weft.families.attention_shapes import Attention as Attention
+from weft.families.attention_shapes import Index as Index
+from weft.families.attention_shapes import LatentAttention as LatentAttention
+from weft.families.attention_shapes import Rope as Rope
+from weft.families.attention_shapes import RopeKind as RopeKind
 from weft.families.vision import VisionTower
 from weft.spec import DTypeName, LayerSpec, ModelSpec
-
-RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
-
-RING_TOKENS_MAX = 1024
-"""Windows up to this many tokens are a ring in the state slot; wider ones stay in pages and are masked.
-Why: decision 0008."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding over the first ``rotary_dim`` dims of a head.
-
-    ``factor`` and what follows belong to the scaled kinds and are ignored by "default".
-    ``original_positions`` is the context length before scaling. ``attention_factor`` multiplies cos and sin.
-    ``turning_dim``: of "proportional", which spaces its frequencies over all of ``rotary_dim`` and then lets
-    only the fastest ``turning_dim / 2`` of them turn.
-    """
-
-    theta: float
-    rotary_dim: int
-    kind: RopeKind = "default"
-    factor: float = 1.0
-    original_positions: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float = 1.0
-    turning_dim: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """What lets attention see ``chosen`` blocks of ``block`` tokens and the unfinished block behind them.
-    Each block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the
-    same width score it, and the sum of what is above 0 counts. ``learned``: how tokens weigh in their block's
-    key, and queries in the sum, is learned, and queries come of the bottleneck (GLM 5); else both are means,
-    and keys turn by their block's first position (Qwen4). Every rank has all of it."""
-
-    queries: int
-    key_dim: int
-    block: int
-    chosen: int
-    learned: bool = False
-
-    @property
-    def row_width(self) -> int:
-        """Numbers that a token keeps: its key, and how it weighs."""
-        return self.key_dim * (2 if self.learned else 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """Softmax attention with grouped KV heads. ``gated``: the output is multiplied by sigmoid of a gate that
-    the query projection makes too; ``head_gated``: by sigmoid of one number per head, of a projection of its
-    own. ``qk_norm``: queries and keys pass an RMS norm before rotary, per head or (``norm_whole``) over all
-    heads. ``window``: a token sees itself and the ``window - 1`` tokens before it; None: all of them.
-    ``sinks``: each head has a learned score that takes part in the softmax's sum and adds nothing (gpt-oss).
-    ``kv_copies``: ranks that hold the same KV heads, where there are fewer heads than ranks.
-    ``values_normed``: values pass an RMS norm without a weight; ``values_are_keys``: they are the keys before
-    their norm. ``kv_of``: the layer whose pages this one reads, having no keys of its own; ``shared``: later
-    layers read this one's, so they are in pages whatever the window (Gemma 4). ``out_bias``: the output
-    projection has a bias; None is as ``bias``. ``index``: it sees chosen blocks alone (Qwen4)."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    rope: Rope | None
-    qk_norm: bool = False
-    gated: bool = False
-    bias: bool = False
-    window: int | None = None
-    head_gated: bool = False
-    norm_whole: bool = False
-    sinks: bool = False
-    kv_copies: int = 1
-    values_normed: bool = False
-    values_are_keys: bool = False
-    kv_of: int | None = None
-    shared: bool = False
-    out_bias: bool | None = None
-    index: Index | None = None
-
-    @property
-    def ring(self) -> bool:
-        """Whether keys and values live in a ring of ``window`` tokens in the state slot, not in pages."""
-        # A ring is overwritten as it is read: a second reader would find the step's first tokens gone.
-        return (self.window is not None and self.window <= RING_TOKENS_MAX and not self.shared
-                and self.kv_of is None)
-
-    @property
-    def own_kv_heads(self) -> int:
-        """KV heads that it makes itself."""
-        return self.kv_heads if self.kv_of is None else 0
-
-    @property
-    def usual(self) -> bool:
-        """Whether it has keys and values of its own, as products give them: what the fused kernels know."""
-        return self.kv_of is None and not self.values_normed and not self.values_are_keys
-
-    def layer_spec(self) -> LayerSpec:
-        if self.kv_of is not None:
-            return spec.reading(self.kv_of)
-        if self.window is not None and self.ring:
-            return spec.window_attention(self.kv_heads, self.head_dim, self.window)
-        return spec.attention(self.kv_heads, self.head_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads come from one latent
-    of ``latent_dim`` numbers per token. Only the latent is cached, with ``shared_dim`` numbers of key that
-    all heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its
-    value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. ``rope`` turns
-    the shared part, None for no positions (Kimi); ``head_gated``: the output is multiplied by sigmoid of one
-    number per head (Ling 3). ``index``: it sees chosen blocks alone (GLM 5). ``norm_eps``: of the norms
-    inside."""
-
-    heads: int
-    latent_dim: int
-    shared_dim: int
-    own_dim: int
-    value_dim: int
-    scale: float
-    query_rank: int | None = None
-    bias: bool = False
-    rope: Rope | None = None
-    head_gated: bool = False
-    index: Index | None = None
-    norm_eps: float = 1e-6
-
-    @property
-    def key_dim(self) -> int:
-        return self.own_dim + self.shared_dim
-
-    def layer_spec(self) -> LayerSpec:
-        return spec.latent_attention(self.latent_dim + self.shared_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,14 +233,39 @@ class RgLru:
 @dataclass(frozen=True, slots=True)
 class Lightning:
     """Lightning attention (Qin et al., 2024): a state for each head that decays by exp(-slope) a token. The
-    slope of head h of n is 2 ^ (-8 (h + 1) / n) times ``factor``, which is of the layer."""
+    slope of head h of n is 2 ^ (-8 (h + 1) / n) times ``factor``, which is of the layer. Queries, keys and
+    values pass a silu (``silu``); or queries and keys pass a norm of each head, and are turned by ``rope``
+    (Ling 2.5). ``scale``: of queries. ``norm_groups``: groups of heads, over all ranks, that the norm of the
+    output takes one by one."""
 
     heads: int
     head_dim: int
     factor: float
+    silu: bool = True
+    qk_norm: bool = False
+    rope: Rope | None = None
+    scale: float = 1.0
+    norm_groups: int = 1
 
     def layer_spec(self) -> LayerSpec:
         return spec.lightning(self.heads, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixLstm:
+    """Matrix memory of xLSTM (Beck et al., 2024). Its input gate is an exponential, its forget gate a
+    sigmoid; both pass a soft cap of ``gate_cap``. ``norm_eps``: of the norm of each head's output;
+    ``floor``: what is added to the normaliser, relative to the largest input that the memory has."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    gate_cap: float
+    norm_eps: float
+    floor: float
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.matrix_lstm(self.heads, self.key_dim, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +322,7 @@ class Streams:
 
 
 Mixer = (Attention | LatentAttention | ConvolvedAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1
-         | ShortConv | RgLru | Lightning | Parallel | SharedBlock | WithNgrams)
+         | ShortConv | RgLru | Lightning | MatrixLstm | Parallel | SharedBlock | WithNgrams)
 
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]

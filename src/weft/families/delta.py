@@ -95,6 +95,7 @@ def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_ling(family: str, keys: ConfigKeys) -> Architecture:
+    """Ling 3. That of before has lightning attention: ``lightning.read_ling_2_5``."""
     floor = keys.number("kda_lower_bound", -5.0) if keys.boolean("kda_safe_gate", True) else None
     if floor is not None and floor >= 0:
         fail("kda_lower_bound", floor, "a floor of log decays is below 0")
@@ -108,13 +109,13 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
                                              for i in range(count)])
     latent = read_latent_attention(keys)
     rope = read_rope(keys, latent.shared_dim, theta=6e6, partial=1.0)
-    attention = replace(latent, rope=rope, head_gated=True, scale=latent.scale * _scale_of_rope(keys))
+    attention = replace(latent, rope=rope, head_gated=True, scale=latent.scale * scale_of_rope(keys))
     return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
                               read_kimi_feed_forwards(keys, len(kinds), _LING),
                               max_positions=keys.integer("model_max_length", 262_144))
 
 
-def _scale_of_rope(keys: ConfigKeys) -> float:
+def scale_of_rope(keys: ConfigKeys) -> float:
     """What DeepSeek's ``mscale_all_dim`` makes of the scale of the scores, where positions are stretched."""
     stated = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
     inner = ConfigKeys(stated if isinstance(stated, Mapping) else {}, fallback={})
@@ -208,5 +209,4 @@ FAMILIES = (
     Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid),
     Family("olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid),
     Family("kimi_linear", ("kimi_linear",), read_kimi_linear),
-    Family("ling", ("bailing_hybrid",), read_ling),
 )

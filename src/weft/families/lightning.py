@@ -1,4 +1,4 @@
-"""Lightning attention beside softmax attention: MiniMax-Text-01.
+"""Lightning attention beside softmax attention: MiniMax-Text-01, Ling and Ring 2.5.
 
 A state for each head that forgets at a rate of its own, the same for every token: the later the layer and the
 head, the slower. Queries, keys and values pass a silu; a norm over all heads and a gate follow. The stream is
@@ -6,8 +6,12 @@ what the norm in front of a block gives, so a layer forgets what came in before 
 
     x = norm(x);   x = alpha x + beta block(x)
 
-Source: Qin et al., "Lightning Attention-2" (2024); transformers ``MiniMaxConfig`` and ``MiniMaxForCausalLM``,
-whose defaults stand here.
+Ling 2.5 has latent attention beside it, and feed-forwards as Ling 3; it shares that one's ``model_type``. Its
+queries and keys pass a norm and are turned in place of the silu, and the norm of the output has groups.
+
+Sources: Qin et al., "Lightning Attention-2" (2024); transformers ``MiniMaxConfig`` and
+``MiniMaxForCausalLM``; ``modeling_bailing_moe_v2_5.py`` of inclusionAI's repository Ring-V2.5. Their defaults
+stand here.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from dataclasses import replace
 
 from weft.families import reading
 from weft.families.architecture import Architecture, Experts, Lightning
-from weft.families.config_keys import ConfigKeys, fail
+from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.delta import FeedDefaults, read_kimi_feed_forwards, read_latent_attention, scale_of_rope
+from weft.families.delta import read_ling as read_ling_3
 from weft.families.reading import Family, build_architecture, read_attention, windowed
 
 
@@ -50,6 +56,45 @@ def read_minimax(family: str, keys: ConfigKeys) -> Architecture:
                               normed_stream=tuple((*of_kind[kind], *pair("mlp")) for kind in kinds))
 
 
+_LING_2_5 = FeedDefaults(1, 5120, 256, 512, 1.0, 8, 4)
+
+
+def read_ling(family: str, keys: ConfigKeys) -> Architecture:
+    """Any Ling. Only 3 has a short convolution, and only 2.5 (and 2.6) the class of that name."""
+    named = "BailingMoeV2_5ForCausalLM" in keys.get("architectures", ())
+    stated = keys.has("group_norm_size") and not keys.has("short_conv_kernel_size")
+    is_2_5 = keys.get("model_type") == "bailing_moe_v2_5" or named or stated
+    return read_ling_2_5(family, keys) if is_2_5 else read_ling_3(family, keys)
+
+
+def read_ling_2_5(family: str, keys: ConfigKeys) -> Architecture:
+    heads, count = keys.integer("num_attention_heads", 16), keys.integer("num_hidden_layers", 20, least=2)
+    keys = keys.over({"num_key_value_heads": heads}).with_defaults(
+        vocab_size=157_184, hidden_size=2048, num_hidden_layers=count, num_attention_heads=heads)
+    for key, served in (("use_qkv_bias", False), ("use_bias", False), ("linear_silu", False),
+                        ("use_qk_norm", True), ("rope_interleave", True)):
+        if keys.boolean(key, served) is not served:
+            fail(key, not served, f"only {str(served).lower()} is served")
+    head_dim = keys.integer("head_dim", keys.integer("hidden_size") // heads)
+    if heads & (heads - 1):
+        fail("num_attention_heads", heads, "lightning attention is served with a power of two of them")
+    groups = keys.integer("group_norm_size", 4)
+    if heads * head_dim % groups:
+        fail("group_norm_size", groups, f"it must divide the {heads * head_dim} numbers of all heads")
+    latent = read_latent_attention(keys)
+    rope = read_rope(keys, head_dim, theta=6e5, partial=0.5)
+    if rope.rotary_dim != latent.shared_dim:
+        fail("qk_rope_head_dim", latent.shared_dim, f"both kinds of layers turn {rope.rotary_dim} dims")
+    latent = replace(latent, rope=rope, scale=latent.scale * scale_of_rope(keys))
+    every = keys.integer("layer_group_size", 5)
+    mixers = [latent if (layer + 1) % every == 0 or layer >= count // every * every else
+              Lightning(heads, head_dim, 1 - (layer - 1) / (count - 1) + 1e-5, silu=False, qk_norm=True,
+                        rope=rope, scale=head_dim**-0.5, norm_groups=groups) for layer in range(count)]
+    return build_architecture(family, keys, mixers, read_kimi_feed_forwards(keys, count, _LING_2_5),
+                              max_positions=32_768)
+
+
 FAMILIES = (
+    Family("ling", ("bailing_hybrid", "bailing_moe_v2_5"), read_ling),
     Family("minimax", ("minimax",), read_minimax),
 )

@@ -335,12 +335,33 @@ def short_conv(shape: shapes.ShortConv, hidden: int) -> Table:
             | product("out", channels, ("out_proj", hidden), bias=shape.bias))
 
 
-def lightning(shape: shapes.Lightning, hidden: int) -> Table:
-    """Rows of q, k and v are head by head. What decays follow from is stored too, and is not read."""
+LightningNames = tuple[str, str, str, str]
+"""Of q, k and v, of the gate, of the norm and of what comes out."""
+
+
+def lightning(shape: shapes.Lightning, hidden: int, *, names: LightningNames = (
+        "qkv_proj", "output_gate", "norm", "out_proj"), by_head: bool = True) -> Table:
+    """``by_head``: rows of q, k and v are head by head. What decays follow from may be stored too, and is not
+    read."""
+    qkv, gate, norm, out = names
     width = Units(shape.heads, shape.head_dim)
-    return (product("project", hidden, ("qkv_proj", Units(shape.heads, 3 * shape.head_dim)),
-                     ("output_gate", width))
-            | norm_weight("norm", width) | product("out", width, ("out_proj", hidden)))
+    rows: Dim = Units(shape.heads, 3 * shape.head_dim) if by_head else (width,) * 3
+    table = (product("project", hidden, (qkv, rows), (gate, width))
+             | norm_weight("norm", width, norm) | product("out", width, (out, hidden)))
+    if shape.qk_norm:
+        table |= norm_weight("q_norm", shape.head_dim, "query_layernorm")
+        table |= norm_weight("k_norm", shape.head_dim, "key_layernorm")
+    return table
+
+
+def matrix_lstm(shape: shapes.MatrixLstm, hidden: int) -> Table:
+    """Gates are never quantised in files: they decide how long a memory lives."""
+    heads, keys = Units(shape.heads), Units(shape.heads, shape.key_dim)
+    values = Units(shape.heads, shape.value_dim)
+    table = (product("project", hidden, ("q", keys), ("k", keys), ("v", values), ("ogate_preact", values))
+             | norm_weight("norm", values, "multihead_norm") | product("out", values, ("out_proj", hidden)))
+    gates = product("gates", hidden, ("igate_preact", heads), ("fgate_preact", heads), bias=True)
+    return table | all_plain(gates)
 
 
 def rg_lru(shape: shapes.RgLru, hidden: int) -> Table:
@@ -498,4 +519,4 @@ TABLES: dict[type, Callable[[Any, int], Table]] = {
     shapes.Attention: attention, shapes.ConvolvedAttention: convolved_attention,
     shapes.LatentAttention: latent_attention, shapes.GatedDelta: gated_delta, shapes.KimiDelta: kimi_delta,
     shapes.Mamba2: mamba2, shapes.Mamba1: mamba1, shapes.ShortConv: short_conv, shapes.RgLru: rg_lru,
-    shapes.Lightning: lightning, shapes.Dense: dense}
+    shapes.Lightning: lightning, shapes.MatrixLstm: matrix_lstm, shapes.Dense: dense}

@@ -30,6 +30,7 @@ from weft.models.blocks.chosen import IndexBlock, LearnedIndex, MeanIndex
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
+from weft.models.blocks.matrix_lstm import MatrixLstmBlock
 from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
@@ -139,11 +140,11 @@ class BlockReader:
         return TableReader(self.source, table, name)
 
     def model(self, read_layer: Callable[[str, shapes.Mixer | None, shapes.FeedForward | None], DecoderLayer],
-              *, final_norm: str, embedding: str) -> CausalModel:
+              *, final_norm: str, embedding: str, stack: str = "layers") -> CausalModel:
         """Embedding, layers, final norm and head. ``read_layer``: of "layers.3", its mixer and its
-        feed-forward."""
+        feed-forward. ``stack``: what the layers are called."""
         architecture, source = self.architecture, self.source
-        layers = [read_layer(f"layers.{index}", mixer, feed) for index, (mixer, feed) in
+        layers = [read_layer(f"{stack}.{index}", mixer, feed) for index, (mixer, feed) in
                   enumerate(zip(architecture.mixers, architecture.feed_forwards, strict=True))]
         tokens = tensors.vocabulary(architecture.vocab_size, self.hidden)
         tied = architecture.tied_embeddings
@@ -289,7 +290,7 @@ class BlockReader:
             Attention: self.attention, shapes.LatentAttention: self.latent_attention, Mamba2: self.mamba2,
             Mamba1: self.mamba1, GatedDelta: self.gated_delta, shapes.KimiDelta: self.kimi_delta,
             shapes.ShortConv: self.short_conv, shapes.RgLru: self.rg_lru,
-            shapes.Lightning: self.lightning}
+            shapes.Lightning: self.lightning, shapes.MatrixLstm: self.matrix_lstm}
         return readers[type(shape)](shape, names[type(shape)], **spelled)
 
     def attention(self, shape: Attention, name: str, *, out: str = "o_proj",
@@ -410,20 +411,33 @@ class BlockReader:
         return recurrent.ShortConvBlock(shape, read.linear("project"), conv=read.conv(),
                                         conv_bias=read.get("conv.bias"), out=read.linear("out"))
 
-    def lightning(self, shape: shapes.Lightning, name: str) -> recurrent.LightningBlock:
-        source, read = self.source, self.table(tensors.lightning(shape, self.hidden), name)
+    def lightning(self, shape: shapes.Lightning, name: str, *, eps: float = RMS_EPS,
+                  **names: Any) -> recurrent.LightningBlock:
+        """``eps``: of the norms inside. ``names``: as ``tensors.lightning`` takes them."""
+        source, read = self.source, self.table(tensors.lightning(shape, self.hidden, **names), name)
         heads = tensors.Units(shape.heads).span(source.place)
         numbers = torch.arange(heads.begin + 1, heads.begin + heads.count + 1, dtype=torch.float32)
         slopes = (torch.exp2(-8.0 * numbers / heads.total) * shape.factor).to(source.device)
-        norm = read.norm("norm", RMS_EPS)
+        norm = read.norm("norm", eps)
         assert norm is not None
         for derived in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"):
             source.leave(f"{name}.{derived}")
         project = read.linear("project", orders={
             "qkv_proj.weight": lambda rows: recurrent.ungroup_qkv(rows, shape.heads)})
-        return recurrent.LightningBlock(
-            shape, project, slopes, norm if source.share is None else source.share.norm_of_all(norm),
-            read.linear("out"))
+        groups, ranks = shape.norm_groups, source.place.size
+        of_groups: Projection = replace(norm, group_size=len(norm.weight) * ranks // groups)
+        if source.share is not None and groups % ranks:
+            if ranks % groups:
+                raise CheckpointError(f"--tp is {ranks}, and the norm of lightning attention has {groups} "
+                                      f"groups: one must divide the other", param="--tp")
+            of_groups = source.share.norm_of_group(groups, norm)
+        return recurrent.LightningBlock(shape, project, slopes, of_groups, read.linear("out"),
+                                        read.norm("q_norm", eps), read.norm("k_norm", eps))
+
+    def matrix_lstm(self, shape: shapes.MatrixLstm, name: str) -> MatrixLstmBlock:
+        read = self.table(tensors.matrix_lstm(shape, self.hidden), name)
+        return MatrixLstmBlock(shape, read.linear("project"), read.linear("gates"), read.tensor("norm"),
+                               read.linear("out"))
 
     def rg_lru(self, shape: shapes.RgLru, name: str) -> recurrent.RgLruBlock:
         read = self.table(tensors.rg_lru(shape, self.hidden), name)

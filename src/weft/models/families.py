@@ -45,7 +45,8 @@ ReadLayer = Callable[[str, shapes.Mixer | None, shapes.FeedForward | None], Deco
 @dataclass(frozen=True, slots=True)
 class Names:
     """``mixers``: where each kind of mixer lies. ``spelled``: what the reader of a kind is called with, of
-    mixers, ``Dense`` and ``Experts``. ``shared``: where the expert that every token passes lies, if it has a
+    mixers, ``Dense`` and ``Experts``. ``stack``: what the layers are
+    called. ``shared``: where the expert that every token passes lies, if it has a
     width. ``swiglu``: dense feed-forwards are of the usual form. ``plus_one``: norms are stored as the
     distance from 1. ``embeddings``: the first of them that the files have. ``out_norms``: of a model with
     sandwich norms. ``mixes``: where what mixes several streams lies, around mixer and feed-forward.
@@ -56,6 +57,7 @@ class Names:
     mixer_norm: str = "input_layernorm"
     feed_norm: str = "post_attention_layernorm"
     final_norm: str = "norm"
+    stack: str = "layers"
     embeddings: tuple[str, ...] = ("embed_tokens",)
     spelled: Mapping[type, Mapping[str, Any]] = field(default_factory=dict)
     shared: str | None = None
@@ -112,7 +114,7 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     read = BlockReader(architecture, source, plus_one=names.plus_one)
     layer = partial(names.layer, read) if names.layers is None else names.layers(read)
     embedding = next((one for one in names.embeddings if source.has(f"{one}.weight")), names.embeddings[-1])
-    return read.model(layer, final_norm=names.final_norm, embedding=embedding)
+    return read.model(layer, final_norm=names.final_norm, embedding=embedding, stack=names.stack)
 
 
 def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
@@ -164,9 +166,12 @@ def _kimi_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer
 
 def _kimi_layers(read: BlockReader) -> ReadLayer:
     def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
-        on_hub = read.source.has(f"{name}.attention.q_proj.weight")
+        on_hub = any(read.source.has(f"{name}.attention.{one}.weight") for one in ("q_proj", "dense"))
         inside = "attention" if on_hub else "self_attn"
-        names = Names({shapes.KimiDelta: inside, shapes.LatentAttention: inside}, feed_of=_kimi_feed)
+        names = Names(dict.fromkeys((shapes.KimiDelta, shapes.LatentAttention, shapes.Lightning), inside),
+                      feed_of=_kimi_feed, spelled={shapes.Lightning: {
+                          "names": ("query_key_value", "g_proj", "g_norm", "dense"), "by_head": False,
+                          "eps": read.eps}})
         return names.layer(read, name, mixer, feed)
 
     return layer
@@ -367,6 +372,9 @@ NAMES: dict[str, Names] = {
                         shared="shared_experts", spelled={shapes.Experts: {"router_dtype": torch.float32}}),
     "zamba": Names(layers=partial(_zamba_layers, block="shared_transf"), final_norm="final_layernorm"),
     "zamba2": Names(layers=partial(_zamba_layers, block="shared_transformer"), final_norm="final_layernorm"),
+    "xlstm": Names({shapes.MatrixLstm: "mlstm_layer"}, feed="ffn", mixer_norm="norm_mlstm",
+                   feed_norm="norm_ffn", final_norm="out_norm", stack="blocks", embeddings=("embeddings",),
+                   spelled={shapes.Dense: {"names": ("proj_up_gate", "proj_up", "proj_down")}}),
     "mamba": _ONLY_MAMBA, "mamba2": _ONLY_MAMBA, "falcon_mamba": _ONLY_MAMBA,
 }
 """By the name of the family in ``weft.families``."""

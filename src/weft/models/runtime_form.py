@@ -28,8 +28,8 @@ from dataclasses import dataclass
 import torch
 
 from weft.config import QuantizeChoice
-from weft.models.blocks.linear import PlainWeight
 from weft.tensor import native
+from weft.tensor.fused_block import PlainWeight
 from weft.tensor.weights.packed import pack
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
 from weft.tensor.weights.tiles import (

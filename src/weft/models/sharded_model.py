@@ -103,15 +103,15 @@ class RankShare:
         return NormedInside(qkv, ((0, q_width, SharedNorm(q_norm, self.collectives, every)),
                                   (k_begin, k_begin + k_width, SharedNorm(k_norm, self.collectives, every))))
 
-    def norm_of_all(self, norm: Norm) -> SharedNorm:
-        """``norm`` over channels of which each rank has a part."""
-        return SharedNorm(norm, self.collectives, slice(0, self.place.size))
+    def norm_of_group(self, groups: int, norm: Norm) -> SharedNorm:
+        """``norm`` over a group of ``groups`` in all, of whose channels each of several ranks has a part."""
+        factor = self.place.size // groups
+        first = self.place.rank // factor * factor
+        return SharedNorm(norm, self.collectives, slice(first, first + factor))
 
     def normed_group(self, groups: int, norm: Norm, project: Projection) -> NormedBefore:
         """``project`` of what a norm over a group of ``groups`` in all gives; a group spans several ranks."""
-        factor = self.place.size // groups
-        first = self.place.rank // factor * factor
-        return NormedBefore(SharedNorm(norm, self.collectives, slice(first, first + factor)), project)
+        return NormedBefore(self.norm_of_group(groups, norm), project)
 
     def summed(self, block: Callable[..., torch.Tensor]) -> Any:
         """A ``Summed``, in the place of a mixer or a feed-forward."""

@@ -29,7 +29,7 @@ import torch
 from weft.families.sharding import RankPlace
 from weft.families.tensors import Tensor
 from weft.models.adapter_targets import Target
-from weft.models.blocks.linear import JoinedWeight, Linear, PlainWeight
+from weft.models.blocks.linear import Linear
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.embedding import CodedTable, Table
 from weft.models.forms import stored_form
@@ -37,6 +37,7 @@ from weft.models.forms.stored_form import FLOATS, Grouping
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankShare
 from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
+from weft.tensor.fused_block import JoinedWeight, PlainWeight
 from weft.tensor.ops.moe import ExpertWeights
 from weft.tensor.weights.packed import PackedWeight
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked

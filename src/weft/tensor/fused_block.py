@@ -17,11 +17,36 @@ import torch
 
 from weft.tensor import native
 from weft.tensor.ops import linear
+from weft.tensor.weights.packed import PackedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
 
 MOST_ROWS = 64
 """Most rows of x: the decode batch of an ordinary server on a CPU."""
+
+
+PlainWeight = torch.Tensor | PackedWeight | InTiles | QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedWeight:
+    """Projections of the same input whose forms differ (a quantised checkpoint leaves some as they are, and
+    GGUF files have finer forms for some): each is multiplied by itself, the results lie side by side."""
+
+    parts: tuple[PlainWeight, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(map(rows_of, self.parts))
+
+    @property
+    def columns(self) -> int:
+        first = self.parts[0]
+        return first.shape[1] if isinstance(first, torch.Tensor) else first.columns
+
+
+def rows_of(weight: PlainWeight | JoinedWeight) -> int:
+    return weight.shape[0] if isinstance(weight, torch.Tensor) else weight.rows
 
 
 @dataclass(slots=True)
@@ -35,7 +60,7 @@ class FusedBlock:
     adapted: tuple[Callable[[], Any], ...] = field(default=(), repr=False, compare=False)
     """Of each product, what gives the C++ object of its adapters."""
     _bound: Any = field(default=None, init=False, repr=False, compare=False)
-    _at: tuple[int, int] = field(default=(0, 0), init=False, repr=False, compare=False)
+    _at: tuple[tuple[int, ...], ...] = field(default=(), init=False, repr=False, compare=False)
     _biases: list[torch.Tensor | None] = field(default_factory=list, init=False, repr=False, compare=False)
     _adapted: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -43,11 +68,15 @@ class FusedBlock:
         """The C++ object of this block if it can take ``x_TD`` [T, D]; else None."""
         if not (0 < x_TD.shape[0] <= MOST_ROWS and native.fits(x_TD) and x_TD.stride(1) == 1):
             return None
-        first, second = _address(self.first, x_TD), _address(self.second, x_TD)
-        if not first or not second:
+        if any(bias is not None and isinstance(weight, JoinedWeight)
+               for weight, bias in ((self.first, self.first_bias), (self.second, self.second_bias))):
+            return None     # which is added to the rounded results of all parts
+        at = tuple(tuple(_address(part, x_TD) for part in _parts(weight))
+                   for weight in (self.first, self.second))
+        if not all(map(all, at)):
             return None
         # A block is bound to the addresses of its weights; they move when a server sleeps and wakes.
-        if self._at != (first, second):
+        if self._at != at:
             # The C++ object holds addresses of these float32 copies, so they live as long as it.
             self._biases = [None if bias is None else bias.float().contiguous()
                             for bias in (self.first_bias, self.second_bias)]
@@ -55,15 +84,15 @@ class FusedBlock:
             self._bound = native.extension().FusedBlock(
                 _product(self.first, self._biases[0], self._adapted[0]),
                 _product(self.second, self._biases[1], self._adapted[1]))
-            self._at = first, second
+            self._at = at
         return self._bound
 
     @property
     def stays(self) -> bool:
         """Whether the first weight still has the address to which the block was bound."""
-        weight = self.first
+        weight = _parts(self.first)[0]
         held = weight.body if isinstance(weight, InTiles) else weight.codes
-        return bool(held.data_ptr() == self._at[0])
+        return bool(held.data_ptr() == self._at[0][0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +110,10 @@ class FusedLayer:
     number: int = 0
 
 
+def _parts(weight: Any) -> tuple[Any, ...]:
+    return weight.parts if isinstance(weight, JoinedWeight) else (weight,)
+
+
 def _address(weight: Any, x_TD: torch.Tensor) -> int:
     """The weight's address; 0 for a weight that a fused block does not take."""
     if isinstance(weight, InTiles):
@@ -91,8 +124,7 @@ def _address(weight: Any, x_TD: torch.Tensor) -> int:
     return 0
 
 
-def _product(weight: InTiles | QuantizedWeight, bias: torch.Tensor | None, adapted: Any) -> Any:
-    address = 0 if bias is None else bias.data_ptr()
-    if isinstance(weight, InTiles):
-        return weight.native(), address, False, adapted
-    return linear.weight_of(weight), address, weight.exact, adapted
+def _product(weight: Any, bias: torch.Tensor | None, adapted: Any) -> Any:
+    parts = [(part.native(), False) if isinstance(part, InTiles) else (linear.weight_of(part), part.exact)
+             for part in _parts(weight)]
+    return parts, 0 if bias is None else bias.data_ptr(), adapted

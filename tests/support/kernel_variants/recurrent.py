@@ -11,7 +11,7 @@ from tests.support.kernel_variants.compilation import TYPES, Compilation, by_cho
 from weft.tensor.kernels import causal_conv as conv
 from weft.tensor.kernels import delta_gates as gating
 from weft.tensor.kernels import delta_rule as delta
-from weft.tensor.kernels import mamba1, mamba2
+from weft.tensor.kernels import mamba1, mamba2, running_max
 
 
 def of_delta_rule() -> list[Compilation]:
@@ -113,6 +113,14 @@ def of_mamba2() -> list[Compilation]:
                                         only=only)
                          for after, only in by_choice(partial(mamba2.outputs_blocks, width, head_dim))]
     return variants
+
+
+def of_running_max() -> list[Compilation]:
+    floats = dict.fromkeys(("log_decay", "x", "out"), "*fp32")
+    return [compilation_of(f"running max state {dtype[1:]} prefill {prefill}", running_max._running_max,
+                           floats | {"state": dtype}, {"H": 8, "HP": 16, "PREFILL": prefill},
+                           running_max.HEADS)
+            for dtype in TYPES.values() for prefill in (False, True)]
 
 
 def of_causal_conv() -> list[Compilation]:

@@ -18,6 +18,7 @@ VARIANTS: dict[str, Callable[[], list[Compilation]]] = {
     "weft.tensor.kernels.delta_gates": recurrent.of_delta_gates,
     "weft.tensor.kernels.mamba1": recurrent.of_mamba1,
     "weft.tensor.kernels.mamba2": recurrent.of_mamba2,
+    "weft.tensor.kernels.running_max": recurrent.of_running_max,
     "weft.tensor.kernels.causal_conv": recurrent.of_causal_conv,
     "weft.tensor.kernels.norm": dense.of_norm,
     "weft.tensor.kernels.elementwise": dense.of_elementwise,

@@ -125,10 +125,21 @@ ZAMBA2_2_7B: Config = {
     "torch_dtype": "bfloat16", "use_conv_bias": True, "use_long_context": False, "use_mem_rope": False,
     "use_shared_attention_adapter": False, "vocab_size": 32000}
 
+XLSTM_7B: Config = {
+    "add_out_norm": True, "architectures": ["xLSTMForCausalLM"], "autocast_kernel_dtype": "bfloat16",
+    "bos_token_id": 0, "chunk_size": 64, "chunkwise_kernel": "chunkwise--triton_xl_chunk",
+    "embedding_dim": 4096, "eos_token_id": 2, "eps": 1e-06, "ffn_proj_factor": 2.667,
+    "ffn_round_up_to_multiple_of": 64, "gate_soft_cap": 15.0, "head_dim": 512, "hidden_size": 4096,
+    "inference_state_dtype": "float32", "mode": "inference", "model_type": "xlstm", "norm_eps": 1e-06,
+    "norm_reduction_force_float32": True, "num_blocks": 32, "num_heads": 8, "output_logit_soft_cap": 30.0,
+    "qk_dim_factor": 0.5, "sequence_kernel": "native_sequence__triton", "step_kernel": "triton",
+    "tie_word_embeddings": False, "torch_dtype": "float32", "use_bias": False, "v_dim_factor": 1.0,
+    "vocab_size": 50304, "weight_mode": "single"}
+
 MAMBA_RELEASES: dict[str, Config] = {
     "mamba": MAMBA_2_8B, "falcon_mamba": FALCON_MAMBA_7B, "mamba2": MAMBA_CODESTRAL_7B, "bamba": BAMBA_9B,
     "falcon_h1": FALCON_H1_0_5B, "nemotron_h": NEMOTRON_H_8B, "jamba": JAMBA_1_5_MINI, "zamba": ZAMBA_7B,
-    "zamba2": ZAMBA2_2_7B}
+    "zamba2": ZAMBA2_2_7B, "xlstm": XLSTM_7B}
 """One of each family."""
 
 SMALLER_MAMBA: dict[str, Config] = {      # as many layers as show each kind: names repeat after that
@@ -137,6 +148,8 @@ SMALLER_MAMBA: dict[str, Config] = {      # as many layers as show each kind: na
     "falcon_h1": {"num_hidden_layers": 2},
     "nemotron_h": {"hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
     "jamba": {"num_hidden_layers": 6},
+    "xlstm": {"num_blocks": 2, "chunkwise_kernel": "chunkwise--native_autograd",   # as without its package
+              "sequence_kernel": "native_sequence__native", "step_kernel": "native"},
     "zamba": {"num_hidden_layers": 8, "layers_block_type": ZAMBA_7B["layers_block_type"][:8]},
     "zamba2": {"num_hidden_layers": 20, "hybrid_layer_ids": [6, 12, 18],
                "layers_block_type": ZAMBA2_2_7B["layers_block_type"][:20]}}

@@ -212,11 +212,23 @@ ZAYA1_8B: Config = {
         "partial_rotary_factor": 0.5, "rope_theta": 5000000.0, "rope_type": "default"}},
     "router_hidden_size": 256, "sliding_window": None, "tie_word_embeddings": True, "vocab_size": 262272}
 
+LING_2_5: Config = {   # as inclusionAI's class of the configuration has it
+    "architectures": ["BailingMoeV2_5ForCausalLM"], "dtype": "bfloat16", "first_k_dense_replace": 1,
+    "group_norm_size": 4, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 5120, "kv_lora_rank": 512, "layer_group_size": 5, "linear_silu": False,
+    "max_position_embeddings": 32768, "model_type": "bailing_moe_v2_5", "moe_intermediate_size": 512,
+    "n_group": 8, "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8,
+    "num_hidden_layers": 20, "num_key_value_heads": 4, "num_shared_experts": 1, "partial_rotary_factor": 0.5,
+    "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+    "rope_interleave": True, "rope_scaling": None, "rope_theta": 600000.0, "routed_scaling_factor": 1.0,
+    "score_function": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "use_bias": False,
+    "use_qk_norm": True, "use_qkv_bias": False, "v_head_dim": 128, "vocab_size": 157184}
+
 RELEASES_MORE = {
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
-    "zaya": ZAYA1_8B,
+    "zaya": ZAYA1_8B, "ling_2_5": LING_2_5,
     "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
 
@@ -228,6 +240,7 @@ SMALLER_MORE: dict[str, Config] = {
                   "mlp_layer_types": GLM_5_NEXT["mlp_layer_types"][:4], "n_routed_experts": 16},
     "qwen4_exp": {"num_hidden_layers": 4, "layer_types": QWEN4_EXP["layer_types"][:4]},
     "ling": {"num_hidden_layers": 6, "num_experts": 64},
+    "ling_2_5": {"num_hidden_layers": 6, "num_experts": 16},
     "zaya": {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
     "minimax": {"num_hidden_layers": 8, "num_local_experts": 4,
                 "layer_types": MINIMAX_TEXT_01["layer_types"][:8]},
@@ -364,6 +377,23 @@ def test_lfm3_is_read_as_released() -> None:
     assert read_architecture(silent) == model
 
 
+def test_ling_2_5_shares_a_model_type_with_ling_3_and_has_lightning_attention() -> None:
+    model, rope = read_architecture(LING_2_5), Rope(6e5, 64)
+    full = [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, LatentAttention)]
+    assert full == [4, 9, 14, 19]
+    assert model.mixers[4] == LatentAttention(16, 512, 64, 128, 128, 192**-0.5, rope=rope)
+    assert model.mixers[3] == Lightning(16, 128, 1 - 2 / 19 + 1e-5, silu=False, qk_norm=True, rope=rope,
+                                        scale=128**-0.5, norm_groups=4)
+    assert model.feed_forwards[0] == Dense(5120)
+    assert set(model.feed_forwards[1:]) == {Experts(
+        256, 8, 512, True, shared_width=512, scoring="sigmoid", choice_bias=True, scale=1.0,
+        normalizer_eps=1e-20, groups=8, groups_chosen=4)}
+    assert read_architecture(LING_2_5 | {"model_type": "bailing_hybrid"}) == model
+    assert read_architecture({"model_type": "bailing_moe_v2_5", "dtype": "bfloat16"}) == model
+    cut = read_architecture(LING_2_5 | {"num_hidden_layers": 7})
+    assert [isinstance(mixer, LatentAttention) for mixer in cut.mixers] == [False] * 4 + [True] * 3
+
+
 def test_gpt_oss_is_read_as_released_and_where_it_is_silent() -> None:
     model = read_architecture(GPT_OSS_20B)
     window, full = model.mixers[:2]
@@ -456,6 +486,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "minimax": (10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4),
+        "ling_2_5": (4 * 576 * 2, 16 * 16 * 128 * 128 * 4),
         "glm5_next": (11 * (512 + 256) * 2, 34 * (64 * 128 * 128 * 4 + 3 * 8192 * 3 * 2)),
         "qwen4_exp": (10 * (2 * 2 * 256 + 128) * 2,
                       30 * (48 * 128 * 128 * 4 + 10240 * 3 * 2) + (16 * 2 + 10240 * 9) * 2),
@@ -498,6 +529,10 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("ling", {"kda_lower_bound": 0.5}, ["kda_lower_bound", "0.5", "below 0"]),
     ("ling", {"score_function": "softmax"}, ["score_function", "softmax", "sigmoid"]),
     ("ling", {"num_expert_group": 7}, ["num_expert_group", "7", "512"]),
+    ("ling_2_5", {"num_attention_heads": 24}, ["num_attention_heads", "24", "power of two"]),
+    ("ling_2_5", {"linear_silu": True}, ["linear_silu", "True", "only false"]),
+    ("ling_2_5", {"group_norm_size": 3}, ["group_norm_size", "3", "2048"]),
+    ("ling_2_5", {"qk_rope_head_dim": 32}, ["qk_rope_head_dim", "32", "64"]),
     ("minimax", {"rotary_dim": 256}, ["rotary_dim", "256", "128"]),
     ("minimax", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),
     ("qwen4_exp", {"indexer_budget": 2050}, ["indexer_budget", "2050", "4"]),

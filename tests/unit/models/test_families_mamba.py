@@ -14,6 +14,7 @@ from weft.families.architecture import (
     Experts,
     Mamba1,
     Mamba2,
+    MatrixLstm,
     Parallel,
     Rope,
     SharedBlock,
@@ -129,6 +130,14 @@ def test_zamba2_is_read_as_released() -> None:
     assert read_architecture(default) == model
 
 
+def test_xlstm_is_read_as_released() -> None:
+    model = read_architecture(MAMBA_RELEASES["xlstm"])
+    assert model.mixers == (MatrixLstm(8, 256, 512, 15.0, 1e-6, 1e-6),) * 32
+    assert model.feed_forwards == (Dense(10944),) * 32
+    assert (model.logits_cap, model.tied_embeddings, model.norm_eps) == (30.0, False, 1e-6)
+    assert read_architecture({"model_type": "xlstm", "dtype": "float32"}) == model
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
              for name, spec in ((name, read_spec(config)) for name, config in MAMBA_RELEASES.items())}
@@ -137,6 +146,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
     assert sizes["falcon_mamba"] == (0, 64 * (8192 * 16 * 4 + 8192 * 3 * 2))
     assert sizes["falcon_h1"] == (36 * 2 * 2 * 64 * 2, 36 * (24 * 64 * 128 * 4 + (1536 + 256) * 3 * 2))
     assert sizes["zamba"] == (13 * 2 * 16 * 464 * 2, 76 * (7424 * 16 * 4 + 7424 * 3 * 2))
+    assert sizes["xlstm"] == (0, 32 * 8 * (513 * 256 + 1) * 4)
     assert sizes["zamba2"] == (9 * 2 * 32 * 160 * 2, 54 * (80 * 64 * 64 * 4 + (5120 + 128) * 3 * 2))
 
 
@@ -158,6 +168,10 @@ def test_a_model_that_states_no_positions_is_served_far() -> None:
     ("jamba", {"num_experts_per_tok": 17}, ["num_experts_per_tok", "17", "16"]),
     ("zamba", {"attention_hidden_size": 3712}, ["attention_hidden_size", "3712", "7424"]),
     ("zamba", {"n_mamba_heads": 3}, ["n_mamba_heads", "3", "7424"]),
+    ("xlstm", {"use_bias": True}, ["use_bias", "True", "only false"]),
+    ("xlstm", {"weight_mode": "fused"}, ["weight_mode", "fused"]),
+    ("xlstm", {"gate_soft_cap": 80.0}, ["gate_soft_cap", "80.0", "40"]),
+    ("xlstm", {"num_heads": 5}, ["num_heads", "5", "2048"]),
     ("zamba2", {"use_long_context": True}, ["use_long_context"]),
     ("zamba2", {"hidden_act": "silu"}, ["hidden_act", "silu", "gelu"]),
     ("zamba2", {"layers_block_type": ["mamba"] * 3}, ["layers_block_type", "54"]),

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.models.blocks.adapted import AdaptedProduct
-from weft.tensor.fused_block import FusedBlock
+from weft.tensor.fused_block import FusedBlock, JoinedWeight, PlainWeight, rows_of
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.weights.packed import PackedWeight
@@ -31,15 +31,6 @@ class Projection(Protocol):
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedWeight:
-    """Projections of the same input whose forms differ (a quantised checkpoint leaves some as they are): each
-    is multiplied by itself, the results lie side by side."""
-
-    parts: tuple[PlainWeight, ...]
-
-
-PlainWeight = torch.Tensor | PackedWeight | InTiles | QuantizedWeight
 Weight = PlainWeight | JoinedWeight
 
 
@@ -72,14 +63,10 @@ class Linear:
 def dense_rows(weight: Weight, first: int, last: int) -> torch.Tensor:
     """Rows [first, last) of a weight in any form, float32: a copy, for what is computed once."""
     if isinstance(weight, JoinedWeight):
-        whole = torch.cat([dense_rows(part, 0, _height(part)) for part in weight.parts])
+        whole = torch.cat([dense_rows(part, 0, rows_of(part)) for part in weight.parts])
         return whole[first:last]
     values = weight if isinstance(weight, torch.Tensor) else weight.dense()
     return values[first:last].float()
-
-
-def _height(weight: PlainWeight) -> int:
-    return weight.shape[0] if isinstance(weight, torch.Tensor) else weight.rows
 
 
 def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -102,11 +89,13 @@ def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:
 
 @dataclass(slots=True)
 class Norm:
-    """RMS norm over the last dim. ``plus_one``: the stored weight is the distance from 1 (Qwen3.5)."""
+    """RMS norm over the last dim, or over groups of ``group_size`` of it. ``plus_one``: the stored weight is
+    the distance from 1 (Qwen3.5)."""
 
     weight: torch.Tensor
     eps: float
     plus_one: bool = False
+    group_size: int | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps, plus_one=self.plus_one)
+        return rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, group_size=self.group_size)

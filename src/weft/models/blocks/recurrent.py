@@ -27,9 +27,9 @@
                                      read, forget = sigmoid of x by head;  d = 8 forget softplus(rate)
                                      h <- e^-d h + sqrt(1 - e^-2d) read x, times gelu(y) --out--> y_TD
 
-    lightning         x_TD --in--> [ q | k | v | g ];  silu over q k v
+    lightning         x_TD --in--> [ q | k | v | g ];  silu over q k v, or norm and rotary of q k (Ling 2.5)
                                      S <- e^-slope S + v k^T,  y = S q (recurrent state)
-                                     norm over all heads, times sigmoid(g) --out--> y_TD
+                                     norm over (groups of) heads, times sigmoid(g) --out--> y_TD
 
     LFM2              x_TD --in--> [ B | C | x ] ;  y = C * conv(B * x) --out--> y_TD
 
@@ -56,7 +56,7 @@ from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.conv import causal_conv, short_conv, staged
 from weft.tensor.ops.delta_rule import delta_gates, delta_rule
-from weft.tensor.ops.elementwise import activate
+from weft.tensor.ops.elementwise import activate, rotary
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.norm import rms_norm
@@ -239,7 +239,8 @@ class RgLruBlock:
 
 @dataclass(slots=True)
 class LightningBlock:
-    """``project``: rows q, k, v, gate; ``slopes``: float32 [heads]; ``norm``: over all heads.
+    """``project``: rows q, k, v, gate; ``slopes``: float32 [heads]; ``norm``: over all heads, or groups of
+    them; ``q_norm``, ``k_norm``: over a head, if ``shape.qk_norm``.
 
     The recurrence is that of Mamba-2 whose every step is 1: so its kernels are used, with values in the place
     of x, keys of B and queries of C."""
@@ -249,12 +250,21 @@ class LightningBlock:
     slopes: torch.Tensor
     norm: Projection
     out: Linear
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        heads, width = self.shape.heads, self.shape.heads * self.shape.head_dim
+        shape, heads, width = self.shape, self.shape.heads, self.shape.heads * self.shape.head_dim
         qkv_TC, gate_TC = torch.split(self.project(x_TD), [3 * width, width], dim=-1)
-        q, k, v = (by_head(part, heads) for part in F.silu(qkv_TC).chunk(3, dim=-1))
+        qkv_TC = F.silu(qkv_TC) if shape.silu else qkv_TC
+        q, k, v = (by_head(part, heads) for part in qkv_TC.chunk(3, dim=-1))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if cos_sin is not None:
+            q, k = rotary(q, k, *cos_sin)
+        if shape.scale != 1.0:
+            q = q * shape.scale
         nothing_H = torch.zeros_like(self.slopes)
         y_THP = mamba2(v, v.new_zeros(v.shape[:2]), -self.slopes, k, q, nothing_H, nothing_H,
                        cache.state["recurrent"], inputs.runs, dt_limit=(1.0, 1.0), layer=cache.layer)
