@@ -14,9 +14,8 @@
 
 Each product has so many copies of its weight that they do not stay in the caches, as the layers of a model
 would not; forms take turns within a round, in another order in the next; shown are medians over the rounds.
-What counts are ratios to ``packed``, which is what a bfloat16 model runs with on a CPU without ``tiled``, or
-to the first of ``--forms``. The matrices are those of LFM2-350M (gate and up, down, a convolution's input),
-and a larger one.
+What counts are ratios to ``packed``, the fastest of torch's own products, or to the first of ``--forms``. The
+matrices are those of LFM2-350M (gate and up, down, a convolution's input), and a larger one.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ import torch.nn.functional as F
 from weft.host import cpu_name_and_flags, usable_cores
 from weft.tensor import native
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
-from weft.tensor.weights.packed import pack
 from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, in_tiles, rounded
 from weft.tensor.weights.tiles import rows_of, tiled, to_twelve_bit
 
 SHAPES = ((9216, 1024), (1024, 4608), (3072, 1024), (8192, 2048))
 ROWS = (1, 2, 4, 8, 16, 32, 256, 1024)
 _COPIES_BYTES = 1 << 27
+_ROWS_EXPECTED = 16   # for which oneDNN chooses its order
 Product = Callable[[torch.Tensor], object]
 
 
@@ -63,9 +62,10 @@ def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
     plain = [base.bfloat16() for _ in range(copies)]
     found: dict[str, tuple[int, list[Product]]] = {
         "plain": (2 * out * columns, [lambda x, w=w: F.linear(x, w) for w in plain])}
-    packed = [made for weight in plain if (made := pack(weight)) is not None]
-    if packed:
-        found["packed"] = (2 * out * columns, [lambda x, w=w: w.product(x, None) for w in packed])
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        ordered = [torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_EXPECTED) for weight in plain]
+        found["packed"] = (2 * out * columns, [
+            lambda x, w=w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "") for w in ordered])
     tiles = [made for weight in plain if (made := tiled(weight)) is not None]
     if tiles:
         found["tiled"] = (tiles[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in tiles])

@@ -1,7 +1,8 @@
 // The gated delta rule, token by token, for decodes and prefills. Kimi's variant has one decay for each line of the
-// state instead of one for all.
+// state instead of one for all. That of RWKV-7 has keys apart: kk reads what b takes out, and k writes the value whole.
 //
 //     per value head   S <- e^g S;   d = beta (v - k^T S);   S <- S + k d^T;   o = q^T S      S [K, V]
+//     keys apart       u = kk^T S;   S <- e^g S - b u^T + k v^T;               o = q^T S
 //
 // Prefills: an item of work is 16, 32 or 64 columns of one head of one run. Its part of S (K x 16 floats, 8 kB, to 32 kB)
 // stays in the L1 cache for all tokens of the run. 64 columns share the loads of k and q, and their eight sums do not wait
@@ -43,9 +44,33 @@ WEFT_INLINE void unit(const T* from, int64_t dim, float scale, float* to) {
   for (int64_t i = 0; i < dim; i += 16) store(to + i, load(to + i) * over);
 }
 
+// A decay for each head, or for each line of it; with ``apart``, keys that read, erase and write besides.
+enum class Rule { heads, lines, apart };
+
+// The same of a token whose keys are as the model gives them.
+template <class T>
+WEFT_INLINE void widened(const T* from, int64_t dim, float* to) {
+  for (int64_t i = 0; i < dim; i += 16) store(to + i, load(from + i));
+}
+
+// What a token does to 16 columns of the state: key k writes ``delta``; with keys apart, key b adds ``erased``.
+struct DeltaChange {
+  f32x16 delta, erased;
+};
+
+// ``ahead``: what the reader sees.
+template <Rule RULE>
+WEFT_INLINE DeltaChange delta_change(f32x16 v, f32x16 ahead, float beta) {
+  if constexpr (RULE == Rule::apart) return {v, splat(0) - ahead};
+  return {(v - ahead) * beta, splat(0)};
+}
+
 // A line of the state behind a token.
-WEFT_INLINE f32x16 delta_line(f32x16 line, float decay, f32x16 delta, float k) {
-  return fused(delta, splat(k), line * decay);
+template <Rule RULE>
+WEFT_INLINE f32x16 delta_line(f32x16 line, float decay, const DeltaChange& change, float k, float b) {
+  const f32x16 written = fused(change.delta, splat(k), line * decay);
+  if constexpr (RULE == Rule::apart) return fused(change.erased, splat(b), written);
+  return written;
 }
 
 // A part of a state that is read next, as many lines and columns as the one at hand; null: none is.
@@ -61,20 +86,22 @@ struct NextState {
   }
 };
 
-// ``decays``: one for each line, or one. ``reader``: the next key times its decays.
+// ``decays``: one for each line, or one. ``reader``: the next key times its decays, or the next kk.
 // ``element``: of the first number of the columns; ``key``: what this token's state is rounded by.
-template <class S, int WIDE, bool LINES, bool READS, bool ASKS>
+template <class S, int WIDE, Rule RULE, bool READS, bool ASKS>
 WEFT_INLINE void delta_token(float* state, int64_t element, int64_t v_dim, uint32_t key, int64_t k_dim, const float* k,
-                             const float* q, const float* reader, const float* decays, const f32x16* delta,
-                             f32x16* out, f32x16* ahead, const NextState<S, WIDE>& next_state) {
-  f32x16 o[WIDE] = {}, a[WIDE] = {}, d[WIDE];
-  for (int w = 0; w < WIDE; ++w) d[w] = delta[w];
+                             const float* b, const float* q, const float* reader, const float* decays,
+                             const DeltaChange* changes, f32x16* out, f32x16* ahead,
+                             const NextState<S, WIDE>& next_state) {
+  f32x16 o[WIDE] = {}, a[WIDE] = {};
+  DeltaChange d[WIDE];
+  for (int w = 0; w < WIDE; ++w) d[w] = changes[w];
   for (int64_t i = 0; i < k_dim; ++i) {
-    const float decay = decays[LINES ? i : 0];
+    const float decay = decays[RULE == Rule::heads ? 0 : i];
     if (ASKS) next_state.ask(i, 1);
     for (int w = 0; w < WIDE; ++w) {
       float* at = state + (i * WIDE + w) * 16;
-      const f32x16 s = delta_line(load(at), decay, d[w], k[i]);
+      const f32x16 s = delta_line<RULE>(load(at), decay, d[w], k[i], RULE == Rule::apart ? b[i] : 0.0f);
       const f32x16 next = rounded_state<S>(s, elements(element + i * v_dim + w * 16, 1), key);
       store(at, next);
       if (READS) o[w] = fused(s, splat(q[i]), o[w]);
@@ -92,19 +119,47 @@ struct DeltaGates {
   float *decays, *betas;
 };
 
-// What reads the state for a token: its key, once decayed.
-template <bool LINES>
-WEFT_INLINE void read_by(const float* key, const float* decays, int64_t k_dim, float* reader) {
-  for (int64_t i = 0; i < k_dim; i += 16)
-    store(reader + i, LINES ? load(key + i) * load(decays + i) : load(key + i) * decays[0]);
+// Of one token and head: what writes, what erases, and what reads the state in front of the token.
+struct DeltaKeys {
+  alignas(64) float k[kMaxKeyDim];
+  alignas(64) float b[kMaxKeyDim];
+};
+
+template <class T>
+WEFT_INLINE const T* row_of(const Rows& rows, int64_t token, int64_t head) {
+  return static_cast<const T*>(rows.data) + token * rows.token_stride + head * rows.head_stride;
+}
+
+// ``reader``: the key, once decayed; or kk, which reads what is not yet decayed.
+template <class T, Rule RULE>
+WEFT_INLINE void delta_keys(const GatedDeltaArgs& args, int64_t token, int64_t key_head, const float* decays,
+                            DeltaKeys& keys, float* reader) {
+  const T* key = row_of<T>(args.k, token, key_head);
+  if constexpr (RULE == Rule::apart) {
+    widened(key, args.k_dim, keys.k);
+    widened(row_of<T>(args.b, token, key_head), args.k_dim, keys.b);
+    widened(row_of<T>(args.kk, token, key_head), args.k_dim, reader);
+    return;
+  }
+  unit(key, args.k_dim, 1.0f, keys.k);
+  for (int64_t i = 0; i < args.k_dim; i += 16)
+    store(reader + i, load(keys.k + i) * (RULE == Rule::lines ? load(decays + i) : splat(decays[0])));
+}
+
+template <class T, Rule RULE>
+WEFT_INLINE void delta_query(const GatedDeltaArgs& args, int64_t token, int64_t key_head, float* q) {
+  const T* query = row_of<T>(args.q, token, key_head);
+  if constexpr (RULE == Rule::apart) widened(query, args.k_dim, q);
+  else unit(query, args.k_dim, args.scale, q);
 }
 
 // ``next``: what the thread reads next, or null.
-template <class T, class S, int WIDE, bool LINES>
+template <class T, class S, int WIDE, Rule RULE>
 void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Run& run, int64_t head, int64_t column,
                    const S* next) {
   alignas(64) static thread_local float state[kMaxKeyDim * 16 * WIDE];
-  alignas(64) float k[2][kMaxKeyDim], q[kMaxKeyDim], reader[kMaxKeyDim];
+  alignas(64) float q[kMaxKeyDim], reader[kMaxKeyDim];
+  DeltaKeys keys[2];
   const int64_t k_dim = args.k_dim, v_dim = args.v_dim, width = 16 * WIDE;
   const int64_t key_head = head / (args.heads / args.k_heads);
   const int64_t element = head * k_dim * v_dim + column;
@@ -119,18 +174,13 @@ void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Ru
     S* to = slots + slot * args.slot_stride;
     for (int64_t i = 0; i < k_dim; ++i) write_state(to + i * v_dim, state + i * width, width);
   };
-  const auto row = [&](const Rows& rows, int64_t token, int64_t h) {
-    return static_cast<const T*>(rows.data) + token * rows.token_stride + h * rows.head_stride;
-  };
   const auto decays_of = [&](int64_t token) {
-    return gates.decays + (token * args.heads + head) * (LINES ? k_dim : 1);
+    return gates.decays + (token * args.heads + head) * (RULE == Rule::heads ? 1 : k_dim);
   };
-  // The key of a token, and what reads the state for it.
-  const auto key_of = [&](int64_t token, float* key) {
-    unit(row(args.k, token, key_head), k_dim, 1.0f, key);
-    read_by<LINES>(key, decays_of(token), k_dim, reader);
+  const auto keys_of = [&](int64_t token, DeltaKeys& of_token) {
+    delta_keys<T, RULE>(args, token, key_head, decays_of(token), of_token, reader);
   };
-  key_of(run.offset, k[0]);
+  keys_of(run.offset, keys[0]);
   f32x16 ahead[WIDE] = {};
   const NextState<S, WIDE> next_state = {next, v_dim};
   for (int64_t i = 0; i < k_dim; ++i) {
@@ -141,16 +191,18 @@ void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Ru
   size_t tap = 0;
   for (int64_t t = 0; t < run.length; ++t) {
     const int64_t token = run.offset + t;
-    if (args.out) unit(row(args.q, token, key_head), k_dim, args.scale, q);
-    if (t + 1 < run.length) key_of(token + 1, k[(t + 1) & 1]);
+    if (args.out) delta_query<T, RULE>(args, token, key_head, q);
+    if (t + 1 < run.length) keys_of(token + 1, keys[(t + 1) & 1]);
     const float beta = gates.betas[token * args.heads + head];
-    const T* v = row(args.v, token, head) + column;
-    f32x16 delta[WIDE], out[WIDE];
-    for (int w = 0; w < WIDE; ++w) delta[w] = (load(v + 16 * w) - ahead[w]) * beta;
+    const T* v = row_of<T>(args.v, token, head) + column;
+    f32x16 out[WIDE];
+    DeltaChange changes[WIDE];
+    for (int w = 0; w < WIDE; ++w) changes[w] = delta_change<RULE>(load(v + 16 * w), ahead[w], beta);
     const uint32_t key = state_key(run.start + t, args.kind.layer);
     const auto pass = [&](auto reads, auto asks) {
-      delta_token<S, WIDE, LINES, decltype(reads)::value, decltype(asks)::value>(
-          state, element, v_dim, key, k_dim, k[t & 1], q, reader, decays_of(token), delta, out, ahead, next_state);
+      delta_token<S, WIDE, RULE, decltype(reads)::value, decltype(asks)::value>(
+          state, element, v_dim, key, k_dim, keys[t & 1].k, keys[t & 1].b, q, reader, decays_of(token), changes, out,
+          ahead, next_state);
     };
     const bool asks = t == 0 && next;
     if (args.out) {
@@ -166,23 +218,25 @@ void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Ru
 }
 
 // 16 WIDE columns of a head for a run of one token, in place. ``to`` null: a replay.
-template <class T, class S, int WIDE, bool LINES>
+template <class T, class S, int WIDE, Rule RULE>
 WEFT_INLINE void delta_decode(S* state, bool fresh, int64_t element, int64_t v_dim, uint32_t key, int64_t k_dim,
-                              const float* k, const float* q, const float* reader, const float* decays, float beta,
-                              const T* v, T* to, const NextState<S, WIDE>& next_state) {
-  f32x16 o[WIDE] = {}, ahead[WIDE] = {}, d[WIDE];
+                              const DeltaKeys& keys, const float* q, const float* reader, const float* decays,
+                              float beta, const T* v, T* to, const NextState<S, WIDE>& next_state) {
+  f32x16 o[WIDE] = {}, ahead[WIDE] = {};
+  DeltaChange d[WIDE];
   if (!fresh)
     for (int64_t i = 0; i < k_dim; ++i) {
       next_state.ask(i, 0);
       for (int w = 0; w < WIDE; ++w) ahead[w] = fused(load(state + i * v_dim + w * 16), splat(reader[i]), ahead[w]);
     }
-  for (int w = 0; w < WIDE; ++w) d[w] = (load(v + 16 * w) - ahead[w]) * beta;
+  for (int w = 0; w < WIDE; ++w) d[w] = delta_change<RULE>(load(v + 16 * w), ahead[w], beta);
   for (int64_t i = 0; i < k_dim; ++i) {
-    const float decay = decays[LINES ? i : 0];
+    const float decay = decays[RULE == Rule::heads ? 0 : i];
     next_state.ask(i, 1);
     for (int w = 0; w < WIDE; ++w) {
       S* at = state + i * v_dim + w * 16;
-      const f32x16 s = delta_line(fresh ? splat(0) : load(at), decay, d[w], k[i]);
+      const float b = RULE == Rule::apart ? keys.b[i] : 0.0f;
+      const f32x16 s = delta_line<RULE>(fresh ? splat(0) : load(at), decay, d[w], keys.k[i], b);
       store(at, rounded_state<S>(s, elements(element + i * v_dim + w * 16, 1), key));
       if (to) o[w] = fused(s, splat(q[i]), o[w]);
     }
@@ -192,30 +246,27 @@ WEFT_INLINE void delta_decode(S* state, bool fresh, int64_t element, int64_t v_d
 }
 
 // ``next``: the state of the head that comes next, or null.
-template <class T, class S, bool LINES>
+template <class T, class S, Rule RULE>
 void delta_head(const GatedDeltaArgs& args, const DeltaGates& gates, const Run& run, int64_t head, const S* next) {
   const int64_t k_dim = args.k_dim, v_dim = args.v_dim, token = run.offset;
   const int64_t key_head = head / (args.heads / args.k_heads), first = head * k_dim * v_dim;
   S* const state = static_cast<S*>(args.state) + run.slot * args.slot_stride + first;
-  const auto row = [&](const Rows& rows, int64_t h) {
-    return static_cast<const T*>(rows.data) + token * rows.token_stride + h * rows.head_stride;
-  };
-  const float* const decays = gates.decays + (token * args.heads + head) * (LINES ? k_dim : 1);
+  const float* const decays = gates.decays + (token * args.heads + head) * (RULE == Rule::heads ? 1 : k_dim);
   const float beta = gates.betas[token * args.heads + head];
-  const T* v = row(args.v, head);
+  const T* v = row_of<T>(args.v, token, head);
   T* to = args.out ? static_cast<T*>(args.out) + (token * args.heads + head) * v_dim : nullptr;
   const uint32_t key = state_key(run.start, args.kind.layer);
-  alignas(64) float k[kMaxKeyDim], q[kMaxKeyDim], reader[kMaxKeyDim];
-  unit(row(args.k, key_head), k_dim, 1.0f, k);
-  if (to) unit(row(args.q, key_head), k_dim, args.scale, q);
-  read_by<LINES>(k, decays, k_dim, reader);
+  alignas(64) float q[kMaxKeyDim], reader[kMaxKeyDim];
+  DeltaKeys keys;
+  delta_keys<T, RULE>(args, token, key_head, decays, keys, reader);
+  if (to) delta_query<T, RULE>(args, token, key_head, q);
   int64_t column = 0;
   const auto columns = [&](auto wide) {
     constexpr int WIDE = decltype(wide)::value;
     for (; column + 16 * WIDE <= v_dim; column += 16 * WIDE)
-      delta_decode<T, S, WIDE, LINES>(state + column, run.fresh, first + column, v_dim, key, k_dim, k, q, reader,
-                                      decays, beta, v + column, to ? to + column : nullptr,
-                                      {next ? next + column : nullptr, v_dim});
+      delta_decode<T, S, WIDE, RULE>(state + column, run.fresh, first + column, v_dim, key, k_dim, keys, q, reader,
+                                     decays, beta, v + column, to ? to + column : nullptr,
+                                     {next ? next + column : nullptr, v_dim});
   };
 #if defined(__AVX512F__)
   columns(std::integral_constant<int, 8>());
@@ -232,8 +283,8 @@ bool decodes(const Run& run) { return run.length == 1 && run.slot != kPad && run
 template <class G>
 void delta_gates(const GatedDeltaArgs& args, int64_t token, float* decays, float* betas) {
   const G* g = static_cast<const G*>(args.g.data) + token * args.g.token_stride;
-  const G* b = static_cast<const G*>(args.beta.data) + token * args.beta.token_stride;
-  for (int64_t h = 0; h < args.heads; h += 16) {
+  const G* b = args.beta.data ? static_cast<const G*>(args.beta.data) + token * args.beta.token_stride : nullptr;
+  for (int64_t h = 0; b && h < args.heads; h += 16) {
     const f32x16 beta = load_some(b + h, args.heads - h);
     store_some(betas + token * args.heads + h, args.decay ? sigmoid(beta) * args.beta_scale : beta, args.heads - h);
   }
@@ -255,15 +306,15 @@ void delta_gates(const GatedDeltaArgs& args, int64_t token, float* decays, float
     }
 }
 
-template <bool LINES>
+template <Rule RULE>
 DeltaGates all_gates(const GatedDeltaArgs& args) {
   int64_t tokens = 0;
   for (const Run& run : args.runs->runs) tokens = run.offset + run.length > tokens ? run.offset + run.length : tokens;
   static thread_local std::vector<float> numbers;
-  const int64_t rows = tokens * args.heads, decay_count = rows * (LINES ? args.k_dim : 1);
+  const int64_t rows = tokens * args.heads, decay_count = rows * (RULE == Rule::heads ? 1 : args.k_dim);
   numbers.resize(static_cast<size_t>(decay_count + rows));
   const DeltaGates gates = {numbers.data(), numbers.data() + decay_count};
-  const double numbers_of_token = static_cast<double>(args.heads * (LINES ? args.k_dim : 2));
+  const double numbers_of_token = static_cast<double>(args.heads * (RULE == Rule::heads ? 2 : args.k_dim));
   Pool::instance().for_each((tokens + 15) / 16, 16.0 * numbers_of_token, [&](int64_t item) {
     for (int64_t token = item * 16; token < tokens && token < item * 16 + 16; ++token)
       if (args.g.dtype == Dtype::bfloat16) delta_gates<bf16>(args, token, gates.decays, gates.betas);
@@ -272,9 +323,9 @@ DeltaGates all_gates(const GatedDeltaArgs& args) {
   return gates;
 }
 
-template <class T, class S, bool LINES>
+template <class T, class S, Rule RULE>
 void gated_delta_of(const GatedDeltaArgs& args) {
-  const DeltaGates gates = all_gates<LINES>(args);
+  const DeltaGates gates = all_gates<RULE>(args);
   std::vector<const Run*> one, more;
   int64_t tokens = 0;
   for (const Run& run : args.runs->runs) {
@@ -306,10 +357,10 @@ void gated_delta_of(const GatedDeltaArgs& args) {
     const Run& run = *more[item / columns / args.heads];
 #if defined(__AVX512F__)
     if constexpr (kStaysFloat)
-      if (wide == 64) return delta_columns<T, S, 4, LINES>(args, gates, run, head, column, columns_of(next));
+      if (wide == 64) return delta_columns<T, S, 4, RULE>(args, gates, run, head, column, columns_of(next));
 #endif
-    if (wide == 32) delta_columns<T, S, 2, LINES>(args, gates, run, head, column, columns_of(next));
-    else delta_columns<T, S, 1, LINES>(args, gates, run, head, column, columns_of(next));
+    if (wide == 32) delta_columns<T, S, 2, RULE>(args, gates, run, head, column, columns_of(next));
+    else delta_columns<T, S, 1, RULE>(args, gates, run, head, column, columns_of(next));
   });
   const auto state_of = [&](int64_t item) {
     return static_cast<const S*>(args.state) + one[item / args.heads]->slot * args.slot_stride +
@@ -318,7 +369,7 @@ void gated_delta_of(const GatedDeltaArgs& args) {
   const double nanoseconds = static_cast<double>(args.k_dim * args.v_dim) * 0.2;
   pool.for_each_ahead(static_cast<int64_t>(one.size()) * args.heads, nanoseconds, [&](int64_t item, int64_t next) {
     const FlushDenormals flush;
-    delta_head<T, S, LINES>(args, gates, *one[item / args.heads], item % args.heads,
+    delta_head<T, S, RULE>(args, gates, *one[item / args.heads], item % args.heads,
                             next == Pool::kNone ? nullptr : state_of(next));
   });
 }
@@ -326,10 +377,13 @@ void gated_delta_of(const GatedDeltaArgs& args) {
 void gated_delta(const GatedDeltaArgs& args) {
   with_state_type(args.kind.dtype, [&](auto* number) {
     using S = std::remove_pointer_t<decltype(number)>;
-    if (args.q.dtype == Dtype::bfloat16)
-      args.line_decays ? gated_delta_of<bf16, S, true>(args) : gated_delta_of<bf16, S, false>(args);
-    else
-      args.line_decays ? gated_delta_of<float, S, true>(args) : gated_delta_of<float, S, false>(args);
+    const auto of_rule = [&](auto* of_model) {
+      using T = std::remove_pointer_t<decltype(of_model)>;
+      if (args.kk.data) gated_delta_of<T, S, Rule::apart>(args);
+      else args.line_decays ? gated_delta_of<T, S, Rule::lines>(args) : gated_delta_of<T, S, Rule::heads>(args);
+    };
+    if (args.q.dtype == Dtype::bfloat16) of_rule(static_cast<bf16*>(nullptr));
+    else of_rule(static_cast<float*>(nullptr));
   });
 }
 

@@ -97,6 +97,7 @@ struct GatedDeltaArgs {
   int64_t k_heads, heads, k_dim, v_dim;
   float scale;
   StateKind kind;
+  Rows kk, b;              // [T, heads, K], or null: keys apart (RWKV-7). Then q and k are as they are, and no beta
 };
 
 struct Mamba2Args {

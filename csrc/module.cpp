@@ -170,7 +170,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 20;
+  m.attr("INTERFACE") = 21;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -210,7 +210,15 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release unlocked;
     kernels().gated_delta({&runs, rows(q), rows(k), rows(v), rows(g), rows(beta), line_decays, at<const float>(decay),
                            at<const float>(dt_bias), 1.0f, at(out), at(state), slot_stride, k_heads, heads,
-                           k_dim, v_dim, scale, {static_cast<Dtype>(state_dtype), layer}});
+                           k_dim, v_dim, scale, {static_cast<Dtype>(state_dtype), layer}, {}, {}});
+  });
+  m.def("wkv7", [](const Runs& runs, const RowsTuple& r, const RowsTuple& g, const RowsTuple& k, const RowsTuple& v,
+                   const RowsTuple& kk, const RowsTuple& b, Address out, Address state, int64_t slot_stride,
+                   int64_t heads, int64_t k_dim, int64_t v_dim, int state_dtype, int64_t layer) {
+    nb::gil_scoped_release unlocked;
+    kernels().gated_delta({&runs, rows(r), rows(k), rows(v), rows(g), {}, true, nullptr, nullptr, 1.0f, at(out),
+                           at(state), slot_stride, heads, heads, k_dim, v_dim, 1.0f,
+                           {static_cast<Dtype>(state_dtype), layer}, rows(kk), rows(b)});
   });
   nb::class_<GatedDeltaLayer>(m, "GatedDeltaLayer")
       .def(nb::new_([](const ConvTuple& conv, const NormTuple& norm, Address decay, Address dt_bias, float beta_scale,

@@ -15,6 +15,8 @@ A layer kind is a row of data over two primitives, not a subclass:
     short_conv     -                                  conv [C, K-1]
     lightning      -                                  recurrent [heads, dim, dim] fp32
     matrix_lstm    -                                  recurrent [heads, v_dim + 1, k_dim] fp32, max [1, heads]
+    wkv7           -                                  recurrent [heads, dim, dim] fp32, conv.1 [C, 1]
+    shifts         -                                  conv.1 [C, 1]
     convolved      2 x kv_heads x head_dim            conv.1 [C + half of V, 1], conv.2 [C, 1]
     rg_lru         -                                  conv [C, K-1], recurrent [C / 16, 16] fp32
     ngrams         -                                  conv.tokens [16, n-1], conv.values [C, reach]
@@ -201,6 +203,10 @@ def matrix_lstm(heads: int, key_dim: int, value_dim: int) -> LayerSpec:
     return LayerSpec("matrix_lstm", state=(
         StatePart("recurrent", (heads, value_dim + 1, key_dim), "float32"),
         StatePart("max", (1, heads), "float32")))
+
+
+def wkv7(heads: int, head_dim: int) -> LayerSpec:
+    return LayerSpec("wkv7", state=(StatePart("recurrent", (heads, head_dim, head_dim), "float32"),))
 
 
 def rg_lru(channels: int, conv_kernel: int) -> LayerSpec:

@@ -14,7 +14,7 @@ from typing import Any
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.gpu import quick_operators
+from tests.gpu import quick_memory, quick_operators
 
 FITS = hasattr(getattr(interpreter, "interpreter_semantic", None), "to_tensor_type")
 """Whether the interpreter is that of these lines: that of Triton 3.6 is another one."""
@@ -103,6 +103,9 @@ def _quicken_broadcasts() -> None:
 
     semantic.broadcast_impl_value = quick
     semantic.where = quick_operators.where(semantic.where)
+    semantic.cast = quick_memory.cast(semantic.cast)
+    semantic.load = quick_memory.load(semantic.load)
+    semantic.store = quick_memory.store(semantic.store)
 
 
 def _intern_types() -> None:
@@ -131,6 +134,20 @@ def _intern_types() -> None:
 
     core.block_type.__new__ = new
     core.block_type.__init__ = lambda *_: None
+    with_element = core.block_type.with_element_ty
+
+    def of_element(block: Any, element: Any) -> Any:
+        known = block.__dict__.setdefault("of_elements", {})   # an entry keeps its element, and so the id
+        made = known.get(id(element))
+        if made is None:
+            made = with_element(block, element)
+            if element.is_ptr():
+                return made   # made anew for each argument of a launch
+            known[id(element)] = made, element
+            return made
+        return made[0]
+
+    core.block_type.with_element_ty = of_element
     core.tensor.__init__ = init_tensor
     equal = core.tuple.__eq__
 

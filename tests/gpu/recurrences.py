@@ -9,16 +9,18 @@ from typing import Any
 import torch
 
 from tests.gpu.steps import on_device, strided_on
-from tests.ops.recurrent import Inputs
+from tests.ops.recurrent import Inputs, wkv7_inputs
 from tests.support.naive_ops import delta_rule as naive_delta_rule
 from tests.support.naive_ops import mamba1 as naive_mamba1
 from tests.support.naive_ops import mamba2 as naive_mamba2
 from tests.support.naive_ops import running_max as naive_running_max
+from tests.support.naive_ops import wkv7 as naive_wkv7
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.delta_rule import delta_rule
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.running_max import running_max
+from weft.tensor.ops.wkv7 import wkv7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +123,15 @@ def _max(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> tor
     return op(x["log_decay"], x["x"], state, runs, layer=layer)
 
 
+def _wkv7(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor:
+    return op(x["r"], x["g"], x["k"], x["v"], x["kk"], x["b"], state, runs, layer=layer)
+
+
 RECURRENCES = [
     Recurrence("gated_delta", (2, 24, 40), _delta_inputs, _delta, delta_rule, naive_delta_rule),
     Recurrence("kimi_delta", (1, 24, 20), _kimi_inputs, _delta, delta_rule, naive_delta_rule),
     Recurrence("mamba1", (40, 6), _mamba1_inputs(40), _mamba1, mamba1, naive_mamba1),
+    Recurrence("wkv7", (1, 24, 20), wkv7_inputs(1, 24, 20), _wkv7, wkv7, naive_wkv7),
     Recurrence("mamba2", (2, 40, 20), _mamba2_inputs(40, 20), _mamba2, mamba2, naive_mamba2),
     Recurrence("running_max", (1, 20), _max_inputs, _max, running_max, naive_running_max),
 ]

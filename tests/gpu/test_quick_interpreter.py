@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
+from tests.gpu import quick_memory
 from tests.gpu.quick_operators import quick_members, where
 
 RAW: dict[str, Callable[..., Any]] = {name: getattr(tl.core.tensor, name) for name in quick_members()}
@@ -98,3 +99,62 @@ def test_addresses_indices_and_choices_are_the_interpreters(launch: Any) -> None
                         slices)
             again = [seen(index, value(tl.int32, shape), slices) for _ in range(2)]
             assert again == [said, said], (shape, slices)
+
+
+def test_a_cast_gives_what_the_interpreter_gives(launch: Any) -> None:
+    asked = []
+
+    def slow(*sides: Any) -> Any:
+        asked.append(sides)
+        return type(launch).cast(launch, *sides)
+
+    quick = quick_memory.cast(slow)
+    for dtype, wanted, shape in product(DTYPES, DTYPES, SHAPES):
+        one = value(dtype, shape)
+        assert seen(slow, one, wanted) == seen(quick, one, wanted), (dtype, wanted)
+    assert len(asked) < 1.8 * len(DTYPES) ** 2 * len(SHAPES), "nothing is quick"
+
+
+def test_loads_and_stores_are_the_interpreters(launch: Any) -> None:
+    policy, stores = type("Policy", (), {"_to_ir": lambda self, builder: None})(), 0
+    for dtype, shape, wide in product(DTYPES, SHAPES, SHAPES):
+        size = max(1, int(np.prod(shape)))
+        held = [value(dtype, (size,), seed).handle.data.copy() for seed in (3, 3)]
+        kind = tl.core.pointer_type(dtype)
+
+        def pointers(memory: Any, kind: Any = kind, shape: tuple[int, ...] = shape) -> Any:
+            at = memory.ctypes.data + memory.itemsize * np.arange(memory.size, dtype=np.uint64)
+            return tl.core.tensor(TensorHandle(at.reshape(shape or (1,)), kind),
+                                  tl.core.block_type(kind, list(shape)) if shape else kind)
+
+        half = value(tl.int32, wide, 2)
+        half = type(launch).less_than(launch, half, launch.to_tensor(50))
+        others = (None, launch.to_tensor(0.0), launch.to_tensor(7), value(dtype, wide, 5),
+                  value(tl.float32, wide))
+        for mask, other in product((None, half), others):
+            calls = [(ways[0], ways[1], pointers(memory)) for ways, memory in zip(
+                ((type(launch).load, type(launch).store), _quick_of(launch)), held, strict=True)]
+            said = [seen(function, launch, ptr, mask, other, policy, False) for function, _, ptr in calls]
+            assert said[0] == said[1], (dtype, shape, wide)
+            for stored in (value(dtype, wide, 9), value(tl.float32, shape, 8)):
+                faults = [fault(function, launch, ptr, stored, mask, policy) for _, function, ptr in calls]
+                assert faults[0] == faults[1]
+                assert held[0].tobytes() == held[1].tobytes(), (dtype, shape, wide)
+                stores += not faults[0]
+    assert stores > 100
+
+
+def fault(function: Callable[..., Any], *sides: Any) -> str:
+    """Its name, or nothing."""
+    try:
+        function(*sides)
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def _quick_of(launch: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Load and store, with the semantic first as the interpreter's own have it."""
+    load = quick_memory.load(lambda *sides: type(launch).load(launch, *sides))
+    store = quick_memory.store(lambda *sides: type(launch).store(launch, *sides))
+    return lambda _, *sides: load(*sides), lambda _, *sides: store(*sides)

@@ -14,6 +14,7 @@ from tests.support.naive_ops import mamba1 as naive_mamba1
 from tests.support.naive_ops import mamba2 as naive_mamba2
 from tests.support.naive_ops import running_max as naive_running_max
 from tests.support.naive_ops import window_attention as naive_window_attention
+from tests.support.naive_ops import wkv7 as naive_wkv7
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.delta_rule import delta_rule
@@ -21,6 +22,7 @@ from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.running_max import running_max
 from weft.tensor.ops.window_attention import window_attention
+from weft.tensor.ops.wkv7 import wkv7
 
 Inputs = dict[str, torch.Tensor]
 
@@ -97,6 +99,24 @@ def _kimi(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tenso
     return op(x["q"], x["k"], x["v"], x["g"], x["beta"], state, runs, scale=8**-0.5)
 
 
+def wkv7_inputs(heads: int, k_dim: int, v_dim: int) -> Callable[[int, int], Inputs]:
+    """``kk`` of length 1, and rates below 1: what RWKV-7 gives."""
+    def made(tokens: int, seed: int) -> Inputs:
+        noise = _generator(seed)
+        r, k, kk, g, rate = (torch.randn(tokens, heads, k_dim, generator=noise) for _ in range(5))
+        kk = torch.nn.functional.normalize(kk, dim=-1)
+        return {"r": r * k_dim**-0.5, "g": -0.6 * g.sigmoid(), "k": k * 0.5,
+                "v": torch.randn(tokens, heads, v_dim, generator=noise), "kk": kk,
+                "b": kk * rate.sigmoid()}
+
+    return made
+
+
+def _wkv7(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
+    op: Any = wkv7 if which == "cpu" else naive_wkv7
+    return op(x["r"], x["g"], x["k"], x["v"], x["kk"], x["b"], state, runs)
+
+
 def _window_inputs(tokens: int, seed: int) -> Inputs:
     noise = _generator(seed)
     return {"q": torch.randn(tokens, 4, 8, generator=noise), "k": torch.randn(tokens, 2, 8, generator=noise),
@@ -140,6 +160,7 @@ RECURRENT_OPS = [
     RecurrentOp("kimi_delta", (3, 8, 12), _kimi_inputs, _kimi),
     RecurrentOp("mamba2", (4, 6, 10), _mamba_inputs, _mamba),
     RecurrentOp("running_max", (1, 5), _max_inputs, _max),
+    RecurrentOp("wkv7", (3, 8, 12), wkv7_inputs(3, 8, 12), _wkv7),
     RecurrentOp("window_attention", (2, 2, 24, 8), _window_inputs, _window),
     RecurrentOp("window_attention_wide", (2, 2, 100, 8), _window_inputs, _window),
 ]

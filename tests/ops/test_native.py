@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in, written_places
+from tests.ops.recurrent import wkv7_inputs
 from tests.support import naive_ops, native_ops, page_packing
 from weft.tensor import layout, native
 from weft.tensor.inputs import Runs, TapPoint
@@ -99,6 +100,15 @@ def _kimi(heads: int, k_dim: int, v_dim: int) -> Recurrent:
     return Recurrent(f"kimi-{heads}-{k_dim}-{v_dim}", (heads, k_dim, v_dim), naive_ops, native_ops, call)
 
 
+def _wkv7(heads: int, k_dim: int, v_dim: int) -> Recurrent:
+    def call(module: Any, runs: Runs, dtype: torch.dtype, state: torch.Tensor) -> torch.Tensor:
+        x = wkv7_inputs(heads, k_dim, v_dim)(tokens_in(runs), 1)
+        x = {name: part if name == "g" else part.to(dtype) for name, part in x.items()}
+        return module.wkv7(x["r"], x["g"], x["k"], x["v"], x["kk"], x["b"], state, runs)
+
+    return Recurrent(f"wkv7-{heads}-{k_dim}-{v_dim}", (heads, k_dim, v_dim), naive_ops, native_ops, call)
+
+
 def _mamba2(heads: int, groups: int, head_dim: int, state_dim: int) -> Recurrent:
     def call(module: Any, runs: Runs, dtype: torch.dtype, state: torch.Tensor) -> torch.Tensor:
         tokens = tokens_in(runs)
@@ -133,7 +143,7 @@ def _conv(channels: int, kernel: int, activation: str | None, bias: bool) -> Rec
 
 
 RECURRENT = [_delta(2, 4, 32, 32), _delta(1, 3, 16, 48), _delta(1, 2, 16, 208), _delta(1, 2, 48, 64),
-             _kimi(3, 32, 32),
+             _kimi(3, 32, 32), _wkv7(3, 32, 32), _wkv7(2, 64, 64), _wkv7(2, 16, 80),
              _mamba2(4, 2, 24, 32), _mamba2(3, 1, 16, 128), _mamba2(6, 2, 40, 208),
              _mamba1(32, 16), _mamba1(16, 5), _conv(80, 4, "silu", True),
              _conv(16, 2, None, False), _conv(144, 3, "silu", False), _conv(32, 8, None, True)]

@@ -11,7 +11,6 @@ from tests.support import naive_ops
 from weft.models.blocks.linear import Linear
 from weft.tensor.fused_block import JoinedWeight
 from weft.tensor.ops.linear import quantized_linear
-from weft.tensor.weights import packed
 from weft.tensor.weights.quantized import Codes, in_tiles, rounded, stacked
 
 CLOSE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2}}
@@ -78,33 +77,6 @@ def test_a_product_is_the_naive_one(bits: int, rows: int, dtype: torch.dtype) ->
 def test_a_wide_matrix_goes_in_blocks() -> None:
     w, x = weight(8, 1100, 512), noise(7, 2, 512)
     torch.testing.assert_close(quantized_linear(x, w), F.linear(x, w.dense()), rtol=2e-5, atol=2e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_packed_weight_gives_the_product_of_the_plain_one(dtype: torch.dtype,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "PACKED_ELEMENTS_MIN", {dtype: 1})
-    plain, bias = noise(8, 70, 100, dtype=dtype), noise(9, 70, dtype=dtype)
-    made = packed.pack(plain)
-    if made is None:      # a CPU or a torch without the operator: the weight stays plain
-        return
-    assert torch.equal(made.dense(), plain)
-    assert made.held_bytes == plain.numel() * plain.itemsize
-    for rows in (0, 1, 5, 33):
-        for offset in (None, bias):
-            x = noise(10, rows, 130, dtype=dtype)[:, :100]
-            torch.testing.assert_close(Linear(made, offset)(x), Linear(plain, offset)(x), **CLOSE[dtype])
-
-
-def test_what_cannot_be_packed_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packed.pack(noise(11, 64, 64)) is None                       # small
-    assert packed.pack(noise(11, 2048, 1024).double()) is None
-    class Missing:
-        def _reorder_linear_weight(self, *args: object) -> None:
-            raise RuntimeError("no such operator")
-    monkeypatch.setattr(packed, "_mkldnn", Missing)
-    assert packed.pack(torch.zeros(1024, 1024)) is None
-    assert packed.pack(torch.zeros(1024, 1024, dtype=torch.bfloat16)) is None
 
 
 def test_joined_forms_lie_side_by_side() -> None:

@@ -12,7 +12,7 @@ from weft.tensor.rounding import rounded, state_key
 
 NARROW = [torch.bfloat16, torch.float16]
 each_narrow = pytest.mark.parametrize("dtype", NARROW)
-OPS = [op for op in RECURRENT_OPS if op.name in ("gated_delta", "kimi_delta", "mamba1", "mamba2")]
+OPS = [op for op in RECURRENT_OPS if op.name in ("gated_delta", "kimi_delta", "mamba1", "mamba2", "wkv7")]
 each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 

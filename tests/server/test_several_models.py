@@ -96,6 +96,31 @@ def test_swaps_under_load_change_no_token_and_prefixes_come_back_from_the_store(
         assert "error" not in server.output.lower()
 
 
+MIXED = ("qwen3_5", "falcon_h1", "zaya", "ling_2_5", "xlstm")
+"""A delta rule, Mamba-2 beside attention, convolved attention, lightning attention, a matrix memory."""
+
+
+def test_ten_requests_at_once_to_models_of_five_families_are_answered_as_by_each_alone() -> None:
+    expected = {name: alone(name)[:2] for name in MIXED}
+    assert len({tuple(answers[0]) for answers in expected.values()}) == len(MIXED), \
+        "the control: an answer of another model would be noticed"
+    engine = {"memory": "30MB", "threads": 1, "max_model_len": 512}
+    with running_server("", engine=engine,
+                        models=tuple(f"{name}={checkpoint(name)}" for name in MIXED)) as server:
+        client = server.client()
+
+        def answer(model: str, at: int) -> list[int]:
+            said = client.completions.create(model=model, prompt=PROMPTS[at], max_tokens=12, temperature=0,
+                                             extra_body={"ignore_eos": True, "return_token_ids": True})
+            return said.choices[0].token_ids
+
+        asked = [(model, at) for at in range(2) for model in MIXED]
+        with ThreadPoolExecutor(len(asked)) as threads:
+            answers = list(threads.map(lambda one: answer(*one), asked))
+        assert answers == [expected[model][at] for model, at in asked]
+        assert [metric(server, "engine_restarts_total", name) for name in MIXED] == [0] * len(MIXED)
+
+
 # ---------------------------------------------------------------------- scripted engines
 
 

@@ -345,6 +345,23 @@ def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g:
     return out.to(q_THK.dtype)
 
 
+def wkv7(r_THK: torch.Tensor, g_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor,
+         kk_THK: torch.Tensor, b_THK: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *,
+         layer: int = 0) -> torch.Tensor:
+    r, g, k, v, kk, b = (x.double() for x in (r_THK, g_THK, k_THK, v_THV, kk_THK, b_THK))
+    out = torch.zeros(v.shape, dtype=torch.float64)
+
+    def step(state: torch.Tensor, t: int) -> torch.Tensor:
+        found = (state * kk[t, :, :, None]).sum(1)
+        state = state * g[t, :, :, None].exp() - b[t, :, :, None] * found[:, None]
+        state = state + k[t, :, :, None] * v[t, :, None]
+        out[t] = (state * r[t, :, :, None]).sum(1)
+        return state
+
+    _walk(state_SHKV, runs, step, layer)
+    return out.to(r_THK.dtype)
+
+
 def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: torch.Tensor,
            C_TN: torch.Tensor, D_C: torch.Tensor, dt_bias_C: torch.Tensor, state_SCN: torch.Tensor,
            runs: Runs, *, layer: int = 0) -> torch.Tensor:

@@ -199,11 +199,6 @@ def _store_tier(config: EngineConfig, name: str, directory: Path, placed: _Place
     return tier, notes
 
 
-def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:
-    return AdapterPool(executor, budget_bytes=parse_bytes(config.lora_memory, flag="--lora-memory"),
-                       rank_max=config.max_lora_rank)
-
-
 def load_adapters(core: EngineCore, adapters: list[Adapter], tell: OnProgress) -> list[str]:
     """The adapters of ``--lora``, in memory while there is room; all are read, so that one that cannot be
     served ends the start. Returns what to tell the user."""
@@ -223,6 +218,11 @@ def registered_adapters(config: EngineConfig) -> list[Adapter]:
 
     return [read_adapter(name, resolve_adapter(path), rank_max=config.max_lora_rank)
             for name, path in named_paths(config.lora).items()]
+
+
+def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:
+    return AdapterPool(executor, budget_bytes=parse_bytes(config.lora_memory, flag="--lora-memory"),
+                       rank_max=config.max_lora_rank)
 
 
 def _guessed_cost(loaded: LoadedModel) -> PrefillCost:

@@ -30,7 +30,8 @@ _WIDEST = 1000
 def show(trace: str, words: Sequence[str], study: Study, recording: Recording | None) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]{trace}[/bold]: {study.requests:,} requests in {study.duration_s:,.0f} s, "
-                  f"{_tokens(study.prompt_tokens)} prompt tokens" + _linked(study, recording))
+                  f"{_tokens(study.prompt_tokens)} prompt tokens" + ("" if recording else
+                  f", {study.linked:,} requests go on with an answer (inferred)"))
     for line in words:
         console.print(line, markup=False)
     console.print()
@@ -61,10 +62,6 @@ def show_speculation(report: SpeculationReport) -> None:
     console.print(f"{report.tokens:,} tokens of {report.requests:,} answers in {report.steps:,} steps: "
                   f"{report.tokens_per_step:.2f} tokens a step, {report.speedup:.2f} times the tokens/s.",
                   markup=False)
-
-
-def _linked(study: Study, recording: Recording | None) -> str:
-    return f", {study.linked:,} requests go on with an answer (inferred)" if recording is None else ""
 
 
 def _tokens(count: int) -> str:

@@ -86,7 +86,7 @@ class EngineCore:
         self.eos_ids = eos_ids
         self.grammars = grammars or GrammarCompiler(None, eos_ids, vocab_size)
         self.adapters = adapters or AdapterPool(None)
-        self.adapters.running = self._running_adapters
+        self.adapters.running = lambda: {stream.seq.adapter for stream in self.streams.by_seq.values()}
         self.drafter = drafter
         self.scheduler = Scheduler(memory, sizes, snapshots, store, drafter)
         self.store = store
@@ -162,9 +162,6 @@ class EngineCore:
             self.streams.add(Stream(request.request_id, index, seq, rule, now_s))
             self.scheduler.submit(seq)
             self.pictures.submitted(seq)
-
-    def _running_adapters(self) -> set[str]:
-        return {stream.seq.adapter for stream in self.streams.by_seq.values()}
 
     def _check_open(self) -> None:
         if self.failure is not None:

@@ -122,15 +122,11 @@ class _Asker:
                     heard(is_right(answer, turn.reply), tokens)
 
 
-def server_root(base_url: str) -> str:
-    return base_url.rstrip("/").removesuffix("/v1")
-
-
 def _connected(base_url: str, api_key: str | None,
                transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.AsyncClient(base_url=server_root(base_url), headers=headers, timeout=REQUEST_SECONDS_MAX,
-                             transport=transport)
+    return httpx.AsyncClient(base_url=base_url.rstrip("/").removesuffix("/v1"), headers=headers,
+                             timeout=REQUEST_SECONDS_MAX, transport=transport)
 
 
 async def _prompt_tokens(asker: _Asker, episode: Episode) -> int | None:

@@ -38,6 +38,7 @@
     mamba             mamba            Mamba-1                        none
     falcon_mamba      falcon_mamba     Mamba-1                        none
     xlstm             xlstm            matrix LSTM                    dense
+    rwkv7             rwkv7            time mixing (WKV7), channel mixing, in turns
 
 One file here for each kin of families, over ``reading.py``. Dialects, all read the same: a multimodal wrapper
 with ``text_config`` (its text part is served, and the towers of ``towers``); ``torch_dtype`` and ``dtype``;
@@ -54,7 +55,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UnknownArchitectureError
-from weft.families import attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, xlstm, zaya
+from weft.families import attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, rwkv, xlstm, zaya
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import Family
@@ -112,7 +113,8 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, xlstm, zaya)
+    family for module in (attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, rwkv, xlstm,
+                          zaya)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

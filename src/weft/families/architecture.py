@@ -23,6 +23,7 @@ from weft.families.attention_shapes import Index as Index
 from weft.families.attention_shapes import LatentAttention as LatentAttention
 from weft.families.attention_shapes import Rope as Rope
 from weft.families.attention_shapes import RopeKind as RopeKind
+from weft.families.mixing import ChannelMix, TimeMix
 from weft.families.vision import VisionTower
 from weft.spec import DTypeName, LayerSpec, ModelSpec
 
@@ -322,7 +323,8 @@ class Streams:
 
 
 Mixer = (Attention | LatentAttention | ConvolvedAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1
-         | ShortConv | RgLru | Lightning | MatrixLstm | Parallel | SharedBlock | WithNgrams)
+         | ShortConv | RgLru | Lightning | MatrixLstm | TimeMix | ChannelMix | Parallel | SharedBlock
+         | WithNgrams)
 
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
@@ -416,7 +418,8 @@ class Architecture:
     ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one. ``vision``: what
     makes rows of pictures; None for a model of text alone. ``streams``: None for one residual stream.
     ``scaled_residual``: stream and output of a block have biases and factors of each channel where they are
-    added, and the embedding has (ZAYA).
+    added, and the embedding has (ZAYA). ``layer_norms``: norms subtract the mean and have biases, blocks hold
+    their own, and the embedding has one (RWKV).
     """
 
     family: str
@@ -442,6 +445,7 @@ class Architecture:
     vision: VisionTower | None = None
     streams: Streams | None = None
     scaled_residual: bool = False
+    layer_norms: bool = False
 
     @property
     def indexed(self) -> tuple[int, ...]:

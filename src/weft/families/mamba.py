@@ -178,7 +178,8 @@ def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
             fail(key, keys.get(key), f"only {served} is served")
     if keys.get("sliding_window") is not None:
         fail("sliding_window", keys.get("sliding_window"), "only full attention is served in this family")
-    kinds, attention = _nemotron_kinds(keys), _nemotron_attention(keys)
+    kinds, attention = _nemotron_kinds(keys), read_attention(
+        keys, rotary=False, head_dim=keys.integer("attention_head_dim", 128))   # older files call it so
     mixers: dict[str, shapes.Mixer] = {"recurrent": _nemotron_mamba(keys), "attention": attention}
     feeds: dict[str, FeedForward] = {}
     if "dense" in kinds:
@@ -214,11 +215,6 @@ def _nemotron_kinds(keys: ConfigKeys) -> list[str]:
         if kind not in table:
             fail(name, kind, f"the layer kinds served are {', '.join(table)}")
     return [table[kind] for kind in kinds]
-
-
-def _nemotron_attention(keys: ConfigKeys) -> Attention:
-    """Older files say ``attention_head_dim``. No positions."""
-    return read_attention(keys, rotary=False, head_dim=keys.integer("attention_head_dim", 128))
 
 
 def _nemotron_mamba(keys: ConfigKeys) -> Mamba2:

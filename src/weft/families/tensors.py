@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from weft.families import architecture as shapes
+from weft.families.mixing import ChannelMix, TimeMix
 from weft.families.sharding import RankPlace, ShardSpan
 
 Form = Literal["matrix", "plain", "float32"]
@@ -131,7 +132,7 @@ def norm_weight(role: str, width: Dim, name: str | None = None) -> Table:
     return {role: (Tensor(f"{name or role}.weight", (width,), "plain"),)}
 
 
-def layer_norm(role: str, width: int, name: str) -> Table:
+def layer_norm(role: str, width: Dim, name: str) -> Table:
     return {part: (Tensor(f"{name}.{end}", (width,), "plain"),)
             for part, end in ((role, "weight"), (f"{role}.bias", "bias"))}
 
@@ -364,6 +365,33 @@ def matrix_lstm(shape: shapes.MatrixLstm, hidden: int) -> Table:
     return table | all_plain(gates)
 
 
+def time_mix(shape: TimeMix, hidden: int, *, joined: bool = False) -> Table:
+    """``joined``: the six mixes are one tensor. What is low in rank is two products: the first whole, the
+    second divided."""
+    width = Units(shape.heads, shape.head_dim)
+    table = product("out", width, ("o_proj", hidden)) | layer_norm("norm", width, "g_norm")
+    for part in ("r", "k", "v"):
+        table |= product(part, hidden, (f"{part}_proj", width))
+    for part, rank in (("w", shape.decay_rank), ("a", shape.rate_rank), ("g", shape.gate_rank),
+                       ("v", shape.value_rank)):
+        if rank:
+            table |= product(f"{part}.0", hidden, (f"{part}_lora.lora.0", rank))
+            table |= product(f"{part}.1", rank, (f"{part}_lora.lora.2", width), bias=part != "g")
+    for part in "rwkvag":
+        table[f"x_{part}"] = (Tensor(f"x_{part}", (1, 1, hidden), "plain"),)
+    if joined:
+        table = {role: parts for role, parts in table.items() if not role.startswith("x_")}
+        table["x_x"] = (Tensor("x_x", (6, hidden), "plain"),)
+    return table | {"k_k": (Tensor("k_k", (width,), "plain"),), "k_a": (Tensor("k_a", (width,), "plain"),),
+                    "r_k": (Tensor("r_k", (Units(shape.heads), shape.head_dim), "plain"),)}
+
+
+def channel_mix(shape: ChannelMix, hidden: int) -> Table:
+    width = Units(shape.width)
+    return (product("into", hidden, ("key", width)) | product("down", width, ("value", hidden))
+            | {"x_k": (Tensor("x_k", (hidden,), "plain"),)})
+
+
 def rg_lru(shape: shapes.RgLru, hidden: int) -> Table:
     """Gates are never quantised in files: they decide how long a state lives."""
     heads, channels, width = Units(shape.heads), Units(shape.heads, shape.head_dim), shape.head_dim
@@ -519,4 +547,5 @@ TABLES: dict[type, Callable[[Any, int], Table]] = {
     shapes.Attention: attention, shapes.ConvolvedAttention: convolved_attention,
     shapes.LatentAttention: latent_attention, shapes.GatedDelta: gated_delta, shapes.KimiDelta: kimi_delta,
     shapes.Mamba2: mamba2, shapes.Mamba1: mamba1, shapes.ShortConv: short_conv, shapes.RgLru: rg_lru,
-    shapes.Lightning: lightning, shapes.MatrixLstm: matrix_lstm, shapes.Dense: dense}
+    shapes.Lightning: lightning, shapes.MatrixLstm: matrix_lstm, TimeMix: time_mix, ChannelMix: channel_mix,
+    shapes.Dense: dense}

@@ -123,11 +123,6 @@ class Placer:
         remove_placement_group(member.group)
 
 
-def _node_address(ray: Any) -> str:
-    """Of this machine, as the nodes of the cluster reach it."""
-    return str(ray.util.get_node_ip_address())
-
-
 def say(text: str) -> None:
     print(text, flush=True)
 
@@ -147,7 +142,7 @@ def main() -> int:
     ray.init(address=order.address, namespace="weft", log_to_driver=True, logging_level=logging.WARNING)
     host, _, port = order.server.rpartition(":")
     if not host:
-        order = PlacerOrder(order.address, f"{_node_address(ray)}:{port}", order.token, order.own,
+        order = PlacerOrder(order.address, f"{ray.util.get_node_ip_address()}:{port}", order.token, order.own,
                             order.cpus, order.gpus)
     say(f"connected to Ray at {order.address}; members join {order.server}")
     placer = Placer(ray, order)

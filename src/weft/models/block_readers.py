@@ -21,6 +21,7 @@ from weft.errors import CheckpointError
 from weft.families import architecture as shapes
 from weft.families import tensors
 from weft.families.architecture import Architecture, Attention, Dense, Experts, GatedDelta, Mamba1, Mamba2
+from weft.families.mixing import TimeMix
 from weft.families.tensors import GATED, Names, Table, Tensor
 from weft.models import layer
 from weft.models.adapter_targets import Target, Targets
@@ -31,7 +32,6 @@ from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.matrix_lstm import MatrixLstmBlock
-from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
 from weft.models.blocks.streams import GatedStreams, MixedStreams, StreamMix
@@ -41,6 +41,7 @@ from weft.models.embedding import Embedding, Lookup
 from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
 from weft.models.sharded_model import RankedModel
+from weft.models.vision.encoder import LayerNorm
 from weft.models.weights import Order, TensorSource
 from weft.tensor.ops.moe import ExpertBiases, ExpertWeights
 from weft.tensor.ops.recurrent_layers import GATED_DELTA, MAMBA2, GatedDeltaWeights, Mamba2Weights
@@ -151,9 +152,10 @@ class BlockReader:
         table = source.table(f"{embedding}.weight", tokens, is_head=tied)
         head = source.head(tokens, tied=table if tied else None)
         shape = architecture.streams
-        norm = None if shape is not None and shape.kind == "gated" else self.norm(final_norm)
+        within = architecture.layer_norms or (shape is not None and shape.kind == "gated")   # ``collapse``
+        norm = None if within else self.norm(final_norm)
         parts: dict[str, Any] = {"embedding": table, "layers": layers, "final_norm": norm, "head": head,
-                                 "collapse": self._collapse(shape)}
+                                 "collapse": self._collapse(shape, final_norm)}
         model = (CausalModel(architecture, **parts) if source.share is None else
                  RankedModel(architecture, source.share, **parts))
         # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
@@ -168,6 +170,10 @@ class BlockReader:
     def _expand(self, shape: shapes.Streams | None) -> Collapse | None:
         if shape is not None:
             return lambda x_TD: x_TD.repeat(1, shape.count)
+        first = self.architecture.mixers[0]
+        if isinstance(first, TimeMix):
+            norm, width = self.layer_norm("layers.0.pre_norm"), first.carried
+            return lambda x_TD: torch.nn.functional.pad(norm(x_TD), (0, width))
         if not self.architecture.scaled_residual:
             return None
         bias, scale = (self.source.tensor(f"input_hidden_states_{part}", self.hidden)
@@ -176,7 +182,10 @@ class BlockReader:
         assert isinstance(feed, Experts)
         return lambda x_TD: torch.nn.functional.pad((x_TD + bias) * scale, (0, feed.router_width))
 
-    def _collapse(self, shape: shapes.Streams | None) -> Collapse | None:
+    def _collapse(self, shape: shapes.Streams | None, final_norm: str) -> Collapse | None:
+        if self.architecture.layer_norms:
+            norm = self.layer_norm(final_norm)
+            return lambda x_TN: norm(x_TN[:, : self.hidden])
         if self.architecture.scaled_residual:
             return lambda x_TN: x_TN[:, : self.hidden]
         if shape is None:
@@ -213,23 +222,6 @@ class BlockReader:
             self.source.summed(experts.of_choices), self.norm(norm), router, read.get("continued"),
             router_norm, (read.plain("fc1"), read.plain("fc2")), read.plain("choice"),
             read.tensor("choice_bias"), experts)
-
-    def ngrams(self, shape: shapes.Ngrams, name: str) -> NgramsBlock:
-        source, inner = self.source, f"{name}.ple_embedding"
-        shards = 0
-        while source.has(f"{inner}.ngram_embedding.shard_{shards}.weight"):
-            shards += 1
-        read = self.table(tensors.ngrams(shape, self.hidden, shards=shards), name)
-        for derived in ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"):
-            source.leave(f"{inner}.{derived}")
-        stored = [(full, rows) for full, (rows, _) in map(read.declared, read.table["table"])]
-        table = source.rows(stored, read.declared(read.table["table"][0])[1][1])
-        streams = self.architecture.streams
-        assert streams is not None
-        key, query, conv = (Norm(read.tensor(f"{norm}_norm"), self.eps, self.plus_one)
-                            for norm in ("key", "query", "conv"))
-        return NgramsBlock(shape, Embedding(table), source.summed(read.linear("project")), key, query, conv,
-                           read.conv(), streams.count)
 
     def index(self, shape: shapes.Index, name: str, rope: shapes.Rope | None, rank: int = 0) -> IndexBlock:
         read = self.table(tensors.index(shape, self.hidden, rank), f"{name}.indexer")
@@ -280,6 +272,10 @@ class BlockReader:
     def norm(self, name: str) -> Norm:
         """Of the stream."""
         return Norm(self.source.tensor(f"{name}.weight", self.hidden), self.eps, self.plus_one)
+
+    def layer_norm(self, name: str) -> LayerNorm:
+        weight, bias = (self.source.tensor(f"{name}.{part}", self.hidden) for part in ("weight", "bias"))
+        return LayerNorm(weight, bias, self.eps)
 
     def mixer(self, shape: shapes.Mixer | None, names: Mapping[type, str], /, **spelled: Any) -> layer.Mixer:
         """``names``: where each kind of mixer lies. ``spelled``: as the reader of its kind takes it."""

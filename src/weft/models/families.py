@@ -27,13 +27,17 @@ import torch
 from weft.families import architecture as shapes
 from weft.families import tensors
 from weft.families.architecture import Architecture
+from weft.families.mixing import ChannelMix, TimeMix
 from weft.models.block_readers import BlockReader, TableReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.ngrams import NgramsBlock
+from weft.models.blocks.rwkv import ChannelMixBlock, Shifted, TimeMixBlock
 from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
 from weft.models.decoder import CausalModel
+from weft.models.embedding import Embedding
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
@@ -78,7 +82,7 @@ class Names:
             first, second = self.mixes
             layer.mixes = read.streams(streams, f"{name}.{first}"), read.streams(streams, f"{name}.{second}")
         if isinstance(mixer, shapes.WithNgrams):
-            layer.before, mixer = read.ngrams(mixer.ngrams, f"{name}.ple"), mixer.mixer
+            layer.before, mixer = _ngrams(read, mixer.ngrams, f"{name}.ple"), mixer.mixer
         if mixer is not None:
             layer.mixer_norm = read.norm(f"{name}.{self.mixer_norm}") if normed else None
             layer.mixer = read.mixer(mixer, {kind: f"{name}.{at}" for kind, at in self.mixers.items()},
@@ -115,6 +119,24 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     layer = partial(names.layer, read) if names.layers is None else names.layers(read)
     embedding = next((one for one in names.embeddings if source.has(f"{one}.weight")), names.embeddings[-1])
     return read.model(layer, final_norm=names.final_norm, embedding=embedding, stack=names.stack)
+
+
+def _ngrams(read: BlockReader, shape: shapes.Ngrams, name: str) -> NgramsBlock:
+    source, inner = read.source, f"{name}.ple_embedding"
+    shards = 0
+    while source.has(f"{inner}.ngram_embedding.shard_{shards}.weight"):
+        shards += 1
+    stored = read.table(tensors.ngrams(shape, read.hidden, shards=shards), name)
+    for derived in ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"):
+        source.leave(f"{inner}.{derived}")
+    parts = [(full, rows) for full, (rows, _) in map(stored.declared, stored.table["table"])]
+    table = source.rows(parts, stored.declared(stored.table["table"][0])[1][1])
+    streams = read.architecture.streams
+    assert streams is not None
+    key, query, conv = (Norm(stored.tensor(f"{norm}_norm"), read.eps, read.plus_one)
+                        for norm in ("key", "query", "conv"))
+    return NgramsBlock(shape, Embedding(table), source.summed(stored.linear("project")), key, query, conv,
+                       stored.conv(), streams.count)
 
 
 def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
@@ -325,6 +347,45 @@ def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention,
         table.tensor("factors"), values, table.linear("out"))
 
 
+def _rwkv_layers(read: BlockReader) -> ReadLayer:
+    """Of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
+    first = read.architecture.mixers[0]
+    assert isinstance(first, TimeMix)
+
+    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
+        stored = f"layers.{int(name.rpartition('.')[2]) // 2}"
+        block: TimeMixBlock | ChannelMixBlock
+        if isinstance(mixer, TimeMix):
+            block = _time_mix(read, mixer, f"{stored}.attn", Shifted(read.layer_norm(f"{stored}.attn_norm")))
+        else:
+            assert isinstance(mixer, ChannelMix)
+            table = read.table(tensors.channel_mix(mixer, read.hidden), f"{stored}.ffn")
+            block = ChannelMixBlock(Shifted(read.layer_norm(f"{stored}.ffn_norm")), table.tensor("x_k"),
+                                    table.linear("into"), read.source.summed(table.linear("down")),
+                                    first.carried)
+        return DecoderLayer(None, block, None, None)
+
+    return layer
+
+
+def _time_mix(read: BlockReader, shape: TimeMix, name: str, shifted: Shifted) -> TimeMixBlock:
+    joined = read.source.has(f"{name}.x_x")   # of the library's first version
+    table = read.table(tensors.time_mix(shape, read.hidden, joined=joined), name)
+    mixes = (table.tensor("x_x")[:, None] if joined else
+             torch.cat([table.tensor(f"x_{part}") for part in "rwkvag"]))
+
+    def low_rank(part: str) -> tuple[Linear, Linear]:
+        return table.linear(f"{part}.0", finer=True), table.linear(f"{part}.1", finer=True)
+
+    out_norm = table.tensor("norm"), table.tensor("norm.bias"), read.eps * shape.head_dim
+    r, k, v = (table.linear(part) for part in "rkv")
+    return TimeMixBlock(
+        shape, shifted, mixes, r, k, v, decay=low_rank("w"), rate=low_rank("a"), gate=low_rank("g"),
+        value=low_rank("v") if shape.value_rank else None, k_k=table.tensor("k_k"),
+        k_a=table.tensor("k_a"), r_k=table.tensor("r_k"), out_norm=out_norm,
+        out=read.source.summed(table.linear("out")))
+
+
 _W_NAMES = ("w1", "w3", "w2")
 """Of gate, up and down."""
 _QWEN_HYBRID = Names({shapes.Attention: "self_attn", shapes.GatedDelta: "linear_attn"},
@@ -375,6 +436,7 @@ NAMES: dict[str, Names] = {
     "xlstm": Names({shapes.MatrixLstm: "mlstm_layer"}, feed="ffn", mixer_norm="norm_mlstm",
                    feed_norm="norm_ffn", final_norm="out_norm", stack="blocks", embeddings=("embeddings",),
                    spelled={shapes.Dense: {"names": ("proj_up_gate", "proj_up", "proj_down")}}),
+    "rwkv7": Names(layers=_rwkv_layers, embeddings=("embeddings",)),
     "mamba": _ONLY_MAMBA, "mamba2": _ONLY_MAMBA, "falcon_mamba": _ONLY_MAMBA,
 }
 """By the name of the family in ``weft.families``."""

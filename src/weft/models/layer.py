@@ -17,7 +17,7 @@ class Mixer(Protocol):
     """Moves information between the tokens of a sequence."""
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor: ...
+                 cos_sin: CosSin | None, /) -> torch.Tensor: ...
 
 
 class Beside(Protocol):

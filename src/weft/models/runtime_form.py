@@ -1,9 +1,9 @@
 """What a matrix becomes in memory: plain, in an order that is fast to multiply with, int8 or int4.
 
                      --quantize none          int8           int4                          w8a8
-    float matrices   tiled, packed or plain   int8           int4                          w8a8
+    float matrices   tiled or plain           int8           int4                          w8a8
     experts          tiled or plain           int8           int4                          int8
-    the head, steps  tiled, packed or plain   int8           int8 (they are felt most)     w8a8
+    the head, steps  tiled or plain           int8           int8 (they are felt most)     w8a8
     of Mamba-1
     codes of files   as they are              as they are    as they are                   int8 ones: w8a8
     fp8 of files     as it is, inputs too     int8           int4                          w8a8
@@ -30,7 +30,6 @@ import torch
 from weft.config import QuantizeChoice
 from weft.tensor import native
 from weft.tensor.fused_block import PlainWeight
-from weft.tensor.weights.packed import pack
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
 from weft.tensor.weights.tiles import (
     InTiles,
@@ -74,7 +73,7 @@ class RuntimeForm:
         bits = _BITS.get(self.quantize)
         if bits is not None:
             return self.rounded(weight, 8 if finer else bits)
-        return (self._in_tiles(weight) or pack(weight) if self.packs else None) or weight
+        return (self._in_tiles(weight) if self.packs else None) or weight
 
     def of_exact(self, weight: torch.Tensor) -> PlainWeight:
         """``weight`` [out, in], every bit of it: a router, a gate."""
@@ -82,7 +81,6 @@ class RuntimeForm:
 
     def of_table(self, table: torch.Tensor) -> torch.Tensor | InTiles:
         """An embedding [vocab, hidden] that is the head as well."""
-        # Tiles or plain: the matrix library's own order gives no rows back.
         return (self._in_tiles(table) if self.packs and self.quantize == "none" else None) or table
 
     def tiles_experts(self, device: torch.device, dtype: torch.dtype, columns: int) -> bool:

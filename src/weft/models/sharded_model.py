@@ -24,6 +24,7 @@ from weft.families.architecture import Architecture, Attention
 from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
 from weft.models.blocks.feed_forward import ExpertsApart, ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, Projection
+from weft.models.blocks.rwkv import ChannelMixBlock, TimeMixBlock
 from weft.models.blocks.zaya import ContinuedExperts
 from weft.models.decoder import CausalModel, Collapse
 from weft.models.embedding import Embedding, Lookup, Table
@@ -77,7 +78,8 @@ class RankShare:
                 block.own = self.experts(count)
                 block.choices = torch.zeros(count, dtype=torch.int64, device=block.router_weight.device)
         def whole(block: Any) -> bool:   # its parts are summed inside
-            return block is None or isinstance(block, ExpertsApart | ContinuedExperts)
+            return block is None or isinstance(
+                block, ExpertsApart | ContinuedExperts | TimeMixBlock | ChannelMixBlock)
 
         return [replace(layer, **{
             part: block if whole(block) else self.summed(block)

@@ -96,14 +96,11 @@ def check_copies(checkpoint: CheckpointFiles, copies: Sequence[tuple[str, str]])
     for original, copy in copies:
         first, second = checkpoint.tensors.get(original), checkpoint.tensors[copy]
         same = first is not None and (first.dtype, first.shape) == (second.dtype, second.shape)
-        if first is None or not same or not _same_bytes(files, first, second):
+        if first is None or not same or not (
+                first.stored_bytes == 0 or np.array_equal(files.view(first), files.view(second))):
             differ.append(f"{copy} and {original}")
     files.close()
     if differ:
         more = f" and {len(differ) - _NAMES_SHOWN} more pairs" if len(differ) > _NAMES_SHOWN else ""
         raise CheckpointError(f"{checkpoint.source}: layers share one block, but its stored copies differ: "
                               f"{', '.join(differ[:_NAMES_SHOWN])}{more}", param="model")
-
-
-def _same_bytes(files: MappedFiles, first: StoredTensor, second: StoredTensor) -> bool:
-    return first.stored_bytes == 0 or bool(np.array_equal(files.view(first), files.view(second)))

@@ -39,7 +39,6 @@ from weft.models.sharded_model import RankShare
 from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
 from weft.tensor.fused_block import JoinedWeight, PlainWeight
 from weft.tensor.ops.moe import ExpertWeights
-from weft.tensor.weights.packed import PackedWeight
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
 from weft.tensor.weights.tiles import CodedTiles, ExpertTiles, InTiles, TwelveBitWeight, has_float_table
 
@@ -214,7 +213,6 @@ class TensorSource(ABC):
             weight = self._counted(self.runtime.of_codes(self._codes((name, rows), columns)))
             if isinstance(weight, QuantizedWeight):
                 return CodedTable(weight, self.dtype)
-            assert not isinstance(weight, PackedWeight)
             return weight
         if coded or not is_head:
             return self.tensor(name, rows, columns)
@@ -243,7 +241,9 @@ class TensorSource(ABC):
         if isinstance(tied, CodedTable):
             return Linear(tied.weight)
         if tied is not None:
-            stored = self._table_codes(self.table_name, *tensor.shape(self.place))
+            rows, columns = tensor.shape(self.place)
+            coded = self._grouping(self.table_name, columns) is not None
+            stored = self._codes((self.table_name, rows), columns) if coded else None
             if stored is not None:
                 return self._linear([self.runtime.of_codes(stored)], None)
             if isinstance(tied, InTiles) or self.runtime.quantize == "none":
@@ -259,10 +259,6 @@ class TensorSource(ABC):
         out = self._empty((rows, columns), None)
         self._fill(out, name)
         return self._linear([self.runtime.of_values(out, finer=True)], None)
-
-    def _table_codes(self, name: str, rows: int, columns: int) -> Codes | None:
-        """The embedding as it is stored, for the head of a tied model; None where it is stored as values."""
-        return None if self._grouping(name, columns) is None else self._codes((name, rows), columns)
 
     def experts(self, names: Sequence[Sequence[str]], rows: int, columns: int) -> ExpertWeights:
         """[len(names), len(names[0]) * rows, columns]: for each entry its matrices [rows, columns] one below

@@ -221,6 +221,9 @@ def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
     if layer.kind == "matrix_lstm":   # float32: values, keys, queries and a step; both gates of the largest
         heads, lines, width = parts["recurrent"]
         return heads * (lines + 2 * width + 3) * 4
+    if layer.kind == "wkv7":   # r, k, v, kk, b; decays
+        heads, width, _ = parts["recurrent"]
+        return heads * width * (5 * item + 4)
     channels = parts["conv"][0]
     if recurrent is None:
         return 2 * channels * item   # the gate of the input, and the input

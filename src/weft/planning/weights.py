@@ -216,8 +216,9 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     if not architecture.tied_embeddings:
         yield "head", "plain", table
     streams, layers = architecture.streams, architecture.layer_count
+    norm = hidden * (1 + architecture.layer_norms)
     if streams is None or streams.kind == "mixed":
-        yield "norms", "plain", hidden
+        yield "norms", "plain", norm * (1 + architecture.layer_norms)
     if streams is not None:
         yield from _record_pieces("streams", [stream_mix(streams, hidden)] * 2 * layers, tp)
     if streams is not None and streams.kind == "gated":
@@ -238,7 +239,7 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
                 continue
             apart = isinstance(record, Experts) and record.normed_apart
             if streams is None or streams.kind == "mixed":
-                yield "norms", "plain", hidden * (1 + architecture.sandwich_norms + 3 * apart)
+                yield "norms", "plain", norm * (1 + architecture.sandwich_norms + 3 * apart)
             yield from _record_pieces(_PART.get(type(record), "recurrent"), tables(record, hidden), tp)
         if isinstance(mixer, SharedBlock) and mixer.block not in shared_seen:
             shared_seen.add(mixer.block)

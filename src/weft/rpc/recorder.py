@@ -177,7 +177,8 @@ class _Writer:
         self._size = 0
         self._has_failed = False
         try:
-            self._file: FileIO | None = FileIO(path, "xb", opener=_open_private)
+            self._file: FileIO | None = FileIO(
+                path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
         except FileExistsError:
             raise ConfigError(f"--record {path}: the file is there already, and a recording begins a "
                               "new one: name another, or remove it", param="--record") from None
@@ -219,7 +220,3 @@ class _Writer:
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

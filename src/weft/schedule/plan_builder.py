@@ -150,9 +150,6 @@ class PlanBuilder:
         """A tap of prefill number ``prefill``. The decodes must be final."""
         self.taps.append(Tap(int(self.decode_rows.size) + prefill, position, slot))
 
-    def copy_slot(self, running: SlotId, snapshot: SlotId) -> None:
-        self.copies.append(SlotCopy(running, snapshot))
-
     def seal(self, step: int, rows: RowTable) -> StepPlan:
         """The plan, with positions and tokens of ``rows``."""
         reservation = self.transaction.seal()

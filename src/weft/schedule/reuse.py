@@ -24,6 +24,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from weft.memory.arena_work import SlotCopy
 from weft.memory.memory import Memory
 from weft.memory.prefix.eviction import slots_ahead
 from weft.memory.values import NO_NODE, Match, NodeId
@@ -192,7 +193,7 @@ class Reuse:
             slot = step.transaction.save(seq, int(self._rows.computed[row]))
             if slot is None:
                 return
-            step.copy_slot(step.transaction.slot_of(seq), slot)
+            step.copies.append(SlotCopy(step.transaction.slot_of(seq), slot))
 
     def until_copies(self, rows: Int32s) -> Int32s | None:
         """Tokens from each of these decodes to the next position at which its answer saves a state; None if

@@ -370,6 +370,8 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 
 _SERVED = re.compile("|".join(re.sub(r"\\{.*?\\}", "[^/]+", re.escape(path))
                               for path in {row.path for row in ENDPOINTS}))
+_NOT_OF_OLLAMA = (": of Ollama's API this server has neither /api/push nor /api/blobs; its models are chosen "
+                  "at the start")
 _GENERATE = ", ".join(dict.fromkeys(row.path for row in ENDPOINTS if row.method == "POST"
                                     and row.path in ("/v1/chat/completions", "/v1/completions",
                                                      "/v1/responses", "/v1/messages")))
@@ -380,7 +382,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     headers: Mapping[str, str] = error.headers or {}
     path = request.url.path
     if error.status_code == 404:
-        why = (_not_here(path) or _slip(path, str(request.base_url))
+        why = (_NOT_OF_OLLAMA * path.startswith("/api/") or _slip(path, str(request.base_url))
                or did_you_mean(path, {row.path for row in ENDPOINTS}))
         failure = EdgeError(404, f"there is nothing at {path[:200]}{why}. Served are /v1/models, {_GENERATE} "
                                  "and others, which /openapi.json lists", code="unknown_path")
@@ -390,11 +392,6 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     else:
         failure = EdgeError(error.status_code, error.detail)
     return error_response(failure, request.scope, headers)
-
-
-def _not_here(path: str) -> str:
-    return (": of Ollama's API this server has neither /api/push nor /api/blobs; its models are chosen at "
-            "the start" if path.startswith("/api/") else "")
 
 
 def _slip(path: str, base_url: str) -> str:

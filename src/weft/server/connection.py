@@ -34,15 +34,6 @@ _BODY_GRACE_S = 5.0
 """Before ``body_rate_min`` counts."""
 
 
-def not_http() -> EdgeError:
-    return EdgeError(400, "the bytes received are not an HTTP/1.1 request", code="invalid_http")
-
-
-def header_timed_out(limits: EdgeLimits) -> EdgeError:
-    return EdgeError(408, f"no complete request header came in {limits.header_s:g} s (limits.header_timeout)",
-                     param="limits.header_timeout", code="request_timeout")
-
-
 def body_timed_out(limits: EdgeLimits, received_bytes: int, elapsed_s: float) -> EdgeError:
     return EdgeError(
         408, f"the body has {received_bytes} bytes after {elapsed_s:.0f} s; it must be complete in "
@@ -147,7 +138,8 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self._end_input()  # no other protocol is spoken here: the answer is the last one
         except httptools.HttpParserError:
-            self._refuse(self._refusal or not_http())
+            self._refuse(self._refusal or EdgeError(
+                400, "the bytes received are not an HTTP/1.1 request", code="invalid_http"))
         else:
             if self._unparsed_bytes > self._limits.header_bytes:
                 self._refuse(headers_too_large(self._limits))
@@ -166,7 +158,9 @@ class BoundedProtocol(HttpToolsProtocol):
         limits = self._limits
         if self._phase is _Phase.HEAD:
             if elapsed_s > limits.header_s:
-                self._refuse(header_timed_out(limits))
+                self._refuse(EdgeError(
+                    408, f"no complete request header came in {limits.header_s:g} s (limits.header_timeout)",
+                    param="limits.header_timeout", code="request_timeout"))
             return
         least_bytes = (elapsed_s - _BODY_GRACE_S) * limits.body_rate_min
         if elapsed_s > limits.body_s or self._body_bytes < least_bytes:

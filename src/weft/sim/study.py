@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -69,7 +70,7 @@ def run_study(traffic: Traffic, plans: Sequence[ArenaPlan], cost: CostModel, arm
                           length_max=length_max, grid_tokens=grid_tokens)
         reports = []
         for store, arm in product(stores, arms):
-            tell = None if on_progress is None else _teller(on_progress, arm, run)
+            tell = None if on_progress is None else partial(on_progress, arm.name, run)
             reports.append(replay(traffic, plan, cost, arm=arm, sizes=sizes, store=store, on_progress=tell))
             run += 1
         known = hindsight(traffic, plan, cost, reports[0], grid_tokens) if oracle else None
@@ -78,10 +79,6 @@ def run_study(traffic: Traffic, plans: Sequence[ArenaPlan], cost: CostModel, arm
     linked = sum(one.next_turn is not None for one in traffic.requests)
     return Study(len(traffic), linked, traffic.requests[-1].at_s - traffic.requests[0].at_s,
                  traffic.prompt_tokens, infinite_cache(traffic, grid_tokens), tuple(sized))
-
-
-def _teller(on_progress: OnStudyProgress, arm: Arm, run: int) -> Callable[[int, int], None]:
-    return lambda ended, requests: on_progress(arm.name, run, ended, requests)
 
 
 def hindsight(traffic: Traffic, plan: ArenaPlan, cost: CostModel, report: Report,

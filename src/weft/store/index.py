@@ -176,10 +176,6 @@ class StoreIndex:
         self.c["durable"][list(entries)] = True
         self.durable_changes += 1
 
-    def space_of(self, namespace: bytes, salt: bytes) -> int:
-        """The number of a (namespace, salt) pair."""
-        return self.spaces.setdefault((namespace, salt), len(self.spaces))
-
     def touch(self, entry: int) -> None:
         """A snapshot was restored."""
         self._tick += 1

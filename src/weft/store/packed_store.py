@@ -148,7 +148,8 @@ class PackedStore:
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         below = self.store.match(salt, tokens, above)
-        if below is None or not _has_packed(below):
+        if below is None or not (
+                below.state_form == PACKED or any(span.form == PACKED for span in below.spans)):
             return below
         spans = tuple(span if span.form != PACKED else replace(
             span, form=EXACT_FORM, stored_bytes=span.payload_bytes,
@@ -245,7 +246,7 @@ class PackedStore:
         """Every record of ``put`` is packed. An event if the store refuses it."""
         assert put.packed is not None
         self._waiting_bytes -= put.nbytes
-        pieces = [piece if packed is None else replace_payload(piece, packed)
+        pieces = [piece if packed is None else KvPiece(piece.start, piece.end, memoryview(packed), PACKED)
                   for piece, packed in zip(put.kv, put.packed[:-1], strict=True)]
         last = put.packed[-1]
         state, form = (put.state, put.state_form) if last is None else (memoryview(last), PACKED)
@@ -302,14 +303,6 @@ class PackedStore:
         for threads in (self._packers, self._unpackers):
             threads.shutdown(wait=True, cancel_futures=True)
         self.store.close()
-
-
-def replace_payload(piece: KvPiece, packed: bytes) -> KvPiece:
-    return KvPiece(piece.start, piece.end, memoryview(packed), PACKED)
-
-
-def _has_packed(prefix: StoredPrefix) -> bool:
-    return prefix.state_form == PACKED or any(span.form == PACKED for span in prefix.spans)
 
 
 def _pack(put: _Put, record: int, number: int, part: memoryview) -> None:

@@ -241,7 +241,7 @@ class TieredStore:
     def _in_bucket(self, prefix: StoredPrefix) -> bool:
         """Whether this process has uploaded it, or the bucket's index has the same prefix."""
         chain, c = self.local.records.index.c["chain"][prefix.entry], self.remote.c
-        return self.uploads.has_sent(prefix.snapshot) or \
+        return prefix.snapshot in self.uploads.sent or \
             bool(((c["chain"] == chain) & (c["kind"] == SNAPSHOT)).any())
 
     def _submit_entries(self, index: StoreIndex, snapshot: int, path: KvChain) -> None:

@@ -239,7 +239,7 @@ class BucketThread:
         self.counts: Counter[str] = Counter()
         self.segment_bytes_max = SEGMENT_BYTES_MAX
         self._jobs: deque[UploadJob] = deque(maxlen=QUEUE_MAX)
-        self._sent: set[int] = set()
+        self.sent: set[int] = set()
         self._rows: list[bytes] = []
         self._tokens = bytearray()
         self._segments = 0
@@ -255,9 +255,6 @@ class BucketThread:
             self.counts["dropped"] += 1
         self._jobs.append(job)
         self._wake.set()
-
-    def has_sent(self, number: int) -> bool:
-        return number in self._sent
 
     @property
     def lost(self) -> int:
@@ -332,7 +329,7 @@ class BucketThread:
         """Puts the payloads that the bucket lacks, and collects the rows."""
         staged: list[tuple[int, np.void, bytes]] = []
         for number, line in job.records:
-            if number in self._sent:
+            if number in self.sent:
                 continue
             try:
                 row = job.ledger.read_row(line, number)
@@ -355,7 +352,7 @@ class BucketThread:
             self._rows.append(row_of(**fields, volume=REMOTE_VOLUME,
                                      tokens_at=len(self._tokens) if tokens else 0))
             self._tokens += tokens
-            self._sent.add(number)
+            self.sent.add(number)
         self.counts["uploaded"] += 1
 
     def _put_payload(self, checksum: bytes, payload: memoryview) -> None:

@@ -344,7 +344,7 @@ def records_of(request: PutRequest, index: StoreIndex, places: Sequence[tuple[in
     """The records with their rows; each gets an entry that is not durable yet."""
     flags = 0 if request.exact else INEXACT
     written = int(time.time()) & 0xFFFF_FFFF
-    space = index.space_of(request.namespace, request.salt)
+    space = index.spaces.setdefault((request.namespace, request.salt), len(index.spaces))
     base = request.base
     parent_entry = base.entries[-1] if base.entries else NO_ENTRY
     parent_number = index.c["number"].item(parent_entry) if base.entries else 0

@@ -17,7 +17,6 @@ import torch
 
 from weft.tensor import native
 from weft.tensor.ops import linear
-from weft.tensor.weights.packed import PackedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
 
@@ -25,7 +24,7 @@ MOST_ROWS = 64
 """Most rows of x: the decode batch of an ordinary server on a CPU."""
 
 
-PlainWeight = torch.Tensor | PackedWeight | InTiles | QuantizedWeight
+PlainWeight = torch.Tensor | InTiles | QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,16 +267,12 @@ def _content(where: str, message: ChatMessage) -> str | list[dict[str, str]]:
             raise RequestError(f"{where}.content is missing: a {message.role} message needs text",
                                param=f"{where}.content")
         return ""
-    parts = [part if _is_bare(part) else
+    parts = [part if isinstance(part, dict) and part.get("type") in PICTURE_KINDS else
              {"type": "text", "text": _part_text(f"{where}.content[{index}]", part)}
              for index, part in enumerate(content)]
     if any(part["type"] != "text" for part in parts):
         return [{key: part[key] for key in ("type", "text") if key in part} for part in parts]
     return "\n".join(part["text"] for part in parts)
-
-
-def _is_bare(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in PICTURE_KINDS
 
 
 def _part_text(here: str, part: Any) -> str:

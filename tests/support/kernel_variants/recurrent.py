@@ -11,7 +11,7 @@ from tests.support.kernel_variants.compilation import TYPES, Compilation, by_cho
 from weft.tensor.kernels import causal_conv as conv
 from weft.tensor.kernels import delta_gates as gating
 from weft.tensor.kernels import delta_rule as delta
-from weft.tensor.kernels import mamba1, mamba2, running_max
+from weft.tensor.kernels import mamba1, mamba2, running_max, wkv7
 
 
 def of_delta_rule() -> list[Compilation]:
@@ -55,6 +55,16 @@ def _delta_chunk_compilations(by_line: bool) -> list[Compilation]:
 
 def _delta_form(by_line: bool) -> str:
     return "delta rule by line" if by_line else "delta rule"
+
+
+def of_wkv7() -> list[Compilation]:
+    """Heads of 64 x 64, as in all releases."""
+    sizes = {"K": 64, "V": 64, "KP": 64, "BV": wkv7.RECURRENT.width}
+    return [compilation_of(f"wkv7 {dtype[1:]} state {state[1:]} prefill {prefill}", wkv7.recurrent,
+                           dict.fromkeys(("r", "k", "v", "kk", "b", "out"), dtype) | {
+                               "g": "*fp32", "state": state}, sizes | {"PREFILL": prefill}, wkv7.RECURRENT)
+            for dtype, state in (("*bf16", "*fp32"), ("*bf16", "*bf16"), ("*fp32", "*fp32"))
+            for prefill in (False, True)]
 
 
 def of_delta_gates() -> list[Compilation]:

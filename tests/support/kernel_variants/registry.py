@@ -16,6 +16,7 @@ VARIANTS: dict[str, Callable[[], list[Compilation]]] = {
     "weft.tensor.gpu.decode_kernels": attention.of_decode_kernels,
     "weft.tensor.kernels.delta_rule": recurrent.of_delta_rule,
     "weft.tensor.kernels.delta_gates": recurrent.of_delta_gates,
+    "weft.tensor.kernels.wkv7": recurrent.of_wkv7,
     "weft.tensor.kernels.mamba1": recurrent.of_mamba1,
     "weft.tensor.kernels.mamba2": recurrent.of_mamba2,
     "weft.tensor.kernels.running_max": recurrent.of_running_max,

@@ -125,6 +125,15 @@ ZAMBA2_2_7B: Config = {
     "torch_dtype": "bfloat16", "use_conv_bias": True, "use_long_context": False, "use_mem_rope": False,
     "use_shared_attention_adapter": False, "vocab_size": 32000}
 
+RWKV7_2_9B: Config = {
+    "a_low_rank_dim": 96, "architectures": ["RWKV7ForCausalLM"], "attn": None, "attn_mode": "chunk",
+    "decay_low_rank_dim": 96, "fuse_cross_entropy": True, "fuse_norm": False, "gate_low_rank_dim": 320,
+    "head_dim": 64, "hidden_act": "sqrelu", "hidden_ratio": 4.0, "hidden_size": 2560,
+    "initializer_range": 0.02, "intermediate_size": 10240, "max_position_embeddings": 2048,
+    "model_type": "rwkv7", "norm_bias": True, "norm_eps": 1e-05, "norm_first": True, "num_heads": None,
+    "num_hidden_layers": 32, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+    "v_low_rank_dim": 64, "value_dim": [2560] * 32, "vocab_size": 65536}
+
 XLSTM_7B: Config = {
     "add_out_norm": True, "architectures": ["xLSTMForCausalLM"], "autocast_kernel_dtype": "bfloat16",
     "bos_token_id": 0, "chunk_size": 64, "chunkwise_kernel": "chunkwise--triton_xl_chunk",
@@ -139,7 +148,7 @@ XLSTM_7B: Config = {
 MAMBA_RELEASES: dict[str, Config] = {
     "mamba": MAMBA_2_8B, "falcon_mamba": FALCON_MAMBA_7B, "mamba2": MAMBA_CODESTRAL_7B, "bamba": BAMBA_9B,
     "falcon_h1": FALCON_H1_0_5B, "nemotron_h": NEMOTRON_H_8B, "jamba": JAMBA_1_5_MINI, "zamba": ZAMBA_7B,
-    "zamba2": ZAMBA2_2_7B, "xlstm": XLSTM_7B}
+    "zamba2": ZAMBA2_2_7B, "xlstm": XLSTM_7B, "rwkv7": RWKV7_2_9B}
 """One of each family."""
 
 SMALLER_MAMBA: dict[str, Config] = {      # as many layers as show each kind: names repeat after that
@@ -147,7 +156,7 @@ SMALLER_MAMBA: dict[str, Config] = {      # as many layers as show each kind: na
     "mamba2": {"num_hidden_layers": 2}, "bamba": {"num_hidden_layers": 10},
     "falcon_h1": {"num_hidden_layers": 2},
     "nemotron_h": {"hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
-    "jamba": {"num_hidden_layers": 6},
+    "jamba": {"num_hidden_layers": 6}, "rwkv7": {"num_hidden_layers": 2},
     "xlstm": {"num_blocks": 2, "chunkwise_kernel": "chunkwise--native_autograd",   # as without its package
               "sequence_kernel": "native_sequence__native", "step_kernel": "native"},
     "zamba": {"num_hidden_layers": 8, "layers_block_type": ZAMBA_7B["layers_block_type"][:8]},

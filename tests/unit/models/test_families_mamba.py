@@ -19,6 +19,7 @@ from weft.families.architecture import (
     Rope,
     SharedBlock,
 )
+from weft.families.mixing import ChannelMix, TimeMix
 
 NO_LIMIT = (0.0, float("inf"))
 
@@ -138,12 +139,24 @@ def test_xlstm_is_read_as_released() -> None:
     assert read_architecture({"model_type": "xlstm", "dtype": "float32"}) == model
 
 
+def test_rwkv7_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(MAMBA_RELEASES["rwkv7"])
+    assert model.mixers[0] == TimeMix(40, 64, 2560, 96, 96, 320, 0)
+    assert set(model.mixers[2::2]) == {TimeMix(40, 64, 2560, 96, 96, 320, 64)}
+    assert set(model.mixers[1::2]) == {ChannelMix(2560, 10240)}
+    assert (model.layer_count, model.layer_norms, model.norm_eps) == (64, True, 1e-5)
+    silent = {"model_type": "rwkv7", "hidden_size": 1024, "num_hidden_layers": 2, "hidden_ratio": 3.5}
+    assert read_architecture(silent).mixers[2:] == (TimeMix(16, 64, 1024, 64, 64, 160, 64),
+                                                    ChannelMix(1024, 3584))
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
              for name, spec in ((name, read_spec(config)) for name, config in MAMBA_RELEASES.items())}
     assert sizes["nemotron_h"] == (16384, 24 * (128 * 64 * 128 * 4 + (8192 + 2 * 8 * 128) * 3 * 2))
     assert sizes["jamba"] == (16384, 28 * (8192 * 16 * 4 + 8192 * 3 * 2))
     assert sizes["falcon_mamba"] == (0, 64 * (8192 * 16 * 4 + 8192 * 3 * 2))
+    assert sizes["rwkv7"] == (0, 32 * (40 * 64 * 64 * 4 + 2 * 2560 * 2))
     assert sizes["falcon_h1"] == (36 * 2 * 2 * 64 * 2, 36 * (24 * 64 * 128 * 4 + (1536 + 256) * 3 * 2))
     assert sizes["zamba"] == (13 * 2 * 16 * 464 * 2, 76 * (7424 * 16 * 4 + 7424 * 3 * 2))
     assert sizes["xlstm"] == (0, 32 * 8 * (513 * 256 + 1) * 4)
@@ -152,6 +165,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
 
 def test_a_model_that_states_no_positions_is_served_far() -> None:
     assert read_spec(MAMBA_RELEASES["mamba"]).max_positions == 1 << 20
+    assert read_spec(MAMBA_RELEASES["rwkv7"]).max_positions == 1 << 20
 
 
 @pytest.mark.parametrize(("name", "changes", "words"), [
@@ -172,6 +186,12 @@ def test_a_model_that_states_no_positions_is_served_far() -> None:
     ("xlstm", {"weight_mode": "fused"}, ["weight_mode", "fused"]),
     ("xlstm", {"gate_soft_cap": 80.0}, ["gate_soft_cap", "80.0", "40"]),
     ("xlstm", {"num_heads": 5}, ["num_heads", "5", "2048"]),
+    ("rwkv7", {"num_heads": 32}, ["num_heads", "32", "40"]),
+    ("rwkv7", {"head_dim": 96}, ["head_dim", "96", "2560"]),
+    ("rwkv7", {"norm_first": False}, ["norm_first"]),
+    ("rwkv7", {"attn": {"layers": [1], "num_heads": 40}}, ["attn", "attention beside"]),
+    ("rwkv7", {"value_dim": [2560] * 31 + [1280]}, ["value_dim", "2560"]),
+    ("rwkv7", {"hidden_act": "relu"}, ["hidden_act", "relu", "sqrelu"]),
     ("zamba2", {"use_long_context": True}, ["use_long_context"]),
     ("zamba2", {"hidden_act": "silu"}, ["hidden_act", "silu", "gelu"]),
     ("zamba2", {"layers_block_type": ["mamba"] * 3}, ["layers_block_type", "54"]),

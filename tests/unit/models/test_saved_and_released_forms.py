@@ -76,7 +76,17 @@ def olmo_as_released(tensors: Tensors) -> Tensors:
     return out
 
 
+def rwkv_as_first_released(tensors: Tensors) -> Tensors:
+    """The six mixes of a layer as one tensor."""
+    out = {name: tensor for name, tensor in tensors.items() if ".attn.x_" not in name}
+    for layer in range(3):
+        inside = f"model.layers.{layer}.attn"
+        out[f"{inside}.x_x"] = torch.cat([tensors[f"{inside}.x_{part}"][0] for part in "rwkvag"])
+    return out
+
+
 @pytest.mark.parametrize(("name", "change", "spelling"), [
+    ("rwkv7", rwkv_as_first_released, "model.layers.2.attn.x_x"),
     ("kimi_linear", kimi_as_released, "model.layers.0.mlp.up_proj.weight"),
     ("olmo_hybrid", olmo_as_released, "model.layers.1.post_attention_layernorm.weight"),
 ])

@@ -218,11 +218,11 @@ class KvCompression:
     """The KV that one choice of evictions compresses: a reading of ``compressed_kv`` and the choice so far.
     ``compressed_kv`` None, or ``enabled`` False: it compresses nothing."""
 
-    __slots__ = ("_bytes_left", "_candidates", "_chosen", "_kv")
+    __slots__ = ("_bytes_left", "_candidates", "_kv", "chosen")
 
     def __init__(self, compressed_kv: CompressedKv | None, *, enabled: bool = False) -> None:
         self._kv = compressed_kv
-        self._chosen: set[NodeId] = set()
+        self.chosen: set[NodeId] = set()
         self._bytes_left = KV_COMPRESS_BYTES_PER_STEP
         self._candidates = iter(compressed_kv.idle.values() if compressed_kv is not None and enabled else ())
 
@@ -236,7 +236,7 @@ class KvCompression:
             gain = 0 if stays else kv.gain(node)
             if gain:
                 self._bytes_left -= node.page_count * kv.page_bytes
-                self._chosen.add(node.id)
+                self.chosen.add(node.id)
                 return KvGain(node.id, gain)
         return None
 
@@ -246,11 +246,6 @@ class KvCompression:
 
     def is_compressed(self, node: Node) -> bool:
         return self._kv is not None and node.id in self._kv.by_node
-
-    def is_chosen(self, node: Node) -> bool:
-        """This choice compresses ``node``. It stays until the next transaction, because the step writes its
-        pages."""
-        return node.id in self._chosen
 
 
 class Restoring:

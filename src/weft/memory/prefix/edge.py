@@ -82,10 +82,6 @@ class Edge:
         """The node whose span has the token at ``position``."""
         return self.nodes[bisect_right(self.nodes, position, key=_end_of)]
 
-    def nodes_passed(self, first: int, position: int) -> list[Node]:
-        """Nodes from index ``first`` on that end at ``position`` or before."""
-        return self.nodes[first:bisect_right(self.nodes, position, first, key=_end_of)]
-
     def matches_until(self, position: int, data: bytes, at: int) -> int:
         """The position up to which the edge, from ``position`` on, has the tokens of ``data`` from byte
         ``at`` on; whole pages only."""
@@ -264,7 +260,8 @@ def walk(node: Node, data: bytes, first: int = 0) -> TreePath:
             break
         edge = child.edge
         reached = edge.matches_until(child.start, data, at)
-        passed += edge.nodes_passed(edge.index_of(child), reached)
+        at_node = edge.index_of(child)
+        passed += edge.nodes[at_node:bisect_right(edge.nodes, reached, at_node, key=_end_of)]
         if not passed or passed[-1].end < reached:
             return TreePath(tuple(passed), edge.node_at(reached - 1), reached)
         node = passed[-1]

@@ -283,7 +283,8 @@ def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spare
     pages = slots = 0
 
     def add_if_bare(node: Node) -> None:
-        stays = node.id in spared or node.id in late or kv_compression.is_chosen(node)
+        # What this choice compresses stays until the next transaction: the step writes its pages.
+        stays = node.id in spared or node.id in late or node.id in kv_compression.chosen
         if node.page_count and overlay.bare(node) and not stays:
             newly_bare.append(node)
 

@@ -15,7 +15,6 @@ from weft.models.blocks.adapted import AdaptedProduct
 from weft.tensor.fused_block import FusedBlock, JoinedWeight, PlainWeight, rows_of
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
-from weft.tensor.weights.packed import PackedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
 
@@ -39,9 +38,8 @@ class Linear:
     """x [..., in] -> [..., out]. ``weight`` [out, in] in any form; ``bias`` [out] or None, float32 beside
     quantised weights and of the weight's dtype else.
 
-        plain        F.linear                        small matrices, routers, other devices
+        plain        F.linear                        float weights elsewhere
         tiled        tensor.ops.tiled_linear         float weights on a CPU that its kernel is fast on
-        packed       oneDNN's own order              float weights on another CPU
         quantised    tensor.ops.quantized_linear     int8 and int4
         joined       each part, side by side
 
@@ -72,8 +70,6 @@ def dense_rows(weight: Weight, first: int, last: int) -> torch.Tensor:
 def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:
     if isinstance(weight, InTiles):
         return tiled_linear(x, weight, bias)
-    if isinstance(weight, PackedWeight):
-        return weight.product(x, bias)
     if isinstance(weight, QuantizedWeight):
         return quantized_linear(x, weight, bias)
     return F.linear(x, weight, bias)

@@ -26,7 +26,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -356,7 +355,7 @@ def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str,
                 stack = f"{part[:expert.start()]}.experts.{{e}}.{part[expert.end():]}"
                 stacks.setdefault(stack, {})[int(expert[1])] = stored, take
             elif "{e}" in part and part.endswith("weight"):
-                each = [(stored, partial(_one_of, take, number)) for number in range(shape[0])]
+                each = [(stored, lambda x, take=take, at=at: take(x[at:at + 1])[0]) for at in range(shape[0])]
                 out[part] = _Piece(shape, list(each), name in matrices)
             else:
                 out[part] = _Piece(shape, [(stored, take)], name in matrices)
@@ -365,10 +364,6 @@ def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str,
         out[stack] = _Piece((len(experts), *first.shape), [experts[e] for e in range(len(experts))],
                             first.name in matrices)
     return out
-
-
-def _one_of(take: Take, number: int, x: torch.Tensor) -> torch.Tensor:
-    return take(x[number:number + 1])[0]
 
 
 def _keys(arch: str, config: Mapping[str, Any], pieces: Mapping[str, _Piece]) -> GGUFWriter:

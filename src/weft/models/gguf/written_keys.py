@@ -97,7 +97,9 @@ def add_numbers(writer: GGUFWriter, config: Mapping[str, Any], feed_forward: int
                  "feed_forward_length": feed_forward, "attention.head_count_kv": _kv_heads(config, kinds),
                  **_recurrent(config), **_of_family(config, writer.arch, kinds)}
     if "partial_rotary_factor" in rope:
-        integers["rope.dimension_count"] = int(_head_dim(config) * rope["partial_rotary_factor"])
+        integers["rope.dimension_count"] = int(
+            (config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+            * rope["partial_rotary_factor"])
     for name, value in integers.items():
         if isinstance(value, list):
             writer.add_array(f"{writer.arch}.{name}", value)
@@ -123,10 +125,6 @@ def add_numbers(writer: GGUFWriter, config: Mapping[str, Any], feed_forward: int
             writer.add_float32(f"{writer.arch}.{name}", float(value))
     for name, value in _flags(config, writer.arch, kinds).items():
         writer.add_bool(f"{writer.arch}.{name}", value)
-
-
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def _kv_heads(config: Mapping[str, Any], kinds: list[bool]) -> int | list[int]:

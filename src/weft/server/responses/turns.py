@@ -121,8 +121,9 @@ async def prepare_response(service: Service, body: ResponsesBody, items: Sequenc
     except ContextLengthError:
         if body.truncation != "auto":
             raise
-    leading = next((at for at, item in enumerate(items) if not _is_system(item)), len(items))
-    starts = [at for at in range(leading + 1, len(items)) if _is_user(items[at])]
+    leading = next((at for at, item in enumerate(items) if item.get("role") not in ("system", "developer")),
+                   len(items))
+    starts = [at for at in range(leading + 1, len(items)) if items[at].get("role") == "user"]
     fitting = (await _first_fitting(service, body, items, leading, starts[TURNS_STEP - 1::TURNS_STEP])
                or await _first_fitting(service, body, items, leading, starts))
     if fitting is not None:
@@ -154,14 +155,6 @@ async def _fitting(service: Service, body: ResponsesBody, items: Sequence[Item])
     context = turn.model.info.sizes.max_model_len
     answer = body.max_output_tokens or context // _ANSWER_SHARE
     return turn if len(turn.prompt.tokens) + answer <= context else None
-
-
-def _is_system(item: Item) -> bool:
-    return item.get("role") in ("system", "developer")
-
-
-def _is_user(item: Item) -> bool:
-    return bool(item.get("role") == "user")
 
 
 class TurnHistory(msgspec.Struct, frozen=True):

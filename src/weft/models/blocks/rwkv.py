@@ -1,0 +1,126 @@
+"""RWKV-7: time mixing and channel mixing. Each norms its input and looks at the token before as well.
+
+    time mixing      x = norm(x);  x_p = x + mix_p (x of the token before - x), p = r w k v a g
+                     r, k, v = products of x_r, x_k, x_v
+                     g_t  = -e^-0.5 sigmoid(w(x_w))         log decay of each line, at least -0.61
+                     a    = sigmoid(a(x_a))                 rate of each line
+                     v    = v + sigmoid(v(x_v)) (v of the first layer - v)
+                     kk   = k k_k, of length 1 by head;     k = k (1 + (a - 1) k_a)
+                     o    = WKV7(r, g_t, k, v, kk, kk a)    (recurrent state)
+                     y    = (norm by head(o) + (r . k r_k) v) gate(x_g)
+
+    channel mixing   y = down(relu(up(x_k)) ^ 2)
+
+    w, a, v, gate    products of low rank, with tanh, nothing, nothing and a sigmoid in the middle
+
+The stream is [ x | values of the first layer ]: what a block gives is added to it, zeros behind y but in the
+first layer, whose values meet zeros there. So a step cuts, pads and orders rows of both alike.
+
+Source: Peng et al., "RWKV-7 Goose" (2025), section 4 and appendix F.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from weft.families.mixing import TimeMix
+from weft.models.blocks.attention import CosSin
+from weft.models.blocks.linear import Linear, Projection, by_head
+from weft.models.vision.encoder import LayerNorm
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.conv import causal_conv
+from weft.tensor.ops.elementwise import activate
+from weft.tensor.ops.wkv7 import wkv7
+
+_LEAST_LOG_DECAY = -0.6065306597126334
+"""-exp(-0.5)."""
+
+
+@dataclass(slots=True)
+class Shifted:
+    """``norm`` of the stream, and what it was for the token before: zeros in front of the first."""
+
+    norm: LayerNorm
+    _shift: torch.Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        zeros_D = torch.zeros_like(self.norm.weight)
+        self._shift = torch.stack((zeros_D + 1, zeros_D), 1)
+
+    def __call__(self, x_TN: torch.Tensor, inputs: StepInputs,
+                 cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """-> x_TD, and the distance from it to that of the token before."""
+        x_TD = self.norm(x_TN[:, : len(self.norm.weight)])
+        return x_TD, causal_conv(x_TD, self._shift, None, None, cache.state["conv.1"], inputs.runs) - x_TD
+
+
+LowRank = tuple[Linear, Linear]
+
+
+@dataclass(slots=True)
+class TimeMixBlock:
+    """``mixes`` [6, 1, D]: of r, w, k, v, a, g. ``k_k``, ``k_a`` [C]; ``r_k`` [heads, D]. ``value``: None in
+    the first layer. ``out_norm``: weight [C], bias [C] and epsilon of the norm by head."""
+
+    shape: TimeMix
+    shifted: Shifted
+    mixes: torch.Tensor
+    r: Linear
+    k: Linear
+    v: Linear
+    decay: LowRank
+    rate: LowRank
+    gate: LowRank
+    value: LowRank | None
+    k_k: torch.Tensor
+    k_a: torch.Tensor
+    r_k: torch.Tensor
+    out_norm: tuple[torch.Tensor, torch.Tensor, float]
+    out: Projection
+
+    def __call__(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        x_TD, distance_TD = self.shifted(x_TN, inputs, cache)
+        for_r, for_w, for_k, for_v, for_a, for_g = torch.addcmul(x_TD, distance_TD, self.mixes)
+        heads, (into, up) = self.shape.heads, self.decay
+        r_TC, k_TC, v_TC = self.r(for_r), self.k(for_k), self.v(for_v)
+        g_TC = torch.sigmoid(up(torch.tanh(into(for_w))).float()) * _LEAST_LOG_DECAY
+        a_TC = torch.sigmoid(self.rate[1](self.rate[0](for_a)).float())
+        gate_TC = self.gate[1](torch.sigmoid(self.gate[0](for_g)))
+        first_TC = torch.zeros_like(v_TC)
+        if self.value is None:
+            first_TC = v_TC
+        else:
+            share_TC = torch.sigmoid(self.value[1](self.value[0](for_v)))
+            v_TC = torch.lerp(v_TC, x_TN[:, x_TD.shape[1] :], share_TC)
+        # float32 up to the one rounding, of what the recurrence reads.
+        kk_THK = F.normalize(by_head(k_TC.float() * self.k_k, heads), dim=-1)
+        k_TC = (k_TC.float() * (1 + (a_TC - 1) * self.k_a)).to(k_TC.dtype)
+        r, g, k, v, a = (by_head(part, heads) for part in (r_TC, g_TC, k_TC, v_TC, a_TC))
+        o_THV = wkv7(r, g, k, v, kk_THK.to(r.dtype), (kk_THK * a).to(r.dtype), cache.state["recurrent"],
+                     inputs.runs, layer=cache.layer)
+        own_THV = (r * k * self.r_k).sum(-1, keepdim=True) * v
+        normed_TC = F.group_norm(o_THV.flatten(1), heads, *self.out_norm)
+        y_TC = (normed_TC + own_THV.flatten(1)) * gate_TC
+        # Never the last layer that keeps a state: channel mixing follows, so all rows are asked for.
+        return torch.cat((self.out(y_TC), first_TC), -1)
+
+
+@dataclass(slots=True)
+class ChannelMixBlock:
+    """``mix`` [D]; ``carried``: numbers behind x in the stream."""
+
+    shifted: Shifted
+    mix: torch.Tensor
+    into: Linear
+    down: Projection
+    carried: int
+
+    def __call__(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        x_TD, distance_TD = self.shifted(x_TN, inputs, cache)
+        mixed_TD = inputs.asked_of(torch.addcmul(x_TD, distance_TD, self.mix))
+        return F.pad(self.down(activate(self.into(mixed_TD), "relu2")), (0, self.carried))

@@ -1,0 +1,104 @@
+"""WKV7 by Triton: the recurrence, token by token, for decodes and prefills.
+
+    recurrent   a program: (block of V, head, run)     the state [K, V block] in registers
+
+A slot is read once and written once, in place; taps are written between chunks, which end at each tap. A
+prompt goes through one program for each block of a head, one token after the other: the chunked form would
+have four decayed products of chunks, and is not written yet. States in few bits are rounded after every token
+(``tensor.rounding``). A PAD slot is neither read nor written, a fresh slot is not read.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.gpu.launch import STEP_TABLES, Blocks, dense_rows, launch, padded
+from weft.tensor.gpu.products import decay_of, only_if, rounded
+from weft.tensor.gpu.runs import device_runs
+from weft.tensor.inputs import Runs
+from weft.tensor.native import KEY_DIM_MAX
+from weft.tensor.op import UNFIT, Unfit
+
+RECURRENT = Blocks(32, warps=1)
+"""Of K up to 128, as that of the delta rule."""
+
+
+@triton.jit
+def _of_token(x, t, head, at, row, per_head, size: tl.constexpr):
+    return tl.load(x + t * row + head * per_head + at, mask=at < size, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _token(s, r, g, k, v, kk, b, out, t, head, line, col, r_row, r_head, g_row, g_head, k_row, k_head, v_row,
+           v_head, kk_row, kk_head, b_row, b_head, out_row, K: tl.constexpr, V: tl.constexpr):
+    """Advances ``s`` [K, V block] and stores the token's output."""
+    seen = tl.sum(s * _of_token(kk, t, head, line, kk_row, kk_head, K)[:, None], axis=0)
+    s = s * decay_of(_of_token(g, t, head, line, g_row, g_head, K))[:, None]
+    s += _of_token(k, t, head, line, k_row, k_head, K)[:, None] * _of_token(
+        v, t, head, col, v_row, v_head, V)[None, :]
+    s -= _of_token(b, t, head, line, b_row, b_head, K)[:, None] * seen[None, :]
+    o_t = tl.sum(s * _of_token(r, t, head, line, r_row, r_head, K)[:, None], axis=0)
+    tl.store(out + t * out_row + head * V + col, o_t.to(out.dtype.element_ty), mask=col < V)
+    return s
+
+
+@triton.jit(do_not_specialize=["first_run", "layer"], do_not_specialize_on_alignment=STEP_TABLES)
+def recurrent(r, g, k, v, kk, b, out, state, slots, starts, fresh, chunk_begin, chunk_first, chunk_tokens,
+              chunk_tap, r_row, r_head, g_row, g_head, k_row, k_head, v_row, v_head, kk_row, kk_head, b_row,
+              b_head, out_row, slot_stride, first_run, layer, K: tl.constexpr, V: tl.constexpr,
+              KP: tl.constexpr, BV: tl.constexpr, PREFILL: tl.constexpr):
+    """Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
+    head, run = tl.program_id(1), first_run + tl.program_id(2)
+    line, col = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV)
+    element = (head * K + line)[:, None] * V + col[None, :]
+    dtype = state.dtype.element_ty
+    slot = tl.load(slots + run)
+    live = (slot >= 0) & (tl.load(fresh + run) == 0)
+    s = tl.load(state + slot * slot_stride + element,
+                mask=(line < only_if(live, K))[:, None] & (col < V)[None, :], other=0.0).to(tl.float32)
+    position = tl.load(starts + run)
+    if PREFILL:
+        begin = tl.load(chunk_begin + run)
+        run_first = tl.load(chunk_first + begin).to(tl.int64)
+        for c in range(begin, tl.load(chunk_begin + run + 1)):
+            first = tl.load(chunk_first + c)
+            for t in range(first, first + tl.load(chunk_tokens + c)):
+                index = t - run_first
+                s = _token(s, r, g, k, v, kk, b, out, run_first + index, head, line, col, r_row, r_head,
+                           g_row, g_head, k_row, k_head, v_row, v_head, kk_row, kk_head, b_row, b_head,
+                           out_row, K, V)
+                s = rounded(s, dtype, element, position + index, layer)
+            tap = tl.load(chunk_tap + c).to(tl.int64)
+            tl.store(state + tap * slot_stride + element, s.to(dtype),
+                     mask=(line < only_if(tap >= 0, K))[:, None] & (col < V)[None, :])
+    else:
+        s = _token(s, r, g, k, v, kk, b, out, run, head, line, col, r_row, r_head, g_row, g_head, k_row,
+                   k_head, v_row, v_head, kk_row, kk_head, b_row, b_head, out_row, K, V)
+        s = rounded(s, dtype, element, position, layer)
+    tl.store(state + slot * slot_stride + element, s.to(dtype),
+             mask=(line < only_if(slot >= 0, K))[:, None] & (col < V)[None, :])
+
+
+def wkv7(r_THK: torch.Tensor, g_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor,
+         kk_THK: torch.Tensor, b_THK: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *,
+         layer: int = 0) -> torch.Tensor | Unfit:
+    tokens, heads, v_dim = v_THV.shape
+    k_dim = k_THK.shape[2]
+    if k_dim > KEY_DIM_MAX:
+        return UNFIT
+    inputs = [dense_rows(x) for x in (r_THK, g_THK, k_THK, v_THV, kk_THK, b_THK)]
+    strides = [stride for x in inputs for stride in x.stride()[:2]]
+    out_THV = torch.empty((tokens, heads, v_dim), dtype=r_THK.dtype, device=r_THK.device)
+    step = device_runs(runs)
+    for first, end, prefill in ((0, step.decode_count, False), (step.decode_count, step.run_count, True)):
+        if first == end:
+            continue
+        launch(recurrent, (triton.cdiv(v_dim, RECURRENT.width), heads, end - first))(
+            *inputs, out_THV, state_SHKV, runs.slots_R, runs.starts_R, step.fresh_R, step.chunk_begin_R,
+            step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *strides, heads * v_dim,
+            state_SHKV.stride(0), first, layer, K=k_dim, V=v_dim, KP=padded(k_dim), BV=RECURRENT.width,
+            PREFILL=prefill, num_warps=RECURRENT.warps * max(1, padded(k_dim) // 128),
+            num_stages=RECURRENT.stages)
+    return out_THV
