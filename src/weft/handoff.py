@@ -104,11 +104,13 @@ class LinkStats(msgspec.Struct, frozen=True):
         return range(self.chunk_tokens, end if self.goes_beside(start, end, compute_s) else 0,
                      self.chunk_tokens)
 
-    def wait_s(self, start: int, computed_from: int, end: int, compute_s: float) -> float:
+    def wait_s(self, start: int, computed_from: int, end: int, compute_s: float, *,
+               is_guess: bool = False) -> float:
         """Seconds from the end of the prompt until all records of [``start``, ``end``) are there.
         ``computed_from``: where the prefill begins, which takes ``compute_s``. Chunks may go out beside
         it: then the last one is left, or what the link is behind."""
-        is_beside = end - computed_from > self.chunk_tokens and self.goes_beside(start, end, compute_s)
+        is_beside = end - computed_from > self.chunk_tokens and (
+            is_guess or self.goes_beside(start, end, compute_s))
         last_from = max(start, end - self.chunk_tokens) if is_beside else start
         last_s = self.nbytes(last_from, end) / self.bytes_s
         return self.latency_s + max(last_s, self.nbytes(start, end) / self.bytes_s - compute_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -57,12 +58,20 @@ def test_equal_runs_are_equal(report: FleetReplayReport, traffic: Traffic) -> No
     assert split(traffic).digest == report.digest
 
 
-def test_a_slow_link_delays_the_second_token_and_no_first_one(report: FleetReplayReport,
-                                                              traffic: Traffic) -> None:
-    slow = split(traffic, replace(LINK, bytes_s=ARENA.slot_bytes / 0.5))
-    waited_s = [np.mean(one.timeline.ended_s - one.timeline.first_s) for one in (slow, report)]
+def test_a_slow_link_delays_the_second_token_and_no_first_one(traffic: Traffic) -> None:
+    """Both are slow enough to send each chunk beside the next one."""
+    slow, slower = (split(traffic, replace(LINK, bytes_s=ARENA.slot_bytes / state_s))
+                    for state_s in (0.1, 1.0))
+    waited_s = [np.mean(one.timeline.ended_s - one.timeline.first_s) for one in (slower, slow)]
     assert waited_s[0] > waited_s[1] + 0.5
-    assert slow.ttft.p50 == pytest.approx(report.ttft.p50, rel=0.1)
+    assert slower.ttft.p50 == pytest.approx(slow.ttft.p50, rel=0.1)
+
+
+def test_a_link_that_is_fast_beside_the_prefill_takes_no_states_behind_chunks() -> None:
+    stats = LINK.stats(ARENA.arena_bytes)
+    assert list(stats.chunk_ends(0, 1000, 1.0)) == []
+    assert list(msgspec.structs.replace(stats, bytes_s=stats.state_bytes / 0.1).chunk_ends(0, 1000, 1.0)) == [
+        256, 512, 768]
 
 
 def test_the_router_splits_nothing_over_a_link_that_takes_longer_than_it_saves(traffic: Traffic) -> None:

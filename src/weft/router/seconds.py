@@ -232,7 +232,8 @@ class Seconds:
                     or not room.has_room(then.match, length) or self._broken.get(pair, 0.0) > now_s):
                 continue
             seconds = (first.seconds + then.ahead_s
-                       + link.wait_s(then.match, first.position, length, first.work_s))
+                       + link.wait_s(then.match, first.position, length, first.work_s,
+                                     is_guess=first.load.costs is None))
             if best is None or seconds < best[0]:
                 best = seconds, first, then
         return best
