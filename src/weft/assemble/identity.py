@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from weft.config import EngineConfig
 from weft.memory.frames.plan import ArenaPlan
 from weft.store.identity import weights_digest
+from weft.text.tokenizer_file import tokenizer_path
 
 if TYPE_CHECKING:
     from weft.models.loading import LoadedModel
@@ -37,7 +38,7 @@ def engine_identity(config: EngineConfig, directory: Path, loaded: LoadedModel, 
     return {
         "weights": weights_digest(weight_files(directory))[:_DIGEST_CHARS],
         "config": file_digest(directory / "config.json"),
-        "tokenizer": file_digest(directory / "tokenizer.json"),
+        "tokenizer": file_digest(tokenizer_path(directory)),
         "dtype": loaded.spec.dtype, "kv_dtype": arena.kv_dtype, "state_dtype": config.state_dtype,
         "quantize": f"{loaded.weights_form}{'' if config.quantize_inputs else ', inputs as they are'}",
         "max_model_len": str(max_model_len), "version": metadata.version("weft"),

@@ -49,6 +49,7 @@ from weft.server.http import BACKLOG, serving, set_up_logging
 from weft.server.running import Announcement
 from weft.server.service import Service, load_served_model
 from weft.speculation.drafter import parse_sources
+from weft.text.tokenizer_file import tokenizer_path
 
 if TYPE_CHECKING:
     from weft.fleet.ray_fleet import RayFleet
@@ -376,7 +377,7 @@ def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
     from weft.assemble.identity import file_digest
 
     _, directory = find_model(config, lambda text: None, text_only=True)
-    own, other = file_digest(directory / "tokenizer.json"), info.identity.get("tokenizer")
+    own, other = file_digest(tokenizer_path(directory)), info.identity.get("tokenizer")
     if other not in (own, None):
         raise ConfigError(f"{directory} has another tokenizer ({own}) than the first replica that joined "
                           f"({other})", param="--model")

@@ -55,6 +55,7 @@ from weft.text.dialect import Dialect
 from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from weft.text.tokenizer_file import tokenizer_path
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 from weft.units import parse_bytes
@@ -315,7 +316,7 @@ def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer)
 
 
 def _vocabulary(directory: Path) -> bytes:
-    with (directory / "tokenizer.json").open("rb") as file:
+    with tokenizer_path(directory).open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()[:16]
 
 

@@ -30,6 +30,7 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError, EngineUnavailableError, RequestError, presentable
 from weft.request import Grammar
 from weft.text.grammar_worker import COMPILE_STACK_BYTES, JOBS_MAX, Start, Verdict
+from weft.text.tokenizer_file import tokenizer_path, tokenizer_text
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker
 from weft.units import parse_bytes
@@ -137,8 +138,8 @@ def grammar_sandbox(config: EngineConfig, directory: Path, eos_ids: tuple[int, .
         raise ConfigError(f"limits.grammar_seconds is {config.grammar_seconds}; it must be at least 1",
                           param="limits.grammar_seconds")
     memory_bytes = parse_bytes(config.grammar_memory, flag="limits.grammar_memory")
-    path = directory / "tokenizer.json"
+    path = tokenizer_path(directory)
     if not path.is_file():
         return None
-    return GrammarSandbox(lambda: path.read_text(encoding="utf-8"), eos_ids, seconds=config.grammar_seconds,
+    return GrammarSandbox(lambda: tokenizer_text(path), eos_ids, seconds=config.grammar_seconds,
                           memory_bytes=memory_bytes)

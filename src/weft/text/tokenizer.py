@@ -1,6 +1,7 @@
 """Text to token ids and back, for one checkpoint directory.
 
-    tokenizer.json         the whole tokenizer (normalizer, pieces, merges, added tokens, decoder)
+    tokenizer.json         the whole tokenizer (normalizer, pieces, merges, added tokens, decoder); without it
+                           a World vocabulary (``tokenizer_file``)
     tokenizer_config.json  the names of the special tokens, which chat templates use
 
 Owns the only use of the ``tokenizers`` library. What the rest of weft sees is this class and, in the engine,
@@ -28,7 +29,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,9 @@ from typing import Any
 import tokenizers
 
 from weft.errors import CheckpointError, RequestError
-from weft.files import TOKENIZER_BYTES_MAX, parse_json, read_json, read_text
+from weft.files import parse_json, read_json
 from weft.text.text_parts import PART_CHARS, TextParts, text_parts
+from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
@@ -80,12 +82,12 @@ class Tokenizer:
     def load(cls, directory: Path, known: Iterable[Tokenizer] = ()) -> Tokenizer:
         """One of ``known`` where it has the same files. Raises CheckpointError that names the file when it is
         missing or cannot be read."""
-        path = directory / "tokenizer.json"
+        path = tokenizer_path(directory)
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: weft reads fast tokenizers only. Load the "
                                   "checkpoint's tokenizer with transformers' AutoTokenizer and "
                                   "save_pretrained() it there.")
-        text = read_text(path, bytes_max=TOKENIZER_BYTES_MAX)
+        text = tokenizer_text(path)
         special_tokens = _special_tokens(directory)
         digest = hashlib.sha256(text.encode() + repr(special_tokens).encode()).digest()
         for tokenizer in known:
@@ -172,7 +174,7 @@ class Tokenizer:
         if piece is None:
             return b""
         if self._byte_level:
-            table = _byte_of_character()
+            table = byte_of_character()
             if all(character in table for character in piece):
                 return bytes(table[character] for character in piece)
         if self._byte_fallback:
@@ -221,17 +223,6 @@ def _decoder_kinds(decoder: Any) -> frozenset[str]:
         return frozenset()
     parts = [decoder, *decoder.get("decoders", [])]
     return frozenset(part.get("type", "") for part in parts if isinstance(part, dict))
-
-
-@lru_cache(maxsize=1)
-def _byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE (GPT-2): printable bytes stand for themselves, and the n-th of the
-    others for character 256 + n."""
-    spans = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
-    table = {chr(byte): byte for first, last in spans for byte in range(ord(first), ord(last) + 1)}
-    others = [byte for byte in range(256) if chr(byte) not in table]
-    table.update({chr(256 + n): byte for n, byte in enumerate(others)})
-    return table
 
 
 BAD_WORDS_MAX = 512

@@ -1,0 +1,129 @@
+"""The tokenizer of a checkpoint as the text of a tokenizer.json: its file, or what a World vocabulary means.
+
+    rwkv_vocab_v20230424.txt    261 '\\n\\n' 2          id, a Python literal of text or bytes, its bytes
+    a trie of the tokens        (?:a(?:b(?:c)?)?|d)    its longest match, as one regular expression
+    text                        bytes as letters  ->  cut by the expression  ->  each piece is a token
+
+Releases of RWKV bring that vocabulary and Python code for it. The code's rule is short: at each place the
+longest token wins. A trie as an expression says the same to the ``tokenizers`` library, so encoding, bytes of
+tokens, offsets and grammars have no second way. Every token that ends inside of a longer one makes the rest
+optional, and a regular expression tries the rest first.
+
+Id 0 ends a text. It is in no line of the file. Further tokens that a tokenizer_config.json adds are not
+read: the converter's ``eos_token`` "\\n\\n" would get an id of its own, and no model was trained with it.
+
+Source: the tokenizer of the package ``rwkv`` (``rwkv_tokenizer.py``), for the format and the rule.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from weft.errors import CheckpointError
+from weft.files import TOKENIZER_BYTES_MAX, read_text
+
+WORLD_FILES = "rwkv_vocab_*.txt"
+END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"
+_LINE = re.compile(r"(\d{1,9}) (b?(?:'.*'|\".*\")) (\d{1,9})")
+Trie = dict[str, "Trie"]
+_ENDS = ""
+"""The key of a trie's node at which a token ends."""
+_NESTED = 12
+"""Letters of a token that are one group in the other. Libraries of expressions take some 64 groups; behind
+these the ends of tokens are a plain list, the longest first."""
+TOKEN_BYTES_MAX = 256
+"""The longest token of the World vocabulary has 128."""
+
+
+def tokenizer_path(directory: Path) -> Path:
+    """tokenizer.json, also where it is missing; without one the World vocabulary, where that is there."""
+    path = directory / "tokenizer.json"
+    worlds = [] if path.is_file() else sorted(directory.glob(WORLD_FILES))
+    return worlds[0] if worlds else path
+
+
+def tokenizer_text(path: Path) -> str:
+    """The text of a tokenizer.json, for a path of ``tokenizer_path``. Raises CheckpointError."""
+    text = read_text(path, bytes_max=TOKENIZER_BYTES_MAX)
+    return text if path.suffix == ".json" else json.dumps(_world(path, text), ensure_ascii=False)
+
+
+@cache
+def byte_of_character() -> dict[str, int]:
+    """The alphabet of byte-level BPE (GPT-2): printable bytes stand for themselves, and the n-th of the
+    others for character 256 + n."""
+    spans = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
+    table = {chr(byte): byte for first, last in spans for byte in range(ord(first), ord(last) + 1)}
+    others = [byte for byte in range(256) if chr(byte) not in table]
+    return table | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def _world(path: Path, text: str) -> dict[str, Any]:
+    letters = {byte: letter for letter, byte in byte_of_character().items()}
+    tokens = {"".join(letters[byte] for byte in token): index for token, index in _tokens(path, text).items()}
+    missing = next((byte for byte, letter in sorted(letters.items()) if letter not in tokens), None)
+    if missing is not None:
+        raise CheckpointError(f"{path}: no token is the byte {missing:#04x}, so some texts have no tokens",
+                              param="model")
+    bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    cut = {"type": "Split", "pattern": {"Regex": _longest(tokens)}, "behavior": "Isolated", "invert": False}
+    end = {"id": 0, "content": END_OF_TEXT, "single_word": False, "lstrip": False, "rstrip": False,
+           "normalized": False, "special": True}
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [end], "normalizer": None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [bytes_of, cut]}, "post_processor": None,
+            "decoder": bytes_of,
+            "model": {"type": "WordLevel", "vocab": {END_OF_TEXT: 0} | tokens, "unk_token": END_OF_TEXT}}
+
+
+def _tokens(path: Path, text: str) -> dict[bytes, int]:
+    tokens: dict[bytes, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        matched = _LINE.fullmatch(line.rstrip("\r"))
+        try:
+            literal = ast.literal_eval(matched[2]) if matched else None
+        except (SyntaxError, ValueError):
+            literal = None
+        token = literal.encode() if isinstance(literal, str) else literal
+        if (not matched or not token or not 0 < len(token) == int(matched[3]) <= TOKEN_BYTES_MAX
+                or token in tokens or int(matched[1]) == 0):
+            raise CheckpointError(f"{path}: line {number} is {line[:60]!r}; a line is an id from 1, a new "
+                                  "text or bytes in quotes, and their length in bytes, at most "
+                                  f"{TOKEN_BYTES_MAX}", param="model")
+        tokens[token] = int(matched[1])
+    return tokens
+
+
+def _longest(tokens: dict[str, int]) -> str:
+    root: Trie = {}
+    for token in tokens:
+        node = root
+        for letter in token:
+            node = node.setdefault(letter, {})
+        node[_ENDS] = {}
+    return _expression(root)
+
+
+def _expression(node: Trie, depth: int = 0) -> str:
+    if depth < _NESTED:
+        ways = [re.escape(letter) + _expression(behind, depth + 1)
+                for letter, behind in node.items() if letter != _ENDS]
+    else:
+        ways = [re.escape(end) for end in sorted(_ends_of(node), key=len, reverse=True) if end]
+    if not ways:
+        return ""
+    behind = ways[0] if len(ways) == 1 and _ENDS not in node else f"(?:{'|'.join(ways)})"
+    return f"{behind}?" if _ENDS in node else behind
+
+
+def _ends_of(node: Trie) -> Iterator[str]:
+    """Recursion is as deep as the longest token has bytes."""
+    for letter, behind in node.items():
+        yield from [_ENDS] if letter == _ENDS else (letter + end for end in _ends_of(behind))
