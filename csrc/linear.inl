@@ -294,7 +294,6 @@ void take_block_minimums(const Weight& weight, int64_t tile, int tiles, const Pr
 // Tiles that a pass takes. Few rows are bound by reading W, and one stream from memory comes faster than four that are 8 KiB
 // apart: 32 bytes in a nanosecond, not 21, on Zen 4. A tile's sums wait for one another, but the next line's do not wait
 // for them. With more rows two tiles share what is loaded of x; more would spill.
-constexpr int kOneTileRows = 4;
 template <int ROWS>
 constexpr int kTilesTogether = ROWS <= kOneTileRows ? 1 : 2;
 

@@ -16,6 +16,7 @@ constexpr int kTile = 16;
 constexpr int kOutTiles = 4;
 constexpr int kOutRows = kTile * kOutTiles;
 constexpr int kRowsTogether = 6;
+constexpr int kOneTileRows = 4;  // of x, up to which W is read as one stream (linear.inl)
 constexpr int64_t kFewRows = 8;  // of x, by vectors also where there is a matrix unit
 constexpr int64_t kLine = 32;  // columns that share a scale of x
 constexpr int64_t kHalfLine = 16;
