@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft import spec
-from weft.families.attention_shapes import RING_TOKENS_MAX as RING_TOKENS_MAX
 from weft.families.attention_shapes import Attention as Attention
 from weft.families.attention_shapes import Index as Index
 from weft.families.attention_shapes import LatentAttention as LatentAttention

@@ -19,8 +19,9 @@ FILE = "rwkv_vocab_v20230424.txt"
 def vocabulary() -> dict[bytes, int]:
     """Every byte; words that begin alike; halves of characters; regular expressions' own marks."""
     dice = random.Random(7)
-    words = [b"\n\n", b"the", b"then", b"thence", b"the ", b" the", b"  ", b" " * 128, b" " * 60, b"(?:", b".*", b"\\d",
-             b"'", b'"', "é".encode(), "今天".encode(), "今天".encode()[:4], "🙂".encode()[1:], b"|", b"a|b"]
+    words = [b"\n\n", b"the", b"then", b"thence", b"the ", b" the", b"  ", b" " * 128, b" " * 60,
+             b"(?:", b".*", b"\\d", b"'", b'"', b"|", b"a|b",
+             "é".encode(), "今天".encode(), "今天".encode()[:4], "🙂".encode()[1:]]
     words += [bytes(dice.choices(b"abc \xe4\xbb\x8a", k=dice.randint(2, 6))) for _ in range(300)]
     tokens = [bytes([byte]) for byte in range(256)] + words
     return {token: index for index, token in enumerate(dict.fromkeys(tokens), 1)}
