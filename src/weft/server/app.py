@@ -382,8 +382,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     headers: Mapping[str, str] = error.headers or {}
     path = request.url.path
     if error.status_code == 404:
-        why = (_NOT_OF_OLLAMA * path.startswith("/api/") or _slip(path, str(request.base_url))
-               or did_you_mean(path, {row.path for row in ENDPOINTS}))
+        why = _NOT_OF_OLLAMA if path.startswith("/api/") else (
+            _slip(path, str(request.base_url)) or did_you_mean(path, {row.path for row in ENDPOINTS}))
         failure = EdgeError(404, f"there is nothing at {path[:200]}{why}. Served are /v1/models, {_GENERATE} "
                                  "and others, which /openapi.json lists", code="unknown_path")
     elif error.status_code == 405:
