@@ -1,6 +1,6 @@
 // The products of a table against sums in double precision, without Python: for an instruction set of another machine
-// under an emulator (tests/aarch64.sh). float32 and bfloat16 tiles, and codes as the types of GGUF and NVFP4 have them;
-// rows alone give the bits of rows together.
+// under an emulator (tests/aarch64.sh). Tiles are of float32, of bfloat16, or of codes as the types of GGUF and NVFP4
+// have them. Rows alone give the bits of rows together.
 // Where an Arm CPU multiplies pairs of bfloat16, the bits are those of its manual, in plain C++. 12 bits have the bits of
 // plain tiles.
 #include <cmath>
@@ -316,8 +316,8 @@ struct CodeScales {
   static uint16_t half(std::mt19937& dice) { return static_cast<uint16_t>(4096 + dice() % 8192); }
 };
 
-// Codes [out][in] in tiles: four columns of a row beside each other, of four bits two such, and with the upper two bits of
-// six a line behind two (linear.inl).
+// Codes [out][in] in tiles (linear.inl). Four columns of a row lie beside each other. Of four bits, a byte has two codes.
+// The upper two bits of six are a line behind two.
 std::vector<uint8_t> code_tiles(const std::vector<uint8_t>& codes, int64_t out, int64_t in, int bits) {
   const int64_t tiles = (out + 15) / 16, tile_bytes = 16 * in * bits / 8;
   std::vector<uint8_t> to(static_cast<size_t>(tiles * tile_bytes));
