@@ -7,8 +7,8 @@
     a figure                             user and system seconds of the server's processes, medians
 
 Load is the CPU time and the wall time until the server is healthy. Memory is the resident set of its
-processes after the first round, without pages of files. ``python -m benchmarks.peers.serve`` measures in wall
-time, for a quiet machine. The checkpoint has random weights: speed does not depend on them.
+processes after the first round, without pages of files and with them. ``python -m benchmarks.peers.serve``
+measures in wall time, for a quiet machine. The checkpoint has random weights: speed does not depend on them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ class Running:
     def cpu_s(self) -> float:
         return sum(sum(process.cpu_times()[:2]) for process in self.processes)
 
-    def memory_mb(self) -> float:
-        """Without pages of files, which llama.cpp maps."""
-        def own(process: psutil.Process) -> int:
-            memory = process.memory_info()
-            return int(memory.rss - memory.shared)
-        return sum(map(own, self.processes)) / 1e6
+    def add_memory(self) -> None:
+        """llama.cpp maps the model: it is in its share of the pages of files."""
+        each = [process.memory_full_info() for process in self.processes]
+        self.add("memory, MB", sum(info.rss - info.shared for info in each) / 1e6)
+        self.add("with pages of files, MB", sum(info.pss for info in each) / 1e6)
 
     def add(self, name: str, value: float) -> None:
         self.figures.setdefault(name, []).append(value)
@@ -132,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     ask_all(running, checkpoint.vocab_size, 1000 * number + 17)
                     if number == 0:   # warms up
                         running.figures = kept
-                        running.add("memory, MB", running.memory_mb())
+                        running.add_memory()
             print(f"\n{checkpoint.name}, {kind}, {asked.threads} threads, medians of {asked.rounds} rounds")
             print("\n".join(table(runs)), flush=True)
     return 0
