@@ -21,6 +21,8 @@
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid,   ling             lightning + latent attention   dense or experts + shared expert
     bailing_moe_v2_5                   (Ling and Ring 2.5)
+    gigachat3_5       gigachat3_5      gated delta + latent attention, gated norms
+                                                                      dense or experts + shared expert
     zaya              zaya             attention, q and k convolved     experts, router over layers
     gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
     gemma3[_text]     gemma3           attention, windows             dense
@@ -55,7 +57,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import UnknownArchitectureError
-from weft.families import attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, rwkv, xlstm, zaya
+from weft.families import (
+    attention,
+    delta,
+    gemma,
+    gigachat,
+    gpt_oss,
+    indexed,
+    lfm2,
+    lightning,
+    mamba,
+    rwkv,
+    xlstm,
+    zaya,
+)
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import Family
@@ -113,8 +128,8 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, rwkv, xlstm,
-                          zaya)
+    family for module in (attention, delta, gemma, gigachat, gpt_oss, indexed, lfm2, lightning, mamba, rwkv,
+                          xlstm, zaya)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

@@ -20,6 +20,7 @@ from weft import spec
 from weft.families.attention_shapes import Attention as Attention
 from weft.families.attention_shapes import Index as Index
 from weft.families.attention_shapes import LatentAttention as LatentAttention
+from weft.families.attention_shapes import NormGate as NormGate
 from weft.families.attention_shapes import Rope as Rope
 from weft.families.attention_shapes import RopeKind as RopeKind
 from weft.families.mixing import ChannelMix, TimeMix
@@ -31,7 +32,8 @@ from weft.spec import DTypeName, LayerSpec, ModelSpec
 class GatedDelta:
     """Gated delta net (Yang et al., 2024). ``beta_scale``: the write strength is sigmoid times this; 2 lets
     the state's eigenvalues be negative (OLMo hybrid). ``sigmoid_gate``: the output's gate is a sigmoid, not a
-    silu (Qwen4)."""
+    silu (Qwen4). ``gate_scale``: a factor on it; ``norm_plus_one``: the weight of the output's norm is stored
+    as the distance from 1 (GigaChat 3.5)."""
 
     k_heads: int
     v_heads: int
@@ -40,6 +42,8 @@ class GatedDelta:
     conv_kernel: int
     beta_scale: float = 1.0
     sigmoid_gate: bool = False
+    gate_scale: float = 1.0
+    norm_plus_one: bool = False
 
     @property
     def key_width(self) -> int:
@@ -418,7 +422,7 @@ class Architecture:
     makes rows of pictures; None for a model of text alone. ``streams``: None for one residual stream.
     ``scaled_residual``: stream and output of a block have biases and factors of each channel where they are
     added, and the embedding has (ZAYA). ``layer_norms``: norms subtract the mean and have biases, blocks hold
-    their own, and the embedding has one (RWKV).
+    their own, and the embedding has one (RWKV). ``norm_gate``: of every norm of the stream (GigaChat 3.5).
     """
 
     family: str
@@ -445,6 +449,7 @@ class Architecture:
     streams: Streams | None = None
     scaled_residual: bool = False
     layer_norms: bool = False
+    norm_gate: NormGate | None = None
 
     @property
     def indexed(self) -> tuple[int, ...]:

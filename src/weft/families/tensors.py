@@ -132,6 +132,14 @@ def norm_weight(role: str, width: Dim, name: str | None = None) -> Table:
     return {role: (Tensor(f"{name or role}.weight", (width,), "plain"),)}
 
 
+def norm_gate(role: str, shape: shapes.NormGate | None, width: int, name: str) -> Table:
+    """Of the norm under ``name``; whole on each rank. Files never quantise it."""
+    if shape is None:
+        return {}
+    return all_plain(product(f"{role}.into", width, (f"{name}.gate_up_projection", shape.rank))
+                     | product(f"{role}.out", shape.rank, (f"{name}.gate_down_projection", width)))
+
+
 def layer_norm(role: str, width: Dim, name: str) -> Table:
     return {part: (Tensor(f"{name}.{end}", (width,), "plain"),)
             for part, end in ((role, "weight"), (f"{role}.bias", "bias"))}
@@ -183,7 +191,7 @@ def residual_scale(hidden: int) -> Table:
 
 
 def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "o_proj") -> Table:
-    """Head gates have no bias."""
+    """Gates have no bias."""
     rank, latent = shape.query_rank, shape.latent_dim
     into: tuple[tuple[str, Dim], ...] = (("kv_a_proj_with_mqa", latent + shape.shared_dim),)
     queries = Units(shape.heads, shape.key_dim)
@@ -191,14 +199,18 @@ def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "
         table = product("query", hidden, ("q_proj", queries))
     else:
         table = (product("query", rank, ("q_b_proj", queries))
-                 | norm_weight("query_norm", rank, "q_a_layernorm"))
+                 | norm_weight("query_norm", rank, "q_a_layernorm")
+                 | norm_gate("query_norm", shape.norm_gate, rank, "q_a_layernorm"))
         into = (("q_a_proj", rank), *into)
     expanded = Units(shape.heads, shape.own_dim + shape.value_dim)
     table |= product("latent", hidden, *into, bias=shape.bias)
     if shape.head_gated:
         table["latent"] += (Tensor("g_proj.weight", (Units(shape.heads), hidden)),)
+    if shape.gated:
+        table["latent"] += (Tensor("gate_proj.weight", (Units(shape.heads, shape.value_dim), hidden)),)
     return (table
             | norm_weight("latent_norm", latent, "kv_a_layernorm")
+            | norm_gate("latent_norm", shape.norm_gate, latent, "kv_a_layernorm")
             | product("expansion", latent, ("kv_b_proj", expanded))
             | product("out", Units(shape.heads, shape.value_dim), (out, hidden), bias=shape.bias))
 
@@ -208,13 +220,13 @@ DeltaNames = Literal["fused", "by_key_head", "each"]
 
 
 def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "fused", norm: str = "norm",
-                out: str = "out_proj") -> Table:
-    """The rows of beta and decay are never quantised in files."""
+                out: str = "out_proj", gate: str = "in_proj_z") -> Table:
+    """The rows of beta and decay are never quantised in files. ``gate``: what "fused" calls z."""
     key, value = Units(shape.k_heads, shape.k_dim), Units(shape.v_heads, shape.v_dim)
     heads, ratio = Units(shape.v_heads), shape.v_heads // shape.k_heads
     matrices: dict[DeltaNames, dict[str, Dim]] = {
         # Unit by unit: one span of all of it would give rank 0 all queries and rank 1 all values.
-        "fused": {"in_proj_qkv": (key, key, value), "in_proj_z": value},
+        "fused": {"in_proj_qkv": (key, key, value), gate: value},
         "by_key_head": {"in_proj_qkvz": Units(shape.k_heads, 2 * (shape.k_dim + ratio * shape.v_dim))},
         "each": {"q_proj": key, "k_proj": key, "v_proj": value, "g_proj": value}}
     gates: dict[DeltaNames, dict[str, Dim]] = {

@@ -30,7 +30,7 @@ from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, h
 from weft.models.blocks.chosen import IndexBlock, LearnedIndex, MeanIndex
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
-from weft.models.blocks.linear import Linear, Norm, Projection
+from weft.models.blocks.linear import Linear, LowRankGate, Norm, Projection
 from weft.models.blocks.matrix_lstm import MatrixLstmBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
@@ -91,6 +91,12 @@ class TableReader:
     def norm(self, role: str, eps: float, *, plus_one: bool = False) -> Norm | None:
         weight = self.get(role)
         return None if weight is None else Norm(weight, eps, plus_one)
+
+    def gate(self, role: str, shape: shapes.NormGate | None, factor: float = 1.0) -> LowRankGate | None:
+        """Of the norm of ``role``, with a further ``factor``."""
+        if shape is None:
+            return None
+        return LowRankGate(self.plain(f"{role}.into"), self.plain(f"{role}.out"), shape.factor * factor)
 
     def conv(self) -> torch.Tensor:
         """[channels, kernel]."""
@@ -271,7 +277,9 @@ class BlockReader:
 
     def norm(self, name: str) -> Norm:
         """Of the stream."""
-        return Norm(self.source.tensor(f"{name}.weight", self.hidden), self.eps, self.plus_one)
+        shape = self.architecture.norm_gate
+        gate = self.table(tensors.norm_gate("norm", shape, self.hidden, name), "").gate("norm", shape)
+        return Norm(self.source.tensor(f"{name}.weight", self.hidden), self.eps, self.plus_one, gate=gate)
 
     def layer_norm(self, name: str) -> LayerNorm:
         weight, bias = (self.source.tensor(f"{name}.{part}", self.hidden) for part in ("weight", "bias"))
@@ -320,8 +328,12 @@ class BlockReader:
     def latent_attention(self, shape: shapes.LatentAttention, name: str) -> LatentAttentionBlock:
         read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)
         keys, values = self._expansion(shape, read)
-        latent_norm = read.norm("latent_norm", shape.norm_eps)
+        latent_norm, query_norm = (read.norm(f"{part}_norm", shape.norm_eps, plus_one=self.plus_one)
+                                   for part in ("latent", "query"))
         assert latent_norm is not None
+        latent_norm.gate = read.gate("latent_norm", shape.norm_gate, shape.latent_factor)
+        if query_norm is not None:
+            query_norm.gate = read.gate("query_norm", shape.norm_gate, shape.query_factor)
         bias = read.get("latent.bias")
         orders: dict[str, Order] = {}
         if shape.rope is not None:
@@ -332,13 +344,13 @@ class BlockReader:
             if bias is not None:
                 before = (shape.query_rank or 0) + shape.latent_dim
                 bias = halves(bias[:, None], heads=1, own=before)[:, 0]
-        if bias is not None and shape.head_gated:
-            bias = torch.nn.functional.pad(bias, (0, shape.heads))
+        if bias is not None:
+            bias = torch.nn.functional.pad(bias, (0, shape.heads * shape.gate_width))
         block = LatentAttentionBlock(
             shape, query=read.linear("query", orders=orders),
             latent=read.linear("latent", orders=orders, bias=bias), latent_norm=latent_norm,
             keys_HOC=keys.contiguous(), values_HVC=values.contiguous(), out=read.linear("out"),
-            query_norm=read.norm("query_norm", shape.norm_eps),
+            query_norm=query_norm,
             index=None if shape.index is None else self.index(shape.index, name, shape.rope,
                                                               shape.query_rank or 0))
         full, (rows, columns) = read.declared(read.table["expansion"][0])
@@ -365,6 +377,8 @@ class BlockReader:
                     **names: Any) -> RecurrentBlock:
         """``eps``: of the gated norm, where it is another one. ``names``: as ``tensors.gated_delta`` takes
         them. Rows that are grouped by key head are put in the order of the others."""
+        if self.source.has(f"{name}.gate_proj.weight"):     # GigaChat's, in GGUF files
+            names = {"names": "fused", "gate": "gate_proj"}
         read = self.table(tensors.gated_delta(shape, self.hidden, **names), name)
         conv = read.qkv_conv() if names.get("names") == "each" else read.conv()
         project = read.linear("project", orders={
@@ -374,7 +388,7 @@ class BlockReader:
         weights = GatedDeltaWeights(
             conv, read.decay(), read.tensor("dt_bias"), read.tensor("norm"),
             self.eps if eps is None else eps, shape.k_heads, shape.v_heads, shape.k_dim, shape.v_dim,
-            shape.beta_scale, shape.sigmoid_gate)
+            shape.beta_scale, shape.sigmoid_gate, shape.gate_scale, shape.norm_plus_one)
         return RecurrentBlock(GATED_DELTA, weights, project, read.linear("out"))
 
     def _note_other_rows(self, shape: GatedDelta, name: str, project: Linear, stored: str) -> None:

@@ -424,6 +424,11 @@ NAMES: dict[str, Names] = {
         {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),
         swiglu=False, shared="shared_experts", spelled={
             shapes.KimiDelta: {"flat": True}, shapes.Experts: {"router_dtype": torch.float32}}),
+    "gigachat3_5": Names(
+        {shapes.GatedDelta: "self_attn", shapes.LatentAttention: "self_attn"}, swiglu=False, plus_one=True,
+        shared="shared_experts", out_norms=("post_self_attn_layernorm", "post_feedforward_layernorm"),
+        spelled={shapes.GatedDelta: {"names": "by_key_head"},
+                 shapes.Experts: {"router_dtype": torch.float32}}),
     "kimi_linear": _KIMI, "ling": _KIMI,
     "granite_hybrid": Names(_MAMBA, feed_of=_granite_feed),
     "bamba": _BAMBA, "falcon_h1": _BAMBA, "jamba": _BAMBA,

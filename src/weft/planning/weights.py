@@ -27,6 +27,7 @@ from weft.families.tensors import (
     Form,
     Table,
     behind_layer,
+    norm_gate,
     per_layer,
     residual_scale,
     shared_block,
@@ -217,6 +218,8 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
         yield "head", "plain", table
     streams, layers = architecture.streams, architecture.layer_count
     norm = hidden * (1 + architecture.layer_norms)
+    gate = norm_gate("", architecture.norm_gate, hidden, "")
+    norm += sum(tensor.elements(tp) for [tensor] in gate.values())
     if streams is None or streams.kind == "mixed":
         yield "norms", "plain", norm * (1 + architecture.layer_norms)
     if streams is not None:
