@@ -33,6 +33,7 @@ from tests.support.naive_model import NaiveModel, register
 
 class GigaChat35Config(transformers.PreTrainedConfig):
     model_type = "gigachat3_5"
+    max_position_embeddings = 4096
 
 
 class SelfGated(nn.Module):

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.families.architecture import Architecture, GatedDelta, LatentAttention, NormGate
+from weft.families.architecture import Architecture, Dense, GatedDelta, LatentAttention, NormGate
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.delta import (
     FeedDefaults,
+    mtp_behind,
     read_gated_delta,
     read_kimi_feed_forwards,
     read_latent_attention,
@@ -51,10 +52,12 @@ def read_gigachat3_5(family: str, keys: ConfigKeys) -> Architecture:
     attention, delta = _attention(keys, hidden, eps, gate), _delta(keys, eps)
     kinds = layer_kinds(keys, lambda count: _kinds(keys, count))
     limit = keys.number("swiglu_limit", 0.0)
+    feeds = [replace(feed, limit=limit) for feed in read_kimi_feed_forwards(keys, len(kinds), _FEED)]
+    dense = Dense(keys.integer("intermediate_size", _FEED.dense_width), limit=limit)
+    of_head = feeds[-1] if keys.boolean("nextn_is_sparse", False) else dense
     return build_architecture(
-        family, keys, [attention if kind == "attention" else delta for kind in kinds],
-        [replace(feed, limit=limit) for feed in read_kimi_feed_forwards(keys, len(kinds), _FEED)],
-        sandwich_norms=True, norm_gate=gate)
+        family, keys, [attention if kind == "attention" else delta for kind in kinds], feeds,
+        sandwich_norms=True, norm_gate=gate, mtp=mtp_behind(keys, attention, of_head))
 
 
 def _kinds(keys: ConfigKeys, count: int) -> list[str]:

@@ -217,9 +217,7 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     if not architecture.tied_embeddings:
         yield "head", "plain", table
     streams, layers = architecture.streams, architecture.layer_count
-    norm = hidden * (1 + architecture.layer_norms)
-    gate = norm_gate("", architecture.norm_gate, hidden, "")
-    norm += sum(tensor.elements(tp) for [tensor] in gate.values())
+    norm = _norm_elements(architecture, tp)
     if streams is None or streams.kind == "mixed":
         yield "norms", "plain", norm * (1 + architecture.layer_norms)
     if streams is not None:
@@ -254,13 +252,24 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
                                              *vision_layers(tower)], 1)
 
 
+def _norm_elements(architecture: Architecture, tp: int) -> int:
+    """Of one norm of the stream, with what gates it."""
+    hidden = architecture.hidden_size
+    gate = norm_gate("", architecture.norm_gate, hidden, "")
+    return hidden * (1 + architecture.layer_norms) + sum(one.elements(tp) for [one] in gate.values())
+
+
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:
     """Norms of its two inputs, of its layer and of its output; the join of the inputs; the layer. Embedding
-    and output matrix are the trunk's."""
+    and output matrix are the trunk's. Several streams have mixes in place of norms inside."""
     assert architecture.mtp is not None
-    hidden = architecture.hidden_size
-    yield "draft head", "plain", 5 * hidden
+    hidden, streams = architecture.hidden_size, architecture.mtp.streams
+    norms = 5 + 2 * architecture.sandwich_norms if streams is None else 1 + streams.count
+    yield "draft head", "plain", norms * _norm_elements(architecture, tp)
     yield "draft head", "matrix", 2 * hidden * hidden
+    if streams is not None:
+        mixes = [*[stream_mix(streams, hidden)] * 2, stream_mix(streams, hidden, last=True)]
+        yield from _record_pieces("draft head", mixes, tp)
     for record in (architecture.mtp.attention, architecture.mtp.feed_forward):
         yield from _record_pieces("draft head", tables(record, hidden), tp)
 

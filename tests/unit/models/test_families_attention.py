@@ -21,6 +21,7 @@ from weft.families.architecture import (
     KimiDelta,
     LatentAttention,
     Lightning,
+    MtpLayer,
     NormGate,
     Rope,
     ShortConv,
@@ -431,8 +432,9 @@ def test_gigachat_3_5_is_read_as_released_and_where_it_is_silent() -> None:
         256, 8, 2048, True, shared_width=2048, scoring="sigmoid", choice_bias=True, scale=2.5,
         normalizer_eps=1e-20, limit=10.0)}
     assert (model.norm_gate, model.sandwich_norms) == (NormGate(16, 2.0), True)
+    assert model.mtp == MtpLayer(model.mixers[3], Dense(18432, limit=10.0))
     said = ("model_type", "full_attention_layers", "dtype", "rope_scaling", "swiglu_limit",
-            "max_position_embeddings")
+            "max_position_embeddings", "num_nextn_predict_layers")
     assert read_architecture({key: GIGACHAT_3_5[key] for key in said}) == model
     plain = read_architecture(GIGACHAT_3_5 | {
         "q_lora_rank": None, "gated_attention": False, "use_mla_scaling_factor": False, "rope_scaling": None,
