@@ -65,8 +65,8 @@ def ended_blocks(runs: Runs, block: int) -> Ended:
     name = f"chosen_blocks.{block}"
     if name not in runs.memo:
         runs.memo[name] = _ended(runs, block)
-    found: Ended = runs.memo[name]
-    return found
+    ended: Ended = runs.memo[name]
+    return ended
 
 
 def _ended(runs: Runs, block: int) -> Ended:
