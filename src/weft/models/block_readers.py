@@ -30,6 +30,7 @@ from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, h
 from weft.models.blocks.chosen import IndexBlock, LearnedIndex, MeanIndex
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
+from weft.models.blocks.inkling import SharingExperts, of_parts
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.matrix_lstm import MatrixLstmBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
@@ -174,6 +175,8 @@ class BlockReader:
         if isinstance(first, TimeMix):
             norm, width = self.layer_norm("layers.0.pre_norm"), first.carried
             return lambda x_TD: torch.nn.functional.pad(norm(x_TD), (0, width))
+        if self.architecture.embedding_norm:
+            return self.norm("embed_tokens.embed_norm")
         if not self.architecture.scaled_residual:
             return None
         bias, scale = (self.source.tensor(f"input_hidden_states_{part}", self.hidden)
@@ -208,6 +211,27 @@ class BlockReader:
         assert norm is not None
         return GatedStreams(shape, norm, read.linear("down"), read.linear("up"),
                             None if last else read.linear("inject"))
+
+    def sharing_experts(self, shape: Experts, name: str) -> SharingExperts:
+        paired = self.source.has(f"{name}.experts.w13_weight")
+        read = self.table(tensors.experts(shape, self.hidden, paired=paired, stacks=(
+            "experts.w13_weight", "experts.w2_weight") if paired else None), name)
+        order = _gate_first if paired else None
+        router = read.plain("router", torch.float32)
+        into, down = self._routed(shape, read, GATED, False, order)
+        experts = ExpertsBlock(shape, router, into, down)
+        self._note_experts(shape, read, experts, GATED)
+        both = self.table(tensors.shared_experts(shape, self.hidden, paired=paired), name)
+        one = replace(shape, count=shape.shared_count, width=shape.shared_width, own_count=0)
+
+        def stack(role: str, order: Order | None) -> ExpertWeights:
+            parts = [both.declared(tensor) for tensor in both.table[role]]
+            count, rows, columns = parts[0][1]
+            return self.source.all_experts([full for full, _ in parts], count, rows, columns, order=order)
+
+        shared = ExpertsBlock(one, router, stack("into", order), stack("down", None))
+        return SharingExperts(experts, shared, router, read.tensor("choice_bias"),
+                              self.source.summed(of_parts(experts, shared)))
 
     def continued_experts(self, shape: Experts, name: str, norm: str) -> ContinuedExperts:
         """``norm``: in front of it."""
@@ -493,9 +517,6 @@ class BlockReader:
                                      conv_bias=read.get("conv.bias"), scans=(scan,), out=read.linear("out"))
 
     def _mamba1_by_head(self, shape: Mamba1, read: TableReader) -> recurrent.Mamba1Block:
-        def apart(rows: torch.Tensor) -> torch.Tensor:
-            return torch.cat((rows[0::2], rows[1::2]))
-
         bias = read.get("project.bias")
         exact = self.source.runtime.of_exact
         scans = tuple(
@@ -504,14 +525,15 @@ class BlockReader:
                 read.tensor("select"), read.tensor("step"), read.decay(), read.tensor("D"),
                 read.tensor("dt_bias"), strict=True))
         return recurrent.Mamba1Block(
-            read.linear("project", orders={"in_proj.weight": apart},
-                        bias=None if bias is None else apart(bias)),
+            read.linear("project", orders={"in_proj.weight": recurrent.by_turns},
+                        bias=None if bias is None else recurrent.by_turns(bias)),
             conv=read.conv(), conv_bias=read.get("conv.bias"), scans=scans, out=read.linear("out"))
 
-    def swiglu(self, shape: Dense, name: str, names: Names = GATED) -> SwiGlu:
-        """The usual feed-forward; ``names`` as in its table."""
-        read = self.table(tensors.dense(shape, self.hidden, names=names), name)
-        return SwiGlu(read.linear("into"), read.linear("down"))
+    def swiglu(self, shape: Dense, name: str, names: Names = GATED, *, paired: bool = False) -> SwiGlu:
+        """The usual feed-forward; ``names`` and ``paired`` as in its table."""
+        read = self.table(tensors.dense(shape, self.hidden, names=names, paired=paired), name)
+        orders: dict[str, Order] = {f"{names[0]}.weight": recurrent.by_turns} if paired else {}
+        return SwiGlu(read.linear("into", orders=orders), read.linear("down"))
 
     def dense(self, shape: Dense, name: str, names: Names = GATED) -> DenseBlock:
         """A feed-forward in any of the forms that ``Dense`` tells of."""
@@ -576,7 +598,7 @@ class BlockReader:
             if source.has(f"{read.name}.{stack.name}"):
                 full, (count, *sides) = read.declared(stack)
                 rows, columns = reversed(sides) if transposed else sides
-                weights.append(source.all_experts(full, count, rows, columns, transposed=transposed,
+                weights.append(source.all_experts([full], count, rows, columns, transposed=transposed,
                                                   order=order if role == "into" else None))
                 continue
             table, parts = tensors.expert(shape, self.hidden, names=names)[role], []
