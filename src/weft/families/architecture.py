@@ -209,9 +209,9 @@ class ConvolvedAttention:
 class RelativeAttention:
     """Attention whose scores have a bias by distance, of each query's own (Inkling): ``states`` numbers of a
     query's head, times a bank of profiles over ``extent`` distances; 0 for keys farther away. Keys and values
-    pass a short convolution of ``conv_kernel`` tokens, and so do the outputs of the layer and of its
-    feed-forward, ``stream`` channels each, which every rank has whole. Queries and biases at position p are
-    multiplied by 1 + ``growth`` log((p + 1) / ``floor``) from position ``floor`` on; 0: they are not."""
+    pass a short convolution of ``conv_kernel`` tokens. So do the outputs of the layer and of its
+    feed-forward, of ``stream`` channels each; every rank has those whole. From position ``floor`` on queries
+    and biases are multiplied by 1 + ``growth`` log((position + 1) / ``floor``); 0: they are not."""
 
     attention: Attention
     states: int

@@ -97,5 +97,5 @@ RELEASED = (
 """How names of releases become those that transformers has in memory."""
 
 FAMILIES = (
-    Family("inkling", ("inkling_mm_model", "inkling_text", "inkling"), read_inkling, released=RELEASED),
+    Family("inkling", ("inkling_mm_model", "inkling_text"), read_inkling, released=RELEASED),
 )

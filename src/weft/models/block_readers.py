@@ -30,7 +30,6 @@ from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, h
 from weft.models.blocks.chosen import IndexBlock, LearnedIndex, MeanIndex
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
-from weft.models.blocks.inkling import SharingExperts, of_parts
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.matrix_lstm import MatrixLstmBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
@@ -160,8 +159,9 @@ class BlockReader:
         model = (CausalModel(architecture, **parts) if source.share is None else
                  RankedModel(architecture, source.share, **parts))
         # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
-        # rows.
-        source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
+        # rows. In front of a norm it would be something else: such adapters are refused as unknown.
+        if not architecture.embedding_norm:
+            source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
         model.expand = self._expand(shape)
         if architecture.per_layer_width:
             model.per_layer = self._per_layer(architecture.per_layer_width)
@@ -212,34 +212,13 @@ class BlockReader:
         return GatedStreams(shape, norm, read.linear("down"), read.linear("up"),
                             None if last else read.linear("inject"))
 
-    def sharing_experts(self, shape: Experts, name: str) -> SharingExperts:
-        paired = self.source.has(f"{name}.experts.w13_weight")
-        read = self.table(tensors.experts(shape, self.hidden, paired=paired, stacks=(
-            "experts.w13_weight", "experts.w2_weight") if paired else None), name)
-        order = _gate_first if paired else None
-        router = read.plain("router", torch.float32)
-        into, down = self._routed(shape, read, GATED, False, order)
-        experts = ExpertsBlock(shape, router, into, down)
-        self._note_experts(shape, read, experts, GATED)
-        both = self.table(tensors.shared_experts(shape, self.hidden, paired=paired), name)
-        one = replace(shape, count=shape.shared_count, width=shape.shared_width, own_count=0)
-
-        def stack(role: str, order: Order | None) -> ExpertWeights:
-            parts = [both.declared(tensor) for tensor in both.table[role]]
-            count, rows, columns = parts[0][1]
-            return self.source.all_experts([full for full, _ in parts], count, rows, columns, order=order)
-
-        shared = ExpertsBlock(one, router, stack("into", order), stack("down", None))
-        return SharingExperts(experts, shared, router, read.tensor("choice_bias"),
-                              self.source.summed(of_parts(experts, shared)))
-
     def continued_experts(self, shape: Experts, name: str, norm: str) -> ContinuedExperts:
         """``norm``: in front of it."""
         read = self.table(tensors.experts(shape, self.hidden), name)
-        into, down = self._routed(shape, read, GATED, False, None)
+        into, down = self.routed(shape, read, GATED, False, None)
         router = read.plain("router")
         experts = ExpertsBlock(shape, router, into, down)
-        self._note_experts(shape, read, experts, GATED)
+        self.note_experts(shape, read, experts, GATED)
         router_norm = read.norm("router_norm", self.eps)
         assert router_norm is not None
         return ContinuedExperts(
@@ -549,8 +528,8 @@ class BlockReader:
         transposed = paired and self.source.stored_rows(f"{name}.experts.gate_up_proj") > 0
         read = self.table(tensors.experts(shape, self.hidden, paired=paired, transposed=transposed, **names),
                           name)
-        order = _gate_first if paired else None
-        into, down = self._routed(shape, read, names.get("names", GATED), transposed, order)
+        order = gate_first if paired else None
+        into, down = self.routed(shape, read, names.get("names", GATED), transposed, order)
         block = ExpertsBlock(shape, read.plain("router", router_dtype), into, down,
                              choice_bias=read.get("choice_bias"))
         if shape.bias:
@@ -558,14 +537,14 @@ class BlockReader:
                        else order(read.tensor("into.bias")))
             block.biases = ExpertBiases(of_into, read.tensor("down.bias"))
         if not known_pairs:   # adapters of experts are not served here, and refused as unknown modules
-            self._note_experts(shape, read, block, names.get("names", GATED))
+            self.note_experts(shape, read, block, names.get("names", GATED))
         if shape.shared_gate:
             block.shared_gate = read.plain("shared_gate")
         if shape.latent_width:
             block.latent_in, block.latent_out = read.linear("latent_in"), read.linear("latent_out")
         return block
 
-    def _note_experts(self, shape: Experts, read: TableReader, block: ExpertsBlock, names: Names) -> None:
+    def note_experts(self, shape: Experts, read: TableReader, block: ExpertsBlock, names: Names) -> None:
         """What adapters change: each expert's own matrices, and the stacks of all."""
         source, own = self.source, self.source.own_experts(shape.count)
         source.note(f"{read.name}.experts", block, 0, 0, kind="experts", experts=own)
@@ -587,7 +566,7 @@ class BlockReader:
                                 experts=range(number, number + 1), role=role)
                 first += rows
 
-    def _routed(self, shape: Experts, read: TableReader, names: Names, transposed: bool,
+    def routed(self, shape: Experts, read: TableReader, names: Names, transposed: bool,
                 order: Order | None) -> tuple[ExpertWeights, ExpertWeights]:
         """What goes into all experts, and what comes out."""
         # Hub releases store each expert by itself (experts.3.gate_proj.weight); transformers may save them
@@ -611,6 +590,6 @@ class BlockReader:
         return into, down
 
 
-def _gate_first(rows: torch.Tensor) -> torch.Tensor:
+def gate_first(rows: torch.Tensor) -> torch.Tensor:
     """[experts, rows, ...] whose rows of gate and up take turns -> all rows of the gate, then all of up."""
     return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)

@@ -110,13 +110,8 @@ class CausalModel:
         rotated: dict[Rope | None, CosSin | None] = {None: None}
         rotated.update(self._turned(inputs))
         self.adapters.step = inputs.adapters
-        x_TD = self._embedded.rows_at(inputs.tokens_T)
-        if self.adapted_table is not None:
-            x_TD = self.adapted_table.added(inputs.tokens_T, x_TD)
-        if inputs.embedded is not None:
-            x_TD = x_TD.index_copy(0, inputs.embedded.index_N, inputs.embedded.rows_ND)
-        x_TD = self._multiplied(x_TD)
-        embedded_TD, dtype = x_TD, x_TD.dtype
+        embedded_TD = x_TD = self._embed(inputs)
+        dtype = x_TD.dtype
         own_TLP = None if self.per_layer is None else self.per_layer(inputs.tokens_T, x_TD)
         if self.architecture.residual_float32:
             x_TD = x_TD.float()
@@ -186,6 +181,14 @@ class CausalModel:
         x_TD = self._add(x_TD, y_TD)
         seen_TD, carried = around.enter(x_TD)
         return x_TD, _normed(norm, seen_TD), carried
+
+    def _embed(self, inputs: StepInputs) -> torch.Tensor:
+        x_TD = self._embedded.rows_at(inputs.tokens_T)
+        if self.adapted_table is not None:
+            x_TD = self.adapted_table.added(inputs.tokens_T, x_TD)
+        if inputs.embedded is not None:
+            x_TD = x_TD.index_copy(0, inputs.embedded.index_N, inputs.embedded.rows_ND)
+        return self._multiplied(x_TD)
 
     def _turned(self, inputs: StepInputs) -> Iterator[tuple[Rope, CosSin]]:
         return ((rope, table.at(inputs.turned)) for rope, table in self._rotary.items())

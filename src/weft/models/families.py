@@ -32,13 +32,13 @@ from weft.models.block_readers import BlockReader, TableReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
-from weft.models.blocks.inkling import OutputConv, RelativeAttentionBlock, SharingExperts, with_input
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.rwkv import ChannelMixBlock, Shifted, TimeMixBlock
 from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
 from weft.models.decoder import CausalModel
 from weft.models.embedding import Embedding
+from weft.models.inkling import inkling_layers
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
@@ -348,41 +348,6 @@ def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention,
         table.tensor("factors"), values, table.linear("out"))
 
 
-def _inkling_layers(read: BlockReader) -> ReadLayer:
-    """``paired``: as released; rows of gate and up take turns."""
-    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
-        assert isinstance(mixer, shapes.RelativeAttention)
-        assert feed is not None
-        sparse = isinstance(feed, shapes.Experts)
-        around = read.table(tensors.around_relative(
-            mixer, read.hidden, f"mlp.{'gate.' if sparse else ''}global_scale"), name)
-        out_conv, feed_conv = (OutputConv(with_input(around.tensor(part).squeeze(1)), f"conv.{part}")
-                               for part in ("mixer", "feed"))
-        feed_conv.taps = feed_conv.taps * around.tensor("scale")
-        block: FeedBlock | SharingExperts
-        if isinstance(feed, shapes.Experts):
-            block = read.sharing_experts(feed, f"{name}.mlp")
-        elif read.source.has(f"{name}.mlp.w13_dn.weight"):
-            block = read.swiglu(feed, f"{name}.mlp", ("w13_dn", "down_proj"), paired=True)
-        else:
-            block = read.swiglu(feed, f"{name}.mlp")
-        return DecoderLayer(
-            read.norm(f"{name}.input_layernorm"), _relative_attention(read, mixer, name, out_conv),
-            read.norm(f"{name}.post_attention_layernorm"), block, feed_conv=feed_conv)
-
-    return layer
-
-
-def _relative_attention(read: BlockReader, shape: shapes.RelativeAttention, name: str,
-                        out_conv: OutputConv) -> RelativeAttentionBlock:
-    table = read.table(tensors.relative_attention(shape, read.hidden), f"{name}.self_attn")
-    q_norm, k_norm = (Norm(table.tensor(f"{part}_norm"), read.eps) for part in "qk")
-    taps = torch.cat([table.tensor(f"{part}_conv").squeeze(1) for part in "kv"])
-    return RelativeAttentionBlock(
-        shape, table.linear("qkv"), OutputConv(with_input(taps), "conv.kv"), q_norm, k_norm,
-        table.tensor("rel_logits_proj.proj"), read.source.summed(table.linear("out")), out_conv)
-
-
 def _rwkv_layers(read: BlockReader) -> ReadLayer:
     """Of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
     first = read.architecture.mixers[0]
@@ -454,7 +419,7 @@ NAMES: dict[str, Names] = {
     "recurrent_gemma": Names(
         {shapes.Attention: "temporal_block", shapes.RgLru: "temporal_block"}, feed="mlp_block", swiglu=False,
         mixer_norm="temporal_pre_norm", feed_norm="channel_pre_norm", final_norm="final_norm", plus_one=True),
-    "zaya": Names(layers=_zaya_layers), "inkling": Names(layers=_inkling_layers),
+    "zaya": Names(layers=_zaya_layers), "inkling": Names(layers=inkling_layers),
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
     "glm5_next": Names(
         {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.inputs import Runs
 from weft.tensor.op import UNFIT, Unfit, op
-from weft.tensor.ops.relative_bias import apart, relative_bias
+from weft.tensor.ops.relative_bias import apart, attended_biased, relative_bias
 from weft.tensor.scratch import scratch
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
@@ -310,9 +310,10 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
     queries_L1 = places[context - length :, None]
     if bank_RE is not None:
         count = max(1, _BIASES // (q_heads * context))
-        attended = torch.cat([_attend_biased(
-            q_HGLD[:, :, a : a + count], k_HGSD, v_HGSD, queries_L1[a : a + count] - places, scale, window,
-            states_LHR[a : a + count], bank_RE) for a in range(0, length, count)], dim=2)
+        attended = torch.cat([attended_biased(
+            states_LHR[a : a + count], bank_RE, queries_L1[a : a + count] - places,
+            q_HGLD[:, :, a : a + count], k_HGSD, v_HGSD, scale, window)
+            for a in range(0, length, count)], dim=2)
     elif sinks_H is None and length == context and (window is None or window >= context):
         attended = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, is_causal=True, scale=scale)
     else:
@@ -321,16 +322,6 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
             seen &= places > queries_L1 - window
         attended = attended_with(sinks_H, q_HGLD, k_HGSD, v_HGSD, seen, scale)
     return attended.permute(2, 0, 1, 3).reshape(length, q_heads, dim)
-
-
-def _attend_biased(q_HGLD: torch.Tensor, k_HGSD: torch.Tensor, v_HGSD: torch.Tensor,
-                   distance_LS: torch.Tensor, scale: float, window: int | None, states_LHR: torch.Tensor,
-                   bank_RE: torch.Tensor) -> torch.Tensor:
-    seen_LS = distance_LS >= 0
-    if window is not None:
-        seen_LS &= distance_LS < window
-    bias_LHS = relative_bias(states_LHR, bank_RE, distance_LS)
-    return attended_with(None, q_HGLD, k_HGSD, v_HGSD, seen_LS, scale, bias_LHS)
 
 
 def softmax_with(sinks_H: torch.Tensor | None, scores_BGS: torch.Tensor) -> torch.Tensor:
@@ -345,15 +336,9 @@ def softmax_with(sinks_H: torch.Tensor | None, scores_BGS: torch.Tensor) -> torc
 
 
 def attended_with(sinks_H: torch.Tensor | None, q_HGLD: torch.Tensor, k_HGSD: torch.Tensor,
-                  v_HGSD: torch.Tensor, seen_LS: torch.Tensor, scale: float,
-                  bias_LHS: torch.Tensor | None = None) -> torch.Tensor:
+                  v_HGSD: torch.Tensor, seen_LS: torch.Tensor, scale: float) -> torch.Tensor:
     """One fused attention call, the sinks in its sums: [kv_heads, G, L, D]. A sink is one more key, whose
-    product with a query is the sink through one more dim, and whose value is zero. ``bias_LHS``: in place of
-    sinks, what is added to scores."""
-    if bias_LHS is not None:
-        mask_LHS = bias_LHS.masked_fill(~seen_LS[:, None], float("-inf"))
-        mask_HGLS = torch.unflatten(mask_LHS.transpose(0, 1), 0, q_HGLD.shape[:2])
-        return F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, attn_mask=mask_HGLS, scale=scale)
+    product with a query is the sink through one more dim, and whose value is zero."""
     if sinks_H is None:
         return F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, attn_mask=seen_LS, scale=scale)
     kv_heads, group, length, dim = q_HGLD.shape

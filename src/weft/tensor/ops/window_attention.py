@@ -22,7 +22,7 @@ from weft.tensor.few_bits import as_bytes, narrowed
 from weft.tensor.inputs import Runs
 from weft.tensor.op import recurrent_op
 from weft.tensor.ops.paged_attention import attended_with, softmax_with
-from weft.tensor.ops.relative_bias import apart, relative_bias
+from weft.tensor.ops.relative_bias import apart, attended_biased, relative_bias
 from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import StateRows, decode_blocks, prefill_rows
 from weft.units import PAD
@@ -186,8 +186,10 @@ def _attend(q_LHD: torch.Tensor, known_2HSD: torch.Tensor, start: int, window: i
         key_S = torch.arange(low, high, device=wide.device)
         query_L1 = torch.arange(lead + first, lead + last, device=wide.device)[:, None]
         seen = (key_S <= query_L1) & (key_S > query_L1 - window)
-        bias = (None if bank_RE is None else
-                relative_bias(states_LHR[first:last], bank_RE, query_L1 - key_S))
-        attended = attended_with(sinks_H, q_HGLD[:, :, first:last], k_HGSD, v_HGSD, seen, scale, bias)
+        if bank_RE is None:
+            attended = attended_with(sinks_H, q_HGLD[:, :, first:last], k_HGSD, v_HGSD, seen, scale)
+        else:
+            attended = attended_biased(states_LHR[first:last], bank_RE, query_L1 - key_S,
+                                       q_HGLD[:, :, first:last], k_HGSD, v_HGSD, scale, window)
         out_LHD[first:last] = attended.permute(2, 0, 1, 3).reshape(last - first, heads, dim).to(out_LHD.dtype)
         first = last
