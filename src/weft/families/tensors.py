@@ -134,10 +134,9 @@ def norm_weight(role: str, width: Dim, name: str | None = None) -> Table:
 
 def norm_gate(role: str, shape: shapes.NormGate | None, width: int, name: str) -> Table:
     """Of the norm under ``name``; whole on each rank. Files never quantise it."""
-    if shape is None:
-        return {}
-    return all_plain(product(f"{role}.into", width, (f"{name}.gate_up_projection", shape.rank))
-                     | product(f"{role}.out", shape.rank, (f"{name}.gate_down_projection", width)))
+    return {} if shape is None else all_plain(
+        product(f"{role}.into", width, (f"{name}.gate_up_projection", shape.rank))
+        | product(f"{role}.out", shape.rank, (f"{name}.gate_down_projection", width)))
 
 
 def layer_norm(role: str, width: Dim, name: str) -> Table:
@@ -188,6 +187,24 @@ def convolved_attention(shape: shapes.ConvolvedAttention, hidden: int) -> Table:
     return table | product("out", queries, ("o_proj", hidden))
 
 
+def relative_attention(shape: shapes.RelativeAttention, hidden: int) -> Table:
+    of = shape.attention
+    table = attention(of, hidden)
+    table["qkv"] += (Tensor("r_proj.weight", (Units(of.heads, shape.states), hidden)),)
+    keys = Units(of.kv_heads, of.head_dim, of.kv_copies)
+    for part in "kv":
+        name, dims = f"{part}_sconv.conv1d.weight", (keys, 1, shape.conv_kernel)
+        table[f"{part}_conv"] = (Tensor(name, dims, "float32"),)
+    return table | _exact("rel_logits_proj.proj", dims=(shape.states, shape.extent))
+
+
+def around_relative(shape: shapes.RelativeAttention, hidden: int, scale: str = "mlp.global_scale") -> Table:
+    """The convolutions of what the two blocks of its layer give; ``scale``: a factor on the feed-forward."""
+    table: Table = {part: (Tensor(f"{name}_sconv.conv1d.weight", (hidden, 1, shape.conv_kernel), "float32"),)
+             for part, name in (("mixer", "attn"), ("feed", "mlp"))}
+    return table | {"scale": (Tensor(scale, (1,), "float32"),)}
+
+
 def residual_scale(hidden: int) -> Table:
     names = ("hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale")
     return {name: (Tensor(name, (hidden,), "plain"),) for name in names}
@@ -205,16 +222,14 @@ def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "
                  | norm_weight("query_norm", rank, "q_a_layernorm")
                  | norm_gate("query_norm", shape.norm_gate, rank, "q_a_layernorm"))
         into = (("q_a_proj", rank), *into)
-    expanded = Units(shape.heads, shape.own_dim + shape.value_dim)
     table |= product("latent", hidden, *into, bias=shape.bias)
-    if shape.head_gated:
-        table["latent"] += (Tensor("g_proj.weight", (Units(shape.heads), hidden)),)
-    if shape.gated:
-        table["latent"] += (Tensor("gate_proj.weight", (Units(shape.heads, shape.value_dim), hidden)),)
+    if shape.gate_width:
+        gates = f"{'gate' if shape.gated else 'g'}_proj.weight"
+        table["latent"] += (Tensor(gates, (Units(shape.heads, shape.gate_width), hidden)),)
     return (table
             | norm_weight("latent_norm", latent, "kv_a_layernorm")
             | norm_gate("latent_norm", shape.norm_gate, latent, "kv_a_layernorm")
-            | product("expansion", latent, ("kv_b_proj", expanded))
+            | product("expansion", latent, ("kv_b_proj", Units(shape.heads, shape.own_dim + shape.value_dim)))
             | product("out", Units(shape.heads, shape.value_dim), (out, hidden), bias=shape.bias))
 
 
@@ -450,14 +465,16 @@ def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
 
 
-def dense(shape: shapes.Dense, hidden: int, *, names: Names = GATED, whole: bool = False) -> Table:
+def dense(shape: shapes.Dense, hidden: int, *, names: Names = GATED, whole: bool = False,
+          paired: bool = False) -> Table:
     """``names``: of what goes in, and of what comes out; one name of gate and up where they are one tensor.
-    ``whole``: ranks do not divide it."""
+    ``whole``: ranks do not divide it. ``paired``: rows of gate and up take turns in the one tensor."""
     *into, down = names if shape.gated else names[-2:]
     width: Dim = shape.width if whole else Units(shape.width)
     rows = width
     if shape.gated and len(into) == 1:
         rows = 2 * width if isinstance(width, int) else (Units(shape.width), Units(shape.width))
+        rows = Units(shape.width, 2) if paired else rows
     return (product("into", hidden, *((name, rows) for name in into), bias=shape.bias)
             | product("down", width, (down, hidden), bias=shape.bias))
 
@@ -475,7 +492,7 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
     if paired:
         dims["into"] = (2 * shape.width if shape.own_count else Units(shape.width, 2), dims["into"][1])
     table: Table = (_router_over_layers(shape, hidden) if shape.router_width else
-                    {"router": (Tensor(router, (shape.count, hidden), "plain"),)})
+                    {"router": (Tensor(router, (shape.count + shape.shared_count, hidden), "plain"),)})
     for role, name in (("into", into), ("down", down)):
         table[role] = (Tensor(name, (count, *(dims[role][::-1] if transposed else dims[role]))),)
         if shape.bias and (paired or role == "down"):
@@ -508,6 +525,16 @@ def _router_over_layers(shape: shapes.Experts, hidden: int) -> Table:
         table["continued"] = (Tensor("gate.router_states_scale", (width,)),)
     biases = Tensor("gate.balancing_biases", (shape.count + 1,), "float32")
     return all_plain(table) | norm_weight("router_norm", width, f"{inner}.norm") | {"choice_bias": (biases,)}
+
+
+def shared_experts(shape: shapes.Experts, hidden: int, *, paired: bool = False) -> Table:
+    """``shared_count`` experts, always divided by their width. ``paired``: as of ``experts``."""
+    count, width = shape.shared_count, Units(shape.shared_width)
+    into = tuple(Tensor(f"shared_experts.{part}_proj", (count, width, hidden)) for part in ("gate", "up"))
+    if paired:
+        into = (Tensor("shared_experts.shared_w13_weight", (count, Units(shape.shared_width, 2), hidden)),)
+    down = f"shared_experts.{'shared_w2_weight' if paired else 'down_proj'}"
+    return {"into": into, "down": (Tensor(down, (count, hidden, width)),)}
 
 
 def experts_apart(shape: shapes.Experts, hidden: int) -> Table:
@@ -554,6 +581,10 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
     if isinstance(chosen, shapes.Index):
         return [TABLES[type(record)](record, hidden),
                 index(chosen, hidden, getattr(record, "query_rank", None) or 0)]
+    if isinstance(record, shapes.RelativeAttention):
+        return [relative_attention(record, hidden), around_relative(record, hidden)]
+    if isinstance(record, shapes.Experts) and record.shared_count:
+        return [experts(record, hidden), shared_experts(record, hidden)]
     if isinstance(record, shapes.Experts):
         shared = [dense(record.shared, hidden)] if record.shared_width else []
         apart = [experts_apart(record, hidden)] if record.normed_apart else []
