@@ -31,7 +31,9 @@ from weft.spec import DTypeName, LayerSpec, ModelSpec
 class GatedDelta:
     """Gated delta net (Yang et al., 2024). ``beta_scale``: the write strength is sigmoid times this; 2 lets
     the state's eigenvalues be negative (OLMo hybrid). ``sigmoid_gate``: the output's gate is a sigmoid, not a
-    silu (Qwen4)."""
+    silu (Qwen4). ``kernel_rank``: only v is convolved, by a kernel that each token makes of the stream, through
+    a bottleneck of this width (Jet-Nemotron); 0: q, k and v by learned kernels. ``norm_eps``: of the gated norm;
+    None is as the other norms'."""
 
     k_heads: int
     v_heads: int
@@ -40,6 +42,8 @@ class GatedDelta:
     conv_kernel: int
     beta_scale: float = 1.0
     sigmoid_gate: bool = False
+    kernel_rank: int = 0
+    norm_eps: float | None = None
 
     @property
     def key_width(self) -> int:
@@ -50,6 +54,8 @@ class GatedDelta:
         return self.v_heads * self.v_dim
 
     def layer_spec(self) -> LayerSpec:
+        if self.kernel_rank:
+            return spec.dynamic_delta(self.v_heads, self.k_dim, self.v_dim, self.conv_kernel)
         return spec.gated_delta(self.k_heads, self.v_heads, self.k_dim, self.v_dim, self.conv_kernel)
 
 

@@ -424,6 +424,8 @@ NAMES: dict[str, Names] = {
         {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),
         swiglu=False, shared="shared_experts", spelled={
             shapes.KimiDelta: {"flat": True}, shapes.Experts: {"router_dtype": torch.float32}}),
+    "jet_nemotron": Names({shapes.Attention: "self_attn", shapes.GatedDelta: "self_attn"}, spelled={
+        shapes.GatedDelta: {"names": "each", "norm": "o_norm", "out": "o_proj"}}),
     "kimi_linear": _KIMI, "ling": _KIMI,
     "granite_hybrid": Names(_MAMBA, feed_of=_granite_feed),
     "bamba": _BAMBA, "falcon_h1": _BAMBA, "jamba": _BAMBA,
