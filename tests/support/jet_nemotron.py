@@ -76,7 +76,8 @@ class JetBlock(nn.Module):
         self.o_proj = nn.Linear(values, hidden, bias=False)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        q, k = (F.silu(product(x_TD)).unflatten(1, (self.heads, -1)) for product in (self.q_proj, self.k_proj))
+        q, k = (F.silu(product(x_TD)).unflatten(1, (self.heads, -1))
+                for product in (self.q_proj, self.k_proj))
         q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
         v = self.dynamic_conv1d(self.v_proj(x_TD), x_TD).unflatten(1, (self.heads, -1))
         kept = torch.exp(-self.A_log.exp() * F.softplus(self.a_proj(x_TD) + self.dt_bias))

@@ -31,9 +31,9 @@ from weft.spec import DTypeName, LayerSpec, ModelSpec
 class GatedDelta:
     """Gated delta net (Yang et al., 2024). ``beta_scale``: the write strength is sigmoid times this; 2 lets
     the state's eigenvalues be negative (OLMo hybrid). ``sigmoid_gate``: the output's gate is a sigmoid, not a
-    silu (Qwen4). ``kernel_rank``: only v is convolved, by a kernel that each token makes of the stream, through
-    a bottleneck of this width (Jet-Nemotron); 0: q, k and v by learned kernels. ``norm_eps``: of the gated norm;
-    None is as the other norms'."""
+    silu (Qwen4). ``kernel_rank``: only v is convolved, by a kernel that each token makes through so wide
+    a bottleneck (Jet-Nemotron); 0: q, k and v are, by learned kernels. ``norm_eps``: of the gated norm,
+    None as of others."""
 
     k_heads: int
     v_heads: int

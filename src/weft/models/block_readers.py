@@ -29,7 +29,6 @@ from weft.models.blocks import recurrent
 from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, halves, separate_gate
 from weft.models.blocks.chosen import IndexBlock, LearnedIndex, MeanIndex
 from weft.models.blocks.combined import ParallelBlock
-from weft.models.blocks.dynamic_delta import DynamicDeltaBlock, by_place
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.matrix_lstm import MatrixLstmBlock
@@ -363,12 +362,10 @@ class BlockReader:
         return "dense" if self.source.has(f"{name}.dense.weight") else "o_proj"
 
     def gated_delta(self, shape: GatedDelta, name: str, *, eps: float | None = None,
-                    **names: Any) -> RecurrentBlock | DynamicDeltaBlock:
+                    **names: Any) -> RecurrentBlock:
         """``eps``: of the gated norm, where it is another one. ``names``: as ``tensors.gated_delta`` takes
         them. Rows that are grouped by key head are put in the order of the others."""
         read = self.table(tensors.gated_delta(shape, self.hidden, **names), name)
-        if shape.kernel_rank:
-            return self._dynamic_delta(shape, read)
         conv = read.qkv_conv() if names.get("names") == "each" else read.conv()
         project = read.linear("project", orders={
             "in_proj_qkvz.weight": lambda rows: recurrent.ungroup_qkvz(rows, shape),
@@ -379,16 +376,6 @@ class BlockReader:
             self.eps if eps is None else eps, shape.k_heads, shape.v_heads, shape.k_dim, shape.v_dim,
             shape.beta_scale, shape.sigmoid_gate)
         return RecurrentBlock(GATED_DELTA, weights, project, read.linear("out"))
-
-    def _dynamic_delta(self, shape: GatedDelta, read: TableReader) -> DynamicDeltaBlock:
-        order = partial(by_place, kernel=shape.conv_kernel)
-        [stored] = read.table["kernels"]
-        bias = read.tensor("kernels.bias")
-        return DynamicDeltaBlock(
-            shape, read.linear("project"),
-            read.linear("kernels", orders={stored.name: order}, bias=bias if bias.is_meta else order(bias)),
-            read.decay(), read.tensor("dt_bias"), read.tensor("norm"),
-            self.eps if shape.norm_eps is None else shape.norm_eps, read.linear("out"))
 
     def _note_other_rows(self, shape: GatedDelta, name: str, project: Linear, stored: str) -> None:
         """An adapter may know the projection as Qwen3.5 or as Qwen3-Next stores it, whatever this file

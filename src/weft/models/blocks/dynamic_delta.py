@@ -1,7 +1,7 @@
 """Jet-Nemotron's delta net: v passes a convolution whose kernel each token makes of the stream.
 
     x_TD --project--> [ q | k | v | z | b | a | r ]        silu over q and k, which no convolution sees
-    K    = kernels silu(r)                                 a number for each channel and place, the oldest first
+    K    = kernels silu(r)                                 by channel and place, the oldest first
     v_t  = silu(K_t0 v_(t-3) + K_t1 v_(t-2) + K_t2 v_(t-1) + K_t3 v_t)
     delta rule over (q, k, v, g, beta) (recurrent state), norm per head, times silu(z) --out--> y_TD
 
@@ -30,7 +30,7 @@ from weft.tensor.ops.norm import rms_norm
 def by_place(rows: torch.Tensor, kernel: int) -> torch.Tensor:
     """Channel by channel, ``kernel`` places each -> place by place. ``rows``: [channels * kernel, ...] -> the
     same shape."""
-    return rows.unflatten(0, (-1, kernel)).transpose(0, 1).flatten(0, 1)
+    return rows.reshape(-1, kernel, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)
 
 
 @dataclass(slots=True)
@@ -54,7 +54,8 @@ class DynamicDeltaBlock:
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        shape, heads, keys, values = self.shape, self.shape.v_heads, self.shape.key_width, self.shape.value_width
+        shape, heads = self.shape, self.shape.v_heads
+        keys, values = shape.key_width, shape.value_width
         q_TC, k_TC, v_TC, z_TC, b_TH, a_TH, r_TR = torch.split(
             self.project(x_TD), [keys, keys, values, values, heads, heads, shape.kernel_rank], dim=-1)
         v_TC = self._convolved(v_TC, self.kernels(F.silu(r_TR)), inputs, cache)
@@ -70,6 +71,7 @@ class DynamicDeltaBlock:
         *earlier, own = kernels_TJ.float().chunk(self.shape.conv_kernel, dim=-1)
         y_TC, seen_TC = own * v_TC, v_TC
         for number, kernel_TC in enumerate(reversed(earlier), 1):
-            seen_TC = causal_conv(seen_TC, self._shift, None, None, cache.state[f"conv.{number}"], inputs.runs)
+            seen_TC = causal_conv(seen_TC, self._shift, None, None, cache.state[f"conv.{number}"],
+                                  inputs.runs)
             y_TC = torch.addcmul(y_TC, kernel_TC, seen_TC.float())
         return F.silu(y_TC).to(v_TC.dtype)
