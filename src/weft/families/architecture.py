@@ -398,13 +398,19 @@ FeedForward = Dense | Experts
 
 @dataclass(frozen=True, slots=True)
 class MtpLayer:
-    """The layer of a multi-token prediction head. Its KV lies in the pages, as that of any other layer."""
+    """The layer of a multi-token prediction head. What its attention keeps lies in the pages, as that of any
+    other layer. ``streams``: the head reads and carries so many residual streams (Qwen4); None for one, which
+    is the trunk's hidden state."""
 
-    attention: Attention
+    attention: Attention | LatentAttention
     feed_forward: FeedForward
+    streams: Streams | None = None
 
-    def layer_spec(self) -> LayerSpec:
-        return replace(self.attention.layer_spec(), kind="mtp")
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        """Its own, and that of its index."""
+        index = self.attention.index
+        return (replace(self.attention.layer_spec(), kind="mtp"),
+                *([] if index is None else [spec.index_rows(index.row_width)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,9 +475,9 @@ class Architecture:
         return () if self.vision is None else self.vision.sections
 
     def spec(self, *, mtp: bool = False) -> ModelSpec:
-        """``mtp``: with the layer of the head, behind all others."""
+        """``mtp``: with the layer of the head and its index, behind all others."""
         assert self.mtp is not None or not mtp, f"{self.family} has no head for multi-token prediction"
-        heads = (self.mtp.layer_spec(),) if mtp and self.mtp is not None else ()
+        heads = self.mtp.layer_specs() if mtp and self.mtp is not None else ()
         return ModelSpec(family=self.family, vocab_size=self.vocab_size, hidden_size=self.hidden_size,
                          max_positions=self.max_positions, dtype=self.dtype,
                          layers=tuple(mixer.layer_spec() if mixer is not None else spec.stateless()

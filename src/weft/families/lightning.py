@@ -21,7 +21,13 @@ from dataclasses import replace
 from weft.families import reading
 from weft.families.architecture import Architecture, Experts, Lightning
 from weft.families.config_keys import ConfigKeys, fail, read_rope
-from weft.families.delta import FeedDefaults, read_kimi_feed_forwards, read_latent_attention, scale_of_rope
+from weft.families.delta import (
+    FeedDefaults,
+    mtp_behind,
+    read_kimi_feed_forwards,
+    read_latent_attention,
+    scale_of_rope,
+)
 from weft.families.delta import read_ling as read_ling_3
 from weft.families.reading import Family, build_architecture, read_attention, windowed
 
@@ -90,8 +96,9 @@ def read_ling_2_5(family: str, keys: ConfigKeys) -> Architecture:
     mixers = [latent if (layer + 1) % every == 0 or layer >= count // every * every else
               Lightning(heads, head_dim, 1 - (layer - 1) / (count - 1) + 1e-5, silu=False, qk_norm=True,
                         rope=rope, scale=head_dim**-0.5, norm_groups=groups) for layer in range(count)]
-    return build_architecture(family, keys, mixers, read_kimi_feed_forwards(keys, count, _LING_2_5),
-                              max_positions=32_768)
+    feeds = read_kimi_feed_forwards(keys, count, _LING_2_5)
+    return build_architecture(family, keys, mixers, feeds, max_positions=32_768,
+                              mtp=mtp_behind(keys, latent, feeds[-1]))
 
 
 FAMILIES = (

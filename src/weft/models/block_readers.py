@@ -269,9 +269,9 @@ class BlockReader:
             (self.norm(f"{name}.{after[0]}"), self.norm(f"{name}.{after[1]}")), router_norm,
             own.tensor("factors"))
 
-    def norm(self, name: str) -> Norm:
-        """Of the stream."""
-        return Norm(self.source.tensor(f"{name}.weight", self.hidden), self.eps, self.plus_one)
+    def norm(self, name: str, width: int | None = None) -> Norm:
+        """Of the stream; ``width``: of several beside each other."""
+        return Norm(self.source.tensor(f"{name}.weight", width or self.hidden), self.eps, self.plus_one)
 
     def layer_norm(self, name: str) -> LayerNorm:
         weight, bias = (self.source.tensor(f"{name}.{part}", self.hidden) for part in ("weight", "bias"))

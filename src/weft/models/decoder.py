@@ -72,7 +72,10 @@ class CausalModel:
         self.final_norm, self.collapse = final_norm, collapse
         self.head = head
         self.mtp: object = None
-        """The ``MtpHead``, if it is loaded; its layer is the last of ``spec`` and of the caches."""
+        """The ``MtpHead``, if it is loaded; its layers are the last of ``spec`` and of the caches."""
+        self.streams_TN: torch.Tensor | None = None
+        """Several residual streams of the last step, of a model whose head reads them (``keeps_streams``)."""
+        self.keeps_streams = False
         self.adapters = ActiveAdapters()
         """Of the step that is computed: what ``AdaptedProduct``s read."""
         self.targets = Targets({})
@@ -169,8 +172,12 @@ class CausalModel:
                 own_TP = None if own_TLP is None else own_TLP[:, number]
                 x_TD, y_TD = layer.behind(self._add(x_TD, y_TD), own_TP), None
         if self.collapse is not None:
-            x_TD, y_TD = self.collapse(self._add(x_TD, y_TD)), None
+            x_TD, y_TD = self._collapsed(self._add(x_TD, y_TD), self.collapse), None
         return self._added(x_TD, y_TD, self.final_norm, x_TD.dtype)[1].to(dtype)
+
+    def _collapsed(self, x_TN: torch.Tensor, collapse: Collapse) -> torch.Tensor:
+        self.streams_TN = x_TN if self.keeps_streams else None
+        return collapse(x_TN)
 
     def _entered(self, around: StreamMix | None, x_TD: torch.Tensor, y_TD: torch.Tensor | None,
                  norm: Norm | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, Carried]:

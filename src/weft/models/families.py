@@ -103,7 +103,6 @@ class Names:
         return layer
 
     def feed_forward(self, read: BlockReader, shape: shapes.FeedForward, name: str) -> FeedBlock:
-        """Also that of the head for multi-token prediction (``weft.models.mtp``)."""
         dense, spelled = read.swiglu if self.swiglu else read.dense, self.spelled.get(type(shape), {})
         if isinstance(shape, shapes.Dense):
             return dense(shape, name, **spelled)
@@ -116,10 +115,20 @@ class Names:
 def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     """Read every tensor of the model from ``source``."""
     names = NAMES[architecture.family]
-    read = BlockReader(architecture, source, plus_one=names.plus_one)
-    layer = partial(names.layer, read) if names.layers is None else names.layers(read)
+    read = reader_of(architecture, source)
+    layer = layers_of(read)
     embedding = next((one for one in names.embeddings if source.has(f"{one}.weight")), names.embeddings[-1])
     return read.model(layer, final_norm=names.final_norm, embedding=embedding, stack=names.stack)
+
+
+def reader_of(architecture: Architecture, source: TensorSource) -> BlockReader:
+    return BlockReader(architecture, source, plus_one=NAMES[architecture.family].plus_one)
+
+
+def layers_of(read: BlockReader) -> ReadLayer:
+    """What reads a layer of the family, also that of a head for multi-token prediction (``models.mtp``)."""
+    names = NAMES[read.architecture.family]
+    return partial(names.layer, read) if names.layers is None else names.layers(read)
 
 
 def _ngrams(read: BlockReader, shape: shapes.Ngrams, name: str) -> NgramsBlock:

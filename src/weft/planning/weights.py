@@ -253,11 +253,14 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
 
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:
     """Norms of its two inputs, of its layer and of its output; the join of the inputs; the layer. Embedding
-    and output matrix are the trunk's."""
+    and output matrix are the trunk's. Several streams have mixes in place of norms inside."""
     assert architecture.mtp is not None
-    hidden = architecture.hidden_size
-    yield "draft head", "plain", 5 * hidden
+    hidden, streams = architecture.hidden_size, architecture.mtp.streams
+    yield "draft head", "plain", 5 * hidden if streams is None else (1 + streams.count) * hidden
     yield "draft head", "matrix", 2 * hidden * hidden
+    if streams is not None:
+        mixes = [*[stream_mix(streams, hidden)] * 2, stream_mix(streams, hidden, last=True)]
+        yield from _record_pieces("draft head", mixes, tp)
     for record in (architecture.mtp.attention, architecture.mtp.feed_forward):
         yield from _record_pieces("draft head", tables(record, hidden), tp)
 
