@@ -29,6 +29,8 @@
     gemma4[_text]     gemma4           attention, windows, shared KV  dense, or experts beside dense
     recurrent_gemma   recurrent_gemma  RG-LRU + attention, windows    dense
     minimax           minimax          lightning + attention          experts
+    minicpm_sala      minicpm_sala     lightning + attention over chosen blocks
+                                                                      dense
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
     bamba             bamba            Mamba-2 + attention            dense
     falcon_h1         falcon_h1        Mamba-2 beside attention       dense

@@ -19,6 +19,7 @@ from typing import Literal
 from weft import spec
 from weft.families.attention_shapes import Attention as Attention
 from weft.families.attention_shapes import Index as Index
+from weft.families.attention_shapes import KeyIndex as KeyIndex
 from weft.families.attention_shapes import LatentAttention as LatentAttention
 from weft.families.attention_shapes import Rope as Rope
 from weft.families.attention_shapes import RopeKind as RopeKind
@@ -408,9 +409,8 @@ class MtpLayer:
 
     def layer_specs(self) -> tuple[LayerSpec, ...]:
         """Its own, and that of its index."""
-        index = self.attention.index
-        return (replace(self.attention.layer_spec(), kind="mtp"),
-                *([] if index is None else [spec.index_rows(index.row_width)]))
+        width = self.attention.index_width
+        return replace(self.attention.layer_spec(), kind="mtp"), *([spec.index_rows(width)] if width else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,5 +484,5 @@ class Architecture:
                                       for mixer in self.mixers) + self._index_specs() + heads)
 
     def _index_specs(self) -> tuple[LayerSpec, ...]:
-        indexes: list[Index] = [getattr(self.mixers[number], "index") for number in self.indexed]  # noqa: B009
-        return tuple(spec.index_rows(index.row_width) for index in indexes)
+        widths: list[int] = [getattr(self.mixers[number], "index_width") for number in self.indexed]  # noqa: B009
+        return tuple(map(spec.index_rows, widths))

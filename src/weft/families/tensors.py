@@ -143,14 +143,17 @@ def all_plain(table: Table) -> Table:
 
 
 def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None, out: str = "o_proj",
-              norms: tuple[str, str] = ("q_norm", "k_norm"), gates: str = "g_proj") -> Table:
-    """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias."""
+              norms: tuple[str, str] = ("q_norm", "k_norm"), gates: str = "g_proj",
+              gate: str | None = None) -> Table:
+    """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias. ``gate``: of
+    a gate that is stored by itself; else the query projection has its rows."""
     queries = Units(shape.heads, shape.head_dim)
     keys = Units(shape.kv_heads, shape.head_dim, shape.kv_copies)
-    asked = Units(shape.heads, shape.head_dim * 2) if shape.gated else queries
+    apart = ((gate, queries),) if shape.gated and gate else ()
+    asked = Units(shape.heads, shape.head_dim * 2) if shape.gated and not gate else queries
     read = inputs or hidden
     own = (("k_proj", keys), ("v_proj", keys))[: 0 if shape.kv_of is not None else 2 - shape.values_are_keys]
-    table = product("qkv", read, ("q_proj", asked), *own, bias=shape.bias)
+    table = product("qkv", read, ("q_proj", asked), *apart, *own, bias=shape.bias)
     if shape.head_gated:
         table["qkv"] += (Tensor(f"{gates}.weight", (Units(shape.heads), read)),)
     if shape.qk_norm:
@@ -344,22 +347,24 @@ def short_conv(shape: shapes.ShortConv, hidden: int) -> Table:
             | product("out", channels, ("out_proj", hidden), bias=shape.bias))
 
 
-LightningNames = tuple[str, str, str, str]
-"""Of q, k and v, of the gate, of the norm and of what comes out."""
+LightningNames = tuple[str | tuple[str, str, str], str, str, str]
+"""Of q, k and v, in one tensor or in three, of the gate, of the norm and of what comes out."""
 
 
 def lightning(shape: shapes.Lightning, hidden: int, *, names: LightningNames = (
-        "qkv_proj", "output_gate", "norm", "out_proj"), by_head: bool = True) -> Table:
-    """``by_head``: rows of q, k and v are head by head. What decays follow from may be stored too, and is not
-    read."""
+        "qkv_proj", "output_gate", "norm", "out_proj"), by_head: bool = True,
+        norms: tuple[str, str] = ("query_layernorm", "key_layernorm")) -> Table:
+    """``by_head``: rows of q, k and v in one tensor are head by head. What decays follow from may be stored
+    too, and is not read."""
     qkv, gate, norm, out = names
     width = Units(shape.heads, shape.head_dim)
     rows: Dim = Units(shape.heads, 3 * shape.head_dim) if by_head else (width,) * 3
-    table = (product("project", hidden, (qkv, rows), (gate, width))
+    asked = ((qkv, rows),) if isinstance(qkv, str) else tuple((name, width) for name in qkv)
+    table = (product("project", hidden, *asked, (gate, width))
              | norm_weight("norm", width, norm) | product("out", width, (out, hidden)))
     if shape.qk_norm:
-        table |= norm_weight("q_norm", shape.head_dim, "query_layernorm")
-        table |= norm_weight("k_norm", shape.head_dim, "key_layernorm")
+        for role, norm in zip(("q_norm", "k_norm"), norms, strict=True):
+            table |= norm_weight(role, shape.head_dim, norm)
     return table
 
 
@@ -541,9 +546,10 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
         return [*tables(record.mamba, hidden), *own, product("linear", hidden, ("linear", hidden))]
     if isinstance(record, shapes.WithNgrams):
         return [gated_delta(record.mixer, hidden), ngrams(record.ngrams, hidden)]
-    if isinstance(record, shapes.Attention | shapes.LatentAttention) and record.index is not None:
-        rank = record.query_rank or 0 if isinstance(record, shapes.LatentAttention) else 0
-        return [TABLES[type(record)](record, hidden), index(record.index, hidden, rank)]
+    chosen = getattr(record, "index", None)
+    if isinstance(chosen, shapes.Index):
+        return [TABLES[type(record)](record, hidden),
+                index(chosen, hidden, getattr(record, "query_rank", None) or 0)]
     if isinstance(record, shapes.Experts):
         shared = [dense(record.shared, hidden)] if record.shared_width else []
         apart = [experts_apart(record, hidden)] if record.normed_apart else []

@@ -290,17 +290,18 @@ class BlockReader:
         return readers[type(shape)](shape, names[type(shape)], **spelled)
 
     def attention(self, shape: Attention, name: str, *, out: str = "o_proj",
-                  norms: tuple[str, str] = ("q_norm", "k_norm")) -> AttentionBlock:
-        """One projection, with the gate's rows moved behind the query's, and head gates (``g_proj``,
-        ``gate_proj`` on the hub) at the end."""
+                  norms: tuple[str, str] = ("q_norm", "k_norm"), gate: str | None = None) -> AttentionBlock:
+        """One projection, with the gate's rows moved behind the query's (``gate``: they are stored by
+        themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end."""
         source = self.source
         gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
-        read = self.table(tensors.attention(shape, self.hidden, out=out, norms=norms, gates=gates), name)
+        read = self.table(tensors.attention(shape, self.hidden, out=out, norms=norms, gates=gates, gate=gate),
+                          name)
         bias = read.get("qkv.bias")
         if bias is not None and shape.head_gated:
             bias = torch.nn.functional.pad(bias, (0, shape.heads))
         orders: dict[str, Order] = {}
-        if shape.gated:
+        if shape.gated and gate is None:
             orders["q_proj.weight"] = lambda rows: separate_gate(rows, shape.heads, shape.head_dim)
             if bias is not None:
                 asked = 2 * shape.heads * shape.head_dim
@@ -313,7 +314,9 @@ class BlockReader:
         v_norm = None
         if shape.values_normed and shape.kv_of is None:
             v_norm = torch.ones(shape.head_dim, dtype=source.dtype, device=source.device)
-        index = None if shape.index is None else self.index(shape.index, name, shape.rope)
+        index = None
+        if isinstance(shape.index, shapes.Index):
+            index = self.index(shape.index, name, shape.rope)
         return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm, read.get("sinks"), v_norm,
                               index)
 
@@ -407,9 +410,11 @@ class BlockReader:
         return recurrent.ShortConvBlock(shape, read.linear("project"), conv=read.conv(),
                                         conv_bias=read.get("conv.bias"), out=read.linear("out"))
 
-    def lightning(self, shape: shapes.Lightning, name: str, *, eps: float = RMS_EPS,
+    def lightning(self, shape: shapes.Lightning, name: str, *, eps: float | None = RMS_EPS,
                   **names: Any) -> recurrent.LightningBlock:
-        """``eps``: of the norms inside. ``names``: as ``tensors.lightning`` takes them."""
+        """``eps``: of the norms inside, None for that of the others. ``names``: as ``tensors.lightning``
+        takes them."""
+        eps = self.eps if eps is None else eps
         source, read = self.source, self.table(tensors.lightning(shape, self.hidden, **names), name)
         heads = tensors.Units(shape.heads).span(source.place)
         numbers = torch.arange(heads.begin + 1, heads.begin + heads.count + 1, dtype=torch.float32)

@@ -450,6 +450,11 @@ NAMES: dict[str, Names] = {
     "gpt_oss": Names(_MAMBA, spelled={shapes.Experts: {"router": "router.weight", "paired": True}}),
     "gemma3": replace(_GEMMA, plus_one=True), "gemma4": _GEMMA,
     "minimax": Names({shapes.Attention: "self_attn", shapes.Lightning: "self_attn"}, feed_of=_minimax_feed),
+    "minicpm_sala": Names(
+        {shapes.Attention: "self_attn", shapes.Lightning: "self_attn"}, spelled={
+            shapes.Attention: {"gate": "o_gate"},
+            shapes.Lightning: {"names": (("q_proj", "k_proj", "v_proj"), "z_proj", "o_norm", "o_proj"),
+                               "norms": ("q_norm", "k_norm"), "eps": None}}),
     "recurrent_gemma": Names(
         {shapes.Attention: "temporal_block", shapes.RgLru: "temporal_block"}, feed="mlp_block", swiglu=False,
         mixer_norm="temporal_pre_norm", feed_norm="channel_pre_norm", final_norm="final_norm", plus_one=True),
