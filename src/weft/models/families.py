@@ -409,6 +409,10 @@ def _time_mix(read: BlockReader, shape: TimeMix, name: str, shifted: Shifted) ->
     mixes = (table.tensor("x_x")[:, None] if joined else
              torch.cat([table.tensor(f"x_{part}") for part in "rwkvag"]))
 
+    if not shape.value_rank:   # of some files the first layer has them too, and nothing is made of them
+        for end in ("0.weight", "2.weight", "2.bias"):
+            read.source.leave(f"{name}.v_lora.lora.{end}")
+
     def low_rank(part: str) -> tuple[Linear, Linear]:
         return table.linear(f"{part}.0", finer=True), table.linear(f"{part}.1", finer=True)
 
