@@ -48,6 +48,11 @@ _LATENT = ("kimi_linear", "bailing_hybrid")
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
 
 
+_RWKV7 = {".attn_norm": ".attention_norm", ".attn.": ".attention.", ".ffn_norm": ".ln2",
+          ".ffn.": ".feed_forward.", "g_norm": "ln_x", "_lora.lora.0.weight": "1.weight",
+          "_lora.lora.2.weight": "2.weight", "_lora.lora.2.bias": "0.weight"}
+
+
 class _Change:
     """What the converter does to the values of one checkpoint."""
     def __init__(self, config: Mapping[str, Any], forget: Collection[str]) -> None:
@@ -179,10 +184,8 @@ def _rwkv7(tensors: Mapping[str, torch.Tensor], table: gguf.TensorNameMap,
             found[f"blk.{layer}.time_mix_lerp_fused.weight"] = torch.stack(
                 [tensors[f"{place}_{part}"] for part in order])
             continue
-        for theirs, ours in ((".attn_norm", ".attention_norm"), (".attn.", ".attention."), (".ffn_norm", ".ln2"),
-                             (".ffn.", ".feed_forward."), ("g_norm", "ln_x"), ("_lora.lora.0.weight", "1.weight"),
-                             ("_lora.lora.2.weight", "2.weight"), ("_lora.lora.2.bias", "0.weight")):
-            name = name.replace(theirs, ours)
+        for ours, theirs in _RWKV7.items():
+            name = name.replace(ours, theirs)
         new = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
         new = new if new.endswith((".weight", ".bias")) else f"{new}.weight"

@@ -3,7 +3,7 @@
     tokenizer.ggml.model   gpt2     byte-level BPE: tokens, merges, and the name of a pre-tokenizer
                            llama    SentencePiece BPE: tokens with scores; all pairs that make one are merges
                            gemma4   the same with merges in the file, and runs of newlines cut out of text
-                           rwkv     World: rwkv_vocab_gguf.txt in place of tokenizer.json (``text.tokenizer_file``)
+                           rwkv     World: bytes of tokens, as rwkv_vocab_gguf.txt in place of tokenizer.json
     tokenizer.ggml.pre     "lfm2"   how text is cut before merges: a table here, by the names of llama.cpp
 
 A token of type *control* is special; of type *user-defined* it is cut out of text and stays visible. *Unused*
