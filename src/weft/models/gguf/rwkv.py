@@ -1,8 +1,8 @@
 """RWKV-7 in GGUF files.
 
     architecture    model_type    what the converter changed besides names
-    rwkv7           rwkv7         six mixes in one tensor, r w k v a g; r_k flat; the first layer has its rates
-                                  (a) again where later ones mix values (v), and these are not read
+    rwkv7           rwkv7         six mixes in one tensor, r w k v a g; r_k flat; the first layer has its
+                                  rates (a) again where later ones mix values (v): not read
 
 Ranks of the products of low rank are what the tensors have: the keys are what the converter worked out, and
 nothing is made of them. The vocabulary is World's, with each token as Python prints its bytes
@@ -27,8 +27,8 @@ _NAMES: Names = {
     "attn_norm": "attn_norm", "attn_norm_2": "ffn_norm", "time_mix_ln": "attn.g_norm",
     "time_mix_receptance": "attn.r_proj", "time_mix_key": "attn.k_proj", "time_mix_value": "attn.v_proj",
     "time_mix_output": "attn.o_proj", "time_mix_lerp_fused.weight": "attn.x_x", "channel_mix_key": "ffn.key",
-    "channel_mix_value": "ffn.value", "channel_mix_lerp_k.weight": "ffn.x_k", "time_mix_k_k.weight": "attn.k_k",
-    "time_mix_k_a.weight": "attn.k_a", "time_mix_r_k.weight": "attn.r_k"
+    "channel_mix_value": "ffn.value", "channel_mix_lerp_k.weight": "ffn.x_k",
+    "time_mix_k_k.weight": "attn.k_k", "time_mix_k_a.weight": "attn.k_a", "time_mix_r_k.weight": "attn.r_k"
 }
 
 
