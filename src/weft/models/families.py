@@ -11,8 +11,8 @@ between spellings of a feed-forward, Zamba and Zamba2 share blocks between layer
 
 Sources: transformers ``llama``, ``mistral``, ``qwen3``, ``qwen3_moe``, ``qwen3_5``, ``qwen3_5_moe``,
 ``qwen3_next``, ``lfm2``, ``lfm2_moe``, ``lfm3``, ``olmo3``, ``olmo_hybrid``, ``kimi_linear``,
-``bailing_hybrid``, ``zaya``. With Mamba: ``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``,
-``jamba``, ``zamba``, ``zamba2``, ``mamba``, ``mamba2``, ``falcon_mamba``.
+``bailing_hybrid``, ``zaya``, ``inkling``. With Mamba: ``granitemoehybrid``, ``bamba``, ``falcon_h1``,
+``nemotron_h``, ``jamba``, ``zamba``, ``zamba2``, ``mamba``, ``mamba2``, ``falcon_mamba``.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from weft.models.blocks.rwkv import ChannelMixBlock, Shifted, TimeMixBlock
 from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
 from weft.models.decoder import CausalModel
 from weft.models.embedding import Embedding
+from weft.models.inkling import inkling_layers
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
@@ -462,7 +463,7 @@ NAMES: dict[str, Names] = {
     "recurrent_gemma": Names(
         {shapes.Attention: "temporal_block", shapes.RgLru: "temporal_block"}, feed="mlp_block", swiglu=False,
         mixer_norm="temporal_pre_norm", feed_norm="channel_pre_norm", final_norm="final_norm", plus_one=True),
-    "zaya": Names(layers=_zaya_layers),
+    "zaya": Names(layers=_zaya_layers), "inkling": Names(layers=inkling_layers),
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
     "glm5_next": Names(
         {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),
