@@ -33,8 +33,10 @@ from weft.spec import DTypeName, LayerSpec, ModelSpec
 class GatedDelta:
     """Gated delta net (Yang et al., 2024). ``beta_scale``: the write strength is sigmoid times this; 2 lets
     the state's eigenvalues be negative (OLMo hybrid). ``sigmoid_gate``: the output's gate is a sigmoid, not a
-    silu (Qwen4). ``gate_scale``: a factor on it; ``norm_plus_one``: the weight of the output's norm is stored
-    as the distance from 1 (GigaChat 3.5)."""
+    silu (Qwen4). ``kernel_rank``: only v is convolved, by a kernel that each token makes through so wide
+    a bottleneck (Jet-Nemotron); 0: q, k and v are, by learned kernels. ``norm_eps``: of the gated norm,
+    None as of others. ``gate_scale``: a factor on a sigmoid gate; ``norm_plus_one``: the weight of the gated
+    norm is stored as the distance from 1 (GigaChat 3.5)."""
 
     k_heads: int
     v_heads: int
@@ -43,6 +45,8 @@ class GatedDelta:
     conv_kernel: int
     beta_scale: float = 1.0
     sigmoid_gate: bool = False
+    kernel_rank: int = 0
+    norm_eps: float | None = None
     gate_scale: float = 1.0
     norm_plus_one: bool = False
 
@@ -55,6 +59,8 @@ class GatedDelta:
         return self.v_heads * self.v_dim
 
     def layer_spec(self) -> LayerSpec:
+        if self.kernel_rank:
+            return spec.dynamic_delta(self.v_heads, self.k_dim, self.v_dim, self.conv_kernel)
         return spec.gated_delta(self.k_heads, self.v_heads, self.k_dim, self.v_dim, self.conv_kernel)
 
 

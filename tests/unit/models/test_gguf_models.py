@@ -31,7 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "mscale": 0.8,
                             "mscale_all_dim": 0.8, "original_max_position_embeddings": 512}},
     "gemma3": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32},
-    "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True}
+    "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True},
+    "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}
 }
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
@@ -40,7 +41,8 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("jamba", "log"), ("mamba", "log"), ("mamba2", "log"), ("llama", "interleaved"),
              ("llama_scaled", "rope_freqs"), ("gpt_oss", "apart"), ("kimi_linear", "log"),
              ("kimi_linear", "turned"), ("ling", "log"), ("ling", "turned"), ("gemma3", "plus_one"),
-             ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs")]
+             ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs"),
+             ("rwkv7", "mixes")]
 
 
 @functools.cache
