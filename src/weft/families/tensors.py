@@ -205,11 +205,6 @@ def around_relative(shape: shapes.RelativeAttention, hidden: int, scale: str = "
     return table | {"scale": (Tensor(scale, (1,), "float32"),)}
 
 
-def residual_scale(hidden: int) -> Table:
-    names = ("hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale")
-    return {name: (Tensor(name, (hidden,), "plain"),) for name in names}
-
-
 def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "o_proj") -> Table:
     """Gates have no bias."""
     rank, latent = shape.query_rank, shape.latent_dim
@@ -290,20 +285,6 @@ def ngrams(shape: shapes.Ngrams, hidden: int, *, shards: int = 0) -> Table:
             **_conv(shape.stream_width, shape.conv_kernel),
             **{f"{norm}_norm": (Tensor(f"norm_{norm}.weight", (shape.stream_width,), "plain"),)
                for norm in ("key", "query", "conv")}}
-
-
-def stream_mix(shape: shapes.Streams, hidden: int, *, last: bool = False, joint: str = "") -> Table:
-    """What mixes streams around one block, whole on each rank; ``last``: behind all layers. ``joint``: what
-    joins the names of mixed streams to that of their block."""
-    width = shape.count * hidden
-    if shape.kind == "gated":
-        table = (norm_weight("norm", width, "hc_norm")
-                 | product("down", width, ("input_mix_weight_down", shape.rank))
-                 | product("up", shape.rank, ("input_mix_weight_up", width)))
-        return table if last else table | product("inject", width, ("block_inject_weight", shape.count))
-    weights = (2 + shape.count) * shape.count
-    each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
-    return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
 
 def kimi_delta(shape: shapes.KimiDelta, hidden: int, *, forget: str = "", out: str = "o_proj",
@@ -549,24 +530,6 @@ def experts_apart(shape: shapes.Experts, hidden: int) -> Table:
     """Of Gemma 4's router, besides its product."""
     return {"scale": (Tensor("scale", (hidden,), "plain"),),
             "factors": (Tensor("per_expert_scale", (shape.count,), "plain"),)}
-
-
-def per_layer(width: int, layers: int, vocab: int, hidden: int) -> Table:
-    """Gemma 4's second embedding, and what it adds of the first."""
-    return {"table": (Tensor("embed_tokens_per_layer.weight",
-                             (Numbered("tokens", vocab), layers * width), "plain"),
-                      ), **product("project", hidden, ("per_layer_model_projection", layers * width)),
-            **norm_weight("norm", width, "per_layer_projection_norm")}
-
-
-def behind_layer(width: int, hidden: int) -> Table:
-    """What a layer of Gemma 4 makes of its numbers of the second embedding; the factor on the stream."""
-    scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
-    if not width:
-        return scalar
-    return scalar | (product("gate", hidden, ("per_layer_input_gate", width))
-                     | product("out", width, ("per_layer_projection", hidden))
-                     | norm_weight("norm", hidden, "post_per_layer_input_norm"))
 
 
 def expert(shape: shapes.Experts, hidden: int, *, names: Names = GATED) -> Table:

@@ -19,7 +19,7 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.families import architecture as shapes
-from weft.families import tensors
+from weft.families import stream_tensors, tensors
 from weft.families.architecture import Architecture, Attention, Dense, Experts, GatedDelta, Mamba1, Mamba2
 from weft.families.mixing import TimeMix
 from weft.families.tensors import GATED, Names, Table
@@ -126,10 +126,10 @@ class BlockReader:
         if shape.kind == "mixed":   # layers.3.hc_attn_fn, or layers.3.attn_hc.fn
             layer, _, block = name.rpartition(".")
             on_hub = self.source.has(f"{layer}.hc_{block}_fn")
-            read = self.table(tensors.stream_mix(
+            read = self.table(stream_tensors.stream_mix(
                 shape, self.hidden, joint=f"hc_{block}_" if on_hub else f"{block}_hc."), layer)
             return MixedStreams(shape, read.tensor("fn"), read.tensor("base"), read.tensor("scale"), self.eps)
-        read = self.table(tensors.stream_mix(shape, self.hidden, last=last), name)
+        read = self.table(stream_tensors.stream_mix(shape, self.hidden, last=last), name)
         norm = read.norm("norm", self.eps, plus_one=self.plus_one)
         assert norm is not None
         return GatedStreams(shape, norm, read.linear("down"), read.linear("up"),
@@ -163,18 +163,19 @@ class BlockReader:
     def _per_layer(self, width: int) -> PerLayerInputs:
         """Gemma 4's second embedding."""
         source, layers = self.source, self.architecture.layer_count
-        read = self.table(tensors.per_layer(width, layers, self.architecture.vocab_size, self.hidden), "")
+        table = stream_tensors.per_layer(width, layers, self.architecture.vocab_size, self.hidden)
+        read = self.table(table, "")
         norm = read.norm("norm", self.eps)
         assert norm is not None
         rows, share = read.tensor("table"), source.share
-        table: Lookup = (Embedding(rows) if share is None
-                         else share.lookup(rows, self.architecture.vocab_size))
-        return PerLayerInputs(table, read.linear("project"), norm, width)
+        second: Lookup = (Embedding(rows) if share is None
+                          else share.lookup(rows, self.architecture.vocab_size))
+        return PerLayerInputs(second, read.linear("project"), norm, width)
 
     def behind(self, name: str) -> BehindLayer:
         """What follows the layer ``name`` of Gemma 4."""
         width = self.architecture.per_layer_width
-        read = self.table(tensors.behind_layer(width, self.hidden), name)
+        read = self.table(stream_tensors.behind_layer(width, self.hidden), name)
         scalar = read.tensor("scalar")
         if not width:
             return BehindLayer(scalar)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from weft.families import architecture as shapes
-from weft.families import tensors
+from weft.families import stream_tensors, tensors
 from weft.families.architecture import Architecture
 from weft.families.mixing import ChannelMix, TimeMix
 from weft.models.block_readers import BlockReader
@@ -330,7 +330,7 @@ class _Block:
 _MAMBA = {shapes.Attention: "self_attn", shapes.Mamba1: "mamba", shapes.Mamba2: "mamba"}
 def _zaya_layers(read: BlockReader) -> ReadLayer:
     def scaled(name: str, inside: bool) -> ScaledResidual:
-        table = read.table(tensors.residual_scale(read.hidden), name)
+        table = read.table(stream_tensors.residual_scale(read.hidden), name)
         residual, given = ((table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale"))
                            for part in ("residual", "hidden_states"))
         return ScaledResidual(residual, given, inside)

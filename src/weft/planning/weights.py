@@ -24,15 +24,12 @@ from weft.families.architecture import (
     RelativeAttention,
     SharedBlock,
 )
+from weft.families.stream_tensors import behind_layer, per_layer, residual_scale, stream_mix
 from weft.families.tensors import (
     Form,
     Table,
-    behind_layer,
     norm_gate,
-    per_layer,
-    residual_scale,
     shared_block,
-    stream_mix,
     tables,
     vocabulary,
 )
