@@ -3,7 +3,7 @@
     python -m benchmarks.gguf [--types q8_0,q4_k_m] [--rounds 3] [--threads 1] [--env DIRECTORY]
 
     one file, two servers up at once     weft    llama-server  (benchmarks.peers.make_env --llama)
-    a round asks each of them in turn    prompt  one stream  32 at once  second turn
+    a round asks each of them in turn    prompt  one stream  32 at once  later turns
     a figure                             user and system seconds of the server's processes, medians
 
 Load is the CPU time and the wall time until the server is healthy. Memory is the resident set of its
@@ -33,7 +33,7 @@ from benchmarks.serve.load import LoadPlan
 PROMPT = LoadPlan(requests=1, prompt_tokens=512, output_tokens=1, concurrency=1)
 STREAM = LoadPlan(requests=1, prompt_tokens=16, output_tokens=128, concurrency=1)
 BURST = LoadPlan(requests=32, prompt_tokens=64, output_tokens=32, concurrency=32)
-TALK = Talk(conversations=1, turns=2, opening=960, own=64, output_tokens=2)
+TALK = Talk(conversations=1, turns=6, opening=960, own=64, output_tokens=2)
 SETTING = {"q8_0": ("llama-q8", "weft-gguf-q8"), "q4_k_m": ("llama-q4", "weft-gguf-q4")}
 
 
@@ -80,7 +80,8 @@ def start(stack: ExitStack, name: str, bench: Bench) -> Running:
 
 
 def ask_all(running: Running, vocab_size: int, seed: int) -> None:
-    """One round. Of the stream and the burst, prompts are taken off by a round of one token."""
+    """One round. Of the stream and the burst, prompts are taken off by a round of one token. Of later turns,
+    the opening is taken off by a conversation without them."""
     def load(plan: LoadPlan, more: int = 0, output_tokens: int | None = None) -> float:
         asked = replace(plan, vocab_size=vocab_size, seed=seed + more,
                         output_tokens=output_tokens or plan.output_tokens)
@@ -92,8 +93,13 @@ def ask_all(running: Running, vocab_size: int, seed: int) -> None:
     first = load(BURST, 1, output_tokens=1)
     tokens = BURST.requests * (BURST.output_tokens - 1)
     running.add("32 at once, ms a token", 1000 * (load(BURST) - first) / tokens)
-    [[_, second]] = running.side.talk(replace(TALK, vocab_size=vocab_size, seed=seed))
-    running.add("second turn, first token, s", second.first_token_s)
+
+    def talk(turns: int, more: int) -> float:
+        asked = replace(TALK, turns=turns, vocab_size=vocab_size, seed=seed + more)
+        return running.timed(lambda: running.side.talk(asked))
+
+    later = talk(TALK.turns, 2) - talk(1, 1)
+    running.add("a later turn, CPU s", later / (TALK.turns - 1))
 
 
 def table(runs: Sequence[Running]) -> list[str]:

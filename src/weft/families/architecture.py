@@ -19,6 +19,7 @@ from typing import Literal
 from weft import spec
 from weft.families.attention_shapes import Attention as Attention
 from weft.families.attention_shapes import Index as Index
+from weft.families.attention_shapes import KeyIndex as KeyIndex
 from weft.families.attention_shapes import LatentAttention as LatentAttention
 from weft.families.attention_shapes import Rope as Rope
 from weft.families.attention_shapes import RopeKind as RopeKind
@@ -206,6 +207,28 @@ class ConvolvedAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class RelativeAttention:
+    """Attention whose scores have a bias by distance, of each query's own (Inkling): ``states`` numbers of a
+    query's head, times a bank of profiles over ``extent`` distances; 0 for keys farther away. Keys and values
+    pass a short convolution of ``conv_kernel`` tokens. So do the outputs of the layer and of its
+    feed-forward, of ``stream`` channels each; every rank has those whole. From position ``floor`` on queries
+    and biases are multiplied by 1 + ``growth`` log((position + 1) / ``floor``); 0: they are not."""
+
+    attention: Attention
+    states: int
+    extent: int
+    conv_kernel: int
+    stream: int
+    floor: int = 0
+    growth: float = 0.0
+
+    def layer_spec(self) -> LayerSpec:
+        of = self.attention
+        return spec.together("relative_attention", of.layer_spec(), spec.convolutions(
+            self.conv_kernel, kv=2 * of.kv_heads * of.head_dim, mixer=self.stream, feed=self.stream))
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConv:
     """Double-gated short convolution of LFM2."""
 
@@ -321,9 +344,9 @@ class Streams:
     eps: float = 0.0
 
 
-Mixer = (Attention | LatentAttention | ConvolvedAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1
-         | ShortConv | RgLru | Lightning | MatrixLstm | TimeMix | ChannelMix | Parallel | SharedBlock
-         | WithNgrams)
+Mixer = (Attention | LatentAttention | ConvolvedAttention | RelativeAttention | GatedDelta | KimiDelta
+         | Mamba2 | Mamba1 | ShortConv | RgLru | Lightning | MatrixLstm | TimeMix | ChannelMix | Parallel
+         | SharedBlock | WithNgrams)
 
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
@@ -357,7 +380,9 @@ class Experts:
     have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and
     each expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``. ``router_width``: the router is
     a feed-forward of this width over a state that layers hand on, and may choose none (ZAYA); 0: a product.
-    ``router_continues``: there is a layer before."""
+    ``router_continues``: there is a layer before. ``shared_count``: so many experts of ``shared_width`` that
+    every token passes; the router scores them too, and weights are shares of the sum over them and the chosen
+    ones (Inkling)."""
 
     count: int
     per_token: int
@@ -380,6 +405,7 @@ class Experts:
     limit: float = 0.0
     router_width: int = 0
     router_continues: bool = False
+    shared_count: int = 0
 
     @property
     def shared(self) -> Dense:
@@ -392,13 +418,18 @@ FeedForward = Dense | Experts
 
 @dataclass(frozen=True, slots=True)
 class MtpLayer:
-    """The layer of a multi-token prediction head. Its KV lies in the pages, as that of any other layer."""
+    """The layer of a multi-token prediction head. What its attention keeps lies in the pages, as that of any
+    other layer. ``streams``: the head reads and carries so many residual streams (Qwen4); None for one, which
+    is the trunk's hidden state."""
 
-    attention: Attention
+    attention: Attention | LatentAttention
     feed_forward: FeedForward
+    streams: Streams | None = None
 
-    def layer_spec(self) -> LayerSpec:
-        return replace(self.attention.layer_spec(), kind="mtp")
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        """Its own, and that of its index."""
+        width = self.attention.index_width
+        return replace(self.attention.layer_spec(), kind="mtp"), *([spec.index_rows(width)] if width else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +449,8 @@ class Architecture:
     makes rows of pictures; None for a model of text alone. ``streams``: None for one residual stream.
     ``scaled_residual``: stream and output of a block have biases and factors of each channel where they are
     added, and the embedding has (ZAYA). ``layer_norms``: norms subtract the mean and have biases, blocks hold
-    their own, and the embedding has one (RWKV).
+    their own, and the embedding has one (RWKV). ``embedding_norm``: what is embedded is normed (Inkling).
+    ``head_tokens``: tokens that the head knows, where it is padded to the vocabulary; 0: all.
     """
 
     family: str
@@ -445,6 +477,8 @@ class Architecture:
     streams: Streams | None = None
     scaled_residual: bool = False
     layer_norms: bool = False
+    embedding_norm: bool = False
+    head_tokens: int = 0
 
     @property
     def indexed(self) -> tuple[int, ...]:
@@ -463,14 +497,14 @@ class Architecture:
         return () if self.vision is None else self.vision.sections
 
     def spec(self, *, mtp: bool = False) -> ModelSpec:
-        """``mtp``: with the layer of the head, behind all others."""
+        """``mtp``: with the layer of the head and its index, behind all others."""
         assert self.mtp is not None or not mtp, f"{self.family} has no head for multi-token prediction"
-        heads = (self.mtp.layer_spec(),) if mtp and self.mtp is not None else ()
+        heads = self.mtp.layer_specs() if mtp and self.mtp is not None else ()
         return ModelSpec(family=self.family, vocab_size=self.vocab_size, hidden_size=self.hidden_size,
                          max_positions=self.max_positions, dtype=self.dtype,
                          layers=tuple(mixer.layer_spec() if mixer is not None else spec.stateless()
                                       for mixer in self.mixers) + self._index_specs() + heads)
 
     def _index_specs(self) -> tuple[LayerSpec, ...]:
-        indexes: list[Index] = [getattr(self.mixers[number], "index") for number in self.indexed]  # noqa: B009
-        return tuple(spec.index_rows(index.row_width) for index in indexes)
+        widths: list[int] = [getattr(self.mixers[number], "index_width") for number in self.indexed]  # noqa: B009
+        return tuple(map(spec.index_rows, widths))

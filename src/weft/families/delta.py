@@ -38,16 +38,17 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     architecture = build_architecture(
         family, keys, [attention if kind == "attention" else delta for kind in kinds],
         [qwen_feed_forward(keys, layer, shared=True) for layer in range(len(kinds))],
-        tied=keys.outer_boolean("tie_word_embeddings", False), mtp=_mtp(keys, attention))
+        tied=keys.outer_boolean("tie_word_embeddings", False), mtp=qwen_mtp(keys, attention))
     return replace(architecture, vision=read_qwen3_5_tower(keys) if family == "qwen3_5" else None)
 
 
-def _mtp(keys: ConfigKeys, attention: Attention) -> shapes.MtpLayer | None:
+def qwen_mtp(keys: ConfigKeys, attention: Attention,
+             streams: shapes.Streams | None = None) -> shapes.MtpLayer | None:
     """One layer that shares the embedding. Qwen3-Next's config.json does not mention its head."""
     layers = keys.integer("mtp_num_hidden_layers", 1, least=0)
     if layers != 1 or keys.boolean("mtp_use_dedicated_embeddings", False):
         return None
-    return shapes.MtpLayer(attention, qwen_feed_forward(keys, 0, shared=True))
+    return shapes.MtpLayer(attention, qwen_feed_forward(keys, 0, shared=True), streams)
 
 
 def read_olmo_hybrid(family: str, keys: ConfigKeys) -> Architecture:
@@ -110,9 +111,18 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
     latent = read_latent_attention(keys)
     rope = read_rope(keys, latent.shared_dim, theta=6e6, partial=1.0)
     attention = replace(latent, rope=rope, head_gated=True, scale=latent.scale * scale_of_rope(keys))
+    feeds = read_kimi_feed_forwards(keys, len(kinds), _LING)
     return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
-                              read_kimi_feed_forwards(keys, len(kinds), _LING),
-                              max_positions=keys.integer("model_max_length", 262_144))
+                              feeds, max_positions=keys.integer("model_max_length", 262_144),
+                              mtp=mtp_behind(keys, attention, feeds[-1]))
+
+
+def mtp_behind(keys: ConfigKeys, attention: Attention | shapes.LatentAttention,
+               feed: FeedForward) -> shapes.MtpLayer | None:
+    """A head that is stored as the layer behind the last (DeepSeek-V3), with the last one's feed-forward. Of
+    several, one for each place of a draft, the first drafts all places."""
+    stored = keys.integer("num_nextn_predict_layers", keys.integer("num_mtp_layers", 0, least=0), least=0)
+    return shapes.MtpLayer(attention, feed) if stored else None
 
 
 def scale_of_rope(keys: ConfigKeys) -> float:

@@ -33,7 +33,13 @@ from weft.families.architecture import (
 )
 from weft.families.attention import qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.delta import FeedDefaults, read_kimi_feed_forwards, read_latent_attention
+from weft.families.delta import (
+    FeedDefaults,
+    mtp_behind,
+    qwen_mtp,
+    read_kimi_feed_forwards,
+    read_latent_attention,
+)
 from weft.families.reading import Family, build_architecture, every_nth_attention, layer_kinds, read_attention
 
 
@@ -66,7 +72,8 @@ def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
     feed = qwen_feed_forward(keys, 0, shared=True)
     return build_architecture(family, keys, [mixer(layer) for layer in range(len(kinds))],
                               [feed] * len(kinds), streams=streams,
-                              tied=keys.outer_boolean("tie_word_embeddings", False))
+                              tied=keys.outer_boolean("tie_word_embeddings", False),
+                              mtp=qwen_mtp(keys, attention, streams))
 
 
 def _index(keys: ConfigKeys) -> Index:
@@ -156,10 +163,11 @@ def read_glm5_next(family: str, keys: ConfigKeys) -> Architecture:
     limit = keys.number("swiglu_limit", 10.0)
     streams = Streams("mixed", keys.integer("hc_mult", 4), rounds=keys.integer("hc_sinkhorn_iters", 20),
                       eps=keys.number("hc_eps", 1e-6))
+    feeds = [replace(feed, limit=limit) for feed in read_kimi_feed_forwards(keys, len(kinds), _GLM)]
     return build_architecture(
-        family, keys, [attention if kind == "attention" else delta for kind in kinds],
-        [replace(feed, limit=limit) for feed in read_kimi_feed_forwards(keys, len(kinds), _GLM)],
-        tied=keys.outer_boolean("tie_word_embeddings", False), streams=streams)
+        family, keys, [attention if kind == "attention" else delta for kind in kinds], feeds,
+        tied=keys.outer_boolean("tie_word_embeddings", False), streams=streams,
+        mtp=mtp_behind(keys, attention, feeds[-1]))
 
 
 def _pooled_index(keys: ConfigKeys, kinds: list[str]) -> Index:

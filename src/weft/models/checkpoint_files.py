@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from weft.errors import CheckpointError
+from weft.families import name_here
 from weft.files import INDEX_BYTES_MAX, read_json
 from weft.models.forms import stored_form
 from weft.models.gguf.view import is_view, stored_tensors
@@ -74,6 +75,8 @@ class CheckpointFiles:
                 raise CheckpointError(f"{source}: places {name} in {file_name}, which does not hold it",
                                       param="model")
             tensors[name] = headers[file_name][name]
+        here = name_here(config)
+        tensors = {here(name): replace(stored, name=here(name)) for name, stored in tensors.items()}
         return cls(directory, config, tensors, _prefix(tensors), source)
 
     @property
@@ -92,24 +95,34 @@ class CheckpointFiles:
 @dataclass(frozen=True, slots=True)
 class DraftWeights:
     """Heads for multi-token prediction that a checkpoint brings: a handle, nothing is read. They are no part
-    of the model, unless speculation wants them (``weft.models.mtp``). ``names``: behind the prefix, sorted.
-    ``stored_bytes``: in the files."""
+    of the model, unless speculation wants them (``weft.models.mtp``). They lie under a prefix of their own,
+    or are layers behind the last (DeepSeek-V3). ``names``: of their tensors; ``count``: of heads."""
 
     checkpoint: CheckpointFiles
     dtype: torch.dtype
-    names: tuple[str, ...]
-    stored_bytes: int
+    names: frozenset[str]
+    count: int = 1
 
     @classmethod
-    def of(cls, checkpoint: CheckpointFiles, dtype: torch.dtype) -> DraftWeights | None:
-        """None for a checkpoint without such heads."""
+    def of(cls, checkpoint: CheckpointFiles, dtype: torch.dtype, layers: int) -> DraftWeights | None:
+        """``layers``: of the model. None for a checkpoint without such heads."""
         for prefix in DRAFT_PREFIXES:
-            heads = [stored for name, stored in checkpoint.tensors.items() if name.startswith(prefix)]
+            heads = frozenset(name for name in checkpoint.tensors if name.startswith(prefix))
             if heads:
-                names = tuple(sorted(stored.name.removeprefix(prefix) for stored in heads))
-                return cls(replace(checkpoint, prefix=prefix), dtype, names,
-                           sum(stored.stored_bytes for stored in heads))
-        return None
+                return cls(replace(checkpoint, prefix=prefix), dtype, heads)
+        behind = draft_layers(checkpoint, layers)
+        names = frozenset(name for name in checkpoint.tensors if name.startswith(behind)) if behind else None
+        return cls(checkpoint, dtype, names, len(behind)) if names else None
+
+
+def draft_layers(checkpoint: CheckpointFiles, layers: int) -> tuple[str, ...]:
+    """"model.layers.42." of each head that is stored as a layer behind ``layers`` others."""
+    names: list[str] = []
+    while True:
+        name = f"{checkpoint.prefix}layers.{layers + len(names)}."
+        if f"{name}enorm.weight" not in checkpoint.tensors:   # more layers than config.json says are no heads
+            return tuple(names)
+        names.append(name)
 
 
 def with_quantization(directory: Path, config: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ between spellings of a feed-forward, Zamba and Zamba2 share blocks between layer
 
 Sources: transformers ``llama``, ``mistral``, ``qwen3``, ``qwen3_moe``, ``qwen3_5``, ``qwen3_5_moe``,
 ``qwen3_next``, ``lfm2``, ``lfm2_moe``, ``lfm3``, ``olmo3``, ``olmo_hybrid``, ``kimi_linear``,
-``bailing_hybrid``, ``zaya``. With Mamba: ``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``,
-``jamba``, ``zamba``, ``zamba2``, ``mamba``, ``mamba2``, ``falcon_mamba``.
+``bailing_hybrid``, ``zaya``, ``inkling``. With Mamba: ``granitemoehybrid``, ``bamba``, ``falcon_h1``,
+``nemotron_h``, ``jamba``, ``zamba``, ``zamba2``, ``mamba``, ``mamba2``, ``falcon_mamba``.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from weft.models.blocks.rwkv import ChannelMixBlock, Shifted, TimeMixBlock
 from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
 from weft.models.decoder import CausalModel
 from weft.models.embedding import Embedding
+from weft.models.inkling import inkling_layers
 from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
@@ -102,7 +103,6 @@ class Names:
         return layer
 
     def feed_forward(self, read: BlockReader, shape: shapes.FeedForward, name: str) -> FeedBlock:
-        """Also that of the head for multi-token prediction (``weft.models.mtp``)."""
         dense, spelled = read.swiglu if self.swiglu else read.dense, self.spelled.get(type(shape), {})
         if isinstance(shape, shapes.Dense):
             return dense(shape, name, **spelled)
@@ -115,10 +115,20 @@ class Names:
 def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     """Read every tensor of the model from ``source``."""
     names = NAMES[architecture.family]
-    read = BlockReader(architecture, source, plus_one=names.plus_one)
-    layer = partial(names.layer, read) if names.layers is None else names.layers(read)
+    read = reader_of(architecture, source)
+    layer = layers_of(read)
     embedding = next((one for one in names.embeddings if source.has(f"{one}.weight")), names.embeddings[-1])
     return read.model(layer, final_norm=names.final_norm, embedding=embedding, stack=names.stack)
+
+
+def reader_of(architecture: Architecture, source: TensorSource) -> BlockReader:
+    return BlockReader(architecture, source, plus_one=NAMES[architecture.family].plus_one)
+
+
+def layers_of(read: BlockReader) -> ReadLayer:
+    """What reads a layer of the family, also that of a head for multi-token prediction (``models.mtp``)."""
+    names = NAMES[read.architecture.family]
+    return partial(names.layer, read) if names.layers is None else names.layers(read)
 
 
 def _ngrams(read: BlockReader, shape: shapes.Ngrams, name: str) -> NgramsBlock:
@@ -415,10 +425,15 @@ NAMES: dict[str, Names] = {
     "gpt_oss": Names(_MAMBA, spelled={shapes.Experts: {"router": "router.weight", "paired": True}}),
     "gemma3": replace(_GEMMA, plus_one=True), "gemma4": _GEMMA,
     "minimax": Names({shapes.Attention: "self_attn", shapes.Lightning: "self_attn"}, feed_of=_minimax_feed),
+    "minicpm_sala": Names(
+        {shapes.Attention: "self_attn", shapes.Lightning: "self_attn"}, spelled={
+            shapes.Attention: {"gate": "o_gate"},
+            shapes.Lightning: {"names": (("q_proj", "k_proj", "v_proj"), "z_proj", "o_norm", "o_proj"),
+                               "norms": ("q_norm", "k_norm"), "eps": None}}),
     "recurrent_gemma": Names(
         {shapes.Attention: "temporal_block", shapes.RgLru: "temporal_block"}, feed="mlp_block", swiglu=False,
         mixer_norm="temporal_pre_norm", feed_norm="channel_pre_norm", final_norm="final_norm", plus_one=True),
-    "zaya": Names(layers=_zaya_layers),
+    "zaya": Names(layers=_zaya_layers), "inkling": Names(layers=inkling_layers),
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
     "glm5_next": Names(
         {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),

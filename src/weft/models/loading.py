@@ -20,7 +20,7 @@ import torch
 from weft.config import DTypeChoice, QuantizeChoice
 from weft.errors import CheckpointError
 from weft.families import named_dtype
-from weft.families.architecture import Architecture
+from weft.families.architecture import Architecture, RelativeAttention
 from weft.families.tower_tensors import tower_prefix
 from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, unused_warning
 from weft.models.decoder import CausalModel
@@ -120,12 +120,14 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
             model = build(architecture, reader)
     model.score_LD = score_LD
     model.vision = None if vision is None else vision.encoder
-    head_bytes, head_line = (_add_mtp(model, checkpoint, runtime, device, share) if mtp else (0, None))
+    drafts = DraftWeights.of(checkpoint, DTYPES[chosen], architecture.layer_count)
+    head_bytes, head_line = _add_mtp(model, drafts, runtime, device, share) if mtp and drafts else (0, None)
     read_s = time.perf_counter() - started_s
     lines = (runtime.note(), reader.form.note(),
              skipped_line(checkpoint.tensors, sees=vision is not None),
              _nonfinite_warning(reader.nonfinite), head_line,
-             unused_warning(checkpoint.unused(check.used | scale_names | {SCORE_HEAD})))
+             unused_warning(checkpoint.unused(check.used | scale_names | {SCORE_HEAD}
+                                              | (drafts.names if drafts else frozenset()))))
     return LoadedModel(model=model, spec=model.spec, generation_defaults=defaults,
                        kv_scales=kv_scales,
                        weights_bytes=(reader.held_bytes + head_bytes
@@ -136,24 +138,24 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
 
 
 def _check_device(architecture: Architecture, place: torch.device) -> None:
-    if architecture.indexed and place.type != "cpu":
-        raise CheckpointError(f"{architecture.family} attends over chosen blocks, which weft computes on "
-                              f"CPUs alone; this is {place}. Use --device cpu", param="--device")
+    biased = any(isinstance(mixer, RelativeAttention) for mixer in architecture.mixers)
+    if (architecture.indexed or biased) and place.type != "cpu":
+        way = "with a bias by distance" if biased else "over chosen blocks"
+        raise CheckpointError(f"{architecture.family} attends {way}, which weft computes on CPUs alone; this "
+                              f"is {place}. Use --device cpu", param="--device")
 
 
-def _add_mtp(model: CausalModel, checkpoint: CheckpointFiles, runtime: RuntimeForm,
+def _add_mtp(model: CausalModel, weights: DraftWeights, runtime: RuntimeForm,
              device: torch.device | None, share: RankShare | None) -> tuple[int, str | None]:
-    """Gives ``model`` its head, where the checkpoint has one. Returns its bytes, and why it has none though
-    the checkpoint has tensors of one."""
-    weights = DraftWeights.of(checkpoint, DTYPES[model.spec.dtype])
-    if weights is None:
-        return 0, None
+    """Gives ``model`` its head. Returns its bytes, and which heads of the checkpoint are not read."""
     try:
         model.mtp, held_bytes = load_mtp(model.architecture, weights, model, runtime, device, share)
     except CheckpointError as error:
         return 0, f"The head for multi-token prediction is left out: {error}"
     model.spec = model.architecture.spec(mtp=True)
-    return held_bytes, None
+    model.keeps_streams = model.mtp.collapse is not None
+    return held_bytes, None if weights.count == 1 else (
+        f"Of {weights.count} heads for multi-token prediction, the first makes all drafts.")
 
 
 def _nonfinite_warning(names: list[str]) -> str | None:

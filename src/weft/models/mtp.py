@@ -8,6 +8,12 @@
 Further drafts read the head's own hidden state in place of the trunk's. Embedding and output matrix are the
 trunk's. A draft is a guess: no bit of an answer depends on this file.
 
+The layer is any that the family has: softmax or latent attention, with an index or without, and its own
+feed-forward. A head of several residual streams (Qwen4) reads those of the trunk before they become one:
+
+    streams of t         -> norm over all -> fc_hidden of each \
+    embedding of t + 1   -> norm -> fc_embedding                -> + -> layer -> streams -> mix -> head
+
 Of several ranks, each holds its share of the layer, divided as a layer of the trunk. Each rank finds its best
 token, and all choose the best of these by the same numbers. So drafts are equal on all ranks.
 
@@ -17,26 +23,29 @@ the whole layer. A step of few rows goes through the fused decoder, in one call.
 A wide vocabulary costs more than the layer. Byte-pair tokenizers number tokens by frequency, so drafts are
 drawn from the first VOCAB_MAX tokens alone. A draft that would be another token is wrong, not the answer.
 
-Layout and names: the public checkpoints of Qwen3.5 and Qwen3-Next, ``mtp.*``. Nemotron 3 has the same head
-under other names: ``layers.0`` joins and attends, ``layers.1`` has the experts and the last norm.
+Layout and names: the public checkpoints of Qwen3.5, Qwen3-Next and Qwen4, ``mtp.*``. Nemotron 3 has the same
+head under other names: ``layers.0`` joins and attends, ``layers.1`` has the experts and the last norm. Ling
+and GLM 5 store it as the layer behind the last (DeepSeek-V3, 2024, section 2.2). Of several such layers the
+first makes all drafts: the next would need what the one before it made of every token.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from weft.errors import CheckpointError
-from weft.families.architecture import Architecture, Attention
-from weft.models.block_readers import BlockReader
-from weft.models.blocks.attention import AttentionBlock
+from weft.families.architecture import Architecture, MtpLayer, Rope
+from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.streams import StreamMix
 from weft.models.checkpoint_files import DraftWeights
 from weft.models.decoder import CausalModel
 from weft.models.embedding import Embedding, Lookup
-from weft.models.families import NAMES
+from weft.models.families import ReadLayer, layers_of, reader_of
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
 from weft.models.reader import TensorCheck, TensorReader
@@ -45,7 +54,6 @@ from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankedModel, RankShare, RankVocabulary, Summed
 from weft.models.weights import TensorSource
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
-from weft.tensor.ops.attention_layer import write_projected
 from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, TwelveBitWeight
 
 VOCAB_MAX = 1 << 15
@@ -54,61 +62,98 @@ _FEW_TOKENS = 4096
 """Up to so many numpy takes less time than the calls of torch."""
 
 
+class Join(Protocol):
+    """Of normed embeddings [T, D] and hidden states [T, D or S D], what the layer reads."""
+
+    def __call__(self, embedded_TD: torch.Tensor, hidden_TN: torch.Tensor, /) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedOnce:
+    """``both``: [D, 2 D]."""
+
+    both: Linear
+
+    def __call__(self, embedded_TD: torch.Tensor, hidden_TD: torch.Tensor) -> torch.Tensor:
+        return self.both(torch.cat((embedded_TD, hidden_TD), -1))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedStreams:
+    """Each stream by itself: [D, D] of the embedding and of a stream."""
+
+    embedding: Linear
+    stream: Linear
+
+    def __call__(self, embedded_TD: torch.Tensor, hidden_TN: torch.Tensor) -> torch.Tensor:
+        tokens, width = embedded_TD.shape
+        streams_TSD = self.stream(hidden_TN.reshape(-1, width)).view(tokens, -1, width)
+        return (self.embedding(embedded_TD)[:, None] + streams_TSD).flatten(1)
+
+
 @dataclass(slots=True)
 class MtpHead:
-    """``join``: [D, 2 D], of the embedding and the hidden state. ``head``: the first tokens' rows of the
-    trunk's output matrix."""
+    """``collapse``: makes one of several streams, in place of ``norm``. ``head``: the first tokens' rows of
+    the trunk's output matrix."""
 
-    attention: Attention
+    rope: Rope | None
     embedding: Lookup
     embedding_multiplier: float
     embedding_norm: Norm
     hidden_norm: Norm
-    join: Linear
+    join: Join
     layer: DecoderLayer
-    norm: Norm
+    norm: Norm | None
+    collapse: StreamMix | None
     head: Linear
     rotary: RotaryTable | None
     vocabulary: RankVocabulary | None = None
     """Of several ranks: which tokens ``head`` has here."""
-    _fused: FusedDecoder = field(init=False, repr=False)
+    _fused: FusedDecoder | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._fused = FusedDecoder([self.layer], [self.attention.rope], self.norm, 1.0)
+        self._fused = None if self.norm is None else FusedDecoder([self.layer], [self.rope], self.norm, 1.0)
 
-    def joined(self, hidden_TD: torch.Tensor, following_T: torch.Tensor) -> torch.Tensor:
-        """The layer's input. ``hidden_TD``: of the trunk or of this head; ``following_T``: int64 [T], the
+    @property
+    def width(self) -> int:
+        """Of the hidden states that it reads and makes: of all streams."""
+        return self.hidden_norm.weight.shape[0]
+
+    def joined(self, hidden_TN: torch.Tensor, following_T: torch.Tensor) -> torch.Tensor:
+        """The layer's input. ``hidden_TN``: of the trunk or of this head; ``following_T``: int64 [T], the
         token after each."""
         embedded_TD = self.embedding.rows_at(following_T)
         if self.embedding_multiplier != 1.0:
             embedded_TD = embedded_TD * self.embedding_multiplier
-        return self.join(torch.cat((self.embedding_norm(embedded_TD), self.hidden_norm(hidden_TD)), -1))
+        return self.join(self.embedding_norm(embedded_TD), self.hidden_norm(hidden_TN))
 
-    def write(self, joined_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> None:
-        """Keys and values of ``inputs`` into their pages."""
-        block = self.layer.mixer.block if isinstance(self.layer.mixer, Summed) else self.layer.mixer
-        assert isinstance(block, AttentionBlock)
-        assert self.layer.mixer_norm is not None
+    def write(self, joined_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> None:
+        """What the tokens of ``inputs`` keep, into their pages."""
+        layer = self.layer
+        block = layer.mixer.block if isinstance(layer.mixer, Summed) else layer.mixer
+        assert isinstance(block, AttentionBlock | LatentAttentionBlock)
+        seen_TD = joined_TN if layer.mixes[0] is None else layer.mixes[0].enter(joined_TN)[0]
+        if layer.mixer_norm is not None:
+            seen_TD = layer.mixer_norm(seen_TD)
+        block.write(seen_TD, inputs, cache, None if self.rotary is None else self.rotary.at(inputs.turned))
+
+    def draft(self, joined_TN: torch.Tensor, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
+        """The whole layer: -> hidden [T, D or S D]. Writes keys and values. ``caches``: of this layer alone,
+        the same list in each step. Valid until the next call."""
+        layer = self.layer
         cos_sin = None if self.rotary is None else self.rotary.at(inputs.turned)
-        write_projected(block.qkv(self.layer.mixer_norm(joined_TD)), block.core, inputs, cache, cos_sin)
+        if self._fused is not None:
+            hidden_TD = self._fused.run(joined_TN, inputs, caches, {self.rope: cos_sin})
+            if hidden_TD is not None:
+                return hidden_TD
+        around, around_feed = layer.mixes
+        x_TN = _through(around, layer.mixer_norm, layer.mixer, joined_TN, inputs, caches[0], cos_sin)
+        x_TN = _through(around_feed, layer.feed_norm, layer.feed_forward, x_TN)
+        return x_TN if self.norm is None else self.norm(x_TN)
 
-    def draft(self, joined_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
-        """The whole layer: -> hidden [T, D]. Writes keys and values. ``caches``: of this layer alone, the
-        same list in each step. Valid until the next call."""
-        rope, layer, cache = self.attention.rope, self.layer, caches[0]
-        cos_sin = None if self.rotary is None else self.rotary.at(inputs.turned)
-        hidden_TD = self._fused.run(joined_TD, inputs, caches, {rope: cos_sin})
-        if hidden_TD is not None:
-            return hidden_TD
-        assert layer.mixer is not None
-        assert layer.feed_forward is not None
-        assert layer.mixer_norm is not None
-        assert layer.feed_norm is not None
-        x_TD = joined_TD + layer.mixer(layer.mixer_norm(joined_TD), inputs, cache, cos_sin)
-        return self.norm(x_TD + layer.feed_forward(layer.feed_norm(x_TD)))
-
-    def best(self, hidden_XD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def best(self, hidden_XN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The most likely token of each row (int64 [X]), and its probability."""
+        hidden_XD = hidden_XN if self.collapse is None else self.collapse.enter(hidden_XN)[0]
         if self.vocabulary is not None:
             own_XV = self.head(hidden_XD).float() if self.vocabulary.count else hidden_XD[:, :0].float()
             return self.vocabulary.best(own_XV)
@@ -121,34 +166,76 @@ class MtpHead:
         return best.indices, best.values
 
 
+def _through(around: StreamMix | None, norm: Norm | None, block: Any, x_TN: torch.Tensor,
+             *more: Any) -> torch.Tensor:
+    """The stream behind one block, or several streams of which it sees a mix."""
+    seen_TD, carried = (x_TN, ()) if around is None else around.enter(x_TN)
+    y_TD = block(seen_TD if norm is None else norm(seen_TD), *more)
+    return x_TN + y_TD if around is None else around.leave(x_TN, carried, y_TD)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Where the parts of a head lie. ``joins``: one product, or that of the embedding and that of a stream.
+    ``last``: its norm, by any of these names, or what makes one of several streams. ``layer`` and ``feed``:
+    where the two halves of the layer are."""
+
+    embedding_norm: str
+    hidden_norm: str
+    joins: tuple[str, ...]
+    last: tuple[str, ...]
+    layer: str = "layers.0"
+    feed: str | None = None
+
+
+def _names_in(source: TensorSource, layers: int) -> _Names:
+    """By what the files have, not by the family: a GGUF file has one spelling for all. ``layers``: of the
+    trunk."""
+    behind = f"layers.{layers}"
+    qwen = _Names("pre_fc_norm_embedding", "pre_fc_norm_hidden", ("fc",), ("norm",))
+    spellings = (
+        _Names("layers.0.enorm", "layers.0.hnorm", ("layers.0.eh_proj",), ("layers.1.final_layernorm",),
+               feed="layers.1"),
+        _Names(f"{behind}.enorm", f"{behind}.hnorm", (f"{behind}.eh_proj",),
+               (f"{behind}.final_layernorm", f"{behind}.shared_head.norm"), behind),
+        replace(qwen, joins=("fc_embedding", "fc_hidden"), last=("hyper_connection_mixer",)))
+    return next((names for names in spellings if source.has(f"{names.joins[-1]}.weight")), qwen)
+
+
 def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalModel) -> MtpHead:
     """Read the head from ``source``, whose names have no ``mtp.`` before them."""
     shape = architecture.mtp
     assert shape is not None
-    hidden, rope = architecture.hidden_size, shape.attention.rope
-
-    trunk_names = NAMES[architecture.family]
-    read = BlockReader(architecture, source, plus_one=trunk_names.plus_one)
-    if architecture.family == "nemotron_h":
-        names = ["layers.0.enorm", "layers.0.hnorm", "layers.0.eh_proj.weight", "layers.1.final_layernorm"]
-        layer = trunk_names.layer(read, "layers.0", shape.attention, None)
-        after = trunk_names.layer(read, "layers.1", None, shape.feed_forward)
-        layer.feed_norm, layer.feed_forward = after.feed_norm, after.feed_forward
-    else:
-        names = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc.weight", "norm"]
-        layer = trunk_names.layer(read, "layers.0", shape.attention, shape.feed_forward)
+    hidden, rope, names = architecture.hidden_size, shape.attention.rope, _names_in(source, len(trunk.layers))
+    width = hidden * (1 if shape.streams is None else shape.streams.count)
+    read = reader_of(replace(architecture, streams=shape.streams), source)
+    layer = _layer(names, shape, layers_of(read))
     embedding: Lookup = Embedding(trunk.embedding)
     vocabulary = None
     if source.share is not None:
         assert isinstance(trunk, RankedModel)
         embedding, vocabulary = trunk.lookup, trunk.draft_vocabulary(VOCAB_MAX)
         [layer] = source.share.joined([layer])
+    joins = [source.linear([(f"{join}.weight", hidden)], 2 * hidden // len(names.joins))
+             for join in names.joins]
+    last = next((name for name in names.last if source.has(f"{name}.weight")), names.last[0])
+    one = shape.streams is None
     return MtpHead(
-        shape.attention, embedding, architecture.embedding_multiplier,
-        read.norm(names[0]), read.norm(names[1]), source.linear([(names[2], hidden)], 2 * hidden), layer,
-        read.norm(names[3]), _first_tokens(trunk.head),
+        rope, embedding, architecture.embedding_multiplier, read.norm(names.embedding_norm),
+        read.norm(names.hidden_norm, width), JoinedOnce(*joins) if one else JoinedStreams(*joins), layer,
+        read.norm(last) if one else None,
+        None if shape.streams is None else read.streams(shape.streams, last, last=True),
+        _first_tokens(trunk.head),
         None if rope is None else RotaryTable(rope, trunk.embedding.device, architecture.turn_sections),
         vocabulary)
+
+
+def _layer(names: _Names, shape: MtpLayer, read: ReadLayer) -> DecoderLayer:
+    if names.feed is None:
+        return read(names.layer, shape.attention, shape.feed_forward)
+    layer, after = read(names.layer, shape.attention, None), read(names.feed, None, shape.feed_forward)
+    layer.feed_norm, layer.feed_forward = after.feed_norm, after.feed_forward
+    return layer
 
 
 def load_mtp(architecture: Architecture, weights: DraftWeights, trunk: CausalModel,

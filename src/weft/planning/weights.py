@@ -21,6 +21,7 @@ from weft.families.architecture import (
     Dense,
     Experts,
     LatentAttention,
+    RelativeAttention,
     SharedBlock,
 )
 from weft.families.tensors import (
@@ -218,7 +219,7 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     streams, layers = architecture.streams, architecture.layer_count
     norm = hidden * (1 + architecture.layer_norms)
     if streams is None or streams.kind == "mixed":
-        yield "norms", "plain", norm * (1 + architecture.layer_norms)
+        yield "norms", "plain", norm * (1 + architecture.layer_norms + architecture.embedding_norm)
     if streams is not None:
         yield from _record_pieces("streams", [stream_mix(streams, hidden)] * 2 * layers, tp)
     if streams is not None and streams.kind == "gated":
@@ -253,11 +254,14 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
 
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:
     """Norms of its two inputs, of its layer and of its output; the join of the inputs; the layer. Embedding
-    and output matrix are the trunk's."""
+    and output matrix are the trunk's. Several streams have mixes in place of norms inside."""
     assert architecture.mtp is not None
-    hidden = architecture.hidden_size
-    yield "draft head", "plain", 5 * hidden
+    hidden, streams = architecture.hidden_size, architecture.mtp.streams
+    yield "draft head", "plain", 5 * hidden if streams is None else (1 + streams.count) * hidden
     yield "draft head", "matrix", 2 * hidden * hidden
+    if streams is not None:
+        mixes = [*[stream_mix(streams, hidden)] * 2, stream_mix(streams, hidden, last=True)]
+        yield from _record_pieces("draft head", mixes, tp)
     for record in (architecture.mtp.attention, architecture.mtp.feed_forward):
         yield from _record_pieces("draft head", tables(record, hidden), tp)
 
@@ -274,5 +278,6 @@ def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[t
 
 
 _PART: dict[type, str] = {Attention: "attention", ConvolvedAttention: "attention",
-                          LatentAttention: "attention", Dense: "feed-forward", Experts: "experts"}
+                          LatentAttention: "attention", RelativeAttention: "attention",
+                          Dense: "feed-forward", Experts: "experts"}
 """All others are recurrent."""

@@ -29,15 +29,15 @@ from weft.units import PAD
 
 
 class HeadGraphs:
-    """``table``, ``chosen``, ``widths``, ``deltas``: as for ``DecodeGraphs``. ``width``, ``dtype``: of
-    hidden states."""
+    """``table``, ``chosen``, ``widths``, ``deltas``: as for ``DecodeGraphs``. ``dtype``: of hidden
+    states."""
 
     def __init__(self, head: MtpHead, table: torch.Tensor, chosen: torch.Tensor, widths: Sequence[int],
-                 capture: Capture, deltas: torch.Tensor | None, width: int, dtype: torch.dtype) -> None:
+                 capture: Capture, deltas: torch.Tensor | None, dtype: torch.dtype) -> None:
         most = max(widths, default=0)
         self._head = head
         self._pad_row = table.shape[0] - 1
-        self._hidden_WD = torch.zeros((most, width), dtype=dtype, device=table.device)
+        self._hidden_WD = torch.zeros((most, head.width), dtype=dtype, device=table.device)
         self._tokens_W = torch.zeros(most, dtype=torch.int64, device=table.device)
         self._numbers_W2 = torch.zeros((most, 2), dtype=torch.float64, device=table.device)
         self._graphs = DecodeGraphs(table, chosen, widths, capture, deltas)

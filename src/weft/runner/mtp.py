@@ -118,7 +118,8 @@ class HeadRunner:
         """As ``table``, on the host: reading that would wait for the device."""
         self._staging = Staging(table.device, staging_bytes)
         self._caches = [cache]
-        self._zeroed = [view for view in (cache.k, cache.v, cache.token_scales) if view is not None]
+        self._zeroed = [view for of in (cache, cache.index) if of is not None
+                        for view in (of.k, of.v, of.token_scales) if view is not None]
         self._unzeroed = HeadPages(pages_per_frame)
         self.known: dict[int, Int32s] = {}
 

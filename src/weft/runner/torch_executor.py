@@ -257,6 +257,8 @@ class TorchExecutor:
         """``result`` with what the model's own head drafts behind it, where there is one."""
         if self._head is None or plan.mtp_drafts is None:
             return result
+        if isinstance(self.model, CausalModel) and self.model.streams_TN is not None:
+            hidden_TD = self.model.streams_TN
         drafts, seconds = self._head.run(plan, _step_inputs(batch), hidden_TD, result)
         return replace(result, head_drafts=drafts, head_s=seconds)
 
@@ -268,9 +270,11 @@ class TorchExecutor:
             rows, capture = self.batches.rows, self._capture
             graphs = None if capture is None or self.graphs is None else HeadGraphs(
                 head, rows.table, rows.chosen, self.graphs.widths, capture,
-                None if self.pictures is None else self.pictures.deltas_R, self.model.spec.hidden_size,
-                DTYPES[self.model.spec.dtype])
-            self._head = HeadRunner(head, rows.table, self._caches[-1], self.arena.plan.pages_per_frame,
+                None if self.pictures is None else self.pictures.deltas_R, DTYPES[self.model.spec.dtype])
+            assert isinstance(self.model, CausalModel)
+            cache, *index = self._caches[len(self.model.architecture.spec().layers):]
+            cache = replace(cache, index=index[0] if index else None)
+            self._head = HeadRunner(head, rows.table, cache, self.arena.plan.pages_per_frame,
                                     self.pictures, rows.staging.capacity_bytes, graphs)
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,

@@ -6,9 +6,9 @@
 Another model at the same path, another KV dtype, another rope: each is another namespace, whose rows never
 match. The JSON is written beside the ledger, so that ``weft store info`` can name what a directory holds.
 
-The digest of weights covers every header and file size, and 64 KiB at 64 places of each file. Reading all of
-a 100 GB checkpoint at each start would take a minute. Two checkpoints that differ only between the samples
-are not told apart.
+The digest of weights covers every file's size, its header up to 16 MiB, and 64 KiB at 64 places of it.
+Reading all of a 100 GB checkpoint at each start would take a minute. Two checkpoints that differ only between
+the samples are not told apart.
 
 Law: L10 at the scale of models.
 """
@@ -30,6 +30,8 @@ go on from states of an old one. It would compute them with other bits."""
 SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
 _HEADER_LENGTH_BYTES = 8
+_HEADER_BYTES_MAX = 16 << 20
+"""Of a header. A GGUF file begins with its magic, which names no length: its first bytes are the header."""
 NAMESPACES_FOLDER = "namespaces"
 
 
@@ -88,7 +90,7 @@ def _file_digest(path: Path) -> bytes:
         file.seek(0)
         length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
         digest.update(length.to_bytes(8, "little"))
-        digest.update(file.read(min(length, size)))
+        digest.update(file.read(min(length, _HEADER_BYTES_MAX)))
         for sample in range(SAMPLES):
             file.seek(max(0, size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
             digest.update(file.read(SAMPLE_BYTES))

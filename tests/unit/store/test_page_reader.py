@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 
 from tests.unit.store import page_reader
@@ -96,3 +97,20 @@ def test_the_digests_of_the_page_are_those_of_the_store(tmp_path: Path) -> None:
     changed[-1] ^= 1
     weights.write_bytes(changed)
     assert weights_digest([weights]) != hashlib.sha256(b"sampled" + one.digest()).hexdigest()
+
+
+def test_the_digest_of_a_gguf_file_reads_a_bounded_part_of_it(tmp_path: Path) -> None:
+    """Its magic, read as the length of a header, is 14 GB."""
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(range(256)))
+    with weights.open("r+b") as file:
+        file.truncate(256 << 20)
+    tracemalloc.start()
+    first = weights_digest([weights])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 32 << 20
+    with weights.open("r+b") as file:
+        file.seek(100)
+        file.write(b"other")
+    assert weights_digest([weights]) != first

@@ -27,16 +27,24 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.families.architecture import Attention, LatentAttention
+from weft.families.architecture import Attention, KeyIndex, LatentAttention
 from weft.models.blocks.adapted import AdaptedBlock, LatentChange
 from weft.models.blocks.chosen import IndexBlock
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, seen_layer, staged
+from weft.tensor.ops.attention_layer import (
+    AttentionCore,
+    CosSin,
+    attention_layer,
+    choosing_layer,
+    seen_layer,
+    staged,
+    write_projected,
+)
 from weft.tensor.ops.chosen_blocks import Seen, attend_seen
 from weft.tensor.ops.elementwise import rotary
-from weft.tensor.ops.latent_attention import latent_attention, write_rows
+from weft.tensor.ops.latent_attention import latent_attention, write_latents
 
 __all__ = ["AttentionBlock", "CosSin", "separate_gate"]
 
@@ -57,7 +65,7 @@ class AttentionBlock:
     v_norm: torch.Tensor | None = None
     """Ones [D], if ``shape.values_normed``."""
     index: IndexBlock | None = None
-    """If ``shape.index``."""
+    """If ``shape.index`` has tensors."""
 
     core: AttentionCore = field(init=False)
     fused: FusedBlock | None = field(init=False, repr=False)
@@ -72,11 +80,20 @@ class AttentionBlock:
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        seen = chosen(self.index, x_TD, None, inputs, cache, cos_sin)
         projected_TW = self.qkv(x_TD)
+        if isinstance(self.shape.index, KeyIndex):
+            return self.out(inputs.asked_of(choosing_layer(projected_TW, self.core, inputs, cache, cos_sin)))
+        seen = chosen(self.index, x_TD, None, inputs, cache, cos_sin)
         o_TC = (attention_layer(projected_TW, self.core, inputs, cache, cos_sin) if seen is None else
                 seen_layer(projected_TW, self.core, inputs, cache, cos_sin, seen))
         return self.out(inputs.asked_of(o_TC))
+
+    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+              cos_sin: CosSin | None) -> None:
+        """What the tokens keep, and no output."""
+        if self.index is not None and cache.index is not None:
+            self.index.write(x_TD, inputs, cache.index)
+        write_projected(self.qkv(x_TD), self.core, inputs, cache, cos_sin)
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
@@ -131,9 +148,7 @@ class LatentAttentionBlock:
                  cos_sin: CosSin | None) -> torch.Tensor:
         assert cache.k is not None, "a latent attention layer without pages"
         shape = self.shape
-        bottleneck, latent_TC, shared_TS, gates_TH = torch.split(
-            self.latent(x_TD), [shape.query_rank or 0, shape.latent_dim, shape.shared_dim,
-                                shape.heads if shape.head_gated else 0], dim=-1)
+        bottleneck, latent_TC, shared_TS, gates_TH = self._projected(x_TD)
         asked_TR = x_TD if self.query_norm is None else self.query_norm(bottleneck)
         q_TC = self.query(asked_TR)
         q_THK = by_head(q_TC, shape.heads)
@@ -152,7 +167,7 @@ class LatentAttentionBlock:
             o_THC = latent_attention(q_THW, row_TW, cache.k, inputs.positions_T, inputs.runs, shape.scale,
                                      shape.latent_dim, cache.token_scales)
         else:
-            write_rows(row_TW, cache.k, inputs.positions_T, inputs.runs, cache.token_scales)
+            write_latents(row_TW, cache.k, inputs.positions_T, inputs.runs, cache.token_scales)
             o_THC = attend_seen(q_THW, cache, inputs.runs, shape.scale, seen, shape.latent_dim)
         if scale is not None:
             o_THC = o_THC * scale
@@ -162,6 +177,26 @@ class LatentAttentionBlock:
             gate_TH1 = torch.sigmoid(inputs.asked_of(gates_TH).float())[..., None]
             o_THV = (o_THV.float() * gate_TH1).to(x_TD.dtype)
         return self.out(o_THV.flatten(1))
+
+    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+              cos_sin: CosSin | None) -> None:
+        """What the tokens keep, and no output."""
+        assert cache.k is not None, "a latent attention layer without pages"
+        if self.index is not None and cache.index is not None:
+            self.index.write(x_TD, inputs, cache.index)
+        _, latent_TC, shared_TS, _ = self._projected(x_TD)
+        if cos_sin is not None:
+            shared_TS = rotary(shared_TS[:, None], shared_TS[:, None], *cos_sin)[1][:, 0]
+        row_TW = torch.cat((self.latent_norm(latent_TC), shared_TS), dim=-1)
+        if cache.head_scales is not None:
+            row_TW = row_TW / cache.head_scales[0, 0]
+        write_latents(row_TW, cache.k, inputs.positions_T, inputs.runs, cache.token_scales)
+
+    def _projected(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Bottleneck of the queries, latents, shared keys, head gates."""
+        shape = self.shape
+        return torch.split(self.latent(x_TD), [shape.query_rank or 0, shape.latent_dim, shape.shared_dim,
+                                               shape.heads if shape.head_gated else 0], dim=-1)
 
     def _in_latents(self, own_THO: torch.Tensor) -> torch.Tensor:
         """Queries [T, heads, own] -> [T, heads, latent]."""

@@ -40,8 +40,7 @@ class MeanIndex:
                  cache: LayerCache, cos_sin: CosSin | None) -> Seen | None:
         """None where every token sees all that is before it."""
         shape = self.shape
-        q_TC, row_TW = torch.split(self.project(x_TD), [shape.queries * shape.key_dim, shape.key_dim], dim=-1)
-        write_index(row_TW, self._block_keys, cache, inputs.positions_T, inputs.runs, shape)
+        q_TC = self.write(x_TD, inputs, cache)
         if sees_all(inputs.runs, shape):
             return None
         assert cos_sin is not None, "an index without rotary tables"
@@ -49,6 +48,13 @@ class MeanIndex:
         q_THD, _ = rotary(q_THD, q_THD[:, :1], *cos_sin)
         weights_TH = q_THD.new_full(q_THD.shape[:2], shape.key_dim**-0.5)
         return choose_blocks(q_THD, weights_TH, cache, inputs.runs, shape)
+
+    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
+        """What the tokens keep. Returns their queries."""
+        shape = self.shape
+        q_TC, row_TW = torch.split(self.project(x_TD), [shape.queries * shape.key_dim, shape.key_dim], dim=-1)
+        write_index(row_TW, self._block_keys, cache, inputs.positions_T, inputs.runs, shape)
+        return q_TC
 
     def _block_keys(self, rows_NKW: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:
         keys_N1D = self.k_norm(rows_NKW.mean(1).to(self.k_norm.weight.dtype))[:, None]
@@ -74,15 +80,21 @@ class LearnedIndex:
         """None where every token sees all that is before it. ``bottleneck_TR``: of the queries, normed."""
         shape, dim = self.shape, self.shape.key_dim
         assert bottleneck_TR is not None, "an index that reads a bottleneck"
-        key_TD, weight_TD, weights_TH = torch.split(self.project(x_TD), [dim, dim, shape.queries], dim=-1)
-        key_TD = F.layer_norm(key_TD, (dim,), self.norm, self.norm_bias, 1e-6)
-        write_index(torch.cat((key_TD, weight_TD), dim=-1), self._block_keys, cache, inputs.positions_T,
-                    inputs.runs, shape)
+        weights_TH = self.write(x_TD, inputs, cache)
         if sees_all(inputs.runs, shape):
             return None
         q_THD = by_head(self.query(bottleneck_TR), shape.queries)
         weights_TH = weights_TH.float() * (dim * shape.queries)**-0.5
         return choose_blocks(q_THD, weights_TH, cache, inputs.runs, shape)
+
+    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
+        """What the tokens keep. Returns the weights of their queries."""
+        shape, dim = self.shape, self.shape.key_dim
+        key_TD, weight_TD, weights_TH = torch.split(self.project(x_TD), [dim, dim, shape.queries], dim=-1)
+        key_TD = F.layer_norm(key_TD, (dim,), self.norm, self.norm_bias, 1e-6)
+        write_index(torch.cat((key_TD, weight_TD), dim=-1), self._block_keys, cache, inputs.positions_T,
+                    inputs.runs, shape)
+        return weights_TH
 
     def _block_keys(self, rows_NKW: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:
         keys_NKD, weights_NKD = rows_NKW.chunk(2, dim=-1)

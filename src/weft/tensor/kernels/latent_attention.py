@@ -60,15 +60,10 @@ CHUNKS = ["starts", "offsets", "chunk_run", "chunk_first", "chunk_tokens"]
 def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor,
                      runs: Runs, scale: float, value_dim: int,
                      scales: torch.Tensor | None = None) -> torch.Tensor:
-    q_THW, x_TW = dense_rows(q_THW), dense_rows(x_TW)
+    write_latents(x_TW, cache, positions_T, runs, scales)
+    q_THW = dense_rows(q_THW)
     tokens, heads, width = q_THW.shape
-    pages = (as_bits(k_rows(cache)), native.slot_stride(cache), scales,
-             0 if scales is None else scales.stride(0))
-    tiles = tile_count(runs)
-    if tiles:
-        launch(_write, (tiles,))(
-            x_TW, x_TW.stride(0), *pages, positions_T, *places_of(runs), D=width, BLOCK_D=block_dim(width),
-            FP8=cache.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=8)
+    pages = _pages(cache, scales)
     out_THV = torch.empty((tokens, heads, value_dim), dtype=q_THW.dtype, device=q_THW.device)
     product, precision = product_of(q_THW.dtype, cache.dtype)
     main, rest = kv_splits_of_row(width, value_dim)
@@ -87,6 +82,21 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
             known.chunk_tokens_C, known.chunk_count, **constants, TOKENS=queries,
             **blocks_of(main, product, small_shared(q_THW.device)))
     return out_THV
+
+
+def write_latents(x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs,
+                  scales: torch.Tensor | None = None) -> None:
+    tiles, width = tile_count(runs), x_TW.shape[1]
+    if tiles:
+        x_TW = dense_rows(x_TW)
+        launch(_write, (tiles,))(
+            x_TW, x_TW.stride(0), *_pages(cache, scales), positions_T, *places_of(runs), D=width,
+            BLOCK_D=block_dim(width), FP8=cache.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=8)
+
+
+def _pages(cache: torch.Tensor, scales: torch.Tensor | None) -> tuple[Any, ...]:
+    return (as_bits(k_rows(cache)), native.slot_stride(cache), scales,
+            0 if scales is None else scales.stride(0))
 
 
 def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any]) -> None:

@@ -58,6 +58,13 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
     return out_THV
 
 
+@op("weft.tensor.kernels.latent_attention")
+def write_latents(x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs,
+                  scales: torch.Tensor | None = None) -> None:
+    """What ``latent_attention`` writes, alone."""
+    write_rows(x_TW, cache, positions_T, runs, scales)
+
+
 def write_rows(x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs,
            scales: torch.Tensor | None) -> None:
     where = places_of(positions_T, runs)
