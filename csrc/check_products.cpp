@@ -1,7 +1,9 @@
-// The float products of a table against sums in double precision, without Python: for an instruction set of another
-// machine under an emulator (tests/aarch64.sh). float32 and bfloat16 tiles; rows alone give the bits of rows together.
+// The products of a table against sums in double precision, without Python: for an instruction set of another machine
+// under an emulator (tests/aarch64.sh). Tiles are of float32, of bfloat16, or of codes as the types of GGUF and NVFP4
+// have them. Rows alone give the bits of rows together.
 // Where an Arm CPU multiplies pairs of bfloat16, the bits are those of its manual, in plain C++. 12 bits have the bits of
 // plain tiles.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -254,6 +256,140 @@ void check_pairs(int64_t out, int64_t in) {
   if (in > 2 && seen == 0) fail("another order gives the same bits: the check sees nothing", most, out, in);
 }
 
+// Codes of ``bits`` with a scale for ``group`` columns, and what else a type has.
+struct CodeForm {
+  const char* name;
+  int bits;
+  int64_t group;
+  ScaleForm scales;
+  bool zeros, minimums, table;
+};
+
+constexpr CodeForm kCodeForms[] = {
+    {"Q8_0", 8, 32, ScaleForm::float16, false, false, false},  {"Q4_0", 4, 32, ScaleForm::float16, false, false, false},
+    {"Q5_0", 6, 32, ScaleForm::float16, false, false, false},  {"Q4_1", 4, 32, ScaleForm::float16, false, true, false},
+    {"Q5_1", 6, 32, ScaleForm::float32, false, true, false},   {"Q4_K", 4, 32, ScaleForm::bytes, false, true, false},
+    {"Q5_K", 6, 32, ScaleForm::bytes, false, true, false},     {"Q6_K", 6, 16, ScaleForm::bytes, false, false, false},
+    {"Q3_K", 4, 16, ScaleForm::bytes, false, false, false},    {"Q2_K", 4, 16, ScaleForm::bytes, false, true, false},
+    {"IQ4_NL", 4, 32, ScaleForm::float16, false, false, true}, {"IQ4_XS", 4, 32, ScaleForm::bytes, false, false, true},
+    {"MXFP4", 4, 32, ScaleForm::e8m0, false, false, true},     {"NVFP4", 4, 16, ScaleForm::e4m3, false, false, true},
+    {"GPTQ", 4, 128, ScaleForm::float16, true, false, false},  {"int8", 8, 128, ScaleForm::float32, true, false, false},
+};
+
+double half_value(uint16_t bits) { return std::ldexp(1.0 + (bits & 1023) / 1024.0, (bits >> 10) - 15); }  // normal, positive
+
+double e4m3_value(uint8_t bits) { return std::ldexp(1.0 + (bits & 7) / 8.0, (bits >> 3 & 15) - 7); }  // the same
+
+// Scales or minimums of a weight [tiles][groups][16], as its form has them, and their values.
+struct CodeScales {
+  std::vector<float> floats, of_rows;
+  std::vector<uint16_t> halves, of_blocks;
+  std::vector<uint8_t> bytes;
+  std::vector<double> values;
+
+  CodeScales(const CodeForm& form, int64_t tiles, int64_t groups, int64_t blocks, std::mt19937& dice) {
+    for (int64_t row = 0; row < tiles * 16; ++row) of_rows.push_back(0.5f + static_cast<float>(dice() % 64) / 64);
+    for (int64_t at = 0; at < tiles * blocks * 16; ++at) of_blocks.push_back(half(dice));
+    for (int64_t at = 0; at < tiles * groups * 16; ++at) {
+      const int64_t tile = at / (groups * 16), group = at / 16 % groups, lane = at % 16;
+      halves.push_back(half(dice));
+      floats.push_back(static_cast<float>(dice() % 1000 + 1) / 4096);
+      bytes.push_back(static_cast<uint8_t>(form.scales == ScaleForm::e8m0   ? 120 + dice() % 10
+                                           : form.scales == ScaleForm::e4m3 ? 8 + dice() % 96
+                                                                            : dice() % 64));
+      const double of_row = static_cast<double>(of_rows[static_cast<size_t>(tile * 16 + lane)]);
+      const int64_t block = (tile * blocks + group * form.group / 256) * 16 + lane;
+      values.push_back(form.scales == ScaleForm::float16   ? half_value(halves.back())
+                       : form.scales == ScaleForm::float32 ? static_cast<double>(floats.back())
+                       : form.scales == ScaleForm::bytes   ? bytes.back() * half_value(of_blocks[static_cast<size_t>(block)])
+                       : form.scales == ScaleForm::e8m0    ? std::ldexp(of_row, bytes.back() - 127)
+                                                           : e4m3_value(bytes.back()) * of_row);
+    }
+  }
+
+  const void* data(ScaleForm form) const {
+    if (form == ScaleForm::float32) return floats.data();
+    return form == ScaleForm::float16 ? static_cast<const void*>(halves.data()) : bytes.data();
+  }
+
+ private:
+  static uint16_t half(std::mt19937& dice) { return static_cast<uint16_t>(4096 + dice() % 8192); }
+};
+
+// Codes [out][in] in tiles (linear.inl). Four columns of a row lie beside each other. Of four bits, a byte has two codes.
+// The upper two bits of six are a line behind two.
+std::vector<uint8_t> code_tiles(const std::vector<uint8_t>& codes, int64_t out, int64_t in, int bits) {
+  const int64_t tiles = (out + 15) / 16, tile_bytes = 16 * in * bits / 8;
+  std::vector<uint8_t> to(static_cast<size_t>(tiles * tile_bytes));
+  for (int64_t row = 0; row < out; ++row)
+    for (int64_t i = 0; i < in; ++i) {
+      uint8_t* const tile = to.data() + row / 16 * tile_bytes;
+      const int64_t quad = i / 4, byte = row % 16 * 4 + i % 4;
+      const int code = codes[static_cast<size_t>(row * in + i)];
+      if (bits == 8) tile[quad * 64 + byte] = static_cast<uint8_t>(code);
+      if (bits == 4) tile[quad / 2 * 64 + byte] |= static_cast<uint8_t>(code << quad % 2 * 4);
+      if (bits == 6) {
+        uint8_t* const sixteen = tile + quad / 4 * 192;
+        sixteen[quad / 2 % 2 * 64 + byte] |= static_cast<uint8_t>((code & 15) << quad % 2 * 4);
+        sixteen[128 + byte] |= static_cast<uint8_t>(code >> 4 << quad % 4 * 2);
+      }
+    }
+  return to;
+}
+
+void check_codes(const CodeForm& form, int64_t out, int64_t in) {
+  std::mt19937 dice(static_cast<unsigned>(out * 1000 + in));
+  std::normal_distribution<float> normal;
+  const int64_t tiles = (out + 15) / 16, groups = (in + form.group - 1) / form.group, blocks = (in + 255) / 256, most = 13;
+  std::vector<uint8_t> codes, zeros, table;
+  for (int64_t at = 0; at < out * in; ++at) codes.push_back(static_cast<uint8_t>(dice() % (1u << form.bits)));
+  for (int64_t at = 0; at < tiles * groups * 16; ++at) zeros.push_back(static_cast<uint8_t>(dice() % (1u << form.bits)));
+  for (int at = 0; at < 16; ++at) table.push_back(static_cast<uint8_t>(16 * at + 5));
+  const CodeScales scales(form, tiles, groups, blocks, dice), minimums(form, tiles, groups, blocks, dice);
+  const std::vector<uint8_t> data = code_tiles(codes, out, in, form.bits);
+  std::vector<float> x, alone(static_cast<size_t>(most * out)), together(alone);
+  for (int64_t at = 0; at < most * in; ++at) x.push_back(normal(dice));
+  LinearArgs args{};
+  args.x = x.data();
+  args.x_stride = in;
+  args.x_dtype = Dtype::float32;
+  args.exact = true;
+  const WeightForm weight_form = form.bits == 8 ? WeightForm::int8 : form.bits == 6 ? WeightForm::int6 : WeightForm::int4;
+  args.weight = {data.data(), weight_form, in, out, scales.data(form.scales), form.scales, form.zeros ? zeros.data() : nullptr,
+                 form.group, nullptr, form.minimums ? minimums.data(form.scales) : nullptr, scales.of_blocks.data(),
+                 minimums.of_blocks.data(), scales.of_rows.data(), form.table ? table.data() : nullptr};
+  for (int64_t row = 0; row < most; ++row) {
+    args.x = x.data() + row * in;
+    args.rows = 1;
+    args.out = alone.data() + row * out;
+    tables::WEFT_TABLE::linear(args);
+  }
+  args.x = x.data();
+  args.out = together.data();
+  for (int64_t rows : {int64_t{2}, int64_t{4}, int64_t{6}, most}) {
+    args.rows = rows;
+    tables::WEFT_TABLE::linear(args);
+    if (std::memcmp(alone.data(), together.data(), static_cast<size_t>(rows * out) * sizeof(float)))
+      return fail(form.name, rows, out, in);
+  }
+  for (int64_t row = 0; row < most; ++row)
+    for (int64_t to = 0; to < out; ++to) {
+      double sum = 0, terms = 0;
+      for (int64_t i = 0; i < in; ++i) {
+        const size_t group = static_cast<size_t>((to / 16 * groups + i / form.group) * 16 + to % 16);
+        const int code = codes[static_cast<size_t>(to * in + i)];
+        const int zero = form.minimums ? 0 : form.zeros ? zeros[group] : 1 << (form.bits - 1);
+        const int number = form.table ? table[static_cast<size_t>(code)] - 128 : code - zero;
+        const double value = number * scales.values[group] - (form.minimums ? minimums.values[group] : 0);
+        const double term = value * static_cast<double>(x[static_cast<size_t>(row * in + i)]);
+        sum += term;
+        terms += std::abs(term);
+      }
+      if (!(std::abs(static_cast<double>(alone[static_cast<size_t>(row * out + to)]) - sum) <= 2e-5 * terms))
+        return fail(form.name, row, out, in);
+    }
+}
+
 }  // namespace
 }  // namespace weft
 
@@ -267,6 +403,9 @@ int main() {
   if (tables::WEFT_TABLE::has_twelve_bit_products())
     for (int64_t out : {1, 16, 33, 130})
       for (int64_t in : {8, 64, 104, 1024}) check_twelve_bits(out, in);
+  for (const CodeForm& form : kCodeForms)
+    for (int64_t out : {1, 33, 130})
+      for (int64_t in : {256, 512}) check_codes(form, out, in);
   check_experts(64, 32);
   check_experts(98, 40);
   const char* how = "";

@@ -143,19 +143,19 @@ class Experts(nn.Module):
         self.shared_experts = FeedForward(hidden, width * config.num_shared_experts)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return torch.stack([self._routed(x_D) for x_D in x_TD]) + self.shared_experts(x_TD)
-
-    def _routed(self, x_D: torch.Tensor) -> torch.Tensor:
-        config = self.config
-        scores = torch.sigmoid(self.gate.weight @ x_D)
-        by_group = (scores + self.gate.expert_bias).view(config.n_group, -1)
+        config, out_TD = self.config, self.shared_experts(x_TD)
+        scores_TE = torch.sigmoid(x_TD @ self.gate.weight.T)
+        by_group = (scores_TE + self.gate.expert_bias).view(len(x_TD), config.n_group, -1)
         best = by_group.topk(2, dim=-1).values.sum(-1).topk(config.topk_group).indices
-        masked = torch.full_like(by_group, -torch.inf)
-        masked[best] = by_group[best]
-        chosen = masked.flatten().topk(config.num_experts_per_tok).indices
-        weights = scores[chosen] / (scores[chosen].sum() + 1e-20) * config.routed_scaling_factor
-        return torch.stack([self.experts[one](x_D) * weight for one, weight in
-                            zip(chosen.tolist(), weights, strict=True)]).sum(0)
+        others = torch.ones(by_group.shape[:2], dtype=torch.bool).scatter(1, best, False)
+        chosen_TK = by_group.masked_fill(others[..., None], -torch.inf).flatten(1).topk(
+            config.num_experts_per_tok).indices
+        weights_TK = scores_TE.gather(1, chosen_TK)
+        weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20) * config.routed_scaling_factor
+        for number, expert in enumerate(self.experts):
+            tokens, places = (chosen_TK == number).nonzero(as_tuple=True)
+            out_TD = out_TD.index_add(0, tokens, expert(x_TD[tokens]) * weights_TK[tokens, places, None])
+        return out_TD
 
 
 class Layer(nn.Module):

@@ -143,14 +143,17 @@ def all_plain(table: Table) -> Table:
 
 
 def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None, out: str = "o_proj",
-              norms: tuple[str, str] = ("q_norm", "k_norm"), gates: str = "g_proj") -> Table:
-    """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias."""
+              norms: tuple[str, str] = ("q_norm", "k_norm"), gates: str = "g_proj",
+              gate: str | None = None) -> Table:
+    """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias. ``gate``: of
+    a gate that is stored by itself; else the query projection has its rows."""
     queries = Units(shape.heads, shape.head_dim)
     keys = Units(shape.kv_heads, shape.head_dim, shape.kv_copies)
-    asked = Units(shape.heads, shape.head_dim * 2) if shape.gated else queries
+    apart = ((gate, queries),) if shape.gated and gate else ()
+    asked = Units(shape.heads, shape.head_dim * 2) if shape.gated and not gate else queries
     read = inputs or hidden
     own = (("k_proj", keys), ("v_proj", keys))[: 0 if shape.kv_of is not None else 2 - shape.values_are_keys]
-    table = product("qkv", read, ("q_proj", asked), *own, bias=shape.bias)
+    table = product("qkv", read, ("q_proj", asked), *apart, *own, bias=shape.bias)
     if shape.head_gated:
         table["qkv"] += (Tensor(f"{gates}.weight", (Units(shape.heads), read)),)
     if shape.qk_norm:
@@ -175,6 +178,24 @@ def convolved_attention(shape: shapes.ConvolvedAttention, hidden: int) -> Table:
         table[f"{role}.bias"] = (Tensor(f"{name}.bias", (channels,), "plain"),)
     table["factors"] = (Tensor("qk_norm.temp", (Units(of.kv_heads),), "plain"),)
     return table | product("out", queries, ("o_proj", hidden))
+
+
+def relative_attention(shape: shapes.RelativeAttention, hidden: int) -> Table:
+    of = shape.attention
+    table = attention(of, hidden)
+    table["qkv"] += (Tensor("r_proj.weight", (Units(of.heads, shape.states), hidden)),)
+    keys = Units(of.kv_heads, of.head_dim, of.kv_copies)
+    for part in "kv":
+        name, dims = f"{part}_sconv.conv1d.weight", (keys, 1, shape.conv_kernel)
+        table[f"{part}_conv"] = (Tensor(name, dims, "float32"),)
+    return table | _exact("rel_logits_proj.proj", dims=(shape.states, shape.extent))
+
+
+def around_relative(shape: shapes.RelativeAttention, hidden: int, scale: str = "mlp.global_scale") -> Table:
+    """The convolutions of what the two blocks of its layer give; ``scale``: a factor on the feed-forward."""
+    table: Table = {part: (Tensor(f"{name}_sconv.conv1d.weight", (hidden, 1, shape.conv_kernel), "float32"),)
+             for part, name in (("mixer", "attn"), ("feed", "mlp"))}
+    return table | {"scale": (Tensor(scale, (1,), "float32"),)}
 
 
 def residual_scale(hidden: int) -> Table:
@@ -205,6 +226,8 @@ def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "
 
 DeltaNames = Literal["fused", "by_key_head", "each"]
 """How the input projection of a gated delta net is stored: Qwen3.5, Qwen3-Next, OLMo hybrid."""
+KERNELS = "dynamic_conv1d.kernel_generator"
+"""Of Jet-Nemotron: what makes the kernels of v."""
 
 
 def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "fused", norm: str = "norm",
@@ -224,7 +247,13 @@ def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "f
     table = product("project", hidden, *matrices[names].items())
     table["project"] += tuple(Tensor(f"{name}.weight", (rows, hidden), "plain")
                               for name, rows in gates[names].items())
-    return (table | _conv((key, key, value), shape.conv_kernel) | _exact("A_log", "dt_bias", dims=(heads,))
+    if shape.kernel_rank:   # the first product is whole, the second divided: rows by channel, place by place
+        table["project"] += (Tensor(f"{KERNELS}.w1.weight", (shape.kernel_rank, hidden)),)
+        rows = Units(shape.v_heads, shape.v_dim * shape.conv_kernel)
+        table |= product("kernels", shape.kernel_rank, (f"{KERNELS}.w2", rows), bias=True)
+    else:
+        table |= _conv((key, key, value), shape.conv_kernel)
+    return (table | _exact("A_log", "dt_bias", dims=(heads,))
             | norm_weight("norm", shape.v_dim, norm) | product("out", value, (out, hidden)))
 
 
@@ -336,22 +365,24 @@ def short_conv(shape: shapes.ShortConv, hidden: int) -> Table:
             | product("out", channels, ("out_proj", hidden), bias=shape.bias))
 
 
-LightningNames = tuple[str, str, str, str]
-"""Of q, k and v, of the gate, of the norm and of what comes out."""
+LightningNames = tuple[str | tuple[str, str, str], str, str, str]
+"""Of q, k and v, in one tensor or in three, of the gate, of the norm and of what comes out."""
 
 
 def lightning(shape: shapes.Lightning, hidden: int, *, names: LightningNames = (
-        "qkv_proj", "output_gate", "norm", "out_proj"), by_head: bool = True) -> Table:
-    """``by_head``: rows of q, k and v are head by head. What decays follow from may be stored too, and is not
-    read."""
+        "qkv_proj", "output_gate", "norm", "out_proj"), by_head: bool = True,
+        norms: tuple[str, str] = ("query_layernorm", "key_layernorm")) -> Table:
+    """``by_head``: rows of q, k and v in one tensor are head by head. What decays follow from may be stored
+    too, and is not read."""
     qkv, gate, norm, out = names
     width = Units(shape.heads, shape.head_dim)
     rows: Dim = Units(shape.heads, 3 * shape.head_dim) if by_head else (width,) * 3
-    table = (product("project", hidden, (qkv, rows), (gate, width))
+    asked = ((qkv, rows),) if isinstance(qkv, str) else tuple((name, width) for name in qkv)
+    table = (product("project", hidden, *asked, (gate, width))
              | norm_weight("norm", width, norm) | product("out", width, (out, hidden)))
     if shape.qk_norm:
-        table |= norm_weight("q_norm", shape.head_dim, "query_layernorm")
-        table |= norm_weight("k_norm", shape.head_dim, "key_layernorm")
+        for role, norm in zip(("q_norm", "k_norm"), norms, strict=True):
+            table |= norm_weight(role, shape.head_dim, norm)
     return table
 
 
@@ -433,14 +464,16 @@ def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
 
 
-def dense(shape: shapes.Dense, hidden: int, *, names: Names = GATED, whole: bool = False) -> Table:
+def dense(shape: shapes.Dense, hidden: int, *, names: Names = GATED, whole: bool = False,
+          paired: bool = False) -> Table:
     """``names``: of what goes in, and of what comes out; one name of gate and up where they are one tensor.
-    ``whole``: ranks do not divide it."""
+    ``whole``: ranks do not divide it. ``paired``: rows of gate and up take turns in the one tensor."""
     *into, down = names if shape.gated else names[-2:]
     width: Dim = shape.width if whole else Units(shape.width)
     rows = width
     if shape.gated and len(into) == 1:
         rows = 2 * width if isinstance(width, int) else (Units(shape.width), Units(shape.width))
+        rows = Units(shape.width, 2) if paired else rows
     return (product("into", hidden, *((name, rows) for name in into), bias=shape.bias)
             | product("down", width, (down, hidden), bias=shape.bias))
 
@@ -458,7 +491,7 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
     if paired:
         dims["into"] = (2 * shape.width if shape.own_count else Units(shape.width, 2), dims["into"][1])
     table: Table = (_router_over_layers(shape, hidden) if shape.router_width else
-                    {"router": (Tensor(router, (shape.count, hidden), "plain"),)})
+                    {"router": (Tensor(router, (shape.count + shape.shared_count, hidden), "plain"),)})
     for role, name in (("into", into), ("down", down)):
         table[role] = (Tensor(name, (count, *(dims[role][::-1] if transposed else dims[role]))),)
         if shape.bias and (paired or role == "down"):
@@ -491,6 +524,16 @@ def _router_over_layers(shape: shapes.Experts, hidden: int) -> Table:
         table["continued"] = (Tensor("gate.router_states_scale", (width,)),)
     biases = Tensor("gate.balancing_biases", (shape.count + 1,), "float32")
     return all_plain(table) | norm_weight("router_norm", width, f"{inner}.norm") | {"choice_bias": (biases,)}
+
+
+def shared_experts(shape: shapes.Experts, hidden: int, *, paired: bool = False) -> Table:
+    """``shared_count`` experts, always divided by their width. ``paired``: as of ``experts``."""
+    count, width = shape.shared_count, Units(shape.shared_width)
+    into = tuple(Tensor(f"shared_experts.{part}_proj", (count, width, hidden)) for part in ("gate", "up"))
+    if paired:
+        into = (Tensor("shared_experts.shared_w13_weight", (count, Units(shape.shared_width, 2), hidden)),)
+    down = f"shared_experts.{'shared_w2_weight' if paired else 'down_proj'}"
+    return {"into": into, "down": (Tensor(down, (count, hidden, width)),)}
 
 
 def experts_apart(shape: shapes.Experts, hidden: int) -> Table:
@@ -533,9 +576,14 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
         return [*tables(record.mamba, hidden), *own, product("linear", hidden, ("linear", hidden))]
     if isinstance(record, shapes.WithNgrams):
         return [gated_delta(record.mixer, hidden), ngrams(record.ngrams, hidden)]
-    if isinstance(record, shapes.Attention | shapes.LatentAttention) and record.index is not None:
-        rank = record.query_rank or 0 if isinstance(record, shapes.LatentAttention) else 0
-        return [TABLES[type(record)](record, hidden), index(record.index, hidden, rank)]
+    chosen = getattr(record, "index", None)
+    if isinstance(chosen, shapes.Index):
+        return [TABLES[type(record)](record, hidden),
+                index(chosen, hidden, getattr(record, "query_rank", None) or 0)]
+    if isinstance(record, shapes.RelativeAttention):
+        return [relative_attention(record, hidden), around_relative(record, hidden)]
+    if isinstance(record, shapes.Experts) and record.shared_count:
+        return [experts(record, hidden), shared_experts(record, hidden)]
     if isinstance(record, shapes.Experts):
         shared = [dense(record.shared, hidden)] if record.shared_width else []
         apart = [experts_apart(record, hidden)] if record.normed_apart else []

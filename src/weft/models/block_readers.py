@@ -159,8 +159,9 @@ class BlockReader:
         model = (CausalModel(architecture, **parts) if source.share is None else
                  RankedModel(architecture, source.share, **parts))
         # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
-        # rows.
-        source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
+        # rows. In front of a norm it would be something else: such adapters are refused as unknown.
+        if not architecture.embedding_norm:
+            source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
         model.expand = self._expand(shape)
         if architecture.per_layer_width:
             model.per_layer = self._per_layer(architecture.per_layer_width)
@@ -174,6 +175,8 @@ class BlockReader:
         if isinstance(first, TimeMix):
             norm, width = self.layer_norm("layers.0.pre_norm"), first.carried
             return lambda x_TD: torch.nn.functional.pad(norm(x_TD), (0, width))
+        if self.architecture.embedding_norm:
+            return self.norm("embed_tokens.embed_norm")
         if not self.architecture.scaled_residual:
             return None
         bias, scale = (self.source.tensor(f"input_hidden_states_{part}", self.hidden)
@@ -212,10 +215,10 @@ class BlockReader:
     def continued_experts(self, shape: Experts, name: str, norm: str) -> ContinuedExperts:
         """``norm``: in front of it."""
         read = self.table(tensors.experts(shape, self.hidden), name)
-        into, down = self._routed(shape, read, GATED, False, None)
+        into, down = self.routed(shape, read, GATED, False, None)
         router = read.plain("router")
         experts = ExpertsBlock(shape, router, into, down)
-        self._note_experts(shape, read, experts, GATED)
+        self.note_experts(shape, read, experts, GATED)
         router_norm = read.norm("router_norm", self.eps)
         assert router_norm is not None
         return ContinuedExperts(
@@ -290,17 +293,18 @@ class BlockReader:
         return readers[type(shape)](shape, names[type(shape)], **spelled)
 
     def attention(self, shape: Attention, name: str, *, out: str = "o_proj",
-                  norms: tuple[str, str] = ("q_norm", "k_norm")) -> AttentionBlock:
-        """One projection, with the gate's rows moved behind the query's, and head gates (``g_proj``,
-        ``gate_proj`` on the hub) at the end."""
+                  norms: tuple[str, str] = ("q_norm", "k_norm"), gate: str | None = None) -> AttentionBlock:
+        """One projection, with the gate's rows moved behind the query's (``gate``: they are stored by
+        themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end."""
         source = self.source
         gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
-        read = self.table(tensors.attention(shape, self.hidden, out=out, norms=norms, gates=gates), name)
+        read = self.table(tensors.attention(shape, self.hidden, out=out, norms=norms, gates=gates, gate=gate),
+                          name)
         bias = read.get("qkv.bias")
         if bias is not None and shape.head_gated:
             bias = torch.nn.functional.pad(bias, (0, shape.heads))
         orders: dict[str, Order] = {}
-        if shape.gated:
+        if shape.gated and gate is None:
             orders["q_proj.weight"] = lambda rows: separate_gate(rows, shape.heads, shape.head_dim)
             if bias is not None:
                 asked = 2 * shape.heads * shape.head_dim
@@ -313,7 +317,9 @@ class BlockReader:
         v_norm = None
         if shape.values_normed and shape.kv_of is None:
             v_norm = torch.ones(shape.head_dim, dtype=source.dtype, device=source.device)
-        index = None if shape.index is None else self.index(shape.index, name, shape.rope)
+        index = None
+        if isinstance(shape.index, shapes.Index):
+            index = self.index(shape.index, name, shape.rope)
         return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm, read.get("sinks"), v_norm,
                               index)
 
@@ -407,9 +413,11 @@ class BlockReader:
         return recurrent.ShortConvBlock(shape, read.linear("project"), conv=read.conv(),
                                         conv_bias=read.get("conv.bias"), out=read.linear("out"))
 
-    def lightning(self, shape: shapes.Lightning, name: str, *, eps: float = RMS_EPS,
+    def lightning(self, shape: shapes.Lightning, name: str, *, eps: float | None = RMS_EPS,
                   **names: Any) -> recurrent.LightningBlock:
-        """``eps``: of the norms inside. ``names``: as ``tensors.lightning`` takes them."""
+        """``eps``: of the norms inside, None for that of the others. ``names``: as ``tensors.lightning``
+        takes them."""
+        eps = self.eps if eps is None else eps
         source, read = self.source, self.table(tensors.lightning(shape, self.hidden, **names), name)
         heads = tensors.Units(shape.heads).span(source.place)
         numbers = torch.arange(heads.begin + 1, heads.begin + heads.count + 1, dtype=torch.float32)
@@ -493,9 +501,6 @@ class BlockReader:
                                      conv_bias=read.get("conv.bias"), scans=(scan,), out=read.linear("out"))
 
     def _mamba1_by_head(self, shape: Mamba1, read: TableReader) -> recurrent.Mamba1Block:
-        def apart(rows: torch.Tensor) -> torch.Tensor:
-            return torch.cat((rows[0::2], rows[1::2]))
-
         bias = read.get("project.bias")
         exact = self.source.runtime.of_exact
         scans = tuple(
@@ -504,14 +509,15 @@ class BlockReader:
                 read.tensor("select"), read.tensor("step"), read.decay(), read.tensor("D"),
                 read.tensor("dt_bias"), strict=True))
         return recurrent.Mamba1Block(
-            read.linear("project", orders={"in_proj.weight": apart},
-                        bias=None if bias is None else apart(bias)),
+            read.linear("project", orders={"in_proj.weight": recurrent.by_turns},
+                        bias=None if bias is None else recurrent.by_turns(bias)),
             conv=read.conv(), conv_bias=read.get("conv.bias"), scans=scans, out=read.linear("out"))
 
-    def swiglu(self, shape: Dense, name: str, names: Names = GATED) -> SwiGlu:
-        """The usual feed-forward; ``names`` as in its table."""
-        read = self.table(tensors.dense(shape, self.hidden, names=names), name)
-        return SwiGlu(read.linear("into"), read.linear("down"))
+    def swiglu(self, shape: Dense, name: str, names: Names = GATED, *, paired: bool = False) -> SwiGlu:
+        """The usual feed-forward; ``names`` and ``paired`` as in its table."""
+        read = self.table(tensors.dense(shape, self.hidden, names=names, paired=paired), name)
+        orders: dict[str, Order] = {f"{names[0]}.weight": recurrent.by_turns} if paired else {}
+        return SwiGlu(read.linear("into", orders=orders), read.linear("down"))
 
     def dense(self, shape: Dense, name: str, names: Names = GATED) -> DenseBlock:
         """A feed-forward in any of the forms that ``Dense`` tells of."""
@@ -527,8 +533,8 @@ class BlockReader:
         transposed = paired and self.source.stored_rows(f"{name}.experts.gate_up_proj") > 0
         read = self.table(tensors.experts(shape, self.hidden, paired=paired, transposed=transposed, **names),
                           name)
-        order = _gate_first if paired else None
-        into, down = self._routed(shape, read, names.get("names", GATED), transposed, order)
+        order = gate_first if paired else None
+        into, down = self.routed(shape, read, names.get("names", GATED), transposed, order)
         block = ExpertsBlock(shape, read.plain("router", router_dtype), into, down,
                              choice_bias=read.get("choice_bias"))
         if shape.bias:
@@ -536,14 +542,14 @@ class BlockReader:
                        else order(read.tensor("into.bias")))
             block.biases = ExpertBiases(of_into, read.tensor("down.bias"))
         if not known_pairs:   # adapters of experts are not served here, and refused as unknown modules
-            self._note_experts(shape, read, block, names.get("names", GATED))
+            self.note_experts(shape, read, block, names.get("names", GATED))
         if shape.shared_gate:
             block.shared_gate = read.plain("shared_gate")
         if shape.latent_width:
             block.latent_in, block.latent_out = read.linear("latent_in"), read.linear("latent_out")
         return block
 
-    def _note_experts(self, shape: Experts, read: TableReader, block: ExpertsBlock, names: Names) -> None:
+    def note_experts(self, shape: Experts, read: TableReader, block: ExpertsBlock, names: Names) -> None:
         """What adapters change: each expert's own matrices, and the stacks of all."""
         source, own = self.source, self.source.own_experts(shape.count)
         source.note(f"{read.name}.experts", block, 0, 0, kind="experts", experts=own)
@@ -565,7 +571,7 @@ class BlockReader:
                                 experts=range(number, number + 1), role=role)
                 first += rows
 
-    def _routed(self, shape: Experts, read: TableReader, names: Names, transposed: bool,
+    def routed(self, shape: Experts, read: TableReader, names: Names, transposed: bool,
                 order: Order | None) -> tuple[ExpertWeights, ExpertWeights]:
         """What goes into all experts, and what comes out."""
         # Hub releases store each expert by itself (experts.3.gate_proj.weight); transformers may save them
@@ -576,7 +582,7 @@ class BlockReader:
             if source.has(f"{read.name}.{stack.name}"):
                 full, (count, *sides) = read.declared(stack)
                 rows, columns = reversed(sides) if transposed else sides
-                weights.append(source.all_experts(full, count, rows, columns, transposed=transposed,
+                weights.append(source.all_experts([full], count, rows, columns, transposed=transposed,
                                                   order=order if role == "into" else None))
                 continue
             table, parts = tensors.expert(shape, self.hidden, names=names)[role], []
@@ -589,6 +595,6 @@ class BlockReader:
         return into, down
 
 
-def _gate_first(rows: torch.Tensor) -> torch.Tensor:
+def gate_first(rows: torch.Tensor) -> torch.Tensor:
     """[experts, rows, ...] whose rows of gate and up take turns -> all rows of the gate, then all of up."""
     return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)

@@ -158,7 +158,7 @@ def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
 
 def _plain(layer: DecoderLayer) -> bool:
     """Whether the layer is a residual pair of blocks that may be fused blocks."""
-    around = (layer.before, layer.beside, layer.behind, layer.factors, *layer.mixes)
+    around = (layer.before, layer.beside, layer.behind, layer.factors, layer.feed_conv, *layer.mixes)
     if any(one is not None for one in around):
         return False
     if layer.mixer_out_norm is not None or layer.feed_out_norm is not None:

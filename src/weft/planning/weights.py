@@ -21,6 +21,7 @@ from weft.families.architecture import (
     Dense,
     Experts,
     LatentAttention,
+    RelativeAttention,
     SharedBlock,
 )
 from weft.families.tensors import (
@@ -218,7 +219,7 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     streams, layers = architecture.streams, architecture.layer_count
     norm = hidden * (1 + architecture.layer_norms)
     if streams is None or streams.kind == "mixed":
-        yield "norms", "plain", norm * (1 + architecture.layer_norms)
+        yield "norms", "plain", norm * (1 + architecture.layer_norms + architecture.embedding_norm)
     if streams is not None:
         yield from _record_pieces("streams", [stream_mix(streams, hidden)] * 2 * layers, tp)
     if streams is not None and streams.kind == "gated":
@@ -277,5 +278,6 @@ def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[t
 
 
 _PART: dict[type, str] = {Attention: "attention", ConvolvedAttention: "attention",
-                          LatentAttention: "attention", Dense: "feed-forward", Experts: "experts"}
+                          LatentAttention: "attention", RelativeAttention: "attention",
+                          Dense: "feed-forward", Experts: "experts"}
 """All others are recurrent."""

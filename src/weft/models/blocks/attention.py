@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.families.architecture import Attention, LatentAttention
+from weft.families.architecture import Attention, KeyIndex, LatentAttention
 from weft.models.blocks.adapted import AdaptedBlock, LatentChange
 from weft.models.blocks.chosen import IndexBlock
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
@@ -37,6 +37,7 @@ from weft.tensor.ops.attention_layer import (
     AttentionCore,
     CosSin,
     attention_layer,
+    choosing_layer,
     seen_layer,
     staged,
     write_projected,
@@ -64,7 +65,7 @@ class AttentionBlock:
     v_norm: torch.Tensor | None = None
     """Ones [D], if ``shape.values_normed``."""
     index: IndexBlock | None = None
-    """If ``shape.index``."""
+    """If ``shape.index`` has tensors."""
 
     core: AttentionCore = field(init=False)
     fused: FusedBlock | None = field(init=False, repr=False)
@@ -79,8 +80,10 @@ class AttentionBlock:
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        seen = chosen(self.index, x_TD, None, inputs, cache, cos_sin)
         projected_TW = self.qkv(x_TD)
+        if isinstance(self.shape.index, KeyIndex):
+            return self.out(inputs.asked_of(choosing_layer(projected_TW, self.core, inputs, cache, cos_sin)))
+        seen = chosen(self.index, x_TD, None, inputs, cache, cos_sin)
         o_TC = (attention_layer(projected_TW, self.core, inputs, cache, cos_sin) if seen is None else
                 seen_layer(projected_TW, self.core, inputs, cache, cos_sin, seen))
         return self.out(inputs.asked_of(o_TC))

@@ -66,8 +66,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
                     scale: float, window: int | None = None, scales: torch.Tensor | None = None,
-                    sinks_H: torch.Tensor | None = None) -> torch.Tensor | Unfit:
-    if q_THD.dtype not in _DTYPES or q_THD.shape[2] > DIM_MAX:
+                    sinks_H: torch.Tensor | None = None,
+                    bank_RE: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+    if bank_RE is not None or q_THD.dtype not in _DTYPES or q_THD.shape[2] > DIM_MAX:
         return UNFIT
     return attend(q_THD, cache_k, cache_v, runs, scale, window, scales,
                   None if sinks_H is None else Gates(sinks_H=sinks_H))

@@ -30,6 +30,7 @@ from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import finish, softmax_step, with_sinks
 from weft.tensor.inputs import Runs
 from weft.tensor.kernels.write_kv import stored
+from weft.tensor.op import UNFIT, Unfit
 from weft.units import CHUNK_TOKENS, ceil_div
 
 BLOCK_BYTES = 16 << 10
@@ -43,7 +44,10 @@ FAR = tl.constexpr(1 << 30)
 
 def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
                      ring_S2HWD: torch.Tensor, runs: Runs, scale: float,
-                     sinks_H: torch.Tensor | None = None) -> torch.Tensor:
+                     sinks_H: torch.Tensor | None = None,
+                     bank_RE: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+    if bank_RE is not None:
+        return UNFIT
     q_THD, k_THD, v_THD = dense_rows(q_THD), dense_rows(k_THD), dense_rows(v_THD)
     heads, dim = q_THD.shape[1:]
     kv_heads, window = ring_S2HWD.shape[2:4]
